@@ -1,0 +1,80 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The one front door of the project: `nox -s SESSION`."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["wheel"]
+nox.options.default_venv_backend = "virtualenv"
+
+TOOLS = ("packaging==25.0", "rich==14.2.0", "wheel==0.45.1")
+PYTEST = "pytest==8.4.2"
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the custom wheel, install it beside the official one, show both.
+
+    With arguments: build only, as `python -m tools.wheel` says.
+    """
+    session.install(*TOOLS)
+    session.run("python", "-m", "tools.wheel", *session.posargs)
+    if not session.posargs:
+        session.run("python", "-m", "tools.demonstration")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests; arguments go to pytest for the tests of Paddle."""
+    session.install(*TOOLS, PYTEST)
+    session.run("python", "-m", "tools.run_tests", *session.posargs)
+
+
+@nox.session(
+    name="tests-on",
+    python=["3.9", "3.10", "3.11", "3.12", "3.13"],
+    default=False,
+)
+def tests_on(session: nox.Session) -> None:
+    """Run all tests on another Python, for example `nox -s tests-on-3.13`."""
+    tests.func(session)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Run every check of .pre-commit-config.yaml on every file."""
+    session.install("pre-commit==4.3.0")
+    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure ours against the official wheel, interleaved in one run."""
+    session.install(*TOOLS)
+    session.run("python", "-m", "tools.benchmark", *session.posargs)
+
+
+@nox.session
+def export(session: nox.Session) -> None:
+    """Turn the patches into commits on a checkout of Paddle, and back."""
+    session.run("python", "-m", "tools.export", *session.posargs)
+
+
+@nox.session
+def upstream(session: nox.Session) -> None:
+    """Run Paddle's own tests on both wheels; takes the folder of the tests."""
+    session.install(*TOOLS)
+    session.run("python", "-m", "tools.upstream", *session.posargs)

@@ -1,0 +1,318 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One current device a thread: whose device a thread is on."""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures
+import queue
+import threading
+import unittest
+
+from thread_device_base import (
+    WAIT_S,
+    Worker,
+    in_thread,
+    on_every_device_list,
+    place_name,
+    places_of_new_tensors,
+)
+
+import paddle
+from paddle.base import framework
+
+
+@on_every_device_list
+class TestWhoseDevice(unittest.TestCase):
+    def test_main_thread_sets_the_device_of_the_process(self):
+        paddle.set_device(self.devices[1])
+        self.assertEqual(places_of_new_tensors(), {self.devices[1]})
+        self.assertEqual(in_thread(places_of_new_tensors), {self.devices[1]})
+
+    def test_thread_that_set_nothing_follows_the_main_thread_live(self):
+        asked, answered = queue.Queue(), queue.Queue()
+
+        def follow():
+            while asked.get(timeout=WAIT_S):
+                answered.put(places_of_new_tensors())
+
+        worker = Worker(follow)
+        for device in [*self.devices, *self.devices]:
+            paddle.set_device(device)
+            asked.put(True)
+            self.assertEqual(answered.get(timeout=WAIT_S), {device})
+        asked.put(False)
+        worker.result()
+
+    def test_device_set_by_a_thread_is_seen_by_that_thread_alone(self):
+        is_set, may_end = threading.Event(), threading.Event()
+
+        def own():
+            paddle.set_device(self.devices[1])
+            is_set.set()
+            self.assertTrue(may_end.wait(WAIT_S))
+            return places_of_new_tensors()
+
+        worker = Worker(own)
+        self.assertTrue(is_set.wait(WAIT_S))
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+        self.assertEqual(in_thread(places_of_new_tensors), {self.devices[0]})
+        may_end.set()
+        self.assertEqual(worker.result(), {self.devices[1]})
+
+    def test_device_set_by_a_thread_outlasts_changes_of_the_main_thread(self):
+        is_set, has_moved = threading.Event(), threading.Event()
+
+        def own():
+            paddle.set_device(self.devices[1])
+            is_set.set()
+            self.assertTrue(has_moved.wait(WAIT_S))
+            return places_of_new_tensors()
+
+        worker = Worker(own)
+        self.assertTrue(is_set.wait(WAIT_S))
+        paddle.set_device(self.devices[-1])
+        has_moved.set()
+        self.assertEqual(worker.result(), {self.devices[1]})
+
+    def test_device_of_a_thread_ends_with_the_thread(self):
+        in_thread(paddle.set_device, self.devices[1])
+        # Idents of threads are used again, the device must not be.
+        for _ in range(50):
+            self.assertEqual(in_thread(paddle.get_device), self.devices[0])
+
+    def test_child_of_a_thread_with_a_device_follows_the_main_thread(self):
+        def own():
+            paddle.set_device(self.devices[1])
+            return in_thread(places_of_new_tensors)
+
+        self.assertEqual(in_thread(own), {self.devices[0]})
+
+    def test_inheritance_chain_of_threads(self):
+        def link(depth):
+            inherited = places_of_new_tensors()
+            self.assertEqual(inherited, {self.devices[0]})
+            device = self.devices[depth % len(self.devices)]
+            paddle.set_device(device)
+            if depth:
+                in_thread(link, depth - 1)
+            self.assertEqual(places_of_new_tensors(), {device})
+
+        in_thread(link, 8)
+
+    def test_thread_of_a_pool_keeps_its_device_between_tasks(self):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(paddle.set_device, self.devices[1]).result(WAIT_S)
+            seen = pool.submit(places_of_new_tensors).result(WAIT_S)
+        self.assertEqual(seen, {self.devices[1]})
+
+    def test_pool_whose_initializer_sets_nothing_follows(self):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            for device in self.devices:
+                paddle.set_device(device)
+                seen = pool.submit(places_of_new_tensors).result(WAIT_S)
+                self.assertEqual(seen, {device})
+
+    def test_thread_that_is_no_threading_thread(self):
+        seen = queue.Queue()
+
+        def raw():
+            seen.put(places_of_new_tensors())
+            paddle.set_device(self.devices[1])
+            seen.put(places_of_new_tensors())
+
+        _thread.start_new_thread(raw, ())
+        self.assertEqual(seen.get(timeout=WAIT_S), {self.devices[0]})
+        self.assertEqual(seen.get(timeout=WAIT_S), {self.devices[1]})
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+
+    def test_index_alone_is_of_the_kind_of_the_threads_device(self):
+        def own():
+            paddle.set_device(self.devices[1])
+            return paddle.set_device(0), paddle.device.current_device()
+
+        paddle.set_device("cpu")
+        place, index = in_thread(own)
+        self.assertEqual((str(place), index), (f"Place({self.devices[0]})", 0))
+
+    def test_current_device_is_the_threads(self):
+        def own():
+            paddle.set_device(self.devices[1])
+            return paddle.device.current_device()
+
+        _, _, index = self.devices[1].partition(":")
+        self.assertEqual(in_thread(own), int(index or 0))
+
+    def test_place_of_a_tensor_is_a_device_to_set(self):
+        there = paddle.zeros([1])
+
+        def own():
+            paddle.set_device(self.devices[1])
+            paddle.set_device(there.place)
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(own), {self.devices[0]})
+
+    def test_device_that_does_not_exist_leaves_the_thread_where_it_was(self):
+        def own():
+            paddle.set_device(self.devices[1])
+            with self.assertRaisesRegex(ValueError, "device"):
+                paddle.set_device("no_such_device")
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(own), {self.devices[1]})
+
+    def test_value_that_is_no_device_is_named_and_changes_nothing(self):
+        def own():
+            paddle.set_device(self.devices[1])
+            with self.assertRaisesRegex(TypeError, "1.5.*float.*set_device"):
+                paddle.set_device(1.5)
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(own), {self.devices[1]})
+        with self.assertRaisesRegex(ValueError, "Place"):
+            paddle.set_device(1.5)
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+
+
+@on_every_device_list
+class TestWhatHangsOffTheTracer(unittest.TestCase):
+    """A thread with a device has a tracer of its own: it must not show."""
+
+    def test_backward_runs_on_the_threads_device(self):
+        def train():
+            paddle.set_device(self.devices[1])
+            layer = paddle.nn.Linear(4, 4)
+            loss = paddle.nn.functional.relu(layer(paddle.rand([8, 4]))).sum()
+            loss.backward()
+            return {
+                place_name(loss),
+                place_name(layer.weight.grad),
+                place_name(layer.bias.grad),
+            }
+
+        self.assertEqual(in_thread(train), {self.devices[1]})
+
+    def test_no_grad_of_a_thread_is_its_own(self):
+        entered, may_leave = threading.Event(), threading.Event()
+
+        def inside():
+            paddle.set_device(self.devices[1])
+            with paddle.no_grad():
+                entered.set()
+                self.assertTrue(may_leave.wait(WAIT_S))
+                paddle.set_device("cpu")
+                return paddle.is_grad_enabled()
+
+        worker = Worker(inside)
+        self.assertTrue(entered.wait(WAIT_S))
+        self.assertTrue(paddle.is_grad_enabled())
+        may_leave.set()
+        # A change of device inside does not switch gradients on again.
+        self.assertFalse(worker.result())
+
+    def test_auto_cast_of_a_thread_is_its_own_and_survives_a_switch(self):
+        entered, may_leave = threading.Event(), threading.Event()
+
+        def level():
+            # What every kernel asks before it casts its inputs.
+            return framework.core._get_amp_attrs()._amp_level
+
+        def inside():
+            paddle.set_device(self.devices[1])
+            with paddle.amp.auto_cast(dtype="float16"):
+                paddle.set_device("cpu")
+                entered.set()
+                self.assertTrue(may_leave.wait(WAIT_S))
+                return level()
+
+        worker = Worker(inside)
+        self.assertTrue(entered.wait(WAIT_S))
+        self.assertEqual(level(), framework.core.AmpLevel.O0)
+        may_leave.set()
+        self.assertEqual(worker.result(), framework.core.AmpLevel.O1)
+
+    def test_auto_cast_asks_for_the_device_of_the_thread(self):
+        def tracer_place():
+            paddle.set_device(self.devices[1])
+            with paddle.amp.auto_cast(enable=False):
+                return str(framework._dygraph_tracer()._expected_place)
+
+        self.assertEqual(in_thread(tracer_place), f"Place({self.devices[1]})")
+
+    def test_to_static_runs_on_the_device_of_each_thread(self):
+        layer = paddle.nn.Linear(4, 4)
+        weights = {k: v.numpy() for k, v in layer.state_dict().items()}
+        data = paddle.rand([2, 4]).numpy()
+        expected = layer(paddle.to_tensor(data)).numpy()
+
+        def run(device):
+            paddle.set_device(device)
+            mine = paddle.nn.Linear(4, 4)
+            mine.set_state_dict(weights)
+            static = paddle.jit.to_static(mine)
+            out = static(paddle.to_tensor(data))
+            return place_name(out), out.numpy().tobytes()
+
+        for device in self.devices:
+            self.assertEqual(
+                in_thread(run, device), (device, expected.tobytes())
+            )
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+
+    def test_names_of_parameters_are_unique_over_threads(self):
+        def names(device):
+            paddle.set_device(device)
+            return [
+                parameter.name
+                for _ in range(20)
+                for parameter in paddle.nn.Linear(1, 1).parameters()
+            ]
+
+        workers = [Worker(names, d) for d in self.devices for _ in range(2)]
+        seen = [name for worker in workers for name in worker.result()]
+        self.assertEqual(len(seen), len(set(seen)))
+
+    def test_names_of_other_tensors_are_unique_on_a_device(self):
+        def names(device):
+            paddle.set_device(device)
+            return [paddle.to_tensor([1.0]).name for _ in range(200)]
+
+        workers = [Worker(names, self.devices[1]) for _ in range(4)]
+        seen = [name for worker in workers for name in worker.result()]
+        self.assertEqual(len(seen), len(set(seen)))
+
+    def test_seed_is_of_the_process(self):
+        def draw():
+            paddle.set_device(self.devices[1])
+            return paddle.rand([8]).numpy().tobytes()
+
+        paddle.seed(7)
+        first = in_thread(draw)
+        in_thread(paddle.seed, 7)
+        self.assertEqual(in_thread(draw), first)
+
+    def test_train_and_eval_mode_do_not_depend_on_the_device(self):
+        def dropped():
+            paddle.set_device(self.devices[1])
+            layer = paddle.nn.Dropout(0.999)
+            layer.eval()
+            return float(layer(paddle.ones([64])).sum())
+
+        self.assertEqual(in_thread(dropped), 64.0)
+
+
+if __name__ == "__main__":
+    unittest.main()

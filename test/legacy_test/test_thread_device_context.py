@@ -1,0 +1,250 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Context managers that change the device act on the calling thread."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+
+from thread_device_base import (
+    WAIT_S,
+    ForkTestCase,
+    Worker,
+    in_thread,
+    on_every_device_list,
+    places_of_new_tensors,
+    run_script,
+)
+
+import paddle
+from paddle.base import framework
+
+
+def contexts_that_set(device):
+    """Returns one new context of each kind that puts a thread on `device`."""
+    contexts = {
+        "paddle.device.device": paddle.device.device(device),
+        "paddle.device.device of a place": paddle.device.device(
+            paddle.device._convert_to_place(device)
+        ),
+        "paddle.cuda.device": paddle.cuda.device(device),
+        "paddle.device.device_guard": paddle.device.device_guard(device),
+        "_dygraph_place_guard": framework._dygraph_place_guard(
+            paddle.device._convert_to_place(device)
+        ),
+        "dygraph.guard": paddle.base.dygraph.guard(
+            paddle.device._convert_to_place(device)
+        ),
+    }
+    if device.split(":")[0] in ("cpu", "gpu"):
+        contexts["paddle.device(...)"] = paddle.device(device)
+    return contexts
+
+
+@on_every_device_list
+class TestContexts(unittest.TestCase):
+    def test_context_is_in_force_inside_and_undone_outside(self):
+        def check(before):
+            for name, context in contexts_that_set(self.devices[1]).items():
+                with self.subTest(name):
+                    with context:
+                        self.assertEqual(
+                            places_of_new_tensors(), {self.devices[1]}
+                        )
+                    self.assertEqual(places_of_new_tensors(), {before})
+
+        def own():
+            paddle.set_device("cpu")
+            check("cpu")
+
+        check(self.devices[0])
+        in_thread(check, self.devices[0])
+        in_thread(own)
+
+    def test_leaving_a_context_restores_not_set(self):
+        def follow_again(name):
+            with contexts_that_set(self.devices[1])[name]:
+                pass
+            has_left.set()
+            self.assertTrue(has_moved.wait(WAIT_S))
+            return places_of_new_tensors()
+
+        for name in contexts_that_set(self.devices[1]):
+            with self.subTest(name):
+                has_left, has_moved = threading.Event(), threading.Event()
+                paddle.set_device(self.devices[0])
+                worker = Worker(follow_again, name)
+                self.assertTrue(has_left.wait(WAIT_S))
+                paddle.set_device("cpu")
+                has_moved.set()
+                self.assertEqual(worker.result(), {"cpu"})
+
+    def test_leaving_a_context_by_an_exception_restores(self):
+        def fail(name):
+            with self.assertRaises(KeyError):
+                with contexts_that_set(self.devices[1])[name]:
+                    raise KeyError
+            return places_of_new_tensors()
+
+        for name in contexts_that_set(self.devices[1]):
+            with self.subTest(name):
+                self.assertEqual(in_thread(fail, name), {self.devices[0]})
+
+    def inside_on_a_thread(self, context):
+        """Returns a thread inside `context`, and the event it waits for."""
+        entered, may_end = threading.Event(), threading.Event()
+
+        def enter():
+            context.__enter__()
+            entered.set()
+            self.assertTrue(may_end.wait(WAIT_S))
+            return places_of_new_tensors()
+
+        worker = Worker(enter)
+        self.assertTrue(entered.wait(WAIT_S))
+        return worker, may_end
+
+    def test_context_does_not_reach_other_threads(self):
+        for name, context in contexts_that_set(self.devices[1]).items():
+            with self.subTest(name):
+                worker, may_end = self.inside_on_a_thread(context)
+                self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+                self.assertEqual(
+                    in_thread(places_of_new_tensors), {self.devices[0]}
+                )
+                may_end.set()
+                self.assertEqual(worker.result(), {self.devices[1]})
+
+    def test_contexts_nest(self):
+        def nest():
+            with paddle.device.device(self.devices[1]):
+                with paddle.device.device_guard("cpu"):
+                    with paddle.device.device(self.devices[0]):
+                        inner = places_of_new_tensors()
+                    middle = places_of_new_tensors()
+                outer = places_of_new_tensors()
+            return inner, middle, outer
+
+        self.assertEqual(
+            in_thread(nest), ({self.devices[0]}, {"cpu"}, {self.devices[1]})
+        )
+
+    def test_context_object_entered_twice_restores_each_time(self):
+        def twice():
+            context = paddle.device.device(self.devices[1])
+            with context:
+                paddle.set_device("cpu")
+                with context:
+                    inner = paddle.get_device()
+                between = paddle.get_device()
+            return inner, between, places_of_new_tensors()
+
+        expected = (self.devices[1], "cpu", {self.devices[0]})
+        self.assertEqual(twice(), expected)
+        self.assertEqual(in_thread(twice), expected)
+
+    def test_one_context_object_serves_several_threads_at_once(self):
+        context = paddle.device.device_guard(self.devices[1])
+        together = threading.Barrier(4, timeout=WAIT_S)
+
+        def share():
+            with context:
+                together.wait()
+                inside = places_of_new_tensors()
+                together.wait()
+            return inside, places_of_new_tensors()
+
+        workers = [Worker(share) for _ in range(4)]
+        for worker in workers:
+            self.assertEqual(
+                worker.result(), ({self.devices[1]}, {self.devices[0]})
+            )
+
+    def test_context_left_on_another_thread_is_an_error_without_effect(self):
+        contexts = contexts_that_set(self.devices[1])
+        # Its error also unwinds the guards of names and programs it holds.
+        del contexts["dygraph.guard"]
+        for name, context in contexts.items():
+            with self.subTest(name):
+                worker, may_end = self.inside_on_a_thread(context)
+                with self.assertRaisesRegex(
+                    RuntimeError, "'MainThread', which has not entered it"
+                ):
+                    context.__exit__(None, None, None)
+                self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+                may_end.set()
+                self.assertEqual(worker.result(), {self.devices[1]})
+
+    def test_context_of_a_device_that_is_refused_changes_nothing(self):
+        context = paddle.device.device(1.5)
+        with self.assertRaises(ValueError):
+            context.__enter__()
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+        with self.assertRaises(RuntimeError):
+            context.__exit__(None, None, None)
+
+    def test_stream_guard_entered_twice_restores_the_first_stream(self):
+        def current():
+            return repr(paddle.device.current_stream())
+
+        before = current()
+        stream, other = paddle.device.Stream(), paddle.device.Stream()
+        context = paddle.device.stream_guard(stream)
+        with context:
+            paddle.device.set_stream(other)
+            with context:
+                self.assertEqual(current(), repr(stream))
+            self.assertEqual(current(), repr(other))
+        self.assertEqual(current(), before)
+
+    def test_stream_guard_left_on_another_thread_is_an_error(self):
+        context = paddle.device.stream_guard(paddle.device.Stream())
+        with context:
+            with self.assertRaisesRegex(RuntimeError, "has not entered it"):
+                in_thread(context.__exit__, None, None, None)
+
+
+class TestFork(ForkTestCase):
+    def test_context_entered_before_the_fork_is_left_after_it(self):
+        run_script(
+            self,
+            """
+            from thread_device_base import *
+
+            def fork_inside(outside):
+                if outside:
+                    paddle.set_device(outside)
+                context = paddle.device.device(devices[1])
+
+                def leave():
+                    assert places_of_new_tensors() == {devices[1]}
+                    context.__exit__(None, None, None)
+                    # Not set, before the fork, meant the main thread's.
+                    expected = outside or devices[2]
+                    assert places_of_new_tensors() == {expected}
+
+                with context:
+                    forked(leave)
+
+            paddle.set_device(devices[2])
+            in_thread(fork_inside, None)
+            in_thread(fork_inside, "cpu")
+            """,
+            self.devices,
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Data loaders of threads with devices of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import unittest
+
+from thread_device_base import (
+    Worker,
+    in_thread,
+    on_every_device_list,
+    place_name,
+    places_of_new_tensors,
+    run_script,
+)
+
+import paddle
+
+
+class _Squares(paddle.io.Dataset):
+    """Items are made by Paddle, and tell on which device it made them."""
+
+    def __getitem__(self, i):
+        made = paddle.to_tensor([float(i * i)])
+        return made.numpy(), place_name(made) + "|" + paddle.get_device()
+
+    def __len__(self):
+        return 12
+
+
+class _KilledAtItem5(paddle.io.Dataset):
+    def __getitem__(self, i):
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(i)
+
+    def __len__(self):
+        return 12
+
+
+@on_every_device_list
+class TestDataLoader(unittest.TestCase):
+    def load(self, device, workers):
+        """Loads the squares on a thread of its own, set to `device`."""
+        if device:
+            paddle.set_device(device)
+        loader = paddle.io.DataLoader(
+            _Squares(),
+            batch_size=4,
+            num_workers=workers,
+            use_shared_memory=False,
+        )
+        values, places, made_on = [], set(), set()
+        for batch, where in loader:
+            values += batch.reshape([-1]).tolist()
+            places.add(place_name(batch))
+            made_on.update(where)
+        self.assertEqual(values, [float(i * i) for i in range(12)])
+        self.assertEqual(paddle.get_device(), device or self.devices[0])
+        return places, made_on
+
+    def test_reader_thread_is_on_the_device_of_its_creator(self):
+        places, made_on = in_thread(self.load, self.devices[1], 0)
+        self.assertEqual(places, {self.devices[1]})
+        self.assertEqual(made_on, {f"{self.devices[1]}|{self.devices[1]}"})
+        self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+
+    def test_reader_thread_of_one_that_follows_follows_too(self):
+        places, made_on = in_thread(self.load, None, 0)
+        self.assertEqual(places, {self.devices[0]})
+        self.assertEqual(made_on, {f"{self.devices[0]}|{self.devices[0]}"})
+
+    def test_late_reader_thread_does_not_undo_a_set_device(self):
+        loader = iter(paddle.io.DataLoader(_Squares(), batch_size=4))
+        paddle.set_device(self.devices[1])
+        for _ in loader:
+            self.assertEqual(places_of_new_tensors(), {self.devices[1]})
+
+    def test_loaders_of_threads_on_different_devices_run_side_by_side(self):
+        workers = [
+            Worker(self.load, device, 0)
+            for device in self.devices
+            for _ in range(2)
+        ]
+        devices = [device for device in self.devices for _ in range(2)]
+        for worker, device in zip(workers, devices):
+            places, _ = worker.result()
+            self.assertEqual(places, {device})
+
+    @unittest.skipUnless(hasattr(os, "fork"), "workers are forked")
+    def test_worker_processes_of_a_loader_on_a_thread(self):
+        if self.devices[0].startswith("gpu"):
+            self.skipTest("no fork once a GPU is in use")
+        run_script(
+            self,
+            """
+            import test_thread_device_loader as module
+            from thread_device_base import *
+
+            case = module.TestDataLoader_custom_cpu("load")
+            places, made_on = in_thread(case.load, devices[1], 2)
+            # A worker makes its items on the CPU, as it always did.
+            assert (places, made_on) == ({devices[1]}, {"cpu|cpu"}), (
+                places, made_on
+            )
+            assert places_of_new_tensors() == {devices[0]}
+            """,
+            self.devices,
+        )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "workers are forked")
+    def test_worker_killed_under_a_loader_on_a_thread_is_an_error(self):
+        if self.devices[0].startswith("gpu"):
+            self.skipTest("no fork once a GPU is in use")
+        run_script(
+            self,
+            """
+            import test_thread_device_loader as module
+            from thread_device_base import *
+
+            def load():
+                loader = paddle.io.DataLoader(
+                    module._KilledAtItem5(), num_workers=1, timeout=5
+                )
+                for _ in loader:
+                    pass
+
+            try:
+                in_thread(load)
+            except SystemError as error:
+                assert "Blocking queue is killed" in str(error), error
+            else:
+                raise AssertionError("the death of the worker went unnoticed")
+            """,
+            self.devices,
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,148 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Turning to static graph mode and back acts on the calling thread."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+
+from thread_device_base import (
+    WAIT_S,
+    ForkTestCase,
+    Worker,
+    in_thread,
+    on_every_device_list,
+    places_of_new_tensors,
+    run_script,
+)
+
+import paddle
+
+
+@on_every_device_list
+class TestStaticGraph(unittest.TestCase):
+    def test_enable_static_acts_on_the_calling_thread(self):
+        is_static, may_end = threading.Event(), threading.Event()
+
+        def static():
+            paddle.enable_static()
+            is_static.set()
+            self.assertTrue(may_end.wait(WAIT_S))
+            return paddle.in_dynamic_mode()
+
+        worker = Worker(static)
+        self.assertTrue(is_static.wait(WAIT_S))
+        self.assertTrue(paddle.in_dynamic_mode())
+        self.assertTrue(in_thread(paddle.in_dynamic_mode))
+        may_end.set()
+        self.assertFalse(worker.result())
+
+    def test_device_outlasts_a_turn_to_static_mode(self):
+        def static_and_back():
+            paddle.set_device(self.devices[1])
+            paddle.enable_static()
+            in_static = paddle.get_device()
+            paddle.disable_static()
+            return in_static, places_of_new_tensors()
+
+        self.assertEqual(
+            in_thread(static_and_back), (self.devices[1], {self.devices[1]})
+        )
+
+    def test_device_set_in_static_mode_holds_in_dynamic_mode(self):
+        def set_between():
+            paddle.enable_static()
+            paddle.set_device(self.devices[1])
+            paddle.disable_static()
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(set_between), {self.devices[1]})
+
+    def test_thread_in_dygraph_guard_still_follows_the_main_thread(self):
+        entered, has_moved = threading.Event(), threading.Event()
+
+        def follow():
+            with paddle.base.dygraph.guard():
+                entered.set()
+                self.assertTrue(has_moved.wait(WAIT_S))
+                return places_of_new_tensors()
+
+        worker = Worker(follow)
+        self.assertTrue(entered.wait(WAIT_S))
+        paddle.set_device(self.devices[1])
+        has_moved.set()
+        self.assertEqual(worker.result(), {self.devices[1]})
+
+    def test_thread_begun_while_another_is_in_a_guard_follows_main(self):
+        def own():
+            place = paddle.device._convert_to_place(self.devices[1])
+            with paddle.base.dygraph.guard(place):
+                return in_thread(places_of_new_tensors)
+
+        self.assertEqual(in_thread(own), {self.devices[0]})
+
+    def test_thread_begun_while_main_is_in_a_guard_goes_on_following(self):
+        entered, has_moved = threading.Event(), threading.Event()
+
+        def follow():
+            first = places_of_new_tensors()
+            entered.set()
+            self.assertTrue(has_moved.wait(WAIT_S))
+            return first, places_of_new_tensors()
+
+        with paddle.base.dygraph.guard():
+            worker = Worker(follow)
+            self.assertTrue(entered.wait(WAIT_S))
+        paddle.set_device(self.devices[1])
+        has_moved.set()
+        self.assertEqual(
+            worker.result(), ({self.devices[0]}, {self.devices[1]})
+        )
+
+
+class TestFork(ForkTestCase):
+    def test_graph_mode_outlives_a_fork_from_a_thread(self):
+        # On stock such a process is in static graph mode: the fork drops the
+        # main thread's state, whose guard then ends on the forking thread.
+        run_script(
+            self,
+            """
+            from thread_device_base import *
+
+            def dynamic():
+                assert paddle.in_dynamic_mode()
+                assert in_thread(paddle.in_dynamic_mode)
+                paddle.enable_static()
+                assert not paddle.in_dynamic_mode()
+                paddle.disable_static()
+                assert paddle.in_dynamic_mode()
+
+            def static():
+                assert not paddle.in_dynamic_mode()
+                assert not in_thread(paddle.in_dynamic_mode)
+
+            def fork_static():
+                paddle.enable_static()
+                forked(static)
+
+            in_thread(forked, dynamic)
+            in_thread(fork_static)
+            """,
+            self.devices,
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,178 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the tests of thread devices share: devices to run on, and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import unittest
+
+import paddle
+
+WAIT_S = 120
+
+
+def device_lists() -> dict[str, list[str]]:
+    """
+    Returns the devices of each kind of machine that the tests are for, with the
+    CPU as the last one. A kind that this machine lacks has the CPU alone.
+    """
+    counts = {
+        "gpu": paddle.device.cuda.device_count()
+        if paddle.is_compiled_with_cuda()
+        else 0,
+        "custom_cpu": paddle.framework.core.get_custom_device_count(
+            "custom_cpu"
+        )
+        if "custom_cpu" in paddle.device.get_all_custom_device_type()
+        else 0,
+    }
+    return {
+        kind: [f"{kind}:{i}" for i in range(count)] + ["cpu"]
+        for kind, count in counts.items()
+    }
+
+
+def on_every_device_list(case: type) -> None:
+    """
+    Class decorator: puts in the place of a test case that reads `self.devices`
+    one case for each kind of machine, skipped where the machine is another.
+    """
+    module = sys.modules[case.__module__]
+    for kind, devices in device_lists().items():
+        name = f"{case.__name__}_{kind}"
+        members = {"devices": devices, "__module__": case.__module__}
+        derived = type(name, (_OnDevices, case), members)
+        if len(devices) == 1:
+            derived.__unittest_skip__ = True
+            derived.__unittest_skip_why__ = f"no device of kind {kind!r} here"
+        setattr(module, name, derived)
+
+
+class _OnDevices:
+    """Begins each test on the first device, and puts the device back."""
+
+    devices: list[str]
+
+    def setUp(self):
+        before = paddle.get_device()
+        self.addCleanup(paddle.set_device, before)
+        paddle.set_device(self.devices[0])
+        super().setUp()
+
+
+class Worker(threading.Thread):
+    """A thread whose result, or exception, comes out of `result()`."""
+
+    def __init__(self, function, *args):
+        super().__init__(daemon=True)
+        self._call = (function, args)
+        self._error = None
+        self._result = None
+        self.start()
+
+    def run(self):
+        function, args = self._call
+        try:
+            self._result = function(*args)
+        except BaseException as error:  # raised again by result()
+            self._error = error
+
+    def result(self):
+        self.join(WAIT_S)
+        if self.is_alive():
+            raise TimeoutError(f"{self.name} still runs after {WAIT_S} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def in_thread(function, *args):
+    """Runs `function` in a thread of its own and returns what it returns."""
+    return Worker(function, *args).result()
+
+
+def places_of_new_tensors() -> set[str]:
+    """
+    Returns where the calling thread's device shows: what `get_device` says, and
+    where tensors land that Python, respectively C++, chooses the place of.
+    """
+    return {
+        paddle.get_device(),
+        *(
+            place_name(tensor)
+            for tensor in (
+                paddle.to_tensor([1.0]),
+                paddle.zeros([2]),
+                paddle.full([2], 3.0),
+                paddle.rand([2]),
+                paddle.arange(3),
+                paddle.nn.Linear(2, 2)(paddle.ones([1, 2])),
+            )
+        ),
+    }
+
+
+def place_name(tensor: paddle.Tensor) -> str:
+    """Returns the place of a tensor in the spelling of `paddle.get_device`."""
+    return str(tensor.place)[len("Place(") : -1]
+
+
+SCRIPT_HEAD = """
+import multiprocessing, os, sys, threading
+def forked(function):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def run_script(case: unittest.TestCase, body: str, devices: list[str]):
+    """
+    Runs `body`, with the helpers and `devices`, in a process of its own: it
+    forks, or imports Paddle in its own way.
+    """
+    head = SCRIPT_HEAD + f"devices = {devices!r}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(body)],
+        cwd=os.path.dirname(os.path.abspath(__file__)),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    case.assertEqual(done.returncode, 0, done.stderr[-4000:])
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+class ForkTestCase(unittest.TestCase):
+    """
+    Base of the tests that fork: on the plugin alone, since a process may not
+    fork once it has used a GPU.
+    """
+
+    devices = device_lists()["custom_cpu"]
+
+    def setUp(self):
+        if len(self.devices) == 1:
+            self.skipTest("no device of kind 'custom_cpu' here")

@@ -1,0 +1,287 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Put the series and its own files onto a tree, whole or not at all.
+
+    python -m tools.apply TREE
+
+TREE is the folder of an unpacked wheel, or the root of a git checkout of
+Paddle. Onto a tree that holds the whole series already nothing is written.
+
+Exit status: 0 when the tree holds the series, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.series import PatchError, load_series
+from tools.tree import SUPPORTED, open_tree, run_git
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tools.series import FileDiff, Patch
+    from tools.tree import Tree
+
+REPO = Path(__file__).resolve().parent.parent
+
+_WAY_OUT = f"start from an untouched Paddle {' or '.join(SUPPORTED)}"
+
+# The user's configuration must not make a hunk fit that does not.
+_GIT_APPLY = (
+    "-c core.autocrlf=false -c apply.ignoreWhitespace=no"
+    " apply --whitespace=nowarn --verbose"
+)
+
+
+def _check_places(part: FileDiff, name: str, folder: Path, told: str) -> None:
+    """Refuse a hunk that git moved although it fits in several places.
+
+    With one line of context a moved hunk is easily taken for another place.
+    """
+    lines = (folder / part.path).read_bytes().split(b"\n")
+    for number in map(int, re.findall(r"Hunk #(\d+) succeeded", told)):
+        wanted = [
+            line.encode("utf-8") for line in part.hunks[number - 1].side(" -")
+        ]
+        places = sum(
+            lines[at : at + len(wanted)] == wanted for at in range(len(lines))
+        )
+        if places > 1:
+            raise PatchError(
+                f"{part.path}: {part.hunk_name(number)}, of {name} does not"
+                f" fit at its line, and elsewhere in {places} places;"
+                f" {_WAY_OUT}"
+            )
+
+
+def fit(
+    patch: Patch, parts: Sequence[FileDiff], folder: Path, reverse: bool = False
+) -> None:
+    """Apply parts of a patch to the files in a folder, whole or not at all.
+
+    Args:
+        patch: the patch.
+        parts: those of its parts that count.
+        folder: holds the parts' files at their in-tree paths.
+        reverse: take the patch off instead.
+
+    Raises:
+        PatchError: a file is absent, or a hunk does not fit exactly or fits
+            in more than one place.
+    """
+    if not parts:
+        return
+    for part in parts:
+        if not (folder / part.path).is_file():
+            raise PatchError(
+                f"{part.path}: there is no such file, and {part.hunk_name(1)},"
+                f" of {patch.name} changes it; {_WAY_OUT}"
+            )
+    by_path = {part.path: part for part in parts}
+    command = _GIT_APPLY + (" --reverse" if reverse else "")
+    diff = "".join(part.text for part in parts)
+    # In a repository around the folder git would skip every file, silently.
+    nowhere = {"GIT_DIR": os.devnull}
+    check = run_git(folder, f"{command} --check", text=diff, **nowhere)
+    failed = re.search(r"^error: patch failed: (.+):(\d+)$", check.stderr, re.M)
+    if failed:
+        part = by_path[failed[1]]
+        starts = [h.new_start if reverse else h.old_start for h in part.hunks]
+        number = starts.index(int(failed[2])) + 1
+        raise PatchError(
+            f"{part.path}: {part.hunk_name(number)}, of {patch.name} "
+            + ("is not in it" if reverse else f"does not fit; {_WAY_OUT}")
+        )
+    if not reverse:
+        for told in check.stderr.split("Checking patch ")[1:]:
+            path, told = told.split("...\n", 1)
+            _check_places(by_path[path], patch.name, folder, told)
+    run = run_git(folder, command, text=diff, **nowhere)
+    if run.returncode:
+        raise PatchError(f"{patch.name}: {run.stderr.strip()}")
+
+
+def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
+    """Write files, all of them or none.
+
+    Args:
+        files: content and mode of each.
+
+    Raises:
+        PatchError: one could not be written; what was there is back.
+    """
+    try:
+        with ExitStack() as folders, ExitStack() as spare, ExitStack() as undo:
+            ready = []
+            for target, (data, mode) in files.items():
+                absent = [f for f in target.parents if not f.exists()]
+                for folder in reversed(absent):
+                    folder.mkdir()
+                    folders.callback(folder.rmdir)
+                beside = tempfile.TemporaryDirectory(
+                    prefix=".series-", dir=target.parent
+                )
+                new = Path(spare.enter_context(beside), "new")
+                new.write_bytes(data)
+                new.chmod(stat.S_IMODE(mode))
+                # Copied up front: putting back must not need disk space.
+                old = new.with_name("old")
+                if target.exists():
+                    shutil.copy2(target, old, follow_symlinks=False)
+                ready.append((new, old, target))
+            for new, old, target in ready:
+                if old.exists():
+                    undo.callback(os.replace, old, target)
+                else:
+                    undo.callback(target.unlink, missing_ok=True)
+                os.replace(new, target)
+            undo.pop_all()
+            folders.pop_all()
+    except OSError as error:
+        raise PatchError(
+            f"{target}: {error.strerror}; nothing was changed"
+        ) from error
+
+
+def own_file(repo: Path, path: str) -> tuple[bytes, int]:
+    """Return content and git's mode of a file of ours.
+
+    Raises:
+        PatchError: it cannot be read.
+    """
+    try:
+        executable = (repo / path).stat().st_mode & stat.S_IXUSR
+        return (repo / path).read_bytes(), 0o755 if executable else 0o644
+    except OSError as error:
+        raise PatchError(
+            f"{path}, an Own-File of a patch, cannot be read: {error.strerror}"
+        ) from None
+
+
+def _stage(touched: dict[str, Path], folder: Path) -> None:
+    for path, source in touched.items():
+        if source.is_file():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / path)
+
+
+def _look_for(
+    work: list[tuple[Patch, list[FileDiff]]], touched: dict[str, Path]
+) -> tuple[bool, list[str]]:
+    """Return whether files hold a part of the series, and what they lack."""
+    found, lacking = False, []
+    with tempfile.TemporaryDirectory() as folder:
+        _stage(touched, Path(folder))
+        for patch, parts in reversed(work):
+            for part in parts:
+                try:
+                    fit(patch, [part], Path(folder), reverse=True)
+                except PatchError as error:
+                    lacking.append(str(error))
+                else:
+                    # That deleted lines are absent proves nothing.
+                    found = found or any(hunk.added for hunk in part.hunks)
+    return found, lacking
+
+
+def apply(repo: Path, tree: Tree) -> bool:
+    """Put the series and its own files onto a tree, whole or not at all.
+
+    Parts and own files the tree has no place for are left out.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+        tree: the tree.
+
+    Returns:
+        False when the tree held all of it already; nothing was written.
+
+    Raises:
+        PatchError: something does not fit or cannot be written; the tree is
+            as it was.
+        OSError: a file of the tree cannot be read.
+    """
+    series = load_series(repo)
+    work = [(p, [f for f in p.files if tree.locate(f.path)]) for p in series]
+    touched = {f.path: tree.locate(f.path) for _, parts in work for f in parts}
+    own = {
+        path: own_file(repo, path)
+        for patch in series
+        for path in patch.own_files
+        if tree.locate(path)
+    }
+    found, lacking = _look_for(work, touched)
+    foreign = []
+    for path, (data, _) in own.items():
+        target = tree.locate(path)
+        if not target.exists():
+            lacking.append(f"{path}: there is no such file")
+        elif not target.is_file() or target.read_bytes() != data:
+            foreign.append(f"{path}: holds something else than our file")
+    if not lacking and not foreign:
+        return False
+    if found:
+        raise PatchError(
+            f"{tree.root} holds the series in part, or was changed by hand"
+            f" since; {_WAY_OUT}. What differs:"
+            + "".join(f"\n  {what}" for what in lacking + foreign)
+        )
+    if foreign:
+        raise PatchError(f"{tree.root}: {'; '.join(foreign)}; {_WAY_OUT}")
+    with tempfile.TemporaryDirectory() as folder:
+        _stage(touched, Path(folder))
+        for patch, parts in work:
+            fit(patch, parts, Path(folder))
+        files = {
+            target: (Path(folder, path).read_bytes(), target.stat().st_mode)
+            for path, target in touched.items()
+        }
+    for path, file in own.items():
+        if not tree.locate(path).exists():
+            files[tree.locate(path)] = file
+    write_files(files)
+    return True
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the module's text gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.apply",
+        description="Put the patches and our own files onto a Paddle tree.",
+    )
+    parser.add_argument("tree", type=Path, metavar="TREE")
+    args = parser.parse_args(argv)
+    try:
+        tree = open_tree(args.tree)
+        changed = apply(REPO, tree)
+    except (PatchError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    done = "now holds the series" if changed else "holds the series already"
+    print(f"{tree.root} ({tree.kind}, Paddle {tree.version}) {done}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Environments to compare: one with Paddle's official wheel, one with ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from tools.wheel import BUILD, REPO, build, official_wheel, run, step
+
+TESTING = ("pytest==8.4.2", "cmake==3.31.6", "ninja==1.13.0")
+
+
+def _python_of(folder: Path) -> Path:
+    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+
+
+def environment(folder: Path, wheel: Path) -> Path:
+    """
+    Returns the Python of the virtual environment `folder` that holds `wheel`
+    and what the tests need, made anew unless it is just that already.
+    """
+    python = _python_of(folder)
+    stamp = folder / "made-of.txt"
+    made_of = "\n".join([str(wheel), sys.version, *TESTING])
+    if stamp.exists() and stamp.read_text() == made_of:
+        return python
+    with step(f"installing {wheel.name} in {folder}"):
+        venv.create(folder, clear=True, with_pip=True)
+        run(python, "-m", "pip", "install", "-q", wheel, *TESTING)
+        stamp.write_text(made_of)
+    return python
+
+
+def stock_and_ours(version: str) -> tuple[Path, Path]:
+    """
+    Returns the Python of an environment with Paddle's own wheel of `version`
+    and that of one with the custom wheel made from it.
+    """
+    tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
+    official = official_wheel(version, BUILD / "official")
+    ours = build(official, BUILD / "wheels")
+    return (
+        environment(BUILD / "environments" / f"stock-{tag}", official),
+        environment(BUILD / "environments" / f"ours-{tag}", ours),
+    )
+
+
+def site_packages(python: Path) -> Path:
+    """Returns the folder that an environment's packages are in."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.strip())
+
+
+def host_device(python: Path, sanitizer: str = "") -> Path:
+    """
+    Returns the folder of the test device's plugin, built for the Paddle of an
+    environment, and of its test program when a sanitizer is named.
+    """
+    folder = BUILD / "host_device" / (sanitizer or "plain")
+    cmake = python.with_name("cmake")
+    include = site_packages(python) / "paddle" / "include"
+    source = REPO / "test" / "custom_runtime" / "host_device"
+    with step(f"building the test device in {folder}"):
+        run(
+            *(cmake, "-G", "Ninja", "-S", source, "-B", folder),
+            f"-DCMAKE_MAKE_PROGRAM={python.with_name('ninja')}",
+            f"-DPADDLE_INCLUDE_DIR={include}",
+            f"-DSANITIZE={sanitizer}",
+        )
+        run(cmake, "--build", folder)
+    return folder

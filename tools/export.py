@@ -1,0 +1,349 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Turn the series into commits on a checkout of Paddle, and back.
+
+    python -m tools.export CHECKOUT [--branch NAME] [--output DIR]
+    python -m tools.export --refresh CHECKOUT [--branch NAME]
+
+The first makes a branch with one commit a patch, beginning at the version
+tag that CHECKOUT's HEAD descends from, and writes the same commits to DIR as
+mails for ``git am``. It leaves the working tree of CHECKOUT alone. The second
+takes the commits of the branch back into patches/ and into our own files.
+
+Exit status: 0 when done or up to date, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.apply import REPO, fit, own_file, write_files
+from tools.series import PatchError, load_series, parse_patch, series_lines
+from tools.tree import SUPPORTED, git, open_tree, run_git
+
+if TYPE_CHECKING:
+    from tools.series import Patch
+    from tools.tree import Tree
+
+BRANCH = "thread-and-process-safety"
+
+# How to know our mails again; git am skips headers it does not know.
+_MARK = b"X-Made-By: tools.export"
+
+# The diff must not depend on the configuration of who makes it.
+_DIFF_TREE = (
+    "-c core.attributesFile= -c diff.indentHeuristic=true"
+    " -c diff.suppressBlankEmpty=false"
+    " diff-tree -r --no-renames --no-commit-id"
+)
+
+
+def _open_checkout(root: Path, rev: str) -> Tree:
+    tree = open_tree(root, rev)
+    if tree.kind != "checkout":
+        raise PatchError(f"{tree.root} is a {tree.kind}, not a git checkout")
+    return tree
+
+
+def _check_identity(root: Path) -> None:
+    for who in ("AUTHOR", "COMMITTER"):
+        run = run_git(root, f"-c user.useConfigOnly=true var GIT_{who}_IDENT")
+        if run.returncode:
+            raise PatchError(
+                "git knows no name and address for the commits; set them with"
+                " git config --global user.name and user.email"
+            )
+
+
+def _commit(repo: Path, series: list[Patch], root: Path, tag: str) -> str:
+    """Commit the series in an empty worktree and return the last commit."""
+    git(root, "read-tree", tag)
+    known = set(git(root, "ls-files -z").split("\0"))
+    own = {path for patch in series for path in patch.own_files}
+    for path in own & known:
+        raise PatchError(f"{path}, an Own-File of a patch, is a file of {tag}")
+    touched = {part.path for patch in series for part in patch.files} & known
+    git(root, "checkout-index -z --stdin", text="\0".join(touched))
+    head = git(root, "rev-parse", f"{tag}^{{commit}}").strip()
+    for patch in series:
+        fit(patch, patch.files, root)
+        write_files({root / p: own_file(repo, p) for p in patch.own_files})
+        paths = [*(part.path for part in patch.files), *patch.own_files]
+        git(root, "update-index --add -z --stdin", text="\0".join(paths))
+        tree = git(root, "write-tree").strip()
+        # Not git commit, which would run hooks and ask for a signature.
+        command = f"commit-tree {tree} -p {head} -F -"
+        head = git(root, command, text=patch.message).strip()
+    return head
+
+
+def _write_mails(root: Path, commits: str, output: Path) -> None:
+    """Write the commits as mails, in place of those of an earlier export."""
+    output.mkdir(parents=True, exist_ok=True)
+    earlier = {
+        path.name
+        for path in output.glob("*.patch")
+        if _MARK in path.read_bytes().partition(b"\n\n")[0].split(b"\n")
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        git(
+            root,
+            "format-patch --zero-commit --full-index --no-signature"
+            " --no-cover-letter --suffix=.patch"
+            " --src-prefix=a/ --dst-prefix=b/",
+            f"--add-header={_MARK.decode()}",
+            f"--output-directory={folder}",
+            commits,
+        )
+        mails = {
+            path.name: path.read_bytes() for path in Path(folder).iterdir()
+        }
+    for name in mails:
+        if name not in earlier and (output / name).exists():
+            raise PatchError(
+                f"{output / name} is not of an earlier export; move it away or"
+                " choose another --output"
+            )
+    write_files({output / n: (data, 0o644) for n, data in mails.items()})
+    for name in earlier - set(mails):
+        (output / name).unlink()
+
+
+def export(
+    repo: Path,
+    checkout: Path,
+    output: Path,
+    branch: str = BRANCH,
+) -> bool:
+    """Make a branch of the series on a checkout, and mails for git am.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+        checkout: the root of a git checkout of Paddle.
+        output: folder for the mails.
+        branch: name of the branch to make.
+
+    Returns:
+        False when the branch was there with the same content.
+
+    Raises:
+        PatchError: something does not fit, git knows no identity, or the
+            branch holds something else; the checkout is as it was.
+    """
+    series = load_series(repo)
+    tree = _open_checkout(checkout, "HEAD")
+    _check_identity(tree.root)
+    ref = f"refs/heads/{branch}"
+    old = run_git(tree.root, "rev-parse --verify --quiet", ref)
+    with tempfile.TemporaryDirectory() as folder:
+        worktree = Path(folder, "worktree")
+        add = "worktree add --quiet --detach --no-checkout"
+        git(tree.root, add, str(worktree), tree.tag)
+        try:
+            head = _commit(repo, series, worktree, tree.tag)
+        finally:
+            git(tree.root, "worktree remove --force", str(worktree))
+    found = not old.returncode
+    if found:
+        commits = [f"{tree.tag}..{rev}" for rev in (ref, head)]
+        # Not the commits themselves, which differ in their dates.
+        was, now = (
+            git(tree.root, "log --reverse --format=%T%n%B", which)
+            for which in commits
+        )
+        if was != now:
+            raise PatchError(
+                f"{tree.root} has a branch {branch} that is not this series:"
+                " take its commits in with --refresh, delete it, or choose"
+                " another --branch"
+            )
+        head = old.stdout.strip()
+    _write_mails(tree.root, f"{tree.tag}..{head}", output)
+    if not found:
+        git(tree.root, "branch --no-track", branch, head)
+    return not found
+
+
+def _changes(root: Path, commit: str) -> tuple[dict[str, str], list[str]]:
+    """Return a commit's added files with their modes, and the modified ones.
+
+    Raises:
+        PatchError: the commit does something else to a file.
+    """
+    added, modified = {}, []
+    fields = git(root, f"{_DIFF_TREE} --raw -z", commit).split("\0")
+    for what, path in zip(fields[::2], fields[1::2]):
+        old_mode, mode, _, _, status = what[1:].split(" ")
+        if status == "A" and mode in ("100644", "100755"):
+            added[path] = mode
+        elif status == "M" and mode == old_mode:
+            modified.append(path)
+        else:
+            raise PatchError(
+                f"{path}: commit {commit[:12]} deletes, renames or retypes it;"
+                " a patch may add files and change lines, nothing else"
+            )
+    return added, modified
+
+
+def _read_commits(
+    root: Path, commits: list[str], old: list[Patch]
+) -> tuple[list[Patch], dict[str, tuple[bytes, int]]]:
+    """Return the patches and the own files that commits hold.
+
+    Args:
+        root: the checkout.
+        commits: in order, each the child of the one before.
+        old: the series before; what did not change is named and ordered as
+            there.
+
+    Raises:
+        PatchError: a commit cannot be had as a patch.
+    """
+    order = [path for patch in old for path in patch.own_files]
+    series, own = [], {}
+    for number, commit in enumerate(commits, 1):
+        added, modified = _changes(root, commit)
+        for path in own.keys() & set(modified):
+            raise PatchError(
+                f"{path}: commit {commit[:12]} changes it and an earlier one"
+                " adds it; move the change into that commit"
+            )
+        for path, mode in added.items():
+            data = git(root, "cat-file blob", f"{commit}:{path}")
+            data = data.encode("utf-8", "surrogateescape")
+            own[path] = data, int(mode[-3:], 8)
+        diff = ""
+        if modified:
+            command = f"{_DIFF_TREE} --unified=1 --full-index {commit} --"
+            diff = git(root, command, *modified)
+        message = git(root, "show --no-patch --format=%B", commit)
+        subject = message.split("\n", 1)[0]
+        slug = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+        name = f"{number:04}-{slug}.patch"
+        if [p.subject for p in old[number - 1 : number]] == [subject]:
+            name = old[number - 1].name
+        names = sorted(
+            added,
+            key=lambda p: (order.index(p) if p in order else len(order), p),
+        )
+        claims = "".join(f"Own-File: {path}\n" for path in names)
+        text = f"Subject: {message.strip()}\n{claims}---\n{diff}"
+        series.append(parse_patch(name, text))
+    return series, own
+
+
+def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
+    """Take the commits of an exported branch back into the repository.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+        checkout: the root of a git checkout of Paddle.
+        branch: the branch; its commits become the series.
+
+    Returns:
+        False when the repository held the same already.
+
+    Raises:
+        PatchError: the branch is not one of patches; nothing was written.
+    """
+    tree = _open_checkout(checkout, f"refs/heads/{branch}")
+    if tree.version != SUPPORTED[0]:
+        raise PatchError(
+            f"{branch} is based on {tree.tag}; the patches are kept against"
+            f" v{SUPPORTED[0]}, rebase the branch onto that"
+        )
+    commits = f"{tree.tag}..refs/heads/{branch}"
+    if git(tree.root, "rev-list --merges", commits):
+        raise PatchError(f"{branch} holds merges; rebase it onto {tree.tag}")
+    hashes = git(tree.root, "rev-list --reverse", commits).split()
+    if not hashes:
+        raise PatchError(f"{branch} has no commit after {tree.tag}")
+    old = load_series(repo)
+    series, own = _read_commits(tree.root, hashes, old)
+    names = [patch.name for patch in series]
+    if len(set(names)) < len(names):
+        raise PatchError(f"two patches get one name: {', '.join(names)}")
+    lines = []
+    for line, is_patch in series_lines(repo):
+        if not is_patch:
+            lines.append(line)
+        elif names:
+            lines.append(names.pop(0))
+    listing = "".join(f"{line}\n" for line in [*lines, *names])
+    files = {repo / path: file for path, file in own.items()}
+    files[repo / "patches" / "series"] = listing.encode("utf-8"), 0o644
+    for patch in series:
+        path = repo / "patches" / patch.name
+        files[path] = patch.text.encode("utf-8", "surrogateescape"), 0o644
+    stale = {repo / "patches" / patch.name for patch in old}
+    stale |= {repo / path for patch in old for path in patch.own_files}
+    stale -= set(files)
+    changed = {
+        path: (data, mode)
+        for path, (data, mode) in files.items()
+        if not path.is_file()
+        or path.read_bytes() != data
+        or (path.stat().st_mode ^ mode) & stat.S_IXUSR
+    }
+    write_files(changed)
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return bool(changed or stale)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the module's text gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.export",
+        description="Turn the patches into commits on a checkout of Paddle,"
+        " and back.",
+    )
+    add = parser.add_argument
+    add("checkout", type=Path, metavar="CHECKOUT")
+    add("--branch", default=BRANCH, metavar="NAME", help="default: %(default)s")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument(
+        "--output",
+        type=Path,
+        default=REPO / "build" / "export",
+        metavar="DIR",
+        help="folder for the mails (default: build/export here)",
+    )
+    way.add_argument(
+        "--refresh", action="store_true", help="take the branch's commits back"
+    )
+    args = parser.parse_args(argv)
+    try:
+        if args.refresh:
+            changed = refresh(REPO, args.checkout, args.branch)
+            done = f"patches/ {{}} branch {args.branch}"
+        else:
+            changed = export(REPO, args.checkout, args.output, args.branch)
+            done = f"branch {args.branch} {{}} the series; mails: {args.output}"
+    except (PatchError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(done.format("now holds" if changed else "up to date: holds"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Check the patches and our own files against the rules of the series.
+
+    python -m tools.lint_patches
+
+Prints one line a finding: file, line, what is wrong and how to mend it.
+
+Exit status: 0 when there is nothing to report, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from datetime import date
+from typing import TYPE_CHECKING
+
+from tools.apply import REPO
+from tools.series import OWN_FOLDERS, PatchError, read_patch, series_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tools.series import FileDiff, Patch
+
+MAX_SUBJECT = 72
+# What can be read in one minute.
+MAX_ADDED = 80
+
+
+def _header_findings(patch: Patch) -> Iterator[str]:
+    where = f"patches/{patch.name}"
+    if len(patch.subject) > MAX_SUBJECT:
+        yield (
+            f"{where}:1: the subject has {len(patch.subject)} characters;"
+            f" shorten it to {MAX_SUBJECT}"
+        )
+    updated = patch.trailers["Last-Update"]
+    try:
+        if date.fromisoformat(updated).isoformat() == updated:
+            return
+    except ValueError:
+        pass
+    line = patch.text[: patch.text.index("\nLast-Update:")].count("\n") + 2
+    yield f"{where}:{line}: Last-Update {updated!r}; write it as YYYY-MM-DD"
+
+
+def _context_is_long(lines: tuple[str, ...]) -> bool:
+    """Tell whether lines around the changes are more than git diff -U1 gives.
+
+    It joins two changes into one hunk when up to two lines lie between them.
+    """
+    marks = "".join(line[:1] or " " for line in lines).replace("\\", "")
+    return bool(re.search(r"^  |  $|   ", marks))
+
+
+def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
+    if re.search(r"^(new|deleted) file mode", part.header, re.M):
+        yield (
+            f"{where}:{part.line}: adds or deletes {part.path}; an added file"
+            " belongs in this repository as an Own-File, Paddle's own stay"
+        )
+    for hunk in part.hunks:
+        if _context_is_long(hunk.lines):
+            yield (
+                f"{where}:{hunk.line}: more than 1 line of context; make the"
+                " diff with git diff -U1 --full-index"
+            )
+        for line, text in hunk.added:
+            if text != text.rstrip():
+                yield f"{where}:{line}: white space at the end; take it off"
+            if "\t" in text.rstrip():
+                yield f"{where}:{line}: a tab; write spaces"
+
+
+def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
+    where = f"patches/{patch.name}"
+    yield from _header_findings(patch)
+    added = sum(len(h.added) for part in patch.files for h in part.hunks)
+    if added > MAX_ADDED:
+        yield (
+            f"{where}:1: adds {added} lines; move code into own files or split"
+            f" the patch, {MAX_ADDED} are the limit"
+        )
+    for part in patch.files:
+        yield from _file_findings(part, where)
+        if part.path in own:
+            yield (
+                f"{where}:{part.line}: changes {part.path}, which is an"
+                " Own-File; edit the file itself"
+            )
+
+
+def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
+    claims: dict[str, list[str]] = {}
+    for patch in patches:
+        for path in patch.own_files:
+            claims.setdefault(path, []).append(patch.name)
+    for path, names in claims.items():
+        if not (repo / path).is_file():
+            yield (
+                f"patches/{names[0]}:1: Own-File {path} does not exist; add"
+                " the file or drop the line"
+            )
+        if len(names) > 1:
+            yield (
+                f"{path}:1: is an Own-File of {', '.join(names)}; leave it to"
+                " one of them"
+            )
+    for folder in OWN_FOLDERS:
+        for file in sorted((repo / folder).rglob("*")):
+            path = file.relative_to(repo).as_posix()
+            if (
+                file.is_file()
+                and "__pycache__" not in file.parts
+                and path not in claims
+            ):
+                yield f"{path}:1: no patch has it as Own-File; add it to one"
+
+
+def findings(repo: Path) -> list[str]:
+    """Return one line for each breach of the rules.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+
+    Raises:
+        PatchError: there is no patches/series.
+    """
+    files = {path.name for path in (repo / "patches").glob("*.patch")}
+    found, patches, listed = [], [], set()
+    for number, (line, is_patch) in enumerate(series_lines(repo), 1):
+        if is_patch:
+            listed.add(line.strip())
+            if line.strip() not in files:
+                found.append(
+                    f"patches/series:{number}: {line.strip()} is not there;"
+                    " add the file or drop the line"
+                )
+    for name in sorted(files):
+        if name not in listed:
+            found.append(
+                f"patches/{name}:1: is not in patches/series; list or delete it"
+            )
+        try:
+            patches.append(read_patch(repo, name))
+        except PatchError as error:
+            found.append(str(error))
+    own = {path for patch in patches for path in patch.own_files}
+    for patch in patches:
+        found += _patch_findings(patch, own)
+    return [*found, *_own_findings(repo, patches)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the module's text gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.lint_patches",
+        description="Check the patches and our own files.",
+    )
+    parser.parse_args(argv)
+    try:
+        found = findings(REPO)
+    except PatchError as error:
+        found = [str(error)]
+    for line in found:
+        print(line)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

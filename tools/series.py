@@ -1,0 +1,246 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The patch series: ``patches/series`` and the patch files it lists."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The trailers of every patch, in this order; Own-File follows.
+FIELDS = ("Bug", "Forwarded", "Last-Update", "Drop-When")
+OWN_FOLDERS = ("python/", "paddle/", "test/")
+
+_TRAILER = re.compile(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)$", re.M)
+_FILE = re.compile(r"diff --git a/(.+) b/\1")
+_HUNK = re.compile(r"(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@).*")
+
+
+class PatchError(Exception):
+    """What keeps the series off a tree; the text names the way out."""
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk; ``line`` is where its header is in the patch file."""
+
+    header: str
+    old_start: int
+    new_start: int
+    lines: tuple[str, ...]
+    line: int
+
+    def side(self, marks: str) -> list[str]:
+        """Return the lines that have one of the marks, without it.
+
+        The text the hunk looks for is ``side(" -")``, what it makes of it is
+        ``side(" +")``.
+        """
+        return [text[1:] for text in self.lines if text[:1] in marks]
+
+    @property
+    def added(self) -> list[tuple[int, str]]:
+        """The added lines, each with its line in the patch file."""
+        return [
+            (number, text[1:])
+            for number, text in enumerate(self.lines, self.line + 1)
+            if text.startswith("+")
+        ]
+
+
+@dataclass(frozen=True)
+class FileDiff:
+    """The part of a patch for one file; ``header`` ends at the first hunk."""
+
+    path: str
+    header: str
+    hunks: tuple[Hunk, ...]
+    text: str
+    line: int
+
+    def hunk_name(self, number: int) -> str:
+        """Name a hunk, counted from 1, in a message."""
+        hunk = self.hunks[number - 1]
+        return f"hunk {number} of {len(self.hunks)}, {hunk.header}"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch; ``trailers`` are those of FIELDS, in that order."""
+
+    name: str
+    subject: str
+    body: str
+    trailers: dict[str, str]
+    own_files: tuple[str, ...]
+    files: tuple[FileDiff, ...]
+    text: str
+
+    @property
+    def message(self) -> str:
+        """The message of the commit made from the patch."""
+        trailers = "".join(f"{k}: {v}\n" for k, v in self.trailers.items())
+        return f"{self.subject}\n\n{self.body}\n\n{trailers}"
+
+
+def _parse_hunk(text: str, where: str, line: int) -> Hunk:
+    lines = text.split("\n")[:-1]
+    match = _HUNK.fullmatch(lines[0])
+    if not match:
+        raise PatchError(f"{where}:{line}: {lines[0]!r} is not a hunk's header")
+    header, old_start, old_count, new_start, new_count = match.groups()
+    hunk = Hunk(header, int(old_start), int(new_start), tuple(lines[1:]), line)
+    told = [int(count or 1) for count in (old_count, new_count)]
+    if [len(hunk.side(" -")), len(hunk.side(" +"))] != told:
+        raise PatchError(
+            f"{where}:{line}: the hunk {header} has other line counts than"
+            " its header says; make the patch anew with git diff"
+        )
+    return hunk
+
+
+def _parse_file(text: str, where: str, line: int) -> FileDiff:
+    match = _FILE.fullmatch(text.split("\n", 1)[0])
+    if not match:
+        raise PatchError(
+            f"{where}:{line}: expected 'diff --git a/PATH b/PATH' with the"
+            " same PATH twice; a patch renames nothing"
+        )
+    header, *parts = re.split(r"^(?=@@ )", text, flags=re.M)
+    if not parts:
+        raise PatchError(
+            f"{where}:{line}: the part for {match[1]} has no hunk; a patch"
+            " changes lines of text files only"
+        )
+    hunks = []
+    at = line + header.count("\n")
+    for part in parts:
+        hunks.append(_parse_hunk(part, where, at))
+        at += part.count("\n")
+    return FileDiff(match[1], header, tuple(hunks), text, line)
+
+
+def parse_patch(name: str, text: str) -> Patch:
+    """Read one patch.
+
+    Args:
+        name: file name below patches/, for messages.
+        text: what the file holds.
+
+    Raises:
+        PatchError: the text is not in the patch format.
+    """
+    where = f"patches/{name}"
+    header, line, diff = text.partition("\n---\n")
+    if not line or not text.endswith("\n"):
+        raise PatchError(
+            f"{where}:1: needs a line '---' after the trailers and a newline"
+            " at the end"
+        )
+    subject, *paragraphs = header.split("\n\n")
+    match = re.fullmatch(r"Subject: (\S.*)", subject)
+    trailers = _TRAILER.findall(paragraphs[-1]) if paragraphs else []
+    if trailers:
+        paragraphs.pop()
+    body = "\n\n".join(paragraphs)
+    given = {key for key, value in trailers if value.strip()}
+    missing = [field for field in FIELDS if field not in given]
+    if not body.strip():
+        missing.insert(0, "the body text")
+    if not match:
+        missing.insert(0, "Subject")
+    if missing:
+        raise PatchError(f"{where}:1: missing or empty: {', '.join(missing)}")
+    own_files = tuple(value for key, value in trailers[len(FIELDS) :])
+    canonical = [*FIELDS, *["Own-File"] * len(own_files)]
+    written = "\n".join(f"{key}: {value}" for key, value in trailers)
+    if [key for key, _ in trailers] != canonical or not header.endswith(
+        f"\n\n{written}"
+    ):
+        raise PatchError(
+            f"{where}:1: the last paragraph has to be the trailers"
+            f" {', '.join(FIELDS)} in this order, then any Own-File, and"
+            " nothing else"
+        )
+    for path in own_files:
+        if not path.startswith(OWN_FOLDERS):
+            raise PatchError(
+                f"{where}:1: Own-File {path} is not below"
+                f" {', '.join(OWN_FOLDERS)}"
+            )
+    files = []
+    at = header.count("\n") + 3
+    for part in re.split(r"^(?=diff --git )", diff, flags=re.M):
+        if part:
+            files.append(_parse_file(part, where, at))
+            at += part.count("\n")
+    return Patch(
+        name,
+        match[1],
+        body,
+        dict(trailers[: len(FIELDS)]),
+        own_files,
+        tuple(files),
+        text,
+    )
+
+
+def read_patch(repo: Path, name: str) -> Patch:
+    """Read the patch of that name in a repository of the series.
+
+    Raises:
+        PatchError: the file is absent, not UTF-8 or not in the patch format.
+    """
+    try:
+        text = (repo / "patches" / name).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PatchError(f"patches/{name}:1: cannot be read: {error}") from None
+    return parse_patch(name, text)
+
+
+def series_lines(repo: Path) -> list[tuple[str, bool]]:
+    """Return each line of patches/series and whether it names a patch.
+
+    Raises:
+        PatchError: there is no such file.
+    """
+    path = repo / "patches" / "series"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise PatchError(f"{path} cannot be read: {error.strerror}") from None
+    return [
+        (line, bool(line.strip()) and not line.startswith("#"))
+        for line in lines
+    ]
+
+
+def load_series(repo: Path) -> list[Patch]:
+    """Read the patches in the order they are applied in.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+
+    Raises:
+        PatchError: a file is absent or not in the patch format.
+    """
+    return [
+        read_patch(repo, line.strip())
+        for line, is_patch in series_lines(repo)
+        if is_patch
+    ]

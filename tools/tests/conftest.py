@@ -1,0 +1,178 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A made-up Paddle, as checkout and as wheel, and a series for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools.tree import git
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FRAMEWORK = "python/paddle/base/framework.py"
+DEVICE = "python/paddle/device/__init__.py"
+CORE = "paddle/phi/core.cc"
+OWN = "python/paddle/base/thread_device.py"
+OWN_TEST = "test/legacy_test/test_thread_device.py"
+VERSION = "python/paddle/version/__init__.py"
+
+
+def functions(count: int) -> str:
+    return "\n\n".join(
+        f"def f{n}(x):\n    y = x + {n}\n    return y\n" for n in range(count)
+    )
+
+
+PADDLE = {
+    FRAMEWORK: functions(30),
+    DEVICE: functions(6),
+    CORE: "int first() { return 1; }\nint second() { return 2; }\n",
+    VERSION: "import inspect\n\nfull_version     = '3.3.0'\nmajor = '3'\n",
+}
+
+# Each patch: its subject, the replacements it makes, its own files.
+PATCHES = [
+    (
+        "base: one current device a thread",
+        [
+            (FRAMEWORK, "x + 3\n", "x + 3 + 0.5\n"),
+            (
+                FRAMEWORK,
+                "    return y\n\n\ndef f20",
+                "    return -y\n\n\ndef f20",
+            ),
+        ],
+        [OWN],
+    ),
+    (
+        "device: follow the thread",
+        [
+            (FRAMEWORK, "0.5\n", "0.5\n    y = -y\n"),
+            (DEVICE, "def f2(x):\n", "def f2(x, w=1):\n"),
+            (CORE, "return 1;", "return -1;"),
+        ],
+        [],
+    ),
+    ("test: the current device of a thread", [], [OWN_TEST]),
+]
+
+TRAILERS = (
+    "Bug: https://example.com/issues/1\n"
+    "Forwarded: not yet; waits for a reproducer\n"
+    "Last-Update: 2026-11-21\n"
+    "Drop-When: the issue is closed\n"
+)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(text.encode())
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_bytes().decode()
+    assert text.count(old) == 1
+    file.write_bytes(text.replace(old, new).encode())
+
+
+def commit(checkout: Path, message: str) -> None:
+    git(checkout, "add --all")
+    git(checkout, "commit --quiet --allow-empty --file=-", text=message)
+
+
+def new_checkout(root: Path, files: dict[str, str] = PADDLE) -> Path:
+    write(root, files)
+    git(root, "init --quiet --initial-branch=develop")
+    commit(root, "Paddle")
+    git(root, "tag v3.3.0")
+    return root
+
+
+def patch_text(subject: str, diff: str, own: list[str]) -> str:
+    claims = "".join(f"Own-File: {path}\n" for path in own)
+    body = "A reason\nof two lines.\n\nAnd # another."
+    return f"Subject: {subject}\n\n{body}\n\n{TRAILERS}{claims}---\n{diff}"
+
+
+def diff_text(hunk: str, path: str = DEVICE) -> str:
+    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n{hunk}"
+
+
+def add_patch(repo: Path, name: str, text: str) -> None:
+    write(repo, {f"patches/{name}": text})
+    with (repo / "patches" / "series").open("a") as series:
+        series.write(f"{name}\n")
+
+
+def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
+    """Make the repository of a series; its edits are committed in source."""
+    write(root, {"patches/series": "# applied in this order\n"})
+    for number, (subject, edits, own) in enumerate(patches, 1):
+        for path, old, new in edits:
+            replace(source / path, old, new)
+        diff = git(source, "diff -U1 --full-index")
+        commit(source, subject)
+        add_patch(root, f"{number:04}-p.patch", patch_text(subject, diff, own))
+        write(root, dict.fromkeys(own, f"# ours, of {subject}\n"))
+    return root
+
+
+def snapshot(root: Path) -> dict[str, tuple]:
+    """Everything below a folder but what git keeps for itself."""
+    return {
+        path.relative_to(root).as_posix(): (
+            stat.filemode(path.lstat().st_mode),
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in root.rglob("*")
+        if ".git" not in path.parts
+    }
+
+
+@pytest.fixture
+def git_home(tmp_path, monkeypatch):
+    """A home with a git identity, and no other configuration of git."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    write(home, {".gitconfig": "[user]\nname = Ada\nemail = ada@example.com\n"})
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    return home
+
+
+@pytest.fixture
+def checkout(tmp_path, git_home):
+    return new_checkout(tmp_path / "checkout")
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    root = tmp_path / "wheel"
+    files = {p[len("python/") :]: t for p, t in PADDLE.items() if p != CORE}
+    write(root, {**files, "paddlepaddle-3.3.0.dist-info/RECORD": ""})
+    return root
+
+
+@pytest.fixture
+def repo(tmp_path, git_home):
+    return new_repo(tmp_path / "repo", new_checkout(tmp_path / "source"))

@@ -1,0 +1,254 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The rules for patches and own files, each broken on purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import lint_patches as tool
+from tools.lint_patches import MAX_ADDED, MAX_SUBJECT, findings
+from tools.tests.conftest import (
+    DEVICE,
+    OWN,
+    TRAILERS,
+    add_patch,
+    diff_text,
+    patch_text,
+    replace,
+    write,
+)
+
+NAME = "patches/0004-p.patch"
+
+
+def assert_found(repo, *starts):
+    """Each finding is one line and begins as given, in that order."""
+    found = findings(repo)
+    assert len(found) == len(starts), found
+    for line, start in zip(found, starts):
+        assert line.startswith(start)
+        assert "\n" not in line
+
+
+def add(repo, diff="", subject="device: x", own=()):
+    add_patch(repo, "0004-p.patch", patch_text(subject, diff, own))
+
+
+def test_a_series_in_order_passes(repo):
+    assert_found(repo)
+
+
+def test_a_patch_that_is_not_listed(repo):
+    replace(repo / "patches/series", "0003-p.patch\n", "")
+    assert_found(repo, "patches/0003-p.patch:1: is not in patches/series")
+
+
+def test_a_listed_patch_that_is_absent(repo):
+    with (repo / "patches/series").open("a") as series:
+        series.write("\n0009-p.patch\n")
+    assert_found(repo, "patches/series:6: 0009-p.patch is not there")
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("Subject: device: x\n", "Subject"),
+        ("A reason\nof two lines.\n\nAnd # another.\n\n", "the body text"),
+        *((line, line.split(":")[0]) for line in TRAILERS.splitlines(True)),
+    ],
+)
+def test_a_header_field_that_is_absent(repo, text, missing):
+    add(repo)
+    replace(repo / NAME, text, "")
+    assert_found(repo, f"{NAME}:1: missing or empty: {missing}")
+
+
+@pytest.mark.parametrize("line", ["Subject: device: x", *TRAILERS.splitlines()])
+def test_a_header_field_that_is_empty(repo, line):
+    add(repo)
+    field = line.split(":")[0]
+    replace(repo / NAME, line, f"{field}: ")
+    assert_found(repo, f"{NAME}:1: missing or empty: {field}")
+
+
+def test_every_missing_field_is_named_at_once(repo):
+    add_patch(repo, "0004-p.patch", "Subject: x\n\nBody.\n\nBug: none\n---\n")
+    assert_found(
+        repo, f"{NAME}:1: missing or empty: Forwarded, Last-Update, Drop-When"
+    )
+
+
+def test_trailers_in_another_order(repo):
+    add(repo)
+    lines = TRAILERS.splitlines(keepends=True)
+    replace(repo / NAME, TRAILERS, "".join(reversed(lines)))
+    assert_found(repo, f"{NAME}:1: the last paragraph has to be the trailers")
+
+
+def test_text_among_the_trailers(repo):
+    add(repo)
+    replace(repo / NAME, TRAILERS, f"{TRAILERS}and a word more\n")
+    assert_found(repo, f"{NAME}:1: the last paragraph has to be the trailers")
+
+
+def test_a_trailer_may_go_on_in_the_next_line(repo):
+    add(repo)
+    replace(repo / NAME, "the issue is closed", "the issue\n is closed")
+    assert_found(repo)
+
+
+def test_a_header_without_an_end(repo):
+    add(repo)
+    replace(repo / NAME, "\n---\n", "\n")
+    assert_found(repo, f"{NAME}:1: needs a line '---'")
+
+
+@pytest.mark.parametrize(
+    "date", ["21.11.2026", "2026-13-01", "20261121", "soon"]
+)
+def test_a_date_that_is_not_iso(repo, date):
+    add(repo)
+    replace(repo / NAME, "2026-11-21", date)
+    assert_found(repo, f"{NAME}:10: Last-Update '{date}'")
+
+
+def test_a_subject_may_have_this_length_and_no_more(repo):
+    add(repo, subject="x" * MAX_SUBJECT)
+    assert_found(repo)
+    replace(repo / NAME, "Subject: x", "Subject: xx")
+    assert_found(repo, f"{NAME}:1: the subject has {MAX_SUBJECT + 1}")
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\r"])
+def test_an_added_line_with_white_space_at_its_end(repo, space):
+    add(repo, diff_text(f"@@ -1 +1,3 @@\n a\n+b\n+c{space}\n"))
+    assert_found(repo, f"{NAME}:19: white space at the end")
+
+
+def test_an_added_line_with_a_tab(repo):
+    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+\tb\n"))
+    assert_found(repo, f"{NAME}:18: a tab")
+
+
+def test_white_space_in_lines_of_paddle_is_not_ours(repo):
+    add(repo, diff_text("@@ -1,2 +1,2 @@\n \ta \n-b \n+b\n"))
+    assert_found(repo)
+
+
+def test_a_diff_for_an_own_file_of_any_patch(repo):
+    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
+    assert_found(repo, f"{NAME}:13: changes {OWN}, which is an Own-File")
+
+
+@pytest.mark.parametrize(
+    "hunk",
+    [
+        "@@ -1,2 +1,3 @@\n a\n a\n+b\n",
+        "@@ -1,2 +1,3 @@\n+b\n a\n\n",
+        "@@ -1,3 +1,5 @@\n+b\n a\n a\n a\n+b\n",
+    ],
+)
+def test_more_than_one_line_of_context(repo, hunk):
+    add(repo, diff_text(hunk))
+    assert_found(repo, f"{NAME}:16: more than 1 line of context")
+
+
+def test_two_changes_git_joins_are_no_long_context(repo):
+    hunk = "@@ -1,4 +1,6 @@\n a\n+b\n a\n a\n+b\n a\n\\ No newline at end\n"
+    add(repo, diff_text(hunk))
+    assert_found(repo)
+
+
+def test_a_patch_may_add_this_many_lines_and_no_more(repo):
+    half = MAX_ADDED // 2
+    one = diff_text(f"@@ -1 +1,{half + 1} @@\n a\n" + "+b\n" * half)
+    two = diff_text(f"@@ -0,0 +1,{half} @@\n" + "+b\n" * half, "test/b.py")
+    add(repo, one + two)
+    assert_found(repo)
+    more = f"{two[:-3]}+b\n+b\n".replace(f"+1,{half}", f"+1,{half + 1}")
+    replace(repo / NAME, two, more)
+    assert_found(repo, f"{NAME}:1: adds {MAX_ADDED + 1} lines")
+
+
+def test_an_own_file_no_patch_has(repo):
+    write(repo, {"paddle/phi/a.h": "", "test/__pycache__/a.pyc": ""})
+    assert_found(repo, "paddle/phi/a.h:1: no patch has it")
+
+
+def test_an_own_file_of_two_patches(repo):
+    add(repo, own=[OWN])
+    assert_found(repo, f"{OWN}:1: is an Own-File of 0001-p.patch, 0004-p.patch")
+
+
+def test_an_own_file_that_does_not_exist(repo):
+    add(repo, own=["test/a.py"])
+    assert_found(repo, f"{NAME}:1: Own-File test/a.py does not exist")
+
+
+def test_an_own_file_outside_our_folders(repo):
+    add(repo, own=["tools/a.py"])
+    assert_found(repo, f"{NAME}:1: Own-File tools/a.py is not below")
+
+
+@pytest.mark.parametrize(
+    ("mode", "hunk"),
+    [
+        ("new file mode 100644", "@@ -0,0 +1 @@\n+b\n"),
+        ("deleted file mode 100644", "@@ -1 +0,0 @@\n-b\n"),
+    ],
+)
+def test_a_diff_that_adds_or_deletes_a_file(repo, mode, hunk):
+    add(repo, diff_text(hunk).replace("\n---", f"\n{mode}\n---", 1))
+    assert_found(repo, f"{NAME}:13: adds or deletes {DEVICE}")
+
+
+def test_a_diff_that_renames(repo):
+    add(repo, f"diff --git a/{DEVICE} b/{OWN}\nsimilarity index 100%\n")
+    assert_found(repo, f"{NAME}:13: expected 'diff --git a/PATH b/PATH'")
+
+
+def test_a_diff_without_a_hunk(repo):
+    add(repo, f"diff --git a/{DEVICE} b/{DEVICE}\nold mode 100644\n")
+    assert_found(repo, f"{NAME}:13: the part for {DEVICE} has no hunk")
+
+
+def test_a_hunk_with_other_line_counts_than_it_says(repo):
+    add(repo, diff_text("@@ -1 +1,3 @@\n a\n+b\n"))
+    assert_found(repo, f"{NAME}:16: the hunk @@ -1 +1,3 @@ has other")
+
+
+def test_a_hunk_without_a_proper_header(repo):
+    add(repo, diff_text("@@ -1 @@\n a\n+b\n"))
+    assert_found(repo, f"{NAME}:16: '@@ -1 @@' is not a hunk's header")
+
+
+def test_a_patch_that_is_not_utf_8(repo):
+    add(repo)
+    (repo / NAME).write_bytes(b"\xff")
+    assert_found(repo, f"{NAME}:1: cannot be read")
+
+
+def test_the_command_line_prints_the_findings_and_fails(
+    repo, monkeypatch, capsys
+):
+    monkeypatch.setattr(tool, "REPO", repo)
+    assert tool.main([]) == 0
+    assert capsys.readouterr().out == ""
+    write(repo, {"test/a.py": "", "test/b.py": ""})
+    assert tool.main([]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    (repo / "patches/series").unlink()
+    assert tool.main([]) == 1
+    assert "patches/series" in capsys.readouterr().out

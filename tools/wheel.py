@@ -1,0 +1,213 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Makes the custom wheel from an official one.
+
+    python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
+
+The name of the wheel has a digest of all that goes into it as its local
+version, so that the wheel of a state that has been built is found, not built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+from rich.console import Console
+
+from tools.apply import apply
+from tools.series import PatchError
+from tools.tree import SUPPORTED, open_tree
+
+REPO = Path(__file__).resolve().parent.parent
+BUILD = REPO / "build"
+LOCAL_LABEL = "threadsafe"
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def step(doing: str) -> Iterator[None]:
+    """Shows that a long step is under way, and that it is done."""
+    with console.status(doing):
+        yield
+    console.print(f"[green]done[/green]  {doing}")
+
+
+def run(*command: str | Path) -> None:
+    """Runs a command without its output.
+
+    Raises:
+        PatchError: it failed; the text has the end of its output.
+    """
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise PatchError(
+            f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}"
+        )
+
+
+def official_wheel(version: str, folder: Path) -> Path:
+    """Returns Paddle's wheel for the running Python, downloaded if need be."""
+    folder = folder / f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    pattern = f"paddlepaddle-{version}-*.whl"
+    if not any(folder.glob(pattern)):
+        with step(f"downloading paddlepaddle {version}"):
+            run(
+                *(sys.executable, "-m", "pip", "download", "--no-deps"),
+                *("--only-binary", ":all:", "--dest", folder),
+                f"paddlepaddle=={version}",
+            )
+    return next(folder.glob(pattern))
+
+
+def version_of(base: Path) -> Version:
+    """Returns the version in a wheel's name.
+
+    Raises:
+        PatchError: it is no file, no wheel of Paddle's, or not supported.
+    """
+    if not base.is_file():
+        raise PatchError(
+            f"the base {str(base)!r} is neither a supported version "
+            f"({', '.join(SUPPORTED)}) nor a wheel file"
+        )
+    try:
+        name, version, _, _ = parse_wheel_filename(base.name)
+    except InvalidWheelFilename as error:
+        raise PatchError(f"{base} is no wheel: {error}") from None
+    if not canonicalize_name(name).startswith("paddlepaddle"):
+        raise PatchError(f"{base} is a wheel of {name}, not of paddlepaddle")
+    if version.base_version not in SUPPORTED:
+        raise PatchError(
+            f"{base} is of version {version}; supported are "
+            f"{', '.join(SUPPORTED)}"
+        )
+    return version
+
+
+def digest_of(base: Path, repo: Path) -> str:
+    """Returns a short digest of the base wheel and of what goes onto it."""
+    digest = hashlib.sha256()
+    sources = [
+        path
+        for folder in ("patches", "python")
+        for path in sorted((repo / folder).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    for path in [base, Path(__file__), *sources]:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    return digest.hexdigest()[:8]
+
+
+def set_version(folder: Path, version: Version) -> None:
+    """Gives an unpacked wheel another version, RECORD left to the packing."""
+    (info,) = folder.glob("*.dist-info")
+    metadata = info / "METADATA"
+    text, count = re.subn(
+        r"^Version: .*$",
+        f"Version: {version}",
+        metadata.read_text(encoding="utf-8"),
+        count=1,
+        flags=re.MULTILINE,
+    )
+    if count != 1:
+        raise PatchError(f"{metadata} has no Version field")
+    metadata.write_text(text, encoding="utf-8")
+    name = info.name.split("-", 1)[0]
+    info.rename(info.with_name(f"{name}-{version}.dist-info"))
+
+
+def build(base: Path, output: Path, repo: Path = REPO) -> Path:
+    """Returns the custom wheel made from the wheel `base`, built if need be.
+
+    Raises:
+        PatchError: the base is not supported, or a step failed; `output` then
+            holds no new file.
+    """
+    official = version_of(base)
+    local = ".".join(
+        part
+        for part in (official.local, LOCAL_LABEL, digest_of(base, repo))
+        if part
+    )
+    version = Version(f"{official.public}+{local}")
+    name, _, tags = base.name.split("-", 2)
+    wheel = output / f"{name}-{version}-{tags}"
+    if wheel.exists():
+        return wheel
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output) as scratch:
+        with step(f"unpacking {base.name}"):
+            run(sys.executable, "-m", "wheel", "unpack", "-d", scratch, base)
+        (folder,) = Path(scratch).iterdir()
+        apply(repo, open_tree(folder))
+        set_version(folder, version)
+        packed = Path(scratch) / "packed"
+        packed.mkdir()
+        with step(f"packing {wheel.name}"):
+            run(sys.executable, "-m", "wheel", "pack", "-d", packed, folder)
+        (made,) = packed.iterdir()
+        shutil.move(str(made), wheel)
+    return wheel
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.wheel")
+    parser.add_argument(
+        "--base",
+        default=SUPPORTED[0],
+        metavar="VERSION_OR_FILE",
+        help="official version to start from, or a wheel file of one",
+    )
+    parser.add_argument("--output", type=Path, default=BUILD / "wheels")
+    args = parser.parse_args(argv)
+    try:
+        base = (
+            official_wheel(args.base, BUILD / "official")
+            if args.base in SUPPORTED
+            else Path(args.base)
+        )
+        wheel = build(base, args.output)
+    except PatchError as error:
+        print(f"wheel: {error}", file=sys.stderr)
+        return 1
+    print(wheel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
