@@ -62,16 +62,16 @@ def _check_places(part: FileDiff, name: str, folder: Path, told: str) -> None:
     lines = (folder / part.path).read_bytes().split(b"\n")
     for number in map(int, re.findall(r"Hunk #(\d+) succeeded", told)):
         wanted = [
-            line.encode("utf-8") for line in part.hunks[number - 1].side(" -")
+            line.encode("utf-8", "surrogateescape")
+            for line in part.hunks[number - 1].side(" -")
         ]
         places = sum(
             lines[at : at + len(wanted)] == wanted for at in range(len(lines))
         )
         if places > 1:
             raise PatchError(
-                f"{part.path}: {part.hunk_name(number)}, of {name} does not"
-                f" fit at its line, and elsewhere in {places} places;"
-                f" {_WAY_OUT}"
+                f"{part.path}: {part.hunk_name(number)}, of {name} is not"
+                f" at its line and fits in {places} places; {_WAY_OUT}"
             )
 
 

@@ -51,7 +51,7 @@ _MARK = b"X-Made-By: tools.export"
 _DIFF_TREE = (
     "-c core.attributesFile= -c diff.indentHeuristic=true"
     " -c diff.suppressBlankEmpty=false"
-    " diff-tree -r --no-renames --no-commit-id"
+    " diff-tree -r --no-commit-id"
 )
 
 
@@ -229,7 +229,7 @@ def _read_commits(
         for path, mode in added.items():
             data = git(root, "cat-file blob", f"{commit}:{path}")
             data = data.encode("utf-8", "surrogateescape")
-            own[path] = data, int(mode[-3:], 8)
+            own[path] = data, int(mode, 8)
         diff = ""
         if modified:
             command = f"{_DIFF_TREE} --unified=1 --full-index {commit} --"
@@ -334,14 +334,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.refresh:
             changed = refresh(REPO, args.checkout, args.branch)
-            done = f"patches/ {{}} branch {args.branch}"
+            done = f"patches/ holds the branch {args.branch}"
         else:
             changed = export(REPO, args.checkout, args.output, args.branch)
-            done = f"branch {args.branch} {{}} the series; mails: {args.output}"
+            done = f"{args.branch} holds the series; mails: {args.output}"
     except (PatchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(done.format("now holds" if changed else "up to date: holds"))
+    print(f"{'done' if changed else 'up to date'}: {done}")
     return 0
 
 

@@ -26,6 +26,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.command_line import run_main
 from tools.environment import host_device, site_packages, stock_and_ours
 from tools.tree import SUPPORTED
 from tools.wheel import REPO
@@ -74,4 +75,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -203,14 +203,18 @@ def parse_patch(name: str, text: str) -> Patch:
 def read_patch(repo: Path, name: str) -> Patch:
     """Read the patch of that name in a repository of the series.
 
+    Bytes that are not UTF-8 are kept as surrogates.
+
     Raises:
-        PatchError: the file is absent, not UTF-8 or not in the patch format.
+        PatchError: the file is absent or not in the patch format.
     """
     try:
-        text = (repo / "patches" / name).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PatchError(f"patches/{name}:1: cannot be read: {error}") from None
-    return parse_patch(name, text)
+        data = (repo / "patches" / name).read_bytes()
+    except OSError as error:
+        raise PatchError(
+            f"patches/{name}:1: cannot be read: {error.strerror}"
+        ) from None
+    return parse_patch(name, data.decode("utf-8", "surrogateescape"))
 
 
 def series_lines(repo: Path) -> list[tuple[str, bool]]:

@@ -41,6 +41,7 @@ from packaging.version import Version
 from rich.console import Console
 
 from tools.apply import apply
+from tools.command_line import run_main
 from tools.series import PatchError
 from tools.tree import SUPPORTED, open_tree
 
@@ -185,7 +186,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     return wheel
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheel")
     parser.add_argument(
         "--base",
@@ -195,19 +196,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=BUILD / "wheels")
     args = parser.parse_args(argv)
-    try:
-        base = (
-            official_wheel(args.base, BUILD / "official")
-            if args.base in SUPPORTED
-            else Path(args.base)
-        )
-        wheel = build(base, args.output)
-    except PatchError as error:
-        print(f"wheel: {error}", file=sys.stderr)
-        return 1
-    print(wheel)
+    base = (
+        official_wheel(args.base, BUILD / "official")
+        if args.base in SUPPORTED
+        else Path(args.base)
+    )
+    print(build(base, args.output))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -113,8 +113,6 @@ class TestFirstUse(unittest.TestCase):
             assert places_of_new_tensors() == {devices[0]}
             paddle.set_device(devices[1])
             assert in_thread(places_of_new_tensors) == {devices[1]}
-            paddle.enable_static()
-            assert not paddle.in_dynamic_mode()
             """,
             self.devices,
         )

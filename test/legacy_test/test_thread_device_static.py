@@ -111,6 +111,24 @@ class TestStaticGraph(unittest.TestCase):
             worker.result(), ({self.devices[0]}, {self.devices[1]})
         )
 
+    def test_main_thread_turns_static_though_a_thread_imported_paddle(self):
+        run_script(
+            self,
+            """
+            def first():
+                import paddle
+
+            thread = threading.Thread(target=first)
+            thread.start()
+            thread.join()
+            import paddle
+            assert paddle.in_dynamic_mode()
+            paddle.enable_static()
+            assert not paddle.in_dynamic_mode()
+            """,
+            self.devices,
+        )
+
 
 class TestFork(ForkTestCase):
     def test_graph_mode_outlives_a_fork_from_a_thread(self):

@@ -42,7 +42,7 @@ def functions(count: int) -> str:
 
 PADDLE = {
     FRAMEWORK: functions(30),
-    DEVICE: functions(6),
+    DEVICE: functions(6) + "\n\n@cached\ndef last(x):\n    return x\n",
     CORE: "int first() { return 1; }\nint second() { return 2; }\n",
     VERSION: "import inspect\n\nfull_version     = '3.3.0'\nmajor = '3'\n",
 }
@@ -66,6 +66,11 @@ PATCHES = [
         [
             (FRAMEWORK, "0.5\n", "0.5\n    y = -y\n"),
             (DEVICE, "def f2(x):\n", "def f2(x, w=1):\n"),
+            (
+                DEVICE,
+                "@cached\n",
+                "@cached\ndef g(x):\n    pass\n\n\n@cached\n",
+            ),
             (CORE, "return 1;", "return -1;"),
         ],
         [],

@@ -115,6 +115,11 @@ def test_a_header_without_an_end(repo):
     assert_found(repo, f"{NAME}:1: needs a line '---'")
 
 
+def test_a_patch_that_was_cut_off(repo):
+    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b"))
+    assert_found(repo, f"{NAME}:1: needs a line '---'")
+
+
 @pytest.mark.parametrize(
     "date", ["21.11.2026", "2026-13-01", "20261121", "soon"]
 )
@@ -158,6 +163,7 @@ def test_a_diff_for_an_own_file_of_any_patch(repo):
         "@@ -1,2 +1,3 @@\n a\n a\n+b\n",
         "@@ -1,2 +1,3 @@\n+b\n a\n\n",
         "@@ -1,3 +1,5 @@\n+b\n a\n a\n a\n+b\n",
+        "@@ -1,2 +1,3 @@\n+b\n a\n a\n\\ No newline at end of file\n",
     ],
 )
 def test_more_than_one_line_of_context(repo, hunk):
@@ -232,12 +238,6 @@ def test_a_hunk_with_other_line_counts_than_it_says(repo):
 def test_a_hunk_without_a_proper_header(repo):
     add(repo, diff_text("@@ -1 @@\n a\n+b\n"))
     assert_found(repo, f"{NAME}:16: '@@ -1 @@' is not a hunk's header")
-
-
-def test_a_patch_that_is_not_utf_8(repo):
-    add(repo)
-    (repo / NAME).write_bytes(b"\xff")
-    assert_found(repo, f"{NAME}:1: cannot be read")
 
 
 def test_the_command_line_prints_the_findings_and_fails(

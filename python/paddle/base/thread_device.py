@@ -184,6 +184,34 @@ def left_elsewhere(scope: object) -> RuntimeError:
     )
 
 
+def check_parameter_names(groups: list[Any]) -> None:
+    """
+    Refuses parameters of which two have one name, by which an optimizer keeps
+    its state: as every tracer counts the tensors that nobody named from zero,
+    two such tensors made on threads with devices of their own may have.
+
+    Args:
+        groups (list): tensors, or dicts that hold a list of them as `params`.
+
+    Raises:
+        ValueError: two parameters have one name.
+    """
+    from .framework import _threads_have_places
+
+    if not _threads_have_places:
+        return
+    named = {}
+    for group in groups:
+        for param in group["params"] if isinstance(group, dict) else [group]:
+            if named.setdefault(param.name, param) is not param:
+                raise ValueError(
+                    "The parameters of an optimizer should have names of their "
+                    f"own, but received two named {param.name!r}. Tensors that "
+                    "are made on threads with different devices and not named "
+                    "may get one name. Please set `name` of one of them."
+                )
+
+
 def has_inherited_mode(local: GlobalThreadLocal) -> bool:
     """
     Returns whether the calling thread began in dynamic graph mode, rather than

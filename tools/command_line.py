@@ -1,0 +1,31 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the tools do alike on the command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Callable, NoReturn
+
+from tools.series import PatchError
+
+
+def run_main(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs `main` with the arguments; an expected error is one message."""
+    try:
+        status = main(sys.argv[1:])
+    except (PatchError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)
