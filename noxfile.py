@@ -36,11 +36,15 @@ def wheel(session: nox.Session) -> None:
         session.run("python", "-m", "tools.demonstration")
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run all tests; arguments go to pytest for the tests of Paddle."""
+def _run_tests(session: nox.Session) -> None:
     session.install(*TOOLS, PYTEST)
     session.run("python", "-m", "tools.run_tests", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests; arguments go to pytest for the tests under test/."""
+    _run_tests(session)
 
 
 @nox.session(
@@ -50,7 +54,7 @@ def tests(session: nox.Session) -> None:
 )
 def tests_on(session: nox.Session) -> None:
     """Run all tests on another Python, for example `nox -s tests-on-3.13`."""
-    tests.func(session)
+    _run_tests(session)
 
 
 @nox.session

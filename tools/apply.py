@@ -34,6 +34,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.command_line import reports_errors
 from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree, run_git
 
@@ -264,6 +265,7 @@ def apply(repo: Path, tree: Tree) -> bool:
     return True
 
 
+@reports_errors
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the module's text gives the exit status."""
     parser = argparse.ArgumentParser(
@@ -272,12 +274,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("tree", type=Path, metavar="TREE")
     args = parser.parse_args(argv)
-    try:
-        tree = open_tree(args.tree)
-        changed = apply(REPO, tree)
-    except (PatchError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    tree = open_tree(args.tree)
+    changed = apply(REPO, tree)
     done = "now holds the series" if changed else "holds the series already"
     print(f"{tree.root} ({tree.kind}, Paddle {tree.version}) {done}")
     return 0

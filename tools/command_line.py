@@ -15,17 +15,24 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Callable, NoReturn
+from typing import Callable, Optional
 
 from tools.series import PatchError
 
+Main = Callable[[Optional[list]], int]
 
-def run_main(main: Callable[[list[str]], int]) -> NoReturn:
-    """Runs `main` with the arguments; an expected error is one message."""
-    try:
-        status = main(sys.argv[1:])
-    except (PatchError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 1
-    sys.exit(status)
+
+def reports_errors(main: Main) -> Main:
+    """Decorator of a `main`: an error that is expected is one message."""
+
+    @functools.wraps(main)
+    def reporting(argv: list[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except (PatchError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+
+    return reporting

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tools.command_line import run_main
+from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
 from tools.tree import SUPPORTED
 
@@ -49,7 +50,8 @@ def lines_of(python: Path, plugin: Path) -> list[list[str]]:
     return [line.split("\t") for line in done.stdout.splitlines()]
 
 
-def main(_: list[str]) -> int:
+@reports_errors
+def main(_: list[str] | None = None) -> int:
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
     table = Table("thread", "asked for", "stock", "ours")
@@ -76,4 +78,4 @@ def main(_: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    sys.exit(main())

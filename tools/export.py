@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.apply import REPO, fit, own_file, write_files
+from tools.command_line import reports_errors
 from tools.series import PatchError, load_series, parse_patch, series_lines
 from tools.tree import SUPPORTED, git, open_tree, run_git
 
@@ -309,6 +310,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     return bool(changed or stale)
 
 
+@reports_errors
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the module's text gives the exit status."""
     parser = argparse.ArgumentParser(
@@ -331,16 +333,12 @@ def main(argv: list[str] | None = None) -> int:
         "--refresh", action="store_true", help="take the branch's commits back"
     )
     args = parser.parse_args(argv)
-    try:
-        if args.refresh:
-            changed = refresh(REPO, args.checkout, args.branch)
-            done = f"patches/ holds the branch {args.branch}"
-        else:
-            changed = export(REPO, args.checkout, args.output, args.branch)
-            done = f"{args.branch} holds the series; mails: {args.output}"
-    except (PatchError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if args.refresh:
+        changed = refresh(REPO, args.checkout, args.branch)
+        done = f"patches/ holds the branch {args.branch}"
+    else:
+        changed = export(REPO, args.checkout, args.output, args.branch)
+        done = f"{args.branch} holds the series; mails: {args.output}"
     print(f"{'done' if changed else 'up to date'}: {done}")
     return 0
 

@@ -26,7 +26,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.command_line import run_main
+from tools.command_line import reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
 from tools.tree import SUPPORTED
 from tools.wheel import REPO
@@ -46,7 +46,9 @@ def passes(title: str, *command: str | Path, **variables: str | Path) -> bool:
     )
 
 
-def main(argv: list[str]) -> int:
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    arguments = (sys.argv[1:] if argv is None else argv) or ["test"]
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
     ctest = stock.with_name("ctest")
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
         passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),
         passes(
             "Paddle",
-            *(ours, "-m", "pytest", "-q", "-rs", *(argv or ["test"])),
+            *(ours, "-m", "pytest", "-q", "-rs", *arguments),
             CUSTOM_DEVICE_ROOT=plugin,
         ),
     ]
@@ -75,4 +77,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    sys.exit(main())

@@ -41,7 +41,7 @@ from packaging.version import Version
 from rich.console import Console
 
 from tools.apply import apply
-from tools.command_line import run_main
+from tools.command_line import reports_errors
 from tools.series import PatchError
 from tools.tree import SUPPORTED, open_tree
 
@@ -186,7 +186,8 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     return wheel
 
 
-def main(argv: list[str]) -> int:
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheel")
     parser.add_argument(
         "--base",
@@ -206,4 +207,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    sys.exit(main())

@@ -27,9 +27,10 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
-from tools.command_line import run_main
+from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
 from tools.tree import SUPPORTED
 from tools.wheel import BUILD
@@ -114,7 +115,8 @@ def measure(
     return lines
 
 
-def main(argv: list[str]) -> int:
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmark")
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--report", type=Path, default=BUILD / "benchmark.md")
@@ -146,4 +148,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    sys.exit(main())

@@ -171,8 +171,8 @@ def test_a_repository_named_by_a_hook_is_not_taken_for_the_checkout(
 ):
     other = new_checkout(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
     assert export(repo, checkout, output)
+    monkeypatch.delenv("GIT_DIR")
     assert git(checkout, f"branch --list {BRANCH}")
 
 

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-_PLACE_CLASSES = frozenset(
-    {type(None), core.CPUPlace, core.CUDAPlace, core.CUDAPinnedPlace}
-    | {core.XPUPlace, core.IPUPlace, core.CustomPlace}
-)
-
 followers_tracer: Tracer | None = None
 # The key is the hash of the place, which is what Place's own equality compares.
 _place_tracers: dict[int, Tracer] = {}
@@ -61,20 +56,27 @@ def _concrete_place(place: core.Place) -> core.Place | None:
     """
     Returns a place, such as a tensor's, as an object of the class of its
     device, as a current place has to be; None for an undefined place.
+
+    Raises:
+        TypeError: `place` is no place.
     """
-    if type(place) is not core.Place:
+    if not isinstance(place, core.Place):
         raise TypeError(
             "The device of a thread should be a paddle.base.core.Place, but "
             f"received {place!r} of type {type(place).__name__}. Please pass a "
             "place like paddle.CPUPlace(), or a string like 'cpu' or 'gpu:0' "
             "to paddle.set_device."
         )
+    if type(place) is not core.Place:
+        return place
     if place.is_cpu_place():
         return core.CPUPlace()
     if place.is_gpu_place():
         return core.CUDAPlace(place.gpu_device_id())
     if place.is_cuda_pinned_place():
         return core.CUDAPinnedPlace()
+    if place.is_xpu_pinned_place():
+        return core.XPUPinnedPlace()
     if place.is_xpu_place():
         return core.XPUPlace(place.xpu_device_id())
     if place.is_ipu_place():
@@ -141,7 +143,7 @@ def set_thread_place(state: dict[str, Any], place: core.Place | None) -> None:
     Raises:
         TypeError: `place` is no place. Nothing is changed.
     """
-    if type(place) not in _PLACE_CLASSES:
+    if place is not None:
         place = _concrete_place(place)
     tracer = followers_tracer if place is None else _tracer_of_place(place)
     state["thread_expected_place_"] = place

@@ -1,0 +1,145 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The custom wheel, made from a made-up official one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from packaging.version import Version
+
+from tools.series import PatchError
+from tools.tests.conftest import DEVICE, OWN, replace, write
+from tools.wheel import build, version_of
+
+METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
+TAGS = "cp311-cp311-linux_x86_64"
+
+
+def pack(folder, output, name="paddlepaddle", version="3.3.0"):
+    """Packs an unpacked made-up wheel as an official one."""
+    (old,) = folder.glob("*.dist-info")
+    info = old.rename(folder / f"{name}-{version}.dist-info")
+    write(
+        info,
+        {
+            "METADATA": METADATA.format(name, version),
+            "WHEEL": "Wheel-Version: 1.0\nGenerator: made up\n"
+            f"Root-Is-Purelib: false\nTag: {TAGS}\n",
+        },
+    )
+    output.mkdir()
+    command = [sys.executable, "-m", "wheel", "pack", "-d", output, folder]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return next(output.iterdir())
+
+
+@pytest.fixture
+def official(wheel, tmp_path):
+    return pack(wheel, tmp_path / "official")
+
+
+def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        own = archive.read(OWN[len("python/") :])
+        patched = archive.read(DEVICE[len("python/") :])
+    assert own == (repo / OWN).read_bytes()
+    assert b"def f2(x, w=1):" in patched
+
+
+def test_version_is_local_and_the_same_everywhere(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    version = version_of(made)
+    assert version.public == "3.3.0"
+    assert version.local.startswith("threadsafe.")
+    assert version > Version("3.3.0")
+    assert made.name.endswith(f"-{TAGS}.whl")
+    with zipfile.ZipFile(made) as archive:
+        info = f"paddlepaddle-{version}.dist-info"
+        metadata = archive.read(f"{info}/METADATA").decode()
+        infos = {
+            n.split("/")[0] for n in archive.namelist() if "dist-info" in n
+        }
+    assert infos == {info}
+    assert f"\nVersion: {version}\n" in metadata
+    assert metadata.endswith("\nVersion: none\n")
+
+
+def test_local_version_of_the_base_is_kept(wheel, repo, tmp_path):
+    base = pack(wheel, tmp_path / "gpu", "paddlepaddle_gpu", "3.3.0+cu126")
+    made = build(base, tmp_path / "out", repo)
+    assert made.name.startswith("paddlepaddle_gpu-3.3.0+cu126.threadsafe.")
+
+
+def test_record_has_every_file_with_its_hash(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        (record,) = (n for n in archive.namelist() if n.endswith("/RECORD"))
+        lines = archive.read(record).decode().splitlines()
+        rows = [line.rsplit(",", 2) for line in lines]
+        assert sorted(row[0] for row in rows) == sorted(archive.namelist())
+        for name, digest, size in rows:
+            if name == record:
+                continue
+            data = archive.read(name)
+            sha = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+            assert digest == f"sha256={sha.decode().rstrip('=')}"
+            assert int(size) == len(data)
+
+
+def test_wheel_that_is_there_is_not_built_again(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    made.write_bytes(b"as it was")
+    assert build(official, tmp_path / "out", repo) == made
+    assert made.read_bytes() == b"as it was"
+
+
+def test_changed_source_gives_another_version(official, repo, tmp_path):
+    before = build(official, tmp_path / "out", repo)
+    (repo / OWN).write_text("# changed\n")
+    assert build(official, tmp_path / "out", repo).name != before.name
+
+
+def test_failing_hunk_leaves_no_wheel(official, repo, tmp_path):
+    patch = repo / "patches" / "0001-p.patch"
+    replace(patch, "-    y = x + 3\n", "-    y = x + 33\n")
+    with pytest.raises(PatchError, match="0001-p.patch"):
+        build(official, tmp_path / "out", repo)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("paddlepaddle-3.2.2-cp311-cp311-linux_x86_64.whl", "3.2.2"),
+        ("torch-3.3.0-cp311-cp311-linux_x86_64.whl", "torch"),
+        ("paddle.zip", "paddle.zip"),
+    ],
+)
+def test_base_that_is_not_supported_is_named(name, said, repo, tmp_path):
+    base = tmp_path / name
+    base.write_bytes(b"")
+    with pytest.raises(PatchError, match=said):
+        build(base, tmp_path / "out", repo)
+
+
+def test_base_that_is_no_file_is_named(repo, tmp_path):
+    with pytest.raises(PatchError, match="'3.3.7'.*3.3.0"):
+        build(tmp_path.__class__("3.3.7"), tmp_path / "out", repo)
