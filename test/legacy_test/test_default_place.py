@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import unittest
 
@@ -34,32 +33,32 @@ from paddle.base import framework
 @on_every_device_list
 class TestDefaultPlace(unittest.TestCase):
     def test_default_device_found_by_many_threads_does_not_undo_a_set(self):
-        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
-        sys.setswitchinterval(1e-6)
-        default = self.devices[0]
-        # The search for the default takes a thread switch, as it may on a GPU.
-        search = framework._init_global_expected_place
-        self.addCleanup(
-            setattr, framework, "_init_global_expected_place", search
-        )
-        has_searched, is_set = threading.Event(), threading.Event()
+        place = paddle.device._convert_to_place(self.devices[1])
+        # Between its look at the place and its write, the search asks this; it
+        # may take its time, as with a driver that has to start.
+        core = framework.core
+        ask = core.is_compiled_with_cuda
+        self.addCleanup(setattr, core, "is_compiled_with_cuda", ask)
+        has_looked, is_set = threading.Event(), threading.Event()
 
-        def slow_search():
-            has_searched.set()
-            is_set.wait(0.02)
-            return search()
+        def ask_slowly():
+            has_looked.set()
+            is_set.wait(0.05)
+            return ask()
 
-        framework._init_global_expected_place = slow_search
+        core.is_compiled_with_cuda = ask_slowly
         for _ in range(20):
-            has_searched.clear()
+            has_looked.clear()
             is_set.clear()
             framework._global_expected_place_ = None
-            workers = [Worker(paddle.get_device) for _ in range(4)]
-            self.assertTrue(has_searched.wait(WAIT_S))
-            paddle.set_device(self.devices[1])
+            workers = [
+                Worker(framework._current_expected_place_) for _ in range(4)
+            ]
+            self.assertTrue(has_looked.wait(WAIT_S))
+            paddle.device.set_device(place)
             is_set.set()
             for worker in workers:
-                self.assertIn(worker.result(), {default, self.devices[1]})
+                worker.result()
             self.assertEqual(paddle.get_device(), self.devices[1])
 
 
@@ -73,16 +72,15 @@ class TestFork(ForkTestCase):
 
             held, may_end = threading.Event(), threading.Event()
 
-            def hold():
-                with default_place.lock:
-                    held.set()
-                    may_end.wait(WAIT_S)
+            def search():
+                held.set()
+                may_end.wait(WAIT_S)
 
             def in_child():
                 paddle.set_device(devices[1])
                 assert places_of_new_tensors() == {devices[1]}
 
-            worker = Worker(hold)
+            worker = Worker(default_place.seek, search)
             assert held.wait(WAIT_S)
             forked(in_child)
             may_end.set()

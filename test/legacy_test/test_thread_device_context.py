@@ -155,6 +155,27 @@ class TestContexts(unittest.TestCase):
         self.assertEqual(twice(), expected)
         self.assertEqual(in_thread(twice), expected)
 
+    def test_contexts_left_out_of_order_restore_their_own(self):
+        def out_of_order():
+            outer = paddle.device.device(self.devices[1])
+            inner = paddle.device.device_guard("cpu")
+            outer.__enter__()
+            inner.__enter__()
+            outer.__exit__(None, None, None)
+            after_outer = paddle.get_device()
+            inner.__exit__(None, None, None)
+            return after_outer, paddle.get_device()
+
+        self.assertEqual(
+            in_thread(out_of_order), (self.devices[0], self.devices[1])
+        )
+
+    def test_context_never_entered_is_not_taken_for_the_open_one(self):
+        with paddle.device.device(self.devices[1]):
+            with self.assertRaisesRegex(RuntimeError, "has not entered it"):
+                paddle.device.device("cpu").__exit__(None, None, None)
+            self.assertEqual(places_of_new_tensors(), {self.devices[1]})
+
     def test_one_context_object_serves_several_threads_at_once(self):
         context = paddle.device.device_guard(self.devices[1])
         together = threading.Barrier(4, timeout=WAIT_S)

@@ -29,6 +29,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.base import framework
 
 
 @on_every_device_list
@@ -85,6 +86,34 @@ class TestStaticGraph(unittest.TestCase):
         has_moved.set()
         self.assertEqual(worker.result(), {self.devices[1]})
 
+    def test_device_set_without_a_tracer_holds_when_it_is_back(self):
+        def set_inside():
+            paddle.set_device("cpu")
+            # As to_static does around what it traces.
+            with framework._dygraph_guard(None):
+                paddle.set_device(self.devices[1])
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(set_inside), {self.devices[1]})
+
+    def test_followers_follow_the_main_thread_into_a_guard(self):
+        entered, has_moved = threading.Event(), threading.Event()
+
+        def follow():
+            first = places_of_new_tensors()
+            entered.set()
+            self.assertTrue(has_moved.wait(WAIT_S))
+            return first, places_of_new_tensors()
+
+        worker = Worker(follow)
+        self.assertTrue(entered.wait(WAIT_S))
+        with paddle.base.dygraph.guard():
+            # The main thread has a tracer of its own in here.
+            paddle.set_device(self.devices[1])
+            has_moved.set()
+            seen = worker.result()
+        self.assertEqual(seen, ({self.devices[0]}, {self.devices[1]}))
+
     def test_thread_begun_while_another_is_in_a_guard_follows_main(self):
         def own():
             place = paddle.device._convert_to_place(self.devices[1])
@@ -131,6 +160,33 @@ class TestStaticGraph(unittest.TestCase):
 
 
 class TestFork(ForkTestCase):
+    def test_guard_left_after_a_fork_gives_the_main_thread_its_own_tracer(self):
+        run_script(
+            self,
+            """
+            from thread_device_base import *
+
+            def in_child(guard):
+                guard.__exit__(None, None, None)
+                paddle.set_device("cpu")
+                # What the main thread writes to must not be that device's.
+                in_thread(check_on, devices[1])
+
+            def check_on(device):
+                paddle.set_device(device)
+                assert places_of_new_tensors() == {device}
+
+            def fork_inside():
+                paddle.set_device(devices[1])
+                guard = paddle.base.dygraph.guard()
+                guard.__enter__()
+                forked(lambda: in_child(guard))
+
+            in_thread(fork_inside)
+            """,
+            self.devices,
+        )
+
     def test_graph_mode_outlives_a_fork_from_a_thread(self):
         # On stock such a process is in static graph mode: the fork drops the
         # main thread's state, whose guard then ends on the forking thread.
