@@ -71,8 +71,8 @@ def site_packages(python: Path) -> Path:
 
 def host_device(python: Path, sanitizer: str = "") -> Path:
     """
-    Returns the folder of the test device's plugin, built for the Paddle of an
-    environment, and of its test program when a sanitizer is named.
+    Returns the folder of the test device's plugin and test program, built for
+    the Paddle of an environment, under a sanitizer if one is named.
     """
     folder = BUILD / "host_device" / (sanitizer or "plain")
     cmake = python.with_name("cmake")

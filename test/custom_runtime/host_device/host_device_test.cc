@@ -555,6 +555,13 @@ TEST(AnEmptyCopyIsFineAnywhereInABlock) {
   CHECK(plugin.memory_copy_d2h(device0, &byte, At(block, 100), 0) == C_SUCCESS);
 }
 
+TEST(AnEmptyCopyNeedsNoHostMemory) {
+  const Plugin plugin;
+  void* const block = Allocate(plugin, device0, 8);
+  CHECK(plugin.memory_copy_h2d(device0, block, nullptr, 0) == C_SUCCESS);
+  CHECK(plugin.memory_copy_d2h(device0, nullptr, block, 0) == C_SUCCESS);
+}
+
 TEST(ACopyThatLeavesItsBlockIsRefusedAndMovesNothing) {
   const Plugin plugin;
   const Bytes bytes = Counting(100, 7);

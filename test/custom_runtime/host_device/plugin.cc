@@ -235,17 +235,22 @@ C_Status GetMinChunkSize(C_Device, size_t* size) {
   return C_SUCCESS;
 }
 
+// A copy of nothing may come without a pointer, which memcpy does not take.
+void Copy(void* dst, const void* src, size_t size) {
+  if (size > 0) std::memcpy(dst, src, size);
+}
+
 C_Status CopyH2D(C_Device device, void* dst, const void* src, size_t size) {
   const auto block = Pin(device, dst, size);
   if (block == nullptr) return C_ERROR;
-  std::memcpy(dst, src, size);
+  Copy(dst, src, size);
   return C_SUCCESS;
 }
 
 C_Status CopyD2H(C_Device device, void* dst, const void* src, size_t size) {
   const auto block = Pin(device, src, size);
   if (block == nullptr) return C_ERROR;
-  std::memcpy(dst, src, size);
+  Copy(dst, src, size);
   return C_SUCCESS;
 }
 
