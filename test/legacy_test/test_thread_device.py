@@ -156,14 +156,15 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual(in_thread(own), int(index or 0))
 
     def test_place_of_a_tensor_is_a_device_to_set(self):
-        there = paddle.zeros([1])
+        there = paddle.to_tensor([1.0], place=self.devices[1])
 
         def own():
-            paddle.set_device(self.devices[1])
+            paddle.set_device("cpu")
             paddle.set_device(there.place)
             return places_of_new_tensors()
 
-        self.assertEqual(in_thread(own), {self.devices[0]})
+        self.assertEqual(in_thread(own), {self.devices[1]})
+        self.assertEqual(own(), {self.devices[1]})
 
     def test_device_that_does_not_exist_leaves_the_thread_where_it_was(self):
         def own():

@@ -143,6 +143,35 @@ class TestFirstUse(unittest.TestCase):
             self.devices,
         )
 
+    def test_default_device_found_by_many_threads_does_not_undo_a_set(self):
+        # It is found while Paddle is imported, which one thread does for all.
+        run_script(
+            self,
+            """
+            together = threading.Barrier(9, timeout=60)
+            seen = []
+
+            def first():
+                together.wait()
+                import paddle
+                seen.append(paddle.get_device())
+
+            sys.setswitchinterval(1e-6)
+            threads = [threading.Thread(target=first) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            together.wait()
+            import paddle
+            paddle.set_device(devices[1])
+            for thread in threads:
+                thread.join()
+            assert paddle.get_device() == devices[1]
+            assert len(seen) == 8, seen
+            assert set(seen) <= {devices[0], devices[1]}, seen
+            """,
+            self.devices,
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

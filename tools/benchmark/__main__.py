@@ -134,10 +134,12 @@ def main(argv: list[str] | None = None) -> int:
         runners = [Runner(python, root) for python in (stock, ours)]
         lines += [
             "",
-            f"| {title}: thread | call | stock | ours | ours / stock |",
+            f"{title}:",
+            "",
+            "| thread | call | stock | ours | ours / stock |",
+            "|---|---|---:|---:|---:|",
         ]
-        lines += ["|---|---|---:|---:|---:|"]
-        print(*lines[-2:], sep="\n")
+        print(*lines[-5:], sep="\n")
         lines += measure(*runners, cases, args.rounds)
         for runner in runners:
             runner.close()

@@ -52,7 +52,7 @@ followers_tracer: Tracer | None = None
 _place_tracers: dict[int, Tracer] = {}
 
 
-def _concrete_place(place: core.Place) -> core.Place | None:
+def concrete_place(place: core.Place) -> core.Place | None:
     """
     Returns a place, such as a tensor's, as an object of the class of its
     device, as a current place has to be; None for an undefined place.
@@ -144,7 +144,7 @@ def set_thread_place(state: dict[str, Any], place: core.Place | None) -> None:
         TypeError: `place` is no place. Nothing is changed.
     """
     if place is not None:
-        place = _concrete_place(place)
+        place = concrete_place(place)
     tracer = followers_tracer if place is None else _tracer_of_place(place)
     state["thread_expected_place_"] = place
     current = state["_dygraph_tracer_"]
