@@ -18,7 +18,7 @@ from __future__ import annotations
 import nox
 
 nox.options.sessions = ["wheel"]
-nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
 
 TOOLS = ("packaging==25.0", "rich==14.2.0", "wheel==0.45.1")
 PYTEST = "pytest==8.4.2"

@@ -32,6 +32,15 @@ import paddle
 from paddle.base import framework
 
 
+def before_and_after(entered, has_moved):
+    """Returns where a thread is, and where it is once `has_moved` is set."""
+    first = places_of_new_tensors()
+    entered.set()
+    if not has_moved.wait(WAIT_S):
+        raise TimeoutError
+    return first, places_of_new_tensors()
+
+
 @on_every_device_list
 class TestStaticGraph(unittest.TestCase):
     def test_enable_static_acts_on_the_calling_thread(self):
@@ -98,14 +107,7 @@ class TestStaticGraph(unittest.TestCase):
 
     def test_followers_follow_the_main_thread_into_a_guard(self):
         entered, has_moved = threading.Event(), threading.Event()
-
-        def follow():
-            first = places_of_new_tensors()
-            entered.set()
-            self.assertTrue(has_moved.wait(WAIT_S))
-            return first, places_of_new_tensors()
-
-        worker = Worker(follow)
+        worker = Worker(before_and_after, entered, has_moved)
         self.assertTrue(entered.wait(WAIT_S))
         with paddle.base.dygraph.guard():
             # The main thread has a tracer of its own in here.
@@ -124,15 +126,8 @@ class TestStaticGraph(unittest.TestCase):
 
     def test_thread_begun_while_main_is_in_a_guard_goes_on_following(self):
         entered, has_moved = threading.Event(), threading.Event()
-
-        def follow():
-            first = places_of_new_tensors()
-            entered.set()
-            self.assertTrue(has_moved.wait(WAIT_S))
-            return first, places_of_new_tensors()
-
         with paddle.base.dygraph.guard():
-            worker = Worker(follow)
+            worker = Worker(before_and_after, entered, has_moved)
             self.assertTrue(entered.wait(WAIT_S))
         paddle.set_device(self.devices[1])
         has_moved.set()
