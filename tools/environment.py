@@ -25,16 +25,12 @@ from tools.wheel import BUILD, REPO, build, official_wheel, run, step
 TESTING = ("pytest==8.4.2", "cmake==3.31.6", "ninja==1.13.0")
 
 
-def _python_of(folder: Path) -> Path:
-    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-
-
 def environment(folder: Path, wheel: Path) -> Path:
     """
     Returns the Python of the virtual environment `folder` that holds `wheel`
     and what the tests need, made anew unless it is just that already.
     """
-    python = _python_of(folder)
+    python = folder / "bin" / "python"
     stamp = folder / "made-of.txt"
     made_of = "\n".join([str(wheel), sys.version, *TESTING])
     if stamp.exists() and stamp.read_text() == made_of:

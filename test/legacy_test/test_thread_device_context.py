@@ -238,6 +238,30 @@ class TestContexts(unittest.TestCase):
 
 
 class TestFork(ForkTestCase):
+    def test_guard_entered_before_the_fork_is_left_after_it(self):
+        run_script(
+            self,
+            """
+            from thread_device_base import *
+
+            def fork_inside():
+                place = paddle.device._convert_to_place(devices[1])
+                guard = paddle.base.dygraph.guard(place)
+
+                def leave():
+                    assert places_of_new_tensors() == {devices[1]}
+                    guard.__exit__(None, None, None)
+                    assert places_of_new_tensors() == {devices[2]}
+
+                with guard:
+                    forked(leave)
+
+            paddle.set_device(devices[2])
+            in_thread(fork_inside)
+            """,
+            self.devices,
+        )
+
     def test_context_entered_before_the_fork_is_left_after_it(self):
         run_script(
             self,

@@ -19,8 +19,10 @@ import os
 import random
 import sys
 import threading
+import time
 import unittest
 
+import numpy as np
 from thread_device_base import (
     WAIT_S,
     Worker,
@@ -73,7 +75,7 @@ class TestStress(unittest.TestCase):
             lambda: paddle.rand([1, 2]),
             lambda: paddle.full([1, 2], 0.5),
         )
-        for _ in range(ROUNDS // 4):
+        for _ in range(ROUNDS // 2):
             device = chooser.choice(self.devices)
             if chooser.random() < 0.5:
                 paddle.set_device(device)
@@ -115,21 +117,30 @@ class TestStress(unittest.TestCase):
     def test_followers_are_only_ever_where_the_main_thread_is_or_was(self):
         switch_threads_often(self)
         is_over = threading.Event()
-        allowed = set(self.devices)
+
+        def place():
+            # Where C++ chooses, by the tracer that the main thread writes to.
+            return place_name(paddle.Tensor(np.ones(1)))
 
         def follow(_):
-            seen = set()
+            # Until a thread calls into Python, it has C++'s own tracer.
+            seen = {paddle.in_dynamic_mode() and place()}
             while not is_over.is_set():
-                seen.add(place_name(paddle.rand([1])))
-                seen.add(place_name(paddle.zeros([1])))
-            return seen
+                seen.add(place())
+            return seen, place()
 
         followers = [Worker(follow, i) for i in range(4)]
         for i in range(ROUNDS):
             paddle.set_device(self.devices[i % len(self.devices)])
+            if i % 7 == 0:
+                time.sleep(0.001)
+        paddle.set_device(self.devices[1])
         is_over.set()
         for follower in followers:
-            self.assertLessEqual(follower.result(), allowed)
+            seen, last = follower.result()
+            self.assertLessEqual(seen, set(self.devices))
+            self.assertGreater(len(seen), 1)
+            self.assertEqual(last, self.devices[1])
 
 
 @on_every_device_list

@@ -48,12 +48,14 @@ def pop(scope: object) -> Any:
     for i in reversed(range(len(scopes))):
         if scopes[i][0] is scope:
             return scopes.pop(i)[1]
-    raise left_elsewhere(scope)
+    name = f"{type(scope).__module__}.{type(scope).__qualname__}"
+    raise left_elsewhere(name)
 
 
-def enter(scope: object, place: core.Place) -> None:
+def enter(scope: object, place: core.Place | None) -> None:
     """
-    Enters the context `scope`, in which the calling thread is on `place`.
+    Enters the context `scope`, in which the calling thread is on `place`, or
+    follows the main thread.
     """
     saved = framework._own_expected_place()
     framework._set_expected_place(place)

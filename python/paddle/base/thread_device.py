@@ -153,65 +153,44 @@ def set_thread_place(state: dict[str, Any], place: core.Place | None) -> None:
         core._switch_tracer(tracer)
 
 
-def is_left_on(thread: int, guard: str) -> bool:
+def is_left(state: dict[str, Any], guard: str) -> bool:
     """
     Tells a guard written as a generator, in its `finally`, whether to put back
-    what it found when `thread` entered it.
+    what it found when it was entered.
+
+    Args:
+        state (dict): what `framework.global_var` held of the thread then. Its
+            identity tells the thread, and unlike an ident is not used again.
+        guard (str): the name of the guard.
 
     Returns:
-        bool: False when the guard is not left at all but dropped by another
-        thread, together with the state of a thread that is gone: after a fork,
-        that of every thread but the forking one.
+        bool: False when the guard is not left but dropped, by another thread or
+        with the state of a thread that ends: after a fork, that of every thread
+        but the forking one.
 
     Raises:
         RuntimeError: the guard is left on a thread that has not entered it.
     """
-    if threading.get_ident() == thread:
+    from .framework import global_var
+
+    if global_var.__dict__ is state:
         return True
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return False
     raise left_elsewhere(guard)
 
 
-def left_elsewhere(scope: object) -> RuntimeError:
+def left_elsewhere(guard: str) -> RuntimeError:
     """
     Returns the error for a device context that is left on a thread that has not
     entered it.
     """
     return RuntimeError(
-        f"The device context {scope} is left on thread "
+        f"The device context {guard} is left on thread "
         f"{threading.current_thread().name!r}, which has not entered it. The "
         "current device belongs to a thread: please leave a context on the "
         "thread that entered it, and enter one on each thread that needs it."
     )
-
-
-def check_parameter_names(groups: list[Any]) -> None:
-    """
-    Refuses parameters of which two have one name, by which an optimizer keeps
-    its state: as every tracer counts the tensors that nobody named from zero,
-    two such tensors made on threads with devices of their own may have.
-
-    Args:
-        groups (list): tensors, or dicts that hold a list of them as `params`.
-
-    Raises:
-        ValueError: two parameters have one name.
-    """
-    from .framework import _threads_have_places
-
-    if not _threads_have_places:
-        return
-    named = {}
-    for group in groups:
-        for param in group["params"] if isinstance(group, dict) else [group]:
-            if named.setdefault(param.name, param) is not param:
-                raise ValueError(
-                    "The parameters of an optimizer should have names of their "
-                    f"own, but received two named {param.name!r}. Tensors that "
-                    "are made on threads with different devices and not named "
-                    "may get one name. Please set `name` of one of them."
-                )
 
 
 def has_inherited_mode(local: GlobalThreadLocal) -> bool:
@@ -230,7 +209,6 @@ def _make_forking_thread_the_main_one() -> None:
     was_main = framework._is_main_thread()
     framework._main_thread_ident = threading.get_ident()
     framework.global_var.is_main_thread_ = True
-    framework._threads_have_places = False
     # A guard that the fork interrupts may put one of them back as the tracer
     # of the main thread, which writes to its tracer.
     _place_tracers.clear()

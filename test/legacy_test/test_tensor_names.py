@@ -1,0 +1,117 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Unnamed tensors of threads with different devices are kept apart."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import unittest
+
+from thread_device_base import in_thread, on_every_device_list
+
+import paddle
+
+
+def unnamed(value, **kwargs):
+    """Returns a tensor on the CPU, whatever the device of the thread."""
+    return paddle.to_tensor([float(value)] * 2, place="cpu", **kwargs)
+
+
+@on_every_device_list
+class TestTensorNames(unittest.TestCase):
+    def two_of_one_name(self, **kwargs):
+        """Returns unnamed tensors, 1 and 10, that got one name."""
+
+        def make(device, value):
+            paddle.set_device(device)
+            return [unnamed(value, **kwargs) for _ in range(100)]
+
+        here, there = (
+            in_thread(make, device, value)
+            for device, value in zip(self.devices, (1, 10))
+        )
+        names = {tensor.name: tensor for tensor in here}
+        pairs = [(names.get(t.name), t) for t in there]
+        return next(pair for pair in pairs if pair[0] is not None)
+
+    def model_with_buffers_of_one_name(self):
+        class Model(paddle.nn.Layer):
+            def forward(self, x):
+                return x + self.a + self.b * 100
+
+        model = Model()
+        for name, buffer in zip("ab", self.two_of_one_name()):
+            model.register_buffer(name, buffer)
+        return model
+
+    def test_to_static_tells_buffers_of_one_name_apart(self):
+        paddle.set_device("cpu")
+        model = self.model_with_buffers_of_one_name()
+        static = paddle.jit.to_static(model, full_graph=True)
+        self.assertEqual(static(unnamed(0)).tolist(), [1001.0, 1001.0])
+
+    def test_saved_model_tells_buffers_of_one_name_apart(self):
+        paddle.set_device("cpu")
+        model = self.model_with_buffers_of_one_name()
+        spec = [paddle.static.InputSpec([2], "float32")]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model")
+            paddle.jit.save(model, path, input_spec=spec)
+            loaded = paddle.jit.load(path)
+            self.assertEqual(loaded(unnamed(0)).tolist(), [1001.0, 1001.0])
+
+    def test_optimizer_refuses_two_tensors_of_one_name(self):
+        one, other = self.two_of_one_name(stop_gradient=False)
+        with self.assertRaisesRegex(ValueError, repr(one.name)):
+            paddle.optimizer.Adam(0.1, parameters=[one, other])
+
+    def test_they_train_apart_once_one_is_named(self):
+        one, other = self.two_of_one_name(stop_gradient=False)
+        other.name = "other"
+        adam = paddle.optimizer.Adam(0.1, parameters=[one, other])
+        ((one * 3).sum() - (other * 2).sum()).backward()
+        adam.step()
+        for value, expected in ((one, 0.9), (other, 10.1)):
+            self.assertAlmostEqual(value[0].item(), expected, places=5)
+
+    def test_tensor_given_twice_is_not_two_of_one_name(self):
+        one, _ = self.two_of_one_name(stop_gradient=False)
+        paddle.optimizer.SGD(0.1, parameters=[one, one])
+
+    def test_layers_need_no_names(self):
+        def build():
+            paddle.set_device(self.devices[1])
+            with paddle.device.device("cpu"):
+                return paddle.nn.Linear(2, 2)
+
+        paddle.set_device("cpu")
+        layers = [in_thread(build), paddle.nn.Linear(2, 2), in_thread(build)]
+        paddle.optimizer.Adam(
+            0.1, parameters=[p for layer in layers for p in layer.parameters()]
+        )
+
+    def test_layers_that_were_given_one_name_are_taken_as_before(self):
+        layers = []
+        for _ in range(2):
+            with paddle.utils.unique_name.guard():
+                layers.append(paddle.nn.Linear(2, 2))
+        in_thread(paddle.set_device, self.devices[1])
+        paddle.optimizer.SGD(
+            0.1, parameters=[p for layer in layers for p in layer.parameters()]
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
