@@ -15,9 +15,9 @@
 
     python -m tools.benchmark [--rounds N] [--report FILE.md]
 
-Both wheels run in a process each, which time the same calls in turn, so that a
-machine that changes its speed changes it for both. A line has the median of the
-rounds, and the median of the rounds' ratios.
+Both wheels run in a process each, which time the same calls in turn on the same
+core, so that a machine that changes its speed changes it for both. A line has
+the median of the rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class Runner:
             text=True,
             env=environ,
         )
+        # Cores of a shared machine differ in speed from moment to moment.
+        os.sched_setaffinity(self._process.pid, [max(os.sched_getaffinity(0))])
 
     def seconds(self, where: str, name: str) -> float:
         """Returns what one call takes, over one round."""
