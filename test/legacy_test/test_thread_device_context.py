@@ -208,6 +208,30 @@ class TestContexts(unittest.TestCase):
                 may_end.set()
                 self.assertEqual(worker.result(), {self.devices[1]})
 
+    def test_guard_of_a_thread_that_ended_does_not_move_another(self):
+        place = paddle.device._convert_to_place(self.devices[0])
+
+        def suspend():
+            paddle.set_device(self.devices[1])
+            with paddle.base.dygraph.guard(place):
+                yield
+
+        def begin():
+            suspended = suspend()
+            next(suspended)
+            return suspended
+
+        def close_elsewhere(suspended):
+            paddle.set_device("cpu")
+            suspended.close()
+            return places_of_new_tensors()
+
+        # Some of these threads get the ident of the one that ended.
+        for _ in range(20):
+            self.assertEqual(
+                in_thread(close_elsewhere, in_thread(begin)), {"cpu"}
+            )
+
     def test_context_of_a_device_that_is_refused_changes_nothing(self):
         context = paddle.device.device(1.5)
         with self.assertRaises(ValueError):

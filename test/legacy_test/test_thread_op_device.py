@@ -65,6 +65,21 @@ class TestOpDevice(unittest.TestCase):
         may_leave.set()
         self.assertEqual(worker.result(), ("cpu", ""))
 
+    def test_guard_of_a_thread_that_ended_does_not_move_another(self):
+        def suspend():
+            with paddle.static.device_guard("gpu"):
+                yield
+
+        def begin():
+            suspended = suspend()
+            next(suspended)
+            return suspended
+
+        suspended = in_thread(begin)
+        with paddle.static.device_guard("cpu"):
+            suspended.close()
+            self.assertEqual(device_of_new_op(), "cpu")
+
 
 class TestFork(ForkTestCase):
     def test_op_device_outlives_a_fork_from_a_thread(self):

@@ -153,14 +153,14 @@ def set_thread_place(state: dict[str, Any], place: core.Place | None) -> None:
         core._switch_tracer(tracer)
 
 
-def is_left(state: dict[str, Any], guard: str) -> bool:
+def is_left(scopes: list[Any], guard: str) -> bool:
     """
     Tells a guard written as a generator, in its `finally`, whether to put back
     what it found when it was entered.
 
     Args:
-        state (dict): what `framework.global_var` held of the thread then. Its
-            identity tells the thread, and unlike an ident is not used again.
+        scopes (list): `global_var.device_scopes_` of then. Its identity tells
+            the thread, and unlike an ident is not used again.
         guard (str): the name of the guard.
 
     Returns:
@@ -173,7 +173,7 @@ def is_left(state: dict[str, Any], guard: str) -> bool:
     """
     from .framework import global_var
 
-    if global_var.__dict__ is state:
+    if global_var.device_scopes_ is scopes:
         return True
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return False
