@@ -20,7 +20,13 @@ import nox
 nox.options.sessions = ["wheel"]
 nox.options.reuse_venv = "yes"
 
-TOOLS = ("packaging==25.0", "rich==14.2.0", "wheel==0.45.1")
+TOOLS = (
+    "cmake==3.31.6",
+    "ninja==1.13.0",
+    "packaging==25.0",
+    "rich==14.2.0",
+    "wheel==0.45.1",
+)
 PYTEST = "pytest==8.4.2"
 
 

@@ -20,9 +20,17 @@ import sys
 import venv
 from pathlib import Path
 
-from tools.wheel import BUILD, REPO, build, official_wheel, run, step
+from tools.wheel import (
+    BUILD,
+    REPO,
+    build,
+    cmake_build,
+    official_wheel,
+    run,
+    step,
+)
 
-TESTING = ("pytest==8.4.2", "cmake==3.31.6", "ninja==1.13.0")
+TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
 
 
 def environment(folder: Path, wheel: Path) -> Path:
@@ -65,21 +73,30 @@ def site_packages(python: Path) -> Path:
     return Path(done.stdout.strip())
 
 
+def _built(project: str, sanitizer: str, **variables: Path) -> Path:
+    """Returns the folder that a CMake project under test/ was built in."""
+    folder = BUILD / "test" / project / (sanitizer or "plain")
+    with step(f"building {folder}"):
+        cmake_build(
+            REPO / "test" / project, folder, SANITIZE=sanitizer, **variables
+        )
+    return folder
+
+
 def host_device(python: Path, sanitizer: str = "") -> Path:
     """
     Returns the folder of the test device's plugin and test program, built for
     the Paddle of an environment, under a sanitizer if one is named.
     """
-    folder = BUILD / "host_device" / (sanitizer or "plain")
-    cmake = python.with_name("cmake")
     include = site_packages(python) / "paddle" / "include"
-    source = REPO / "test" / "custom_runtime" / "host_device"
-    with step(f"building the test device in {folder}"):
-        run(
-            *(cmake, "-G", "Ninja", "-S", source, "-B", folder),
-            f"-DCMAKE_MAKE_PROGRAM={python.with_name('ninja')}",
-            f"-DPADDLE_INCLUDE_DIR={include}",
-            f"-DSANITIZE={sanitizer}",
-        )
-        run(cmake, "--build", folder)
-    return folder
+    return _built(
+        "custom_runtime/host_device", sanitizer, PADDLE_INCLUDE_DIR=include
+    )
+
+
+def shared_memory(sanitizer: str = "") -> Path:
+    """
+    Returns the folder of the test programs of the shared memory's C++ core,
+    which needs no Paddle, built under a sanitizer if one is named.
+    """
+    return _built("cpp/phi/memory", sanitizer)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs every test of the project: the tools', the test device's, Paddle's.
+"""Runs every test of the project: the tools', those in C++, Paddle's.
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
@@ -27,9 +27,14 @@ import sys
 from pathlib import Path
 
 from tools.command_line import reports_errors
-from tools.environment import host_device, site_packages, stock_and_ours
+from tools.environment import (
+    host_device,
+    shared_memory,
+    site_packages,
+    stock_and_ours,
+)
 from tools.tree import SUPPORTED
-from tools.wheel import REPO
+from tools.wheel import REPO, beside_python
 
 
 def passes(title: str, *command: str | Path, **variables: str | Path) -> bool:
@@ -51,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = (sys.argv[1:] if argv is None else argv) or ["test"]
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
-    ctest = stock.with_name("ctest")
+    ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
     results = [
         passes(
             "tools",
@@ -59,12 +64,12 @@ def main(argv: list[str] | None = None) -> int:
             PADDLE_WHEEL_TREE=site_packages(stock),
         ),
         *(
-            passes(
-                f"test device under the {sanitizer} sanitizer",
-                *(ctest, "--output-on-failure"),
-                *("--test-dir", host_device(stock, sanitizer)),
-            )
+            passes(f"{title} under the {sanitizer} sanitizer", *ctest, folder)
             for sanitizer in ("address", "thread")
+            for title, folder in (
+                ("test device", host_device(stock, sanitizer)),
+                ("shared memory", shared_memory(sanitizer)),
+            )
         ),
         passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),
         passes(

@@ -15,23 +15,29 @@
 
     python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
 
-The name of the wheel has a digest of all that goes into it as its local
-version, so that the wheel of a state that has been built is found, not built.
+The C++ of shared tensors is compiled into it as an extension module for the
+running Python. The name of the wheel has a digest of all that goes into it as
+its local version, so that the wheel of a state that has been built is found,
+not built.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import mmap
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from packaging.tags import sys_tags
 from packaging.utils import (
     InvalidWheelFilename,
     canonicalize_name,
@@ -48,6 +54,8 @@ from tools.tree import SUPPORTED, open_tree
 REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
 LOCAL_LABEL = "threadsafe"
+EXTENSION = Path("tools", "extension")
+COMPILERS = ("c++", "g++", "clang++")
 
 console = Console(highlight=False)
 
@@ -76,6 +84,41 @@ def run(*command: str | Path) -> None:
         raise PatchError(
             f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}"
         )
+
+
+def beside_python(name: str) -> Path:
+    """Returns a program that PyPI's package of a tool puts beside Python.
+
+    Raises:
+        PatchError: it is not there.
+    """
+    program = Path(sys.executable).with_name(name)
+    if not program.exists():
+        raise PatchError(
+            f"{program} is not there; install it with"
+            f" {sys.executable} -m pip install cmake ninja"
+        )
+    return program
+
+
+def cmake_build(source: Path, folder: Path, **variables: str | Path) -> None:
+    """Builds a CMake project.
+
+    Args:
+        source: the folder of its CMakeLists.txt.
+        folder: what to build in.
+        variables: CMake variables to set.
+
+    Raises:
+        PatchError: CMake or Ninja is missing, or the build failed.
+    """
+    cmake = beside_python("cmake")
+    run(
+        *(cmake, "-G", "Ninja", "-S", source, "-B", folder),
+        f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}",
+        *(f"-D{name}={value}" for name, value in variables.items()),
+    )
+    run(cmake, "--build", folder)
 
 
 def official_wheel(version: str, folder: Path) -> Path:
@@ -122,7 +165,7 @@ def digest_of(base: Path, repo: Path) -> str:
     digest = hashlib.sha256()
     sources = [
         path
-        for folder in ("patches", "python")
+        for folder in ("patches", "python", "paddle", EXTENSION)
         for path in sorted((repo / folder).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     ]
@@ -152,12 +195,78 @@ def set_version(folder: Path, version: Version) -> None:
     info.rename(info.with_name(f"{name}-{version}.dist-info"))
 
 
+def check_can_compile(base: Path) -> None:
+    """Makes sure that an extension module for a wheel can be compiled here.
+
+    Raises:
+        PatchError: the wheel is for another Python or machine, or headers or
+            compiler are missing.
+    """
+    tags = parse_wheel_filename(base.name)[3]
+    if tags.isdisjoint(sys_tags()):
+        raise PatchError(
+            f"{base.name} is for {', '.join(sorted(map(str, tags)))}, and"
+            f" {sys.executable} is {next(sys_tags())}: the extension module is"
+            " compiled for the Python that runs this tool; run it with the one"
+            " that the wheel is for"
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        raise PatchError(
+            f"{header} is not there; install the headers of"
+            f" {sys.executable}, on Debian the package"
+            f" python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+        )
+    if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
+        raise PatchError(
+            f"there is no C++ compiler ({', '.join(COMPILERS)}); install g++,"
+            " or name one in the environment variable CXX"
+        )
+
+
+def pybind_abi(library: Path) -> str:
+    """Returns the platform that a library gives pybind11's internals.
+
+    Raises:
+        PatchError: the library has no such internals.
+    """
+    with library.open("rb") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = re.search(rb"__pybind11_internals_v\d+(\w+?)__\0", data)
+            if found:
+                return found[1].decode()
+    raise PatchError(f"{library} does not name pybind11's internals")
+
+
+def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
+    """Compiles the extension module for an unpacked wheel and puts it there.
+
+    Args:
+        repo: the repository that has the sources.
+        folder: the unpacked wheel.
+        scratch: what to build in.
+
+    Raises:
+        PatchError: it does not compile.
+    """
+    package = folder / "paddle"
+    cmake_build(
+        repo / EXTENSION,
+        scratch,
+        PADDLE_ROOT=package,
+        PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
+        Python_EXECUTABLE=sys.executable,
+    )
+    (module,) = scratch.glob("*.so")
+    shutil.copy(module, package / "base")
+
+
 def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     """Returns the custom wheel made from the wheel `base`, built if need be.
 
     Raises:
-        PatchError: the base is not supported, or a step failed; `output` then
-            holds no new file.
+        PatchError: the base is not supported or not for this Python, or a step
+            failed; `output` then holds no new file.
     """
     official = version_of(base)
     local = ".".join(
@@ -170,12 +279,15 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     wheel = output / f"{name}-{version}-{tags}"
     if wheel.exists():
         return wheel
+    check_can_compile(base)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         with step(f"unpacking {base.name}"):
             run(sys.executable, "-m", "wheel", "unpack", "-d", scratch, base)
         (folder,) = Path(scratch).iterdir()
         apply(repo, open_tree(folder))
+        with step("compiling the extension module"):
+            add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)
         packed = Path(scratch) / "packed"
         packed.mkdir()

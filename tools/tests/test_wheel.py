@@ -17,19 +17,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
+from packaging.tags import sys_tags
 from packaging.version import Version
 
+from tools import wheel as wheel_tool
 from tools.series import PatchError
 from tools.tests.conftest import DEVICE, OWN, replace, write
-from tools.wheel import build, version_of
+from tools.wheel import beside_python, build, version_of
 
 METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
-TAGS = "cp311-cp311-linux_x86_64"
+TAGS = str(next(sys_tags()))
+LIBPADDLE = "paddle/base/libpaddle.so"
+MODULE = "paddle/base/_shared_storage.so"
+HEAP = "paddle/phi/core/memory/allocation/shared_heap.cc"
 
 
 def pack(folder, output, name="paddlepaddle", version="3.3.0"):
@@ -48,6 +55,26 @@ def pack(folder, output, name="paddlepaddle", version="3.3.0"):
     command = [sys.executable, "-m", "wheel", "pack", "-d", output, folder]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return next(output.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """What CMake is told; it compiles a text."""
+    told = {}
+
+    def cmake_build(source, folder, **variables):
+        told.update(variables, source=source)
+        write(folder, {Path(MODULE).name: "compiled"})
+
+    monkeypatch.setattr(wheel_tool, "cmake_build", cmake_build)
+    return told
+
+
+@pytest.fixture
+def wheel(wheel):
+    names = "\0".join(["", "__pybind11_internals_v4_gcc_abi7__", "module"])
+    write(wheel, {LIBPADDLE: names})
+    return wheel
 
 
 @pytest.fixture
@@ -104,6 +131,89 @@ def test_record_has_every_file_with_its_hash(official, repo, tmp_path):
             assert int(size) == len(data)
 
 
+def test_wheel_holds_the_extension_module(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        assert archive.read(MODULE) == b"compiled"
+        (record,) = (n for n in archive.namelist() if n.endswith("/RECORD"))
+        assert f"{MODULE},sha256=" in archive.read(record).decode()
+
+
+def test_extension_is_compiled_for_this_python_and_libpaddle(
+    official, repo, tmp_path, compiled
+):
+    build(official, tmp_path / "out", repo)
+    assert compiled["source"] == repo / "tools" / "extension"
+    assert compiled["PADDLE_ROOT"].name == "paddle"
+    assert compiled["PYBIND_ABI"] == "_gcc_abi7"
+    assert compiled["Python_EXECUTABLE"] == sys.executable
+
+
+def test_sources_in_cpp_are_not_in_the_wheel(official, repo, tmp_path):
+    patch = repo / "patches" / "0001-p.patch"
+    replace(patch, f"Own-File: {OWN}\n", f"Own-File: {OWN}\nOwn-File: {HEAP}\n")
+    write(repo, {HEAP: "int heap;\n"})
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        assert HEAP not in archive.namelist()
+        assert OWN[len("python/") :] in archive.namelist()
+
+
+def test_libpaddle_without_pybind_is_named(wheel, repo, tmp_path):
+    write(wheel, {LIBPADDLE: "something else"})
+    base = pack(wheel, tmp_path / "official")
+    with pytest.raises(PatchError, match="libpaddle.so.*pybind11"):
+        build(base, tmp_path / "out", repo)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_failing_compiler_leaves_no_wheel(
+    official, repo, tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise PatchError("shared_heap.cc:7: error")
+
+    monkeypatch.setattr(wheel_tool, "cmake_build", fail)
+    with pytest.raises(PatchError, match="shared_heap.cc:7"):
+        build(official, tmp_path / "out", repo)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_wheel_for_another_python_is_refused(official, repo, tmp_path):
+    other = official.with_name("paddlepaddle-3.3.0-cp27-cp27mu-linux_ppc64.whl")
+    official.rename(other)
+    with pytest.raises(PatchError, match=f"cp27mu.*{TAGS}"):
+        build(other, tmp_path / "out", repo)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_compiler_is_told_before_anything_is_made(
+    official, repo, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(PatchError, match=r"no C\+\+ compiler.*install g"):
+        build(official, tmp_path / "out", repo)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_headers_of_python_are_told(
+    official, repo, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        wheel_tool.sysconfig, "get_path", lambda _: str(tmp_path / "include")
+    )
+    with pytest.raises(PatchError, match="include/Python.h.*-dev"):
+        build(official, tmp_path / "out", repo)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_cmake_is_told_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(PatchError, match="pip install cmake ninja"):
+        beside_python("cmake")
+
+
 def test_wheel_that_is_there_is_not_built_again(official, repo, tmp_path):
     made = build(official, tmp_path / "out", repo)
     made.write_bytes(b"as it was")
@@ -111,9 +221,13 @@ def test_wheel_that_is_there_is_not_built_again(official, repo, tmp_path):
     assert made.read_bytes() == b"as it was"
 
 
-def test_changed_source_gives_another_version(official, repo, tmp_path):
+@pytest.mark.parametrize(
+    "source", [OWN, HEAP, "tools/extension/CMakeLists.txt"]
+)
+def test_changed_source_gives_another_version(source, official, repo, tmp_path):
+    write(repo, {source: "as it was"})
     before = build(official, tmp_path / "out", repo)
-    (repo / OWN).write_text("# changed\n")
+    write(repo, {source: "changed"})
     assert build(official, tmp_path / "out", repo).name != before.name
 
 

@@ -1,0 +1,153 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/shared_storage.h"
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_storage.h"
+#include "paddle/utils/pybind.h"
+#include "pybind11/stl.h"
+
+namespace py = pybind11;
+
+namespace paddle {
+namespace pybind {
+
+namespace {
+
+using memory::allocation::RaisingPaddleErrors;
+using memory::allocation::RebuildDenseTensor;
+using memory::allocation::ShareDenseTensor;
+using memory::allocation::SharedHeap;
+using memory::allocation::SharingStrategy;
+
+// Below this, taking the GIL again costs more than the copy.
+constexpr size_t kCopyWithoutGil = size_t{1} << 20;
+
+py::bytes Share(const phi::DenseTensor& tensor, bool use_file_descriptor) {
+  SharingStrategy strategy = use_file_descriptor
+                                 ? SharingStrategy::kFileDescriptor
+                                 : SharingStrategy::kFileSystem;
+  std::string handle;
+  {
+    std::optional<py::gil_scoped_release> release;
+    if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
+      release.emplace();
+    }
+    handle = ShareDenseTensor(tensor, strategy);
+  }
+  return py::bytes(handle);
+}
+
+std::shared_ptr<phi::DenseTensor> Rebuild(const std::string& handle) {
+  return std::make_shared<phi::DenseTensor>(RebuildDenseTensor(handle));
+}
+
+const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
+  static const phi::DenseTensor uninitialized;
+  if (!tensor.impl()) return uninitialized;
+  auto* dense = dynamic_cast<phi::DenseTensor*>(tensor.impl().get());
+  PADDLE_ENFORCE_NOT_NULL(
+      dense,
+      common::errors::Unimplemented(
+          "Only dense tensors go to another process, this is another kind. "
+          "Send the dense tensors that it is made of."));
+  return *dense;
+}
+
+// Makes a DenseTensor that refers to the inside of a Tensor keep the inside.
+void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
+  using Impl = std::shared_ptr<phi::TensorBase>;
+  auto& patients = py::detail::get_internals().patients;
+  auto kept = patients.find(inside.ptr());
+  if (kept != patients.end()) {
+    for (PyObject* patient : kept->second) {
+      if (PyCapsule_CheckExact(patient) &&
+          *py::reinterpret_borrow<py::capsule>(patient).get_pointer<Impl>() ==
+              tensor.impl()) {
+        return;
+      }
+    }
+  }
+  auto impl = std::make_unique<Impl>(tensor.impl());
+  py::capsule capsule(impl.get(), [](void* pointer) {
+    std::unique_ptr<Impl> dropped(static_cast<Impl*>(pointer));
+  });
+  impl.release();
+  py::detail::keep_alive_impl(inside, capsule);
+}
+
+}  // namespace
+
+void BindSharedStorage(py::module* m) {
+  // The first use registers the handlers for fork, before any of them counts.
+  SharedHeap& heap = SharedHeap::Instance();
+
+  m->def("share_tensor",
+         [](const paddle::Tensor& tensor, bool use_file_descriptor) {
+           return Share(DenseTensorOf(tensor), use_file_descriptor);
+         });
+  m->def("share_dense_tensor", &Share);
+  m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
+  m->def("rebuild_dense_tensor",
+         [](const std::string& handle) { return RebuildDenseTensor(handle); });
+  m->def("rebuild_tensor", [](const std::string& handle) {
+    paddle::Tensor tensor(Rebuild(handle));
+    // A name of its own, which optimizers and to_static know tensors by.
+    static std::atomic<uint64_t> count{0};
+    tensor.set_name("received_tensor_" + std::to_string(count.fetch_add(
+                                             1, std::memory_order_relaxed)));
+    return py::reinterpret_steal<py::object>(ToPyObject(tensor));
+  });
+  m->def("rebuild_in", [](py::handle tensor, const std::string& handle) {
+    CastPyArg2Tensor(tensor.ptr(), 0).set_impl(Rebuild(handle));
+  });
+  m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
+    if (tensor.impl()) KeepAlive(inside, tensor);
+  });
+  m->def("join", [&heap](uint64_t family) {
+    RaisingPaddleErrors([&] { heap.Join(family); });
+  });
+  m->def("leave", [&heap] { heap.Leave(); });
+  m->def("random_bits", [] {
+    return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
+  });
+  m->def("collect", [&heap](std::optional<double> message_timeout) {
+    py::gil_scoped_release release;
+    RaisingPaddleErrors([&] { heap.Collect(message_timeout); });
+  });
+  m->def("set_limit", [&heap](uint64_t bytes) { heap.SetLimit(bytes); });
+  m->def("stats", [&heap] {
+    memory::allocation::SharedHeapStats stats = heap.Stats();
+    py::dict figures;
+    figures["reserved"] = stats.reserved;
+    figures["used"] = stats.used;
+    figures["cached"] = stats.cached;
+    figures["blocks"] = stats.blocks;
+    figures["messages"] = stats.messages;
+    figures["segments"] = stats.segments;
+    figures["attached"] = stats.attached;
+    figures["limit"] = stats.limit;
+    return figures;
+  });
+}
+
+}  // namespace pybind
+}  // namespace paddle

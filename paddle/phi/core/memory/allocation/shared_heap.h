@@ -1,0 +1,231 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/shared_segment.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// A block that the calling process holds.
+struct SharedBlock {
+  uint64_t segment;
+  uint32_t index;
+  uint64_t offset;  // in the segment
+  char* data;
+  uint64_t capacity;
+};
+
+// What goes from process to process in place of a block's bytes.
+struct SharedMessage {
+  SegmentId id;
+  uint32_t block;
+  uint64_t generation;
+  SharedTicket ticket;
+  uint64_t offset;  // in the block
+};
+
+struct SharedHeapStats {
+  uint64_t reserved;  // bytes that the segments of this process occupy
+  uint64_t used;      // bytes of those that are in blocks in use
+  uint64_t cached;    // bytes of those that are kept for reuse
+  uint64_t blocks;    // blocks in use
+  uint64_t messages;  // messages that carry them and were not received
+  uint64_t segments;  // segments of this process
+  uint64_t attached;  // segments of other processes, mapped
+  uint64_t limit;
+};
+
+// The blocks of one segment that the calling process made.
+//
+// Invariant: the range of a block is fixed when it is appended; a run (one
+// block of a page or more, or a page or more of small ones) is warm, with
+// memory, or cold, without; a block in use is in a warm run.
+class SharedBlocks {
+ public:
+  explicit SharedBlocks(SharedSegment* segment);
+
+  // The capacity of the block that a size gets.
+  static uint64_t CapacityFor(uint64_t size);
+
+  // A free block that has memory, not much larger than asked for.
+  std::optional<uint32_t> TakeWarm(uint64_t capacity);
+  // A run that has no memory yet, made if need be; none if the segment is full.
+  std::optional<uint32_t> TakeCold(uint64_t capacity);
+  uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
+  uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
+  void PutCold(uint32_t run);
+  uint32_t Warm(uint32_t run);
+
+  // Frees the blocks that lost a reference since the last time and have none.
+  void Recycle();
+  // Gives memory of idle runs to the system until at most `keep` bytes are
+  // idle; the run that was used last stays unless `keep` is 0.
+  void Trim(uint64_t keep);
+  void Expire(uint64_t deadline);
+
+  uint64_t reserved() const { return reserved_; }
+  uint64_t used() const { return used_; }
+  uint64_t used_blocks() const { return used_blocks_; }
+  uint64_t messages() const;
+
+ private:
+  struct Run {
+    uint64_t offset;
+    uint64_t length;
+    uint64_t capacity;  // of each block
+    uint32_t first;     // block
+    uint32_t count;
+    bool warm;
+    bool listed;                 // in `available` of its class
+    std::vector<uint32_t> free;  // blocks
+    std::list<uint32_t>::iterator idle;
+  };
+
+  struct SizeClass {
+    std::vector<uint32_t> available;  // runs that had a free block when listed
+    std::vector<uint32_t> cold;
+  };
+
+  std::optional<uint32_t> AppendRun(uint64_t capacity);
+  uint32_t Take(uint32_t run);
+  void Free(uint32_t block);
+  void List(uint32_t run);
+
+  SharedSegment* segment_;
+  std::deque<Run> runs_;
+  std::vector<uint32_t> run_of_;  // by block
+  std::vector<bool> in_use_;      // by block
+  std::map<uint64_t, SizeClass> classes_;
+  std::list<uint32_t> idle_;  // warm runs with no block in use, oldest first
+  uint64_t idle_bytes_{0};
+  uint64_t reserved_{0};
+  uint64_t used_{0};
+  uint64_t used_blocks_{0};
+  uint64_t end_;         // of the runs, in the segment
+  uint64_t ledger_end_;  // of the ledger that has memory
+  uint64_t seen_releases_{0};
+};
+
+// The shared memory of the calling process: its own segments, those of others
+// that it is attached to, and every block it holds.
+//
+// Invariant: this process's holder bit of a block is set exactly while `holds`
+// of its segment has the block, which is as long as somebody in this process
+// uses it. All of it is guarded by one mutex, also around fork; a child starts
+// with all that its parent held, under its own name.
+//
+// Thread-safe.
+class SharedHeap {
+ public:
+  // The one of the calling process. It is never destroyed: tensors may be freed
+  // after static destructors ran.
+  static SharedHeap& Instance();
+
+  // Says which family of processes this one belongs to and removes files that
+  // dead ones left. Before anything else; later calls change nothing.
+  void Join(uint64_t family);
+
+  // A block of at least `size` bytes with one user, who releases it.
+  SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
+  // Says what is behind the block in this process, for Receive to find, if
+  // `take_over` agrees; that runs undisturbed by other threads and by fork.
+  bool Bind(const SharedBlock& block,
+            std::weak_ptr<void> storage,
+            const std::function<bool()>& take_over);
+  // A message for the block that has the address; none if no block has it.
+  std::optional<SharedMessage> Send(const void* address);
+
+  struct Received {
+    SharedBlock block;
+    // What is bound to the block. If nothing (any more), the block has a user
+    // more, who binds and releases it.
+    std::shared_ptr<void> storage;
+  };
+  Received Receive(const SharedMessage& message);
+  void Release(const SharedBlock& block);
+
+  // Takes back what dead processes held and gives idle memory to the system.
+  // With a timeout in seconds, messages sent longer ago are given up.
+  void Collect(std::optional<double> message_timeout);
+  SharedHeapStats Stats();
+  void SetLimit(uint64_t limit);
+  // At the exit of the process, when it sends and receives no more.
+  void Leave();
+
+ private:
+  struct Hold {
+    uint32_t index;
+    uint64_t generation;
+    uint64_t capacity;
+    uint32_t users;
+    std::weak_ptr<void> storage;
+  };
+
+  struct Attached {
+    std::unique_ptr<SharedSegment> segment;
+    std::unique_ptr<SharedBlocks> own;  // if this process made the segment
+    std::map<uint64_t, Hold> holds;     // by offset
+  };
+
+  SharedHeap();
+
+  SharedBlock AddHold(Attached* attached, uint32_t index);
+  SharedBlock BlockOf(const Attached& attached, uint64_t offset) const;
+  std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
+                                          uint64_t capacity);
+  // Gives the lock back while the kernel is at work.
+  SharedBlock AllocateCold(std::unique_lock<std::mutex>* lock,
+                           SharingStrategy strategy,
+                           uint64_t capacity);
+  std::pair<Attached*, uint32_t> TakeCold(SharingStrategy strategy,
+                                          uint64_t capacity);
+  Attached* MakeSegment(SharingStrategy strategy, uint64_t capacity);
+  void MakeRoom(uint64_t length);
+  Attached* Attach(const SharedMessage& message);
+  void CollectOwn();
+  void CollectOthers(uint64_t deadline);
+  void Trim(uint64_t keep);
+  void Expire(uint64_t deadline);
+  uint64_t Reserved() const;
+
+  void PrepareFork();
+  void ParentAfterFork();
+  void ChildAfterFork();
+
+  std::mutex mutex_;
+  std::optional<SharedFamily> family_;
+  std::map<uint64_t, Attached> segments_;        // by id
+  std::map<const char*, Attached*> by_address_;  // by first address
+  std::vector<Attached*> own_[2];                // by strategy
+  uint64_t pending_{0};  // bytes being reserved while the mutex is free
+  uint64_t limit_;
+  uint32_t last_nonce_;
+};
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,291 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+
+#include <chrono>
+#include <thread>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+// Names the layout too: another layout takes another number.
+constexpr uint64_t kMagic = 0x31474553444c4450;  // "PDLDSEG1"
+constexpr uint64_t kDeciding = 1;
+constexpr size_t kPage = 4096;
+
+constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+uint64_t NonceOf(uint64_t word) { return word >> 32; }
+uint64_t UsesOf(uint64_t word) { return word & 0xffffffff; }
+
+}  // namespace
+
+// On memory order. A reference that moves from one word to another (a ticket
+// that becomes a holder bit, say) must not slip past Referenced(), which reads
+// the words one by one. That is an argument over several words, so everything
+// that makes or looks for a reference is sequentially consistent. Data of the
+// tensor needs less: the release in DropHolder pairs with the acquire in
+// Referenced, so that what a process read or wrote in a block is over before
+// the block is used anew.
+
+size_t SharedLedger::HeaderBytes() { return RoundUp(sizeof(Header), kPage); }
+
+size_t SharedLedger::BlockBytes() { return sizeof(Block); }
+
+size_t SharedLedger::LedgerBytes() {
+  return HeaderBytes() + RoundUp(sizeof(Block) * kMaxBlocks, kPage);
+}
+
+SharedLedger::SharedLedger(void* base)
+    : header_(static_cast<Header*>(base)),
+      blocks_(
+          reinterpret_cast<Block*>(static_cast<char*>(base) + HeaderBytes())) {}
+
+SharedLedger::Block& SharedLedger::block(uint32_t index) const {
+  return blocks_[index];
+}
+
+void SharedLedger::Format(uint64_t family, uint64_t segment, uint64_t reserve) {
+  header_->family = family;
+  header_->segment = segment;
+  header_->reserve = reserve;
+  header_->slot_limit.store(kOwnerSlot + 1, std::memory_order_relaxed);
+  // Release: who sees the number sees the fields above.
+  header_->magic.store(kMagic, std::memory_order_release);
+}
+
+bool SharedLedger::Valid() const {
+  return header_->magic.load(std::memory_order_acquire) == kMagic;
+}
+
+SharedLedger::SlotState SharedLedger::slot_state(uint32_t slot) const {
+  return static_cast<SlotState>(
+      header_->slots[slot].state.load(std::memory_order_acquire));
+}
+
+uint32_t SharedLedger::slot_pid(uint32_t slot) const {
+  return header_->slots[slot].pid.load(std::memory_order_relaxed);
+}
+
+void SharedLedger::SetSlot(uint32_t slot, SlotState state, uint32_t pid) {
+  // The kernel lock orders two owners of a slot; the limit is for readers
+  // without it, who may miss a slot that is just being taken: it holds nothing.
+  uint32_t limit = header_->slot_limit.load(std::memory_order_relaxed);
+  while (limit <= slot && !header_->slot_limit.compare_exchange_weak(
+                              limit, slot + 1, std::memory_order_release)) {
+  }
+  header_->slots[slot].pid.store(pid, std::memory_order_relaxed);
+  header_->slots[slot].state.store(state, std::memory_order_release);
+}
+
+uint32_t SharedLedger::slot_limit() const {
+  // The bound keeps a scribbled header from leading out of the table.
+  uint32_t limit = header_->slot_limit.load(std::memory_order_acquire);
+  return limit < kSlots ? limit : kSlots;
+}
+
+bool SharedLedger::orphaned() const {
+  return header_->orphaned.load(std::memory_order_acquire) != 0;
+}
+
+void SharedLedger::SetOrphaned() {
+  header_->orphaned.store(1, std::memory_order_release);
+}
+
+uint32_t SharedLedger::block_count() const {
+  uint32_t count = header_->block_count.load(std::memory_order_acquire);
+  return count < kMaxBlocks ? count : kMaxBlocks;
+}
+
+void SharedLedger::AppendBlock(uint64_t offset, uint64_t capacity) {
+  uint32_t index = header_->block_count.load(std::memory_order_relaxed);
+  block(index).offset = offset;
+  block(index).capacity = capacity;
+  // Release: who sees the count sees the range.
+  header_->block_count.store(index + 1, std::memory_order_release);
+}
+
+uint64_t SharedLedger::offset(uint32_t index) const {
+  return block(index).offset;
+}
+
+uint64_t SharedLedger::capacity(uint32_t index) const {
+  return block(index).capacity;
+}
+
+uint64_t SharedLedger::generation(uint32_t index) const {
+  return block(index).generation.load(std::memory_order_seq_cst) & ~kDeciding;
+}
+
+void SharedLedger::AddHolder(uint32_t index, uint32_t slot) {
+  Block& b = block(index);
+  b.holders[slot / 64].fetch_or(uint64_t{1} << (slot % 64),
+                                std::memory_order_seq_cst);
+  // After the new reference and before its source goes: see Referenced.
+  b.epoch.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void SharedLedger::DropHolder(uint32_t index, uint32_t slot) {
+  block(index).holders[slot / 64].fetch_and(~(uint64_t{1} << (slot % 64)),
+                                            std::memory_order_seq_cst);
+  MarkReleased(index);
+}
+
+void SharedLedger::MarkReleased(uint32_t index) {
+  // A process killed before this loses only the news; ReapSlot makes up for it.
+  header_->released[index / 64].fetch_or(uint64_t{1} << (index % 64),
+                                         std::memory_order_relaxed);
+  header_->release_count.fetch_add(1, std::memory_order_release);
+}
+
+uint64_t SharedLedger::release_count() const {
+  return header_->release_count.load(std::memory_order_acquire);
+}
+
+uint64_t SharedLedger::TakeReleased(uint32_t word) {
+  return header_->released[word].exchange(0, std::memory_order_acquire);
+}
+
+SharedTicket SharedLedger::IssueTicket(uint32_t index,
+                                       uint32_t nonce,
+                                       uint64_t now) {
+  Block& b = block(index);
+  for (;;) {
+    for (uint32_t i = 0; i < kTickets; ++i) {
+      uint64_t word = 0;
+      if (b.tickets[i].word.load(std::memory_order_relaxed) != 0) continue;
+      // Before the ticket exists, so that it is never taken for an old one.
+      b.tickets[i].sent.store(now, std::memory_order_relaxed);
+      if (b.tickets[i].word.compare_exchange_strong(
+              word, uint64_t{nonce} << 32 | 1, std::memory_order_seq_cst)) {
+        b.epoch.fetch_add(1, std::memory_order_seq_cst);
+        return {i, nonce};
+      }
+    }
+    uint32_t i = nonce % kTickets;
+    uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
+    if (UsesOf(word) != 0 && UsesOf(word) != 0xffffffff) {
+      b.tickets[i].sent.store(now, std::memory_order_relaxed);
+      if (b.tickets[i].word.compare_exchange_strong(
+              word, word + 1, std::memory_order_seq_cst)) {
+        b.epoch.fetch_add(1, std::memory_order_seq_cst);
+        return {i, static_cast<uint32_t>(NonceOf(word))};
+      }
+    }
+  }
+}
+
+bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
+  if (ticket.index >= kTickets || ticket.nonce == 0) return false;
+  std::atomic<uint64_t>& place = block(index).tickets[ticket.index].word;
+  uint64_t word = place.load(std::memory_order_seq_cst);
+  while (NonceOf(word) == ticket.nonce && UsesOf(word) != 0) {
+    uint64_t left = UsesOf(word) == 1 ? 0 : word - 1;
+    if (place.compare_exchange_weak(word, left, std::memory_order_seq_cst)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
+  // TryFree announces itself in the generation before it looks for holders;
+  // the caller set its bit before it reads the generation. One of the two sees
+  // the other. A creator that is killed while deciding never answers; one that
+  // is only slow does within a second.
+  for (int i = 0; i < 1100; ++i) {
+    uint64_t seen = block(index).generation.load(std::memory_order_seq_cst);
+    if (!(seen & kDeciding)) return seen == generation;
+    if (i < 100) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return false;
+}
+
+bool SharedLedger::Referenced(uint32_t index) const {
+  const Block& b = block(index);
+  // The words are not read at one moment. A reference can escape only by
+  // moving from a word not yet read into one already read; then it was made
+  // and its source dropped during the reading, with the epoch counted up in
+  // between. An epoch that stood still says that there was none.
+  uint64_t epoch = b.epoch.load(std::memory_order_seq_cst);
+  for (const auto& word : b.holders) {
+    if (word.load(std::memory_order_seq_cst) != 0) return true;
+  }
+  for (const auto& ticket : b.tickets) {
+    if (ticket.word.load(std::memory_order_seq_cst) != 0) return true;
+  }
+  return b.epoch.load(std::memory_order_seq_cst) != epoch;
+}
+
+bool SharedLedger::Pinned(uint32_t index) const {
+  return (block(index).holders[0].load(std::memory_order_seq_cst) &
+          (uint64_t{1} << kPinnedSlot)) != 0;
+}
+
+uint64_t SharedLedger::TicketCount(uint32_t index) const {
+  uint64_t count = 0;
+  for (const auto& ticket : block(index).tickets) {
+    count += UsesOf(ticket.word.load(std::memory_order_relaxed));
+  }
+  return count;
+}
+
+bool SharedLedger::TryFree(uint32_t index) {
+  Block& b = block(index);
+  uint64_t old = b.generation.load(std::memory_order_relaxed) & ~kDeciding;
+  b.generation.store(old | kDeciding, std::memory_order_seq_cst);
+  bool referenced = Referenced(index);
+  b.generation.store(referenced ? old : old + 2, std::memory_order_seq_cst);
+  return !referenced;
+}
+
+void SharedLedger::ReapSlot(uint32_t slot) {
+  uint64_t bit = uint64_t{1} << (slot % 64);
+  uint32_t count = block_count();
+  for (uint32_t i = 0; i < count; ++i) {
+    block(i).holders[slot / 64].fetch_and(~bit, std::memory_order_seq_cst);
+  }
+  // News of every block, since the dead one, or an earlier reaper of it, may
+  // have dropped a bit and been killed before it said so.
+  for (uint32_t word = 0; word * 64 < count; ++word) {
+    header_->released[word].store(~uint64_t{0}, std::memory_order_relaxed);
+  }
+  header_->release_count.fetch_add(1, std::memory_order_release);
+  SetSlot(slot, kFree, 0);
+}
+
+void SharedLedger::ExpireTickets(uint32_t index, uint64_t deadline) {
+  for (auto& ticket : block(index).tickets) {
+    uint64_t word = ticket.word.load(std::memory_order_seq_cst);
+    if (word != 0 && ticket.sent.load(std::memory_order_relaxed) <= deadline &&
+        ticket.word.compare_exchange_strong(
+            word, 0, std::memory_order_seq_cst)) {
+      MarkReleased(index);
+    }
+  }
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,703 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/shared_segment.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+using Kind = SharedMemoryError::Kind;
+
+constexpr char kFolder[] = "/dev/shm";
+constexpr uint64_t kPage = 4096;
+// A signal undoes what one call of fallocate had got; small calls get on.
+constexpr uint64_t kReserveStep = uint64_t{32} << 20;
+
+[[noreturn]] void ThrowErrno(const std::string& doing) {
+  int error = errno;
+  bool exhausted = error == ENOSPC || error == ENOMEM || error == EMFILE ||
+                   error == ENFILE || error == EDQUOT;
+  throw SharedMemoryError(exhausted ? Kind::kExhausted : Kind::kSystem,
+                          doing + " failed: " + std::strerror(error) +
+                              " (errno " + std::to_string(error) + ").");
+}
+
+template <typename Call>
+auto RetryOnSignal(const Call& call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) result = call();
+  return result;
+}
+
+FileDescriptor OpenFile(const std::string& path, int flags) {
+  return FileDescriptor(RetryOnSignal(
+      [&] { return open(path.c_str(), flags | O_CLOEXEC, 0600); }));
+}
+
+FileDescriptor MakeMemfd(const std::string& name) {
+  // Some systems refuse a memfd that could be executed; older ones do not know
+  // the flag that says it cannot.
+  constexpr unsigned kNoExecSeal = 8;
+  unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  long fd = syscall(  // NOLINT
+      SYS_memfd_create,
+      name.c_str(),
+      flags | kNoExecSeal);
+  if (fd == -1 && errno == EINVAL) {
+    fd = syscall(SYS_memfd_create, name.c_str(), flags);
+  }
+  return FileDescriptor(static_cast<int>(fd));
+}
+
+// Takes, gives back (F_UNLCK) or asks for a byte range lock that belongs to the
+// open file description.
+bool SetLock(int fd, int16_t type, int64_t first, int64_t count) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = first;
+  lock.l_len = count;
+  return RetryOnSignal([&] { return fcntl(fd, F_OFD_SETLK, &lock); }) == 0;
+}
+
+// Whether somebody else has the lock. What cannot be known is taken for locked.
+bool IsLocked(int fd, int64_t byte) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = byte;
+  lock.l_len = 1;
+  return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+bool TryLockSlot(int fd, uint32_t slot) {
+  return SetLock(fd, F_WRLCK, slot, 1);
+}
+
+void UnlockSlots(int fd, uint32_t first, uint32_t end) {
+  if (first < end) SetLock(fd, F_UNLCK, first, end - first);
+}
+
+bool TryLockAllSlots(int fd) {
+  return SetLock(fd, F_WRLCK, 0, SharedLedger::kSlots);
+}
+
+std::string NameOf(uint64_t family, uint64_t segment) {
+  char name[80];
+  std::snprintf(name,
+                sizeof(name),
+                "paddle-%u-%016" PRIx64 "-%016" PRIx64,
+                geteuid(),
+                family,
+                segment);
+  return name;
+}
+
+std::string PathOf(const std::string& name) {
+  return std::string(kFolder) + "/" + name;
+}
+
+// The family in the name of a file, 0 if it is not one of this user's.
+uint64_t FamilyInName(const std::string& name) {
+  unsigned user = 0;
+  uint64_t family = 0;
+  uint64_t segment = 0;
+  if (std::sscanf(name.c_str(),
+                  "paddle-%u-%" SCNx64 "-%" SCNx64,
+                  &user,
+                  &family,
+                  &segment) != 3 ||
+      NameOf(family, segment) != name) {
+    return 0;
+  }
+  return family;
+}
+
+std::vector<std::string> FilesOfUser() {
+  std::vector<std::string> names;
+  std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(kFolder), closedir);
+  if (!folder) return names;
+  while (const dirent* entry = readdir(folder.get())) {
+    if (FamilyInName(entry->d_name) != 0) names.emplace_back(entry->d_name);
+  }
+  return names;
+}
+
+// Why a file is not what a segment must be, empty if it is.
+std::string Unfit(int fd, SharingStrategy strategy) {
+  struct stat file = {};
+  if (fstat(fd, &file) != 0) return std::strerror(errno);
+  if (!S_ISREG(file.st_mode)) return "it is no regular file";
+  if (file.st_uid != geteuid()) return "it belongs to another user";
+  if (file.st_mode & 077) return "others than its user have access to it";
+  if (static_cast<uint64_t>(file.st_size) < SharedLedger::HeaderBytes()) {
+    return "it is too small";
+  }
+  if (strategy == SharingStrategy::kFileDescriptor) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals == -1 || !(seals & F_SEAL_SHRINK)) return "it can be cut short";
+  }
+  return "";
+}
+
+// A part of a file in memory, unmapped when it goes.
+class Mapping {
+ public:
+  Mapping(int fd, uint64_t length)
+      : length_(length),
+        base_(mmap(nullptr,
+                   length,
+                   PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_NORESERVE,
+                   fd,
+                   0)) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() {
+    if (*this) munmap(base_, length_);
+  }
+
+  explicit operator bool() const { return base_ != MAP_FAILED; }
+  void* base() const { return base_; }
+  void* Release() { return std::exchange(base_, MAP_FAILED); }
+
+ private:
+  uint64_t length_;
+  void* base_;
+};
+
+// Opens what is at /proc/<pid>/fd/<fd> if it is a file of this user's, and
+// nothing else: to open a device or a pipe can have effects.
+FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd) {
+  std::string path =
+      "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  FileDescriptor place = OpenFile(path, O_PATH);
+  struct stat file = {};
+  if (!place || fstat(place.get(), &file) != 0) return FileDescriptor();
+  if (!S_ISREG(file.st_mode) || file.st_uid != geteuid()) {
+    errno = ENOENT;
+    return FileDescriptor();
+  }
+  return OpenFile("/proc/self/fd/" + std::to_string(place.get()), O_RDWR);
+}
+
+[[noreturn]] void ThrowGone(const SegmentId& id) {
+  std::string name = NameOf(id.family, id.segment);
+  if (id.strategy == SharingStrategy::kFileSystem) {
+    throw SharedMemoryError(
+        Kind::kGone,
+        "The shared memory of a received tensor, " + PathOf(name) +
+            ", does not exist any more. It is removed when the message was "
+            "received and dropped before, was given up as too old, or when the "
+            "process tree of the sender has ended.");
+  }
+  throw SharedMemoryError(
+      Kind::kGone,
+      "The shared memory of a received tensor, memfd " + name +
+          ", cannot be had from process " + std::to_string(id.pid) +
+          ", which sent it and has ended or is in another PID namespace. "
+          "Keep the sender alive until the message is received, or use "
+          "paddle.incubate.multiprocessing.set_sharing_strategy("
+          "'file_system') in it.");
+}
+
+}  // namespace
+
+std::string HumanBytes(uint64_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text,
+                sizeof(text),
+                unit == 0 ? "%.0f %s" : "%.1f %s",
+                value,
+                units[unit]);
+  return text;
+}
+
+uint64_t RandomBits() {
+  uint64_t bits = 0;
+  while (bits == 0) {
+    if (RetryOnSignal([&] {
+          return syscall(SYS_getrandom, &bits, sizeof(bits), 0);
+        }) != sizeof(bits)) {
+      ThrowErrno("Reading random bits");
+    }
+  }
+  return bits;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+FileIdentity FileIdentity::Of(int fd) {
+  struct stat file = {};
+  if (fstat(fd, &file) != 0) return {};
+  return {file.st_dev, file.st_ino};
+}
+
+SharedSegment::SharedSegment(SharingStrategy strategy, std::string name)
+    : strategy_(strategy), name_(std::move(name)) {}
+
+SharedSegment::~SharedSegment() {
+  if (!base_) return;
+  munmap(base_, reserve_);
+  if (!(FileIdentity::Of(fd_.get()) == identity_)) fd_.Forget();
+}
+
+void SharedSegment::Map(uint64_t reserve) {
+  Mapping mapping(fd_.get(), reserve);
+  if (!mapping) {
+    ThrowErrno("Mapping " + HumanBytes(reserve) + " of addresses for " + name_);
+  }
+  base_ = static_cast<char*>(mapping.Release());
+  reserve_ = reserve;
+  ledger_ = SharedLedger(base_);
+  identity_ = FileIdentity::Of(fd_.get());
+}
+
+std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
+                                                     uint64_t family,
+                                                     uint64_t reserve) {
+  uint64_t segment = RandomBits();
+  std::string name = NameOf(family, segment);
+  std::unique_ptr<SharedSegment> made(new SharedSegment(strategy, name));
+  made->family_ = family;
+  made->segment_ = segment;
+  if (strategy == SharingStrategy::kFileSystem) {
+    made->fd_ = OpenFile(kFolder, O_TMPFILE | O_RDWR);
+    if (!made->fd_) {
+      ThrowErrno(std::string("Making a file in ") + kFolder +
+                 " for tensors to share (paddle.incubate.multiprocessing."
+                 "set_sharing_strategy('file_descriptor') does without)");
+    }
+  } else {
+    made->fd_ = MakeMemfd(name);
+    if (!made->fd_ || fchmod(made->fd_.get(), 0600) != 0 ||
+        fcntl(made->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+      ThrowErrno("Making the memfd " + name + " for tensors to share");
+    }
+  }
+  made->Map(reserve);
+  made->Reserve(0, SharedLedger::HeaderBytes());
+  made->slot_ = made->TakeSlot(made->fd_.get(), SharedLedger::kOwnerSlot);
+  made->ledger_.Format(family, segment, reserve);
+  if (strategy == SharingStrategy::kFileSystem) {
+    std::string self = "/proc/self/fd/" + std::to_string(made->fd_.get());
+    if (linkat(AT_FDCWD,
+               self.c_str(),
+               AT_FDCWD,
+               PathOf(name).c_str(),
+               AT_SYMLINK_FOLLOW) != 0) {
+      ThrowErrno("Naming the file " + PathOf(name));
+    }
+  }
+  return made;
+}
+
+std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
+  std::string name = NameOf(id.family, id.segment);
+  std::unique_ptr<SharedSegment> opened(new SharedSegment(id.strategy, name));
+  opened->family_ = id.family;
+  opened->segment_ = id.segment;
+  opened->fd_ = id.strategy == SharingStrategy::kFileSystem
+                    ? OpenFile(PathOf(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)
+                    : OpenOfProcess(id.pid, id.fd);
+  int fd = opened->fd_.get();
+  if (fd < 0 && errno != ENOENT && errno != ESRCH) {
+    ThrowErrno("Opening the shared memory " + name + " of a received tensor");
+  }
+  if (fd < 0) ThrowGone(id);
+  std::string unfit = Unfit(fd, id.strategy);
+  if (!unfit.empty() && id.strategy == SharingStrategy::kFileDescriptor) {
+    ThrowGone(id);  // the number is another file's by now
+  }
+  if (!unfit.empty()) {
+    throw SharedMemoryError(
+        Kind::kInvalid, "Refusing the shared memory " + name + ": " + unfit);
+  }
+  uint64_t reserve = 0;
+  {
+    Mapping header(fd, SharedLedger::HeaderBytes());
+    if (!header) ThrowErrno("Mapping the ledger of " + name);
+    SharedLedger ledger(header.base());
+    if (!ledger.Valid() || ledger.family() != id.family ||
+        ledger.segment() != id.segment) {
+      ThrowGone(id);
+    }
+    reserve = ledger.reserve();
+  }
+  if (reserve <= SharedLedger::LedgerBytes() || reserve > kMaxReserve) {
+    throw SharedMemoryError(Kind::kInvalid,
+                            "Refusing the shared memory " + name +
+                                ": its ledger says that it has " +
+                                std::to_string(reserve) + " bytes.");
+  }
+  opened->Map(reserve);
+  opened->slot_ = opened->TakeSlot(fd, SharedLedger::kOwnerSlot + 1);
+  struct stat file = {};
+  if (id.strategy == SharingStrategy::kFileSystem && fstat(fd, &file) == 0 &&
+      file.st_nlink == 0) {
+    ThrowGone(id);
+  }
+  return opened;
+}
+
+uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
+  for (int wait = 0; wait < 5000; ++wait) {
+    for (uint32_t slot = first; slot < SharedLedger::kSlots; ++slot) {
+      if (!TryLockSlot(fd, slot)) {
+        if (errno == EAGAIN || errno == EACCES) continue;
+        ThrowErrno("Locking a slot of " + name_);
+      }
+      if (ledger_.slot_state(slot) != SharedLedger::kFree) {
+        ledger_.ReapSlot(slot);
+      }
+      ledger_.SetSlot(slot, SharedLedger::kTaken, getpid());
+      return slot;
+    }
+    // Nobody has the lock of the slot that never dies, except who has taken all
+    // for a moment to see whether the segment can go.
+    if (!IsLocked(fd, SharedLedger::kPinnedSlot)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw SharedMemoryError(Kind::kExhausted,
+                          "No process more can attach to the shared memory " +
+                              name_ + ": " +
+                              std::to_string(SharedLedger::kSlots - 2) +
+                              " other processes are attached to it.");
+}
+
+bool SharedSegment::Usable() {
+  if (FileIdentity::Of(fd_.get()) == identity_) return true;
+  fd_.Forget();
+  if (strategy_ == SharingStrategy::kFileDescriptor) return false;
+  FileDescriptor again = OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW);
+  if (!(FileIdentity::Of(again.get()) == identity_)) return false;
+  fd_ = std::move(again);
+  return true;
+}
+
+int SharedSegment::fd() const {
+  if (FileIdentity::Of(fd_.get()) == identity_) return fd_.get();
+  throw SharedMemoryError(
+      Kind::kSystem,
+      "The descriptor of the shared memory " + name_ +
+          " was closed by other code of this process. Tensors in it can be "
+          "used on, but no more can be shared through it.");
+}
+
+SegmentId SharedSegment::id() const {
+  return {strategy_,
+          family_,
+          segment_,
+          static_cast<uint32_t>(getpid()),
+          static_cast<uint32_t>(fd_.get())};
+}
+
+bool SharedSegment::Contains(uint64_t offset, uint64_t length) {
+  if (offset > reserve_ || length > reserve_ - offset) return false;
+  if (offset + length > size_) {
+    struct stat file = {};
+    if (fstat(fd(), &file) == 0) size_ = file.st_size;
+  }
+  return offset + length <= size_;
+}
+
+void SharedSegment::Reserve(uint64_t offset, uint64_t length) {
+  int fd = this->fd();
+  for (uint64_t done = 0; done < length;) {
+    uint64_t step = std::min(length - done, kReserveStep);
+    if (RetryOnSignal([&] { return fallocate(fd, 0, offset + done, step); }) ==
+        0) {
+      done += step;
+      continue;
+    }
+    int error = errno;
+    if (done > 0) Punch(offset, done);
+    std::string where = name_;
+    struct statvfs disk = {};
+    if (error == ENOSPC && strategy_ == SharingStrategy::kFileSystem &&
+        statvfs(kFolder, &disk) == 0) {
+      where = std::string(kFolder) + ", which has " +
+              HumanBytes(disk.f_blocks * disk.f_frsize) + " in all and " +
+              HumanBytes(disk.f_bavail * disk.f_frsize) +
+              " free (make it larger, in Docker by --shm-size, or use "
+              "paddle.incubate.multiprocessing.set_sharing_strategy("
+              "'file_descriptor')),";
+    }
+    errno = error;
+    ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +
+               where);
+  }
+}
+
+void SharedSegment::Punch(uint64_t offset, uint64_t length) {
+  // Memory that cannot be given back is still ours to use.
+  RetryOnSignal([&] {
+    return fallocate(
+        fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+  });
+}
+
+bool SharedSegment::ReapIfDead(uint32_t slot) {
+  // A child that could get no slot shares the description of its parent, to
+  // whom the kernel would give every lock the parent has.
+  if (pinned() || slot == slot_ ||
+      ledger_.slot_state(slot) == SharedLedger::kFree || !Usable() ||
+      !TryLockSlot(fd_.get(), slot)) {
+    return false;
+  }
+  if (slot == SharedLedger::kOwnerSlot) ledger_.SetOrphaned();
+  ledger_.ReapSlot(slot);
+  UnlockSlots(fd_.get(), slot, slot + 1);
+  return true;
+}
+
+bool SharedSegment::ReapDead() {
+  bool found = false;
+  for (uint32_t slot = SharedLedger::kOwnerSlot; slot < ledger_.slot_limit();
+       ++slot) {
+    found |= ReapIfDead(slot);
+  }
+  return found;
+}
+
+bool SharedSegment::OwnerDied() { return ReapIfDead(SharedLedger::kOwnerSlot); }
+
+void SharedSegment::PunchOrphans(uint32_t first,
+                                 uint32_t count,
+                                 uint64_t deadline) {
+  // The lock of the creator's slot is the right to end generations.
+  if (pinned() || !Usable() ||
+      !TryLockSlot(fd_.get(), SharedLedger::kOwnerSlot)) {
+    return;
+  }
+  punched_.resize(ledger_.block_count());
+  for (uint32_t i = first; i < first + count; ++i) {
+    ledger_.ExpireTickets(i, deadline);
+    bool punched = punched_[i] == ledger_.generation(i);
+    if ((punched && !ledger_.Referenced(i)) || !ledger_.TryFree(i)) continue;
+    punched_[i] = ledger_.generation(i);
+    // Whole pages only: small blocks share theirs.
+    uint64_t start = (ledger_.offset(i) + kPage - 1) / kPage * kPage;
+    uint64_t end = (ledger_.offset(i) + ledger_.capacity(i)) / kPage * kPage;
+    if (start < end) Punch(start, end - start);
+  }
+  UnlockSlots(
+      fd_.get(), SharedLedger::kOwnerSlot, SharedLedger::kOwnerSlot + 1);
+}
+
+bool SharedSegment::RemoveIfAlone() {
+  if (pinned() || !Usable() || !TryLockAllSlots(fd_.get())) {
+    return false;
+  }
+  for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
+    // A pin is a child that shares this process's locks.
+    if (ledger_.TicketCount(i) == 0 && !ledger_.Pinned(i)) continue;
+    UnlockSlots(fd_.get(), 0, slot_);
+    UnlockSlots(fd_.get(), slot_ + 1, SharedLedger::kSlots);
+    return false;
+  }
+  if (strategy_ == SharingStrategy::kFileSystem) {
+    unlink(PathOf(name_).c_str());
+  }
+  return true;
+}
+
+void SharedSegment::SetLeaving() {
+  if (!pinned()) {
+    ledger_.SetSlot(slot_, SharedLedger::kLeaving, getpid());
+  }
+}
+
+uint32_t SharedSegment::TakeSlotForHeir() {
+  try {
+    // A description of its own, so that the lock is the child's alone.
+    heir_fd_ = OpenFile("/proc/self/fd/" + std::to_string(fd()), O_RDWR);
+    if (!(FileIdentity::Of(heir_fd_.get()) == identity_)) {
+      heir_fd_ = FileDescriptor();
+      return SharedLedger::kPinnedSlot;
+    }
+    return TakeSlot(heir_fd_.get(), SharedLedger::kOwnerSlot + 1);
+  } catch (const SharedMemoryError&) {
+    // A fork cannot be refused. What the child holds is then never given back
+    // while the segment lives, which is safe.
+    heir_fd_ = FileDescriptor();
+    return SharedLedger::kPinnedSlot;
+  }
+}
+
+void SharedSegment::ParentAfterFork() { heir_fd_ = FileDescriptor(); }
+
+void SharedSegment::ChildAfterFork() {
+  slot_ = heir_slot_;
+  if (!heir_fd_) return;
+  // In place of the mapping that keeps the parent's locks alive. If it fails,
+  // the parent's slot outlives the parent by this child's life; no harm else.
+  mmap(base_,
+       reserve_,
+       PROT_READ | PROT_WRITE,
+       MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+       heir_fd_.get(),
+       0);
+  std::swap(fd_, heir_fd_);
+  heir_fd_ = FileDescriptor();
+  ledger_.SetSlot(slot_, SharedLedger::kTaken, getpid());
+}
+
+namespace {
+
+int64_t ByteOf(uint64_t family) { return static_cast<int64_t>(family >> 2); }
+
+// A file that a process opened to see whether it can go.
+class Candidate {
+ public:
+  explicit Candidate(const std::string& name)
+      : name_(name),
+        file_(OpenFile(PathOf(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)) {
+    if (file_ && !Unfit(file_.get(), SharingStrategy::kFileSystem).empty()) {
+      file_ = FileDescriptor();
+    }
+  }
+
+  // The locks are held until this goes.
+  bool NobodyAttached() const { return file_ && TryLockAllSlots(file_.get()); }
+
+  // Whether all who are attached have said that they leave.
+  bool AllLeaving() const {
+    return WithLedger([this](SharedLedger* ledger) {
+      for (uint32_t slot = 0; slot < ledger->slot_limit(); ++slot) {
+        if (ledger->slot_state(slot) == SharedLedger::kTaken &&
+            !TryLockSlot(file_.get(), slot)) {
+          return false;
+        }
+      }
+      return true;
+    });
+  }
+
+  // Whether no message that was sent after `deadline` needs the file.
+  bool NoMessages(uint64_t deadline) const {
+    return WithLedger([deadline](SharedLedger* ledger) {
+      for (uint32_t i = 0, n = ledger->block_count(); i < n; ++i) {
+        ledger->ExpireTickets(i, deadline);
+        if (ledger->TicketCount(i) != 0) return false;
+      }
+      return true;
+    });
+  }
+
+  void Remove() const { unlink(PathOf(name_).c_str()); }
+
+ private:
+  // False for a file that is none of ours, or has another layout.
+  template <typename Question>
+  bool WithLedger(const Question& question) const {
+    struct stat file = {};
+    if (!file_ || fstat(file_.get(), &file) != 0) return false;
+    Mapping mapping(file_.get(), SharedLedger::LedgerBytes());
+    if (!mapping) return false;
+    SharedLedger ledger(mapping.base());
+    uint64_t needed = SharedLedger::HeaderBytes() +
+                      ledger.block_count() * SharedLedger::BlockBytes();
+    return ledger.Valid() && needed <= static_cast<uint64_t>(file.st_size) &&
+           question(&ledger);
+  }
+
+  std::string name_;
+  FileDescriptor file_;
+};
+
+}  // namespace
+
+SharedFamily::SharedFamily(uint64_t family) : family_(family) { Lock(); }
+
+bool SharedFamily::Lock() {
+  FileDescriptor folder = OpenFile(kFolder, O_RDONLY | O_DIRECTORY);
+  if (!folder || !SetLock(folder.get(), F_RDLCK, ByteOf(family_), 1)) {
+    return false;
+  }
+  folder_ = std::move(folder);
+  identity_ = FileIdentity::Of(folder_.get());
+  inherited_ = false;
+  return true;
+}
+
+void SharedFamily::Stay() {
+  if (FileIdentity::Of(folder_.get()) == identity_) return;
+  folder_.Forget();
+  Lock();
+}
+
+void SharedFamily::RemoveAbandoned(uint64_t deadline) {
+  Stay();
+  if (!folder_) return;
+  for (const std::string& name : FilesOfUser()) {
+    uint64_t family = FamilyInName(name);
+    if (family != family_ && IsLocked(folder_.get(), ByteOf(family))) continue;
+    Candidate file(name);
+    if (file.NobodyAttached() &&
+        (family != family_ || file.NoMessages(deadline))) {
+      file.Remove();
+    }
+  }
+}
+
+void SharedFamily::Leave() {
+  if (inherited_ || !(FileIdentity::Of(folder_.get()) == identity_)) return;
+  SetLock(folder_.get(), F_UNLCK, ByteOf(family_), 1);
+  if (IsLocked(folder_.get(), ByteOf(family_))) return;
+  for (const std::string& name : FilesOfUser()) {
+    if (FamilyInName(name) != family_) continue;
+    Candidate file(name);
+    if (file.AllLeaving()) file.Remove();
+  }
+}
+
+void SharedFamily::ChildAfterFork() {
+  // The parent's description, which the child shares, must not outlive it.
+  if (!(FileIdentity::Of(folder_.get()) == identity_)) folder_.Forget();
+  FileDescriptor shared = std::move(folder_);
+  if (Lock()) return;
+  folder_ = std::move(shared);
+  inherited_ = true;
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,241 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// How a segment is named, and so how long it lives.
+enum class SharingStrategy : uint8_t {
+  kFileSystem = 0,      // a file in /dev/shm; survives its creator
+  kFileDescriptor = 1,  // a memfd; gone with the last process that has it
+};
+
+class SharedMemoryError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kExhausted,  // no memory, descriptors or places left
+    kGone,       // what a message names does not exist (any more)
+    kInvalid,    // what a message says cannot be
+    kSystem,     // the system refused something else
+  };
+
+  SharedMemoryError(Kind kind, const std::string& what)
+      : std::runtime_error(what), kind_(kind) {}
+
+  Kind kind() const { return kind_; }
+
+ private:
+  Kind kind_;
+};
+
+// "8.0 MiB", for messages.
+std::string HumanBytes(uint64_t bytes);
+
+// Owns a file descriptor.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FileDescriptor();
+
+  int get() const { return fd_; }
+  // Gives up a number that someone else has closed and may have reused.
+  void Forget() { fd_ = -1; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_{-1};
+};
+
+// What tells one file from all others, whatever its descriptor's number.
+struct FileIdentity {
+  dev_t device{0};
+  ino_t inode{0};
+
+  static FileIdentity Of(int fd);  // zeros if there is no such descriptor
+  bool operator==(const FileIdentity& other) const {
+    return device == other.device && inode == other.inode;
+  }
+};
+
+// What says which segment is meant, in a message. `pid` and `fd` are where a
+// file_descriptor segment can be opened.
+struct SegmentId {
+  SharingStrategy strategy;
+  uint64_t family;
+  uint64_t segment;
+  uint32_t pid;
+  uint32_t fd;
+};
+
+// One shared memory object, mapped, with a slot of its ledger taken.
+//
+// Invariant: as long as the object exists, this process holds the kernel lock
+// of its slot, and so nobody takes its holder bits for those of a dead one. The
+// lock is an open file description's and the mapping keeps that description,
+// so that not even a program that closes all of its descriptors loses it.
+//
+// A slot whose lock can be taken belongs to a process that is gone: the kernel
+// says so, whatever killed it, and a reused process number changes nothing.
+//
+// Not thread-safe; SharedHeap serializes its use.
+class SharedSegment {
+ public:
+  static constexpr uint64_t kMaxReserve = uint64_t{1} << 46;
+
+  // Makes a segment of the calling process. It has a name, if it gets one, only
+  // when it is complete.
+  static std::unique_ptr<SharedSegment> Create(SharingStrategy strategy,
+                                               uint64_t family,
+                                               uint64_t reserve);
+  // Attaches to a segment of another process. Trusts nothing in `id`.
+  static std::unique_ptr<SharedSegment> Open(const SegmentId& id);
+  ~SharedSegment();
+
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
+
+  SharedLedger& ledger() { return ledger_; }
+  bool pinned() const { return slot_ == SharedLedger::kPinnedSlot; }
+  uint64_t reserve() const { return reserve_; }
+  char* base() const { return base_; }
+  // What to put into a message that the calling process sends.
+  SegmentId id() const;
+  const std::string& name() const { return name_; }
+
+  // Whether the descriptor is still there, or could be opened anew: other code
+  // may close all descriptors. Without it nothing can be said of the life of
+  // others, and no memory had; what is in use stays so.
+  bool Usable();
+
+  // Whether the range is inside the memory that the segment has.
+  bool Contains(uint64_t offset, uint64_t length);
+  // Gives the range memory, so that touching it cannot fail.
+  void Reserve(uint64_t offset, uint64_t length);
+  // Takes the memory away from the range.
+  void Punch(uint64_t offset, uint64_t length);
+
+  // This process's holder bit. What a process without a slot of its own holds
+  // is pinned, and stays so.
+  void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
+  void DropHolder(uint32_t block) {
+    if (!pinned()) ledger_.DropHolder(block, slot_);
+  }
+
+  // Takes back what dead processes held here; returns whether there were any.
+  bool ReapDead();
+  // Whether the process that made the segment is dead; then it is orphaned.
+  bool OwnerDied();
+  // In an orphaned segment, of `count` blocks: gives up messages sent before
+  // `deadline`, and gives memory that nobody references to the system.
+  void PunchOrphans(uint32_t first, uint32_t count, uint64_t deadline);
+  // Whether nobody but this process is, or can become, attached. If so, the
+  // segment has no name any more and no message can open it.
+  bool RemoveIfAlone();
+  // Tells others not to count on this process; see RemoveAbandoned.
+  void SetLeaving();
+
+  // Around fork: the child gets a slot, with its lock, before it exists.
+  // `AddHolders` marks what the child will hold.
+  template <typename Holds>
+  void PrepareFork(const Holds& holds) {
+    heir_slot_ = TakeSlotForHeir();
+    for (uint32_t block : holds) ledger_.AddHolder(block, heir_slot_);
+  }
+  void ParentAfterFork();
+  void ChildAfterFork();
+
+ private:
+  SharedSegment(SharingStrategy strategy, std::string name);
+
+  void Map(uint64_t reserve);
+  // Takes the first slot that nobody living has, from `first` on.
+  uint32_t TakeSlot(int fd, uint32_t first);
+  uint32_t TakeSlotForHeir();
+  bool ReapIfDead(uint32_t slot);
+  // The descriptor; raises if someone closed it under us.
+  int fd() const;
+
+  SharingStrategy strategy_;
+  std::string name_;  // of the file, or of the memfd
+  uint64_t family_{0};
+  uint64_t segment_{0};
+  FileDescriptor fd_;
+  FileIdentity identity_;
+  char* base_{nullptr};
+  uint64_t reserve_{0};
+  uint64_t size_{0};
+  uint32_t slot_{SharedLedger::kPinnedSlot};
+  SharedLedger ledger_;
+  std::vector<uint64_t> punched_;  // generation, by block
+  FileDescriptor heir_fd_;
+  uint32_t heir_slot_{SharedLedger::kPinnedSlot};
+};
+
+// A process tree: all processes that may still get each other's messages.
+//
+// Invariant: as long as the object exists, the family is seen to be alive, so
+// that nobody removes its files. Like a slot, a family is a byte range lock:
+// on the folder of the files, which needs no file of its own.
+class SharedFamily {
+ public:
+  explicit SharedFamily(uint64_t family);
+
+  uint64_t id() const { return family_; }
+  // Takes the lock again if someone closed its descriptor.
+  void Stay();
+  // Removes the files of families that are dead, and files of this one that
+  // nobody is attached to and no message sent after `deadline` needs.
+  void RemoveAbandoned(uint64_t deadline);
+  // To be called when this process exits: who is the last removes all files.
+  void Leave();
+  void ChildAfterFork();
+
+ private:
+  // Takes the lock; false where there is no such folder.
+  bool Lock();
+
+  uint64_t family_;
+  FileDescriptor folder_;
+  FileIdentity identity_;
+  bool inherited_{false};  // the lock is the parent's too
+};
+
+// Random bits from the kernel, never 0.
+uint64_t RandomBits();
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,64 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/memory/allocation/shared_heap.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// Puts the storage of a tensor into shared memory and returns what another
+// process needs to have the same tensor over the same memory: its handle.
+//
+// The storage is moved, not the tensor: the phi::Allocation stays and gets
+// another address, so that every tensor over it, view or base, made before or
+// later, is over the shared memory too. A storage that is there already stays
+// where it is. A thread that reads or writes the tensor during the call may use
+// either memory; that is for the caller to prevent.
+//
+// Refuses what would not arrive right: other places than the CPU and pinned
+// memory, memory that Paddle did not allocate (DLPack), opaque layouts.
+std::string ShareDenseTensor(const phi::DenseTensor& tensor,
+                             SharingStrategy strategy);
+
+// Whether a tensor is in a file of its own, made by the workers of the legacy
+// readers (MemoryMapWriterAllocation). Such a tensor is pickled by the name of
+// the file, which who receives it removes.
+bool IsInOwnFile(const phi::DenseTensor& tensor);
+
+// The tensor of a handle, which may come from anyone: nothing in it is used
+// before it is checked. All tensors over one block share one allocation.
+phi::DenseTensor RebuildDenseTensor(const std::string& handle);
+
+[[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
+
+// Runs a call and raises its SharedMemoryError as an error of Paddle's.
+template <typename Call>
+auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const SharedMemoryError& error) {
+    RaiseAsPaddleError(error);
+  }
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

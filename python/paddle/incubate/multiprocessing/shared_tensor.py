@@ -1,0 +1,86 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""How tensors of host memory go through queues and pipes, without a copy.
+
+The storage of a tensor is moved into shared memory when the tensor is sent for
+the first time; what is pickled is a handle of about a hundred bytes. RFC.md,
+part B, has the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.base.framework import EagerParamBase
+from paddle.base.shared_storage import native
+
+from .sharing import FILE_DESCRIPTOR_FLAG
+
+
+def is_shareable(place: core.Place) -> bool:
+    """Returns whether tensors of a place go through host shared memory."""
+    return native is not None and (
+        place.is_cpu_place() or place.is_cuda_pinned_place()
+    )
+
+
+def _use_file_descriptor() -> bool:
+    return core.globals()[FILE_DESCRIPTOR_FLAG]
+
+
+def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
+    tensor = native.rebuild_tensor(handle)
+    if not stop_gradient:
+        tensor.stop_gradient = False
+    return tensor
+
+
+def _rebuild_parameter(
+    handle: bytes, stop_gradient: bool, attributes: dict[str, Any]
+) -> EagerParamBase:
+    # Shape and type only satisfy the constructor; the handle has the true ones.
+    parameter = EagerParamBase([1], paddle.float32, **attributes)
+    native.rebuild_in(parameter, handle)
+    parameter.__dict__.update(attributes)
+    parameter.stop_gradient = stop_gradient
+    return parameter
+
+
+def _rebuild_dense_tensor(handle: bytes) -> core.DenseTensor:
+    return native.rebuild_dense_tensor(handle)
+
+
+def reduce_tensor(tensor: paddle.Tensor) -> tuple:
+    """Returns what pickle needs to make a tensor over the same memory.
+
+    Raises:
+        MemoryError: there is no room for it in shared memory.
+        ValueError, NotImplementedError: it cannot arrive right, see
+            `paddle.incubate.multiprocessing`.
+    """
+    handle = native.share_tensor(tensor, _use_file_descriptor())
+    if type(tensor) is EagerParamBase:
+        attributes = dict(tensor.__dict__)
+        return _rebuild_parameter, (handle, tensor.stop_gradient, attributes)
+    return _rebuild_tensor, (handle, tensor.stop_gradient)
+
+
+def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple:
+    """Does what `reduce_tensor` does for what is inside a tensor."""
+    if native.is_in_own_file(tensor):
+        return tensor.__reduce_ex__(2)
+    handle = native.share_dense_tensor(tensor, _use_file_descriptor())
+    return _rebuild_dense_tensor, (handle,)
