@@ -72,8 +72,8 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure ours against the official wheel, interleaved in one run."""
-    session.install(*TOOLS)
+    """Measure ours against the official wheel and torch, interleaved."""
+    session.install(*TOOLS, "matplotlib==3.10.9", "torch==2.13.0")
     session.run("python", "-m", "tools.benchmark", *session.posargs)
 
 

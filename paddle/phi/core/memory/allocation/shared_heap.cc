@@ -169,7 +169,7 @@ std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
   if (ledger_needed > ledger_end_) {
     uint64_t end = std::min<uint64_t>(RoundUp(ledger_needed, kLedgerStep),
                                       SharedLedger::LedgerBytes());
-    segment_->Reserve(ledger_end_, end - ledger_end_);
+    segment_->Reserve(segment_->fd(), ledger_end_, end - ledger_end_);
     ledger_end_ = end;
   }
   Run run{end_, length, capacity, first, count, false, false, {}, {}};
@@ -307,13 +307,15 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
                                      SharingStrategy strategy,
                                      uint64_t capacity) {
   auto [attached, run] = TakeCold(strategy, capacity);
+  uint64_t offset = attached->own->RunOffset(run);
   uint64_t length = attached->own->RunLength(run);
   try {
     MakeRoom(length);
+    int fd = attached->segment->fd();
     pending_ += length;
     // The kernel clears the memory now; other threads need not wait for that.
     lock->unlock();
-    attached->segment->Reserve(attached->own->RunOffset(run), length);
+    attached->segment->Reserve(fd, offset, length);
   } catch (const SharedMemoryError&) {
     if (!lock->owns_lock()) {
       lock->lock();
@@ -536,7 +538,8 @@ void SharedHeap::CollectOthers(uint64_t deadline) {
     }
     segment.PunchOrphans(0, segment.ledger().block_count(), deadline);
     // A message that was sent on from here names this process's descriptor.
-    bool needed = segment.id().strategy == SharingStrategy::kFileDescriptor;
+    bool needed = segment.id().strategy == SharingStrategy::kFileDescriptor &&
+                  segment.HasMessages();
     if (attached.holds.empty() && (segment.RemoveIfAlone() || !needed)) {
       by_address_.erase(segment.base());
       it = segments_.erase(it);
@@ -586,14 +589,18 @@ void SharedHeap::Leave() {
   if (family_) family_->Leave();
 }
 
+std::vector<uint32_t> SharedHeap::BlocksHeld(const Attached& attached) {
+  std::vector<uint32_t> blocks;
+  for (const auto& [offset, hold] : attached.holds) {
+    blocks.push_back(hold.index);
+  }
+  return blocks;
+}
+
 void SharedHeap::PrepareFork() {
   mutex_.lock();
   for (auto& [id, attached] : segments_) {
-    std::vector<uint32_t> blocks;
-    for (const auto& [offset, hold] : attached.holds) {
-      blocks.push_back(hold.index);
-    }
-    attached.segment->PrepareFork(blocks);
+    attached.segment->PrepareFork(BlocksHeld(attached));
   }
 }
 
@@ -604,7 +611,7 @@ void SharedHeap::ParentAfterFork() {
 
 void SharedHeap::ChildAfterFork() {
   for (auto& [id, attached] : segments_) {
-    attached.segment->ChildAfterFork();
+    attached.segment->ChildAfterFork(BlocksHeld(attached));
     attached.own.reset();
   }
   for (auto& owns : own_) owns.clear();

@@ -212,6 +212,7 @@ class SharedHeap {
   void Expire(uint64_t deadline);
   uint64_t Reserved() const;
 
+  static std::vector<uint32_t> BlocksHeld(const Attached& attached);
   void PrepareFork();
   void ParentAfterFork();
   void ChildAfterFork();

@@ -41,6 +41,7 @@ using Kind = SharedMemoryError::Kind;
 
 constexpr char kFolder[] = "/dev/shm";
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kNoGeneration = UINT64_MAX;
 // A signal undoes what one call of fallocate had got; small calls get on.
 constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 
@@ -63,6 +64,14 @@ auto RetryOnSignal(const Call& call) {
 FileDescriptor OpenFile(const std::string& path, int flags) {
   return FileDescriptor(RetryOnSignal(
       [&] { return open(path.c_str(), flags | O_CLOEXEC, 0600); }));
+}
+
+// Memory that cannot be given back stays usable, so a failure is no matter.
+void PunchRange(int fd, uint64_t offset, uint64_t length) {
+  RetryOnSignal([&] {
+    return fallocate(
+        fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+  });
 }
 
 FileDescriptor MakeMemfd(const std::string& name) {
@@ -313,7 +322,7 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
     }
   }
   made->Map(reserve);
-  made->Reserve(0, SharedLedger::HeaderBytes());
+  made->Reserve(made->fd(), 0, SharedLedger::HeaderBytes());
   made->slot_ = made->TakeSlot(made->fd_.get(), SharedLedger::kOwnerSlot);
   made->ledger_.Format(family, segment, reserve);
   if (strategy == SharingStrategy::kFileSystem) {
@@ -378,7 +387,11 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
 }
 
 uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
-  for (int wait = 0; wait < 5000; ++wait) {
+  // Who looks whether the segment can go has all locks for a moment, that of
+  // the slot that never dies too. It may let go between the two questions here,
+  // so full is only what was found so three times in a row.
+  int found_full = 0;
+  for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
     for (uint32_t slot = first; slot < SharedLedger::kSlots; ++slot) {
       if (!TryLockSlot(fd, slot)) {
         if (errno == EAGAIN || errno == EACCES) continue;
@@ -390,9 +403,8 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
       ledger_.SetSlot(slot, SharedLedger::kTaken, getpid());
       return slot;
     }
-    // Nobody has the lock of the slot that never dies, except who has taken all
-    // for a moment to see whether the segment can go.
-    if (!IsLocked(fd, SharedLedger::kPinnedSlot)) break;
+    bool looking = IsLocked(fd, SharedLedger::kPinnedSlot);
+    found_full = looking ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw SharedMemoryError(Kind::kExhausted,
@@ -433,13 +445,12 @@ bool SharedSegment::Contains(uint64_t offset, uint64_t length) {
   if (offset > reserve_ || length > reserve_ - offset) return false;
   if (offset + length > size_) {
     struct stat file = {};
-    if (fstat(fd(), &file) == 0) size_ = file.st_size;
+    if (Usable() && fstat(fd_.get(), &file) == 0) size_ = file.st_size;
   }
   return offset + length <= size_;
 }
 
-void SharedSegment::Reserve(uint64_t offset, uint64_t length) {
-  int fd = this->fd();
+void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
   for (uint64_t done = 0; done < length;) {
     uint64_t step = std::min(length - done, kReserveStep);
     if (RetryOnSignal([&] { return fallocate(fd, 0, offset + done, step); }) ==
@@ -448,7 +459,7 @@ void SharedSegment::Reserve(uint64_t offset, uint64_t length) {
       continue;
     }
     int error = errno;
-    if (done > 0) Punch(offset, done);
+    if (done > 0) PunchRange(fd, offset, done);
     std::string where = name_;
     struct statvfs disk = {};
     if (error == ENOSPC && strategy_ == SharingStrategy::kFileSystem &&
@@ -467,18 +478,16 @@ void SharedSegment::Reserve(uint64_t offset, uint64_t length) {
 }
 
 void SharedSegment::Punch(uint64_t offset, uint64_t length) {
-  // Memory that cannot be given back is still ours to use.
-  RetryOnSignal([&] {
-    return fallocate(
-        fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
-  });
+  if (FileIdentity::Of(fd_.get()) == identity_) {
+    PunchRange(fd_.get(), offset, length);
+  }
 }
 
 bool SharedSegment::ReapIfDead(uint32_t slot) {
   // A child that could get no slot shares the description of its parent, to
   // whom the kernel would give every lock the parent has.
   if (pinned() || slot == slot_ ||
-      ledger_.slot_state(slot) == SharedLedger::kFree || !Usable() ||
+      ledger_.slot_state(slot) == SharedLedger::kFree ||
       !TryLockSlot(fd_.get(), slot)) {
     return false;
   }
@@ -489,6 +498,7 @@ bool SharedSegment::ReapIfDead(uint32_t slot) {
 }
 
 bool SharedSegment::ReapDead() {
+  if (!Usable()) return false;
   bool found = false;
   for (uint32_t slot = SharedLedger::kOwnerSlot; slot < ledger_.slot_limit();
        ++slot) {
@@ -507,7 +517,7 @@ void SharedSegment::PunchOrphans(uint32_t first,
       !TryLockSlot(fd_.get(), SharedLedger::kOwnerSlot)) {
     return;
   }
-  punched_.resize(ledger_.block_count());
+  punched_.resize(ledger_.block_count(), kNoGeneration);
   for (uint32_t i = first; i < first + count; ++i) {
     ledger_.ExpireTickets(i, deadline);
     bool punched = punched_[i] == ledger_.generation(i);
@@ -522,13 +532,23 @@ void SharedSegment::PunchOrphans(uint32_t first,
       fd_.get(), SharedLedger::kOwnerSlot, SharedLedger::kOwnerSlot + 1);
 }
 
+bool SharedSegment::HasMessages() const {
+  for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
+    if (ledger_.TicketCount(i) != 0) return true;
+  }
+  return false;
+}
+
 bool SharedSegment::RemoveIfAlone() {
   if (pinned() || !Usable() || !TryLockAllSlots(fd_.get())) {
     return false;
   }
+  // A pin is a child that shares this process's locks.
+  bool needed = HasMessages();
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
-    // A pin is a child that shares this process's locks.
-    if (ledger_.TicketCount(i) == 0 && !ledger_.Pinned(i)) continue;
+    needed |= ledger_.Pinned(i);
+  }
+  if (needed) {
     UnlockSlots(fd_.get(), 0, slot_);
     UnlockSlots(fd_.get(), slot_ + 1, SharedLedger::kSlots);
     return false;
@@ -548,7 +568,8 @@ void SharedSegment::SetLeaving() {
 uint32_t SharedSegment::TakeSlotForHeir() {
   try {
     // A description of its own, so that the lock is the child's alone.
-    heir_fd_ = OpenFile("/proc/self/fd/" + std::to_string(fd()), O_RDWR);
+    if (!Usable()) return SharedLedger::kPinnedSlot;
+    heir_fd_ = OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
     if (!(FileIdentity::Of(heir_fd_.get()) == identity_)) {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
@@ -562,22 +583,32 @@ uint32_t SharedSegment::TakeSlotForHeir() {
   }
 }
 
+void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
+  heir_slot_ = TakeSlotForHeir();
+  for (uint32_t block : holds) ledger_.AddHolder(block, heir_slot_);
+}
+
 void SharedSegment::ParentAfterFork() { heir_fd_ = FileDescriptor(); }
 
-void SharedSegment::ChildAfterFork() {
-  slot_ = heir_slot_;
-  if (!heir_fd_) return;
-  // In place of the mapping that keeps the parent's locks alive. If it fails,
-  // the parent's slot outlives the parent by this child's life; no harm else.
-  mmap(base_,
-       reserve_,
-       PROT_READ | PROT_WRITE,
-       MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
-       heir_fd_.get(),
-       0);
-  std::swap(fd_, heir_fd_);
+void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
+  // The mapping takes the place of that which keeps the parent's locks alive,
+  // and keeps the child's own.
+  bool has_lock = heir_fd_ && FileIdentity::Of(heir_fd_.get()) == identity_ &&
+                  mmap(base_,
+                       reserve_,
+                       PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                       heir_fd_.get(),
+                       0) != MAP_FAILED;
+  if (has_lock) {
+    slot_ = heir_slot_;
+    std::swap(fd_, heir_fd_);
+    ledger_.SetSlot(slot_, SharedLedger::kTaken, getpid());
+  } else {
+    slot_ = SharedLedger::kPinnedSlot;
+    for (uint32_t block : holds) ledger_.AddHolder(block, slot_);
+  }
   heir_fd_ = FileDescriptor();
-  ledger_.SetSlot(slot_, SharedLedger::kTaken, getpid());
 }
 
 namespace {

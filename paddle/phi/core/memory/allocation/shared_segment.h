@@ -142,8 +142,11 @@ class SharedSegment {
 
   // Whether the range is inside the memory that the segment has.
   bool Contains(uint64_t offset, uint64_t length);
-  // Gives the range memory, so that touching it cannot fail.
-  void Reserve(uint64_t offset, uint64_t length);
+  // The descriptor; raises if someone closed it under us.
+  int fd() const;
+  // Gives the range of the file `fd`, which is this segment's, memory, so that
+  // touching it cannot fail. Changes nothing else; needs no lock of the heap.
+  void Reserve(int fd, uint64_t offset, uint64_t length) const;
   // Takes the memory away from the range.
   void Punch(uint64_t offset, uint64_t length);
 
@@ -161,21 +164,19 @@ class SharedSegment {
   // In an orphaned segment, of `count` blocks: gives up messages sent before
   // `deadline`, and gives memory that nobody references to the system.
   void PunchOrphans(uint32_t first, uint32_t count, uint64_t deadline);
+  // Whether a message that was not received yet carries one of the blocks.
+  bool HasMessages() const;
   // Whether nobody but this process is, or can become, attached. If so, the
   // segment has no name any more and no message can open it.
   bool RemoveIfAlone();
   // Tells others not to count on this process; see RemoveAbandoned.
   void SetLeaving();
 
-  // Around fork: the child gets a slot, with its lock, before it exists.
-  // `AddHolders` marks what the child will hold.
-  template <typename Holds>
-  void PrepareFork(const Holds& holds) {
-    heir_slot_ = TakeSlotForHeir();
-    for (uint32_t block : holds) ledger_.AddHolder(block, heir_slot_);
-  }
+  // Around fork: the child gets a slot, with its lock, before it exists, and a
+  // holder bit for each block of `holds`.
+  void PrepareFork(const std::vector<uint32_t>& holds);
   void ParentAfterFork();
-  void ChildAfterFork();
+  void ChildAfterFork(const std::vector<uint32_t>& holds);
 
  private:
   SharedSegment(SharingStrategy strategy, std::string name);
@@ -184,9 +185,8 @@ class SharedSegment {
   // Takes the first slot that nobody living has, from `first` on.
   uint32_t TakeSlot(int fd, uint32_t first);
   uint32_t TakeSlotForHeir();
+  // The descriptor is usable.
   bool ReapIfDead(uint32_t slot);
-  // The descriptor; raises if someone closed it under us.
-  int fd() const;
 
   SharingStrategy strategy_;
   std::string name_;  // of the file, or of the memfd

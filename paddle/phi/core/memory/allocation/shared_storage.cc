@@ -191,29 +191,38 @@ bool IsStrided(phi::DataLayout layout) {
   }
 }
 
-// The bytes from the first element of a tensor to the end of its last; none if
-// that is more than memory can be, or a dim or stride is negative.
-std::optional<uint64_t> BytesSpanned(const phi::DenseTensorMeta& meta) {
-  uint64_t last = 0;
-  for (int i = 0; i < meta.dims.size(); ++i) {
-    if (meta.dims[i] < 0 || meta.strides[i] < 0) return std::nullopt;
-    if (meta.dims[i] == 0) return 0;
+// The bytes that a tensor reaches before and after its data pointer.
+struct Span {
+  uint64_t before;
+  uint64_t after;
+
+  bool FitsIn(uint64_t size, uint64_t offset) const {
+    return offset <= size && before <= offset && after <= size - offset;
   }
+};
+
+// None if a dim is negative or the span is more than memory can be.
+std::optional<Span> SpanOf(const phi::DenseTensorMeta& meta) {
   for (int i = 0; i < meta.dims.size(); ++i) {
-    uint64_t step = 0;
-    if (__builtin_mul_overflow(static_cast<uint64_t>(meta.dims[i] - 1),
-                               static_cast<uint64_t>(meta.strides[i]),
-                               &step) ||
-        __builtin_add_overflow(last, step, &last)) {
+    if (meta.dims[i] < 0) return std::nullopt;
+    if (meta.dims[i] == 0) return Span{0, 0};
+  }
+  uint64_t element = phi::SizeOf(meta.dtype);
+  Span span{0, element};
+  for (int i = 0; i < meta.dims.size(); ++i) {
+    int64_t stride = meta.strides[i];
+    uint64_t step = stride < 0 ? uint64_t{0} - static_cast<uint64_t>(stride)
+                               : static_cast<uint64_t>(stride);
+    uint64_t* side = stride < 0 ? &span.before : &span.after;
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(
+            static_cast<uint64_t>(meta.dims[i] - 1), step, &bytes) ||
+        __builtin_mul_overflow(bytes, element, &bytes) ||
+        __builtin_add_overflow(*side, bytes, side)) {
       return std::nullopt;
     }
   }
-  uint64_t bytes = 0;
-  if (__builtin_add_overflow(last, uint64_t{1}, &last) ||
-      __builtin_mul_overflow(last, phi::SizeOf(meta.dtype), &bytes)) {
-    return std::nullopt;
-  }
-  return bytes;
+  return span;
 }
 
 void Append(std::string* handle, const void* data, size_t size) {
@@ -330,10 +339,9 @@ std::string ShareDenseTensor(const phi::DenseTensor& tensor,
             "A tensor on %s cannot be put into shared memory of the host. Send "
             "tensor.cpu() instead.",
             holder->place()));
-    std::optional<uint64_t> bytes = BytesSpanned(meta);
+    std::optional<Span> span = SpanOf(meta);
     PADDLE_ENFORCE_EQ(
-        bytes && meta.offset <= holder->size() &&
-            *bytes <= holder->size() - meta.offset,
+        span && span->FitsIn(holder->size(), meta.offset),
         true,
         common::errors::InvalidArgument(
             "A tensor of shape [%s], strides [%s] and offset %d reaches out of "
@@ -417,14 +425,16 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle) {
   PADDLE_ENFORCE_EQ(reader.AtEnd(),
                     true,
                     HandleReader::Broken("it is too long", handle.size()));
-  std::optional<uint64_t> bytes = BytesSpanned(meta);
+  std::optional<Span> span = SpanOf(meta);
   PADDLE_ENFORCE_EQ(
-      bytes.has_value(),
+      span.has_value(),
       true,
       HandleReader::Broken("shape or strides are impossible", header.rank));
   if (!header.initialized) {
     PADDLE_ENFORCE_EQ(
-        *bytes, 0, HandleReader::Broken("elements without memory", *bytes));
+        span->after,
+        0,
+        HandleReader::Broken("elements without memory", span->after));
     if (meta.dtype == phi::DataType::UNDEFINED) return phi::DenseTensor();
     PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
                       true,
@@ -442,10 +452,9 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle) {
   std::shared_ptr<phi::Allocation> storage =
       RaisingPaddleErrors([&] { return StorageOf(header); });
   PADDLE_ENFORCE_EQ(
-      header.offset <= storage->size() &&
-          *bytes <= storage->size() - header.offset,
+      span->FitsIn(storage->size(), header.offset),
       true,
-      HandleReader::Broken("the tensor reaches out of its block", *bytes));
+      HandleReader::Broken("the tensor reaches out of its block", span->after));
   meta.offset = header.offset;
   return phi::DenseTensor(storage, meta);
 }

@@ -1,0 +1,132 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "failing_system_calls.h"  // NOLINT(build/include_subdir)
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+
+namespace shared_memory_test {
+
+namespace {
+
+// What fails, or nothing. A child of fork inherits it.
+std::string failing_function;
+int failing_error = 0;
+Failing failing_how = Failing::kOnce;
+std::atomic<int> calls_left{0};  // until it fails; less than 1 afterwards
+
+bool Fails(const char* function) {
+  if (failing_error == 0 || failing_function != function) return false;
+  const int left = --calls_left;
+  if (left > 0 || (left < 0 && failing_how == Failing::kOnce)) return false;
+  errno = failing_error;
+  return true;
+}
+
+// What the name would mean without this file.
+template <typename Function>
+Function* Next(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+const std::vector<std::string>& FunctionsThatCanFail() {
+  static const std::vector<std::string> names = {
+      "open", "fallocate", "mmap", "fcntl", "fchmod", "linkat", "syscall"};
+  return names;
+}
+
+FailingCall::FailingCall(const std::string& function,
+                         int n,
+                         int error,
+                         Failing failing) {
+  failing_function = function;
+  failing_how = failing;
+  calls_left = n;
+  failing_error = error;
+}
+
+FailingCall::~FailingCall() { failing_error = 0; }
+
+bool FailingCall::Happened() const { return calls_left < 1; }
+
+}  // namespace shared_memory_test
+
+using shared_memory_test::Fails;
+using shared_memory_test::Next;
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  static auto* const next = Next<int(const char*, int, ...)>("open");
+  va_list arguments;
+  va_start(arguments, flags);
+  const unsigned mode = va_arg(arguments, unsigned);
+  va_end(arguments);
+  return Fails("open") ? -1 : next(path, flags, mode);
+}
+
+int fallocate(int fd, int mode, off_t offset, off_t length) {
+  static auto* const next = Next<decltype(fallocate)>("fallocate");
+  return Fails("fallocate") ? -1 : next(fd, mode, offset, length);
+}
+
+void* mmap(void* at, size_t length, int access, int flags, int fd, off_t from)
+    __THROW {
+  static auto* const next = Next<decltype(mmap)>("mmap");
+  return Fails("mmap") ? MAP_FAILED : next(at, length, access, flags, fd, from);
+}
+
+int fcntl(int fd, int command, ...) {
+  static auto* const next = Next<int(int, int, ...)>("fcntl");
+  va_list arguments;
+  va_start(arguments, command);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  return Fails("fcntl") ? -1 : next(fd, command, argument);
+}
+
+int fchmod(int fd, mode_t mode) __THROW {
+  static auto* const next = Next<int(int, mode_t)>("fchmod");
+  return Fails("fchmod") ? -1 : next(fd, mode);
+}
+
+int linkat(
+    int from, const char* path, int to, const char* name, int flags) __THROW {
+  static auto* const next = Next<decltype(linkat)>("linkat");
+  return Fails("linkat") ? -1 : next(from, path, to, name, flags);
+}
+
+// No call that goes through here has more than three arguments.
+long syscall(long number, ...) __THROW {  // NOLINT(runtime/int)
+  static auto* const next = Next<long(long, ...)>("syscall");  // NOLINT
+  va_list arguments;
+  va_start(arguments, number);
+  void* const first = va_arg(arguments, void*);
+  void* const second = va_arg(arguments, void*);
+  void* const third = va_arg(arguments, void*);
+  va_end(arguments);
+  return Fails("syscall") ? -1 : next(number, first, second, third);
+}
+
+}  // extern "C"

@@ -1,0 +1,150 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "testing.h"  // NOLINT(build/include_subdir)
+
+// What tests with several processes are made of.
+namespace shared_memory_test {
+
+using paddle::memory::allocation::SharedBlock;
+using paddle::memory::allocation::SharedHeap;
+using paddle::memory::allocation::SharedHeapStats;
+using paddle::memory::allocation::SharedMemoryError;
+using paddle::memory::allocation::SharedMessage;
+using paddle::memory::allocation::SharingStrategy;
+using Kind = SharedMemoryError::Kind;
+
+// Two tests, one for each strategy.
+#define TEST_BOTH(name)                                                      \
+  void name(::shared_memory_test::SharingStrategy strategy);                 \
+  const ::shared_memory_test::Registration name##OfFile(                     \
+      #name "/file_system",                                                  \
+      [] { name(::shared_memory_test::SharingStrategy::kFileSystem); });     \
+  const ::shared_memory_test::Registration name##OfDescriptor(               \
+      #name "/file_descriptor",                                              \
+      [] { name(::shared_memory_test::SharingStrategy::kFileDescriptor); }); \
+  void name(::shared_memory_test::SharingStrategy strategy)
+
+// The heap of this process, which is in the family of the test, and leaves it
+// when the process exits, as Paddle's does.
+SharedHeap& Heap();
+
+// Writes what depends on the seed all over a block, and looks whether it is
+// still there.
+void Fill(const SharedBlock& block, uint64_t seed);
+bool HasContent(const SharedBlock& block, uint64_t seed);
+
+SharedBlock AllocateFilled(SharingStrategy strategy,
+                           uint64_t size,
+                           uint64_t seed);
+// A message of a block that this process holds.
+SharedMessage MessageOf(const SharedBlock& block);
+
+// Where the file of the segment is that a message names.
+std::string PathOf(const SharedMessage& message);
+// What a file has of the machine's memory.
+uint64_t BytesOfFile(const std::string& path);
+
+// What the call throws; none if it throws nothing.
+std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call);
+std::optional<Kind> KindOf(const std::function<void()>& call);
+
+// What a process has of the system, with all that it has of shared memory.
+struct Possessions {
+  static Possessions Now();
+  bool operator==(const Possessions& other) const;
+  bool operator!=(const Possessions& other) const { return !(*this == other); }
+
+  int descriptors;
+  std::vector<std::string> mappings;  // of shared memory
+  std::vector<std::string> files;
+};
+
+// One end of a connection, on which values keep their order and their bounds.
+class Channel {
+ public:
+  explicit Channel(int fd) : fd_(fd) {}
+
+  template <typename T>
+  void Send(const T& value) const {
+    static_assert(std::is_trivially_copyable<T>::value);
+    SendBytes(&value, sizeof(value));
+  }
+
+  // Waits, but not for ever.
+  template <typename T>
+  T Receive() const {
+    static_assert(std::is_trivially_copyable<T>::value);
+    T value;
+    ReceiveBytes(&value, sizeof(value));
+    return value;
+  }
+
+  void Signal() const { Send('!'); }
+  void Await() const { Receive<char>(); }
+  // Whether there is something to receive.
+  bool HasMore() const;
+  // Waits until all processes are gone that have the other end.
+  void AwaitEnd() const;
+  int fd() const { return fd_; }
+
+ private:
+  void SendBytes(const void* bytes, size_t size) const;
+  void ReceiveBytes(void* bytes, size_t size) const;
+
+  int fd_;
+};
+
+// What a process may have open besides its standard streams.
+constexpr int kFirstDescriptor = 3;
+constexpr int kLastDescriptor = 60;
+
+void CloseAllBut(int kept);
+
+// A forked process. If it is made before this one has used its heap, it is as
+// unrelated as a spawned one.
+class Worker {
+ public:
+  // The process ends well if the body returns and all of its checks hold.
+  // If `starved`, it is forked while no descriptor can be opened.
+  explicit Worker(const std::function<void(const Channel&)>& body,
+                  bool starved = false);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  const Channel& channel() const { return channel_; }
+  pid_t pid() const { return pid_; }
+  // Waits for a good end, but not for ever.
+  void Finish();
+  void Kill();
+
+ private:
+  pid_t pid_;
+  Channel channel_{-1};
+};
+
+}  // namespace shared_memory_test

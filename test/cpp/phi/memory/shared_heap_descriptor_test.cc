@@ -1,0 +1,163 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// A process may close descriptors that it does not know, as one that becomes a
+// daemon does. It still lives, and so do its blocks.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr uint64_t kMiB = 1 << 20;
+TEST_BOTH(AReceiverWithoutDescriptorsKeepsItsBlock) {
+  Worker worker([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CloseAllBut(channel.fd());
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(received.block, 1));
+    Heap().Release(received.block);
+    channel.Signal();
+    channel.Await();
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  worker.channel().Await();
+  Heap().Release(block);
+  Heap().Collect(0.0);
+  CHECK(Heap().Stats().used == block.capacity);
+  AllocateFilled(strategy, kMiB, 2);
+  worker.channel().Signal();
+  worker.channel().Await();
+  CHECK(Heap().Stats().used == block.capacity);
+  worker.channel().Signal();
+  worker.Finish();
+}
+
+TEST(AReceiverWithoutDescriptorsReceivesMore) {
+  Worker worker([](const Channel& channel) {
+    for (int i = 1; i <= 2; ++i) {
+      const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+      CHECK(HasContent(received.block, i));
+      CloseAllBut(channel.fd());
+      channel.Signal();
+    }
+  });
+  for (int i = 1; i <= 2; ++i) {
+    const SharedBlock block =
+        AllocateFilled(SharingStrategy::kFileSystem, 10 * i * kMiB, i);
+    worker.channel().Send(MessageOf(block));
+    worker.channel().Await();
+  }
+  worker.Finish();
+}
+
+TEST_BOTH(ASenderWithoutDescriptorsKeepsItsBlocks) {
+  Worker worker([&](const Channel& channel) {
+    const SharedBlock sent = AllocateFilled(strategy, kMiB, 1);
+    const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
+    channel.Send(MessageOf(sent));
+    channel.Await();
+    CloseAllBut(channel.fd());
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(sent, 1));
+    CHECK(HasContent(kept, 2));
+    Heap().Release(sent);
+    Heap().Release(kept);
+    Heap().Collect({});
+    Heap().Stats();
+  });
+  const auto message = worker.channel().Receive<SharedMessage>();
+  const SharedBlock received = Heap().Receive(message).block;
+  worker.channel().Signal();
+  worker.channel().Await();
+  Heap().Collect(0.0);
+  CHECK(HasContent(received, 1));
+  worker.channel().Signal();
+  worker.Finish();
+  CHECK(HasContent(received, 1));
+}
+
+TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
+  Worker receiver([](const Channel& channel) {
+    for (int i = 1; i <= 2; ++i) {
+      const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+      CHECK(HasContent(received.block, i));
+      Heap().Release(received.block);
+      channel.Signal();
+    }
+    channel.Await();
+  });
+  Worker sender([&](const Channel& channel) {
+    const SharedBlock first = AllocateFilled(strategy, kMiB, 1);
+    channel.Send(MessageOf(first));
+    channel.Await();
+    CloseAllBut(channel.fd());
+    CHECK(HasContent(first, 1));
+    Heap().Release(first);
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 2)));
+    channel.Await();
+  });
+  for (int i = 1; i <= 2; ++i) {
+    receiver.channel().Send(sender.channel().Receive<SharedMessage>());
+    receiver.channel().Await();
+    sender.channel().Signal();
+  }
+  sender.Finish();
+  receiver.channel().Signal();
+  receiver.Finish();
+}
+
+// Other code opens files of its own under the numbers that it closed.
+TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
+  Worker worker([&](const Channel& channel) {
+    const SharedBlock idle = AllocateFilled(strategy, 4 * kMiB, 1);
+    const SharedBlock held = AllocateFilled(strategy, kMiB, 2);
+    Heap().Release(idle);
+    CloseAllBut(channel.fd());
+    char path[] = "/tmp/shared_memory_testXXXXXX";
+    const int file = mkstemp(path);
+    REQUIRE(file >= 0);
+    unlink(path);
+    const std::vector<char> bytes(idle.capacity, 'x');
+    REQUIRE(pwrite(file, bytes.data(), bytes.size(), idle.offset) ==
+            static_cast<ssize_t>(bytes.size()));
+    const off_t size = lseek(file, 0, SEEK_END);
+    for (int fd = kFirstDescriptor; fd < kLastDescriptor; ++fd) {
+      if (fd != channel.fd() && fd != file) dup2(file, fd);
+    }
+    Heap().Collect({});
+    ErrorOf([&] { Heap().Allocate(strategy, 16 * kMiB); });
+    Heap().Release(held);
+    Heap().Collect(0.0);
+    std::vector<char> now(bytes.size());
+    CHECK(pread(file, now.data(), now.size(), idle.offset) ==
+          static_cast<ssize_t>(now.size()));
+    CHECK(now == bytes);
+    CHECK(lseek(file, 0, SEEK_END) == size);
+  });
+  worker.Finish();
+}
+
+}  // namespace

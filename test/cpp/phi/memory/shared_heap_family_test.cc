@@ -1,0 +1,225 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Whose files stay in /dev/shm, and whose do not.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr uint64_t kMiB = 1 << 20;
+
+void Join(int family) {
+  SharedHeap::Instance().Join(Family(family));
+  Heap();
+}
+
+// Sends one message and then releases its block.
+void SendOnce(const Channel& channel, int family) {
+  Join(family);
+  const SharedBlock block =
+      AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+  channel.Send(MessageOf(block));
+  Heap().Release(block);
+  channel.Await();
+}
+
+void JoinAndWait(const Channel& channel, int family) {
+  Join(family);
+  channel.Signal();
+  channel.Await();
+}
+
+TEST(JoiningRemovesTheFilesOfADeadFamily) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
+  sender.channel().Receive<SharedMessage>();
+  CHECK(FilesOf(Family(1)).size() == 1);
+  sender.Kill();
+  CHECK(Eventually([] {
+    Heap().Collect({});  // the kernel may take a moment to end a process
+    return FilesOf(Family(1)).empty();
+  }));
+}
+
+TEST(JoiningLeavesTheFilesOfALivingFamily) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
+  Worker relative([](const Channel& channel) {
+    JoinAndWait(channel, 1);
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CHECK(HasContent(received.block, 1));
+  });
+  relative.channel().Await();
+  const auto message = sender.channel().Receive<SharedMessage>();
+  sender.Kill();
+  Heap().Collect(0.0);
+  CHECK(FilesOf(Family(1)).size() == 1);
+  relative.channel().Signal();
+  relative.channel().Send(message);
+  relative.Finish();
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(TheLastToLeaveAFamilyRemovesItsFiles) {
+  Worker first([](const Channel& channel) { SendOnce(channel, 1); });
+  Worker second([](const Channel& channel) { JoinAndWait(channel, 1); });
+  second.channel().Await();
+  first.channel().Receive<SharedMessage>();
+  first.channel().Signal();
+  first.Finish();
+  CHECK(FilesOf(Family(1)).size() == 1);
+  second.channel().Signal();
+  second.Finish();
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(LeavingRemovesNoFileOfAnotherFamily) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
+  Worker other([](const Channel& channel) { JoinAndWait(channel, 2); });
+  sender.channel().Receive<SharedMessage>();
+  other.channel().Await();
+  other.channel().Signal();
+  other.Finish();
+  CHECK(FilesOf(Family(1)).size() == 1);
+  sender.channel().Signal();
+  sender.Finish();
+  CHECK(Files().empty());
+}
+
+TEST(AFileOfTheFamilyThatNobodyNeedsIsRemovedByCollect) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
+  sender.channel().Receive<SharedMessage>();
+  Heap();
+  sender.Kill();
+  Heap().Collect({});
+  Heap().Collect(1000.0);
+  CHECK(Files().size() == 1);  // for the message
+  CHECK(Eventually([] {
+    Heap().Collect(0.0);
+    return Files().empty();
+  }));
+}
+
+TEST(AFileHasAccessForItsUserAlone) {
+  const SharedBlock block = Heap().Allocate(SharingStrategy::kFileSystem, 1);
+  struct stat file = {};
+  REQUIRE(stat(PathOf(MessageOf(block)).c_str(), &file) == 0);
+  CHECK((file.st_mode & 0777) == 0600);
+}
+
+TEST(AFileThatOthersMayWriteIsRefused) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  Heap();
+  const Possessions before = Possessions::Now();
+  REQUIRE(chmod(PathOf(message).c_str(), 0666) == 0);
+  CHECK(KindOf([&] { Heap().Receive(message); }) == Kind::kInvalid);
+  CHECK(Possessions::Now() == before);
+  REQUIRE(chmod(PathOf(message).c_str(), 0600) == 0);
+  CHECK(HasContent(Heap().Receive(message).block, 1));
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+// The families of these files are dead, so that a Join looks into them.
+TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
+  char name[80];
+  std::snprintf(name,
+                sizeof(name),
+                "/dev/shm/paddle-%u-%016" PRIx64 "-",
+                geteuid(),
+                Family(1));
+  const std::string prefix = name;
+  const std::vector<std::string> names = {prefix + "0000000000000001",
+                                          prefix + "0000000000000002",
+                                          prefix + "1",
+                                          prefix + "0000000000000003.txt",
+                                          prefix + "0000000000000004",
+                                          prefix + "0000000000000005"};
+  const std::string page(1 << 16, '\xff');
+  for (size_t i = 0; i < names.size(); ++i) {
+    const int file = open(names[i].c_str(), O_CREAT | O_WRONLY, 0600);
+    const size_t size = i == 0 ? page.size() : i;
+    CHECK(write(file, page.data(), size) == static_cast<ssize_t>(size));
+    close(file);
+  }
+  CHECK(unlink(names[4].c_str()) == 0 && mkfifo(names[4].c_str(), 0600) == 0);
+  CHECK(unlink(names[5].c_str()) == 0 &&
+        symlink("/dev/zero", names[5].c_str()) == 0);
+  Heap().Collect(0.0);
+  CHECK(access(names[2].c_str(), F_OK) == 0);
+  CHECK(access(names[3].c_str(), F_OK) == 0);
+  for (const std::string& name : names) unlink(name.c_str());
+}
+
+// Who looks has all places for a moment.
+TEST(AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
+  constexpr int kMessages = 300;
+  Worker sender([](const Channel& channel) {
+    const SharedBlock block =
+        AllocateFilled(SharingStrategy::kFileSystem, 64, 1);
+    for (int i = 0; i < kMessages; ++i) channel.Send(MessageOf(block));
+    channel.Await();
+  });
+  std::vector<SharedMessage> messages;
+  for (int i = 0; i < kMessages; ++i) {
+    messages.push_back(sender.channel().Receive<SharedMessage>());
+  }
+  Worker looker([](const Channel& channel) {
+    Heap();
+    channel.Signal();
+    while (!channel.HasMore()) Heap().Collect({});
+  });
+  looker.channel().Await();
+  sender.Kill();
+  for (const SharedMessage& message : messages) {
+    Worker receiver([&](const Channel&) {
+      CHECK(HasContent(Heap().Receive(message).block, 1));
+    });
+    receiver.Finish();
+  }
+  looker.channel().Signal();
+  looker.Finish();
+}
+
+TEST(AStarvedChildThatEndsKeepsTheFamilyOfItsParentAlive) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
+  Worker stranger([](const Channel& channel) {
+    channel.Await();
+    JoinAndWait(channel, 1);
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  Heap();
+  sender.Kill();
+  Worker child([](const Channel&) { Heap().Collect({}); }, true);
+  child.Finish();
+  stranger.channel().Signal();
+  stranger.channel().Await();
+  CHECK(HasContent(Heap().Receive(message).block, 1));
+  stranger.channel().Signal();
+  stranger.Finish();
+}
+
+}  // namespace

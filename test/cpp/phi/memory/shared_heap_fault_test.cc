@@ -1,0 +1,322 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Each call to the system fails in turn, in each operation. The operation then
+// works all the same or says clearly what failed; nothing is left half done,
+// and the next attempt works.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "failing_system_calls.h"  // NOLINT(build/include_subdir)
+#include "processes.h"             // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr uint64_t kMiB = 1 << 20;
+// More than any operation makes of one function.
+constexpr int kMostCalls = 200;
+
+struct Fault {
+  std::string function;
+  int n;
+  int error;
+  Failing failing;
+};
+
+// Runs an attempt for each fault in a process of its own, until the attempt
+// says that the fault did not happen any more. Returns how many did.
+int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
+  int faults = 0;
+  for (const std::string& function : FunctionsThatCanFail()) {
+    for (int error : {ENOSPC, EMFILE, ENOMEM, EPERM, EINTR}) {
+      for (Failing failing : {Failing::kOnce, Failing::kFromThenOn}) {
+        // What the kernel would never do.
+        if (error == EINTR && failing == Failing::kFromThenOn) continue;
+        if (error == EINTR && function != "open" && function != "fallocate") {
+          continue;
+        }
+        for (int n = 1; n < kMostCalls; ++n) {
+          const Fault fault = {function, n, error, failing};
+          bool happened = false;
+          Worker worker([&](const Channel& channel) {
+            channel.Send(attempt(fault));
+            channel.Await();
+            if (ChecksHold()) return;
+            std::printf("  when call %d of %s%s failed: %s\n",
+                        fault.n,
+                        fault.function.c_str(),
+                        failing == Failing::kOnce ? "" : ", and all later,",
+                        std::strerror(fault.error));
+          });
+          try {
+            happened = worker.channel().Receive<bool>();
+            worker.channel().Signal();
+            worker.Finish();
+          } catch (const Failure&) {
+            CHECK(false);
+          }
+          if (!happened) break;
+          ++faults;
+        }
+      }
+    }
+  }
+  return faults;
+}
+
+// Whether the error says what failed, and on what.
+bool IsClear(const SharedMemoryError& error, const Fault& fault) {
+  const std::string text = error.what();
+  // A question what a file is: without an answer it is none of ours.
+  if (fault.function == "fcntl") return true;
+  return text.find(std::strerror(fault.error)) != std::string::npos &&
+         (text.find("/dev/shm") != std::string::npos ||
+          text.find("paddle-") != std::string::npos ||
+          text.find("random bits") != std::string::npos);
+}
+
+struct State {
+  Possessions possessions;
+  SharedHeapStats stats;
+
+  static State Now() { return {Possessions::Now(), Heap().Stats()}; }
+  bool operator==(const State& other) const {
+    return possessions == other.possessions &&
+           std::memcmp(&stats, &other.stats, sizeof(stats)) == 0;
+  }
+};
+
+// One operation that may fail, of which nothing must then be seen.
+bool Attempt(const Fault& fault,
+             const std::function<void()>& operation,
+             const std::function<void()>& undo,
+             bool changes_nothing = true) {
+  const State before = State::Now();
+  auto failing = std::make_unique<FailingCall>(
+      fault.function, fault.n, fault.error, fault.failing);
+  const auto error = ErrorOf(operation);
+  const bool happened = failing->Happened();
+  failing.reset();
+  CHECK(happened || !error);
+  if (error) {
+    CHECK(IsClear(*error, fault));
+    CHECK(fault.error != EINTR);
+    CHECK(!changes_nothing || State::Now() == before);
+  } else {
+    undo();
+  }
+  REQUIRE(!ErrorOf(operation));
+  undo();
+  CHECK(!changes_nothing || State::Now() == before);
+  return happened;
+}
+
+TEST_BOTH(AFaultInTheFirstAllocationLeavesNothing) {
+  CHECK(ForEachFault([&](const Fault& fault) {
+          Heap();
+          const Possessions before = Possessions::Now();
+          SharedBlock block;
+          const bool happened = Attempt(
+              fault,
+              [&] { block = AllocateFilled(strategy, 100, 1); },
+              [&] { Heap().Release(block); },
+              false);
+          // One segment, whichever attempt made it.
+          const Possessions now = Possessions::Now();
+          CHECK(Heap().Stats().segments == 1 && Heap().Stats().used == 0);
+          CHECK(now.descriptors == before.descriptors + 1);
+          CHECK(now.mappings.size() == before.mappings.size() + 1);
+          return happened;
+        }) > 20);
+}
+
+// Large enough to get its memory in more than one step.
+TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
+  CHECK(ForEachFault([&](const Fault& fault) {
+          const SharedBlock kept = AllocateFilled(strategy, 100, 1);
+          SharedBlock block;
+          const bool happened = Attempt(
+              fault,
+              [&] { block = AllocateFilled(strategy, 33 * kMiB, 2); },
+              [&] {
+                CHECK(HasContent(block, 2));
+                Heap().Release(block);
+                Heap().Collect({});
+              });
+          CHECK(HasContent(kept, 1));
+          return happened;
+        }) > 5);
+}
+
+// 64 bytes: the ledger grows by many blocks.
+TEST_BOTH(AFaultWhileTheLedgerGrowsLeavesNothing) {
+  CHECK(ForEachFault([&](const Fault& fault) {
+          const SharedBlock kept = AllocateFilled(strategy, 4096, 1);
+          SharedBlock block;
+          const bool happened = Attempt(
+              fault,
+              [&] { block = AllocateFilled(strategy, 64, 2); },
+              [&] {
+                CHECK(HasContent(block, 2));
+                Heap().Release(block);
+                Heap().Collect({});
+              });
+          CHECK(HasContent(kept, 1));
+          return happened;
+        }) > 5);
+}
+
+TEST_BOTH(AFaultWhileAttachingLeavesNothing) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  CHECK(ForEachFault([&](const Fault& fault) {
+          Heap();
+          const State before = State::Now();
+          SharedBlock block;
+          const bool happened = Attempt(
+              fault,
+              [&] { block = Heap().Receive(message).block; },
+              [&] {
+                CHECK(HasContent(block, 1));
+                Heap().Release(block);
+              },
+              false);
+          CHECK(Heap().Stats().attached == 1);
+          CHECK(Possessions::Now().descriptors ==
+                before.possessions.descriptors + 1);
+          CHECK(Possessions::Now().mappings.size() ==
+                before.possessions.mappings.size() + 1);
+          return happened;
+        }) > 20);
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  ForEachFault([&](const Fault& fault) {
+    const SharedBlock own = AllocateFilled(strategy, 2 * kMiB, 2);
+    const SharedBlock kept = AllocateFilled(strategy, 2 * kMiB, 3);
+    const SharedBlock received = Heap().Receive(message).block;
+    const SharedMessage given_up = MessageOf(own);
+    bool happened = false;
+    {
+      const FailingCall failing(
+          fault.function, fault.n, fault.error, fault.failing);
+      CHECK(!ErrorOf([&] {
+        Heap().Release(own);
+        Heap().Release(received);
+        Heap().Collect(0.0);
+        Heap().Stats();
+      }));
+      happened = failing.Happened();
+    }
+    Heap().Collect(0.0);
+    CHECK(Heap().Stats().used == kept.capacity);
+    CHECK(HasContent(kept, 3));
+    CHECK(KindOf([&] { Heap().Receive(given_up); }) == Kind::kGone);
+    Heap().Release(AllocateFilled(strategy, 2 * kMiB, 4));
+    CHECK(HasContent(kept, 3));
+    return happened;
+  });
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+// The fault may be in the parent or in the child: both go on with it.
+TEST_BOTH(NoFaultInAForkIsAnError) {
+  CHECK(ForEachFault([&](const Fault& fault) {
+          const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+          const SharedBlock second = AllocateFilled(strategy, kMiB, 2);
+          int status = -1;
+          bool happened = false;
+          {
+            const FailingCall failing(
+                fault.function, fault.n, fault.error, fault.failing);
+            const pid_t child = fork();
+            if (child == 0) {
+              bool good = HasContent(block, 1);
+              Heap().Release(block);
+              good &= HasContent(second, 2);
+              // The parent does not see what happens only here.
+              _exit(good ? (failing.Happened() ? 2 : 0) : 1);
+            }
+            waitpid(child, &status, 0);
+            happened = failing.Happened() ||
+                       (WIFEXITED(status) && WEXITSTATUS(status) == 2);
+          }
+          CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+          Heap().Collect(0.0);
+          CHECK(HasContent(block, 1) && HasContent(second, 2));
+          Heap().Release(AllocateFilled(strategy, kMiB, 3));
+          CHECK(HasContent(block, 1) && HasContent(second, 2));
+          return happened;
+        }) > 3);
+}
+
+// Its place then depends on a descriptor, which may be closed.
+TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  auto failing =
+      std::make_unique<FailingCall>("mmap", 1, ENOMEM, Failing::kOnce);
+  Worker child([&](const Channel& channel) {
+    CHECK(failing->Happened());
+    CloseAllBut(channel.fd());
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(block, 1));
+  });
+  failing.reset();
+  child.channel().Await();
+  Heap().Release(block);
+  Heap().Collect({});
+  for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 2);
+  child.channel().Signal();
+  child.Finish();
+}
+
+TEST(AFullFolderIsExplained) {
+  Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
+  const FailingCall failing("fallocate", 1, ENOSPC, Failing::kFromThenOn);
+  const auto error =
+      ErrorOf([] { Heap().Allocate(SharingStrategy::kFileSystem, 3 * kMiB); });
+  REQUIRE(error.has_value());
+  CHECK(error->kind() == Kind::kExhausted);
+  const std::string text = error->what();
+  CHECK(text.find("3.0 MiB") != std::string::npos);
+  CHECK(text.find("/dev/shm") != std::string::npos);
+  CHECK(text.find("--shm-size") != std::string::npos);
+  CHECK(text.find("file_descriptor") != std::string::npos);
+}
+
+}  // namespace

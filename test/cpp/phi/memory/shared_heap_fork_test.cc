@@ -1,0 +1,328 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// A child of fork has what its parent held, and each of the two may go first.
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr uint64_t kMiB = 1 << 20;
+
+bool UsesNothing() {
+  Heap().Collect({});
+  return Heap().Stats().used == 0;
+}
+
+// Gives all memory that nobody holds to blocks of another content.
+void Overwrite(SharingStrategy strategy) {
+  for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 99);
+}
+
+TEST_BOTH(AChildKeepsWhatItsParentReleases) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child([&](const Channel& channel) {
+    channel.Await();
+    CHECK(HasContent(block, 1));
+    Heap().Release(block);
+    channel.Signal();
+    channel.Await();
+  });
+  Heap().Release(block);
+  Heap().Collect(0.0);
+  CHECK(Heap().Stats().used == block.capacity);
+  Overwrite(strategy);
+  const uint64_t used = Heap().Stats().used;
+  child.channel().Signal();
+  child.channel().Await();
+  CHECK(Heap().Stats().used == used - block.capacity);
+  child.channel().Signal();
+  child.Finish();
+}
+
+TEST_BOTH(AParentKeepsWhatAChildThatEndsHeld) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker released([&](const Channel&) { Heap().Release(block); });
+  released.Finish();
+  Worker kept([](const Channel&) {});
+  kept.Finish();
+  Worker killed([](const Channel& channel) { channel.Await(); });
+  killed.Kill();
+  Heap().Collect(0.0);
+  Overwrite(strategy);
+  CHECK(HasContent(block, 1));
+}
+
+TEST_BOTH(WhatAChildHeldIsFreeOnceBothAreDone) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child([](const Channel& channel) { channel.Await(); });
+  Heap().Release(block);
+  CHECK(!UsesNothing());
+  child.Kill();
+  CHECK(Eventually(UsesNothing));
+}
+
+TEST_BOTH(AChildKeepsTheBlocksOfADeadParent) {
+  Worker parent([&](const Channel& up) {
+    const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+    const pid_t self = getpid();
+    Worker child([&](const Channel&) {
+      prctl(PR_SET_PDEATHSIG, 0);
+      up.Signal();
+      CHECK(Eventually([&] { return getppid() != self; }));
+      Heap().Collect(0.0);
+      up.Send(HasContent(block, 1));
+      up.Send(MessageOf(block));
+      up.Await();
+    });
+    child.channel().Await();
+  });
+  parent.channel().Await();
+  parent.Kill();
+  CHECK(parent.channel().Receive<bool>());
+  const auto message = parent.channel().Receive<SharedMessage>();
+  const SharedBlock received = Heap().Receive(message).block;
+  parent.channel().Signal();
+  parent.channel().AwaitEnd();
+  Heap().Collect(0.0);
+  CHECK(HasContent(received, 1));
+}
+
+TEST_BOTH(ParentAndChildAllocateApart) {
+  const SharedBlock before = AllocateFilled(strategy, 4096, 1);
+  Worker child([&](const Channel& channel) {
+    std::vector<SharedBlock> blocks;
+    for (int i = 0; i < 50; ++i) {
+      blocks.push_back(AllocateFilled(strategy, 4096, 100 + i));
+    }
+    CHECK(Heap().Stats().segments == 1 && Heap().Stats().attached == 1);
+    CHECK(blocks[0].segment != before.segment);
+    channel.Signal();
+    channel.Await();
+    for (int i = 0; i < 50; ++i) CHECK(HasContent(blocks[i], 100 + i));
+    CHECK(HasContent(before, 1));
+  });
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < 50; ++i) {
+    blocks.push_back(AllocateFilled(strategy, 4096, 200 + i));
+  }
+  child.channel().Await();
+  child.channel().Signal();
+  child.Finish();
+  for (int i = 0; i < 50; ++i) CHECK(HasContent(blocks[i], 200 + i));
+}
+
+TEST_BOTH(AChildSendsWhatItInherited) {
+  Worker stranger([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CHECK(HasContent(received.block, 1));
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(received.block, 1));
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child([&](const Channel& channel) {
+    channel.Send(MessageOf(block));
+    channel.Await();
+  });
+  Heap().Release(block);
+  stranger.channel().Send(child.channel().Receive<SharedMessage>());
+  stranger.channel().Await();
+  child.channel().Signal();
+  child.Finish();
+  Overwrite(strategy);
+  stranger.channel().Signal();
+  stranger.Finish();
+}
+
+TEST_BOTH(AChildReceivesWhatItsParentWasSent) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  const SharedBlock received = Heap().Receive(message).block;
+  Worker child([&](const Channel& channel) {
+    const auto again = Heap().Receive(MessageOf(received));
+    Heap().Release(received);
+    channel.Await();
+    CHECK(HasContent(again.block, 1));
+  });
+  Heap().Release(received);
+  Heap().Collect({});
+  child.channel().Signal();
+  child.Finish();
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+TEST_BOTH(AGrandchildKeepsWhatAllBeforeItReleased) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child([&](const Channel& up) {
+    Worker grandchild([&](const Channel& channel) {
+      channel.Await();
+      CHECK(HasContent(block, 1));
+    });
+    Heap().Release(block);
+    up.Signal();
+    up.Await();
+    grandchild.channel().Signal();
+    grandchild.Finish();
+  });
+  child.channel().Await();
+  Heap().Release(block);
+  Overwrite(strategy);
+  child.channel().Signal();
+  child.Finish();
+  Heap().Collect(0.0);
+  CHECK(Heap().Stats().used == 8 * block.capacity);
+}
+
+TEST_BOTH(AForkLeavesTheParentWhatItHad) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  const Possessions before = Possessions::Now();
+  for (int i = 0; i < 3; ++i) {
+    Worker child([](const Channel&) {});
+    child.Finish();
+  }
+  CHECK(Possessions::Now() == before);
+  Heap().Release(block);
+  CHECK(UsesNothing());
+}
+
+TEST_BOTH(ManyForksDoNotUseUpThePlaces) {
+  const SharedBlock block = AllocateFilled(strategy, 64, 1);
+  for (int i = 0; i < 600; ++i) {
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
+    REQUIRE(waitpid(child, nullptr, 0) == child);
+  }
+  Heap().Release(block);
+  CHECK(UsesNothing());
+}
+
+// A fork without descriptors cannot give the child a place of its own.
+
+TEST_BOTH(AStarvedChildKeepsWhatItsParentReleases) {
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child(
+      [&](const Channel& channel) {
+        channel.Await();
+        CHECK(HasContent(block, 1));
+        Heap().Release(block);
+        Heap().Collect(0.0);
+        channel.Signal();
+        channel.Await();
+      },
+      true);
+  Heap().Release(block);
+  Overwrite(strategy);
+  child.channel().Signal();
+  child.channel().Await();
+  Heap().Collect(0.0);
+  const SharedBlock next = AllocateFilled(strategy, kMiB, 5);
+  CHECK(HasContent(next, 5));
+  child.channel().Signal();
+  child.Finish();
+}
+
+TEST_BOTH(AStarvedChildSharesAsItsParentDoes) {
+  Worker stranger([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CHECK(HasContent(received.block, 1));
+    channel.Send(MessageOf(AllocateFilled(SharingStrategy::kFileSystem, 9, 2)));
+    channel.Await();
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  Worker child(
+      [&](const Channel& channel) {
+        channel.Send(MessageOf(block));
+        const auto message = channel.Receive<SharedMessage>();
+        CHECK(HasContent(Heap().Receive(message).block, 2));
+        const SharedBlock own = AllocateFilled(strategy, kMiB, 3);
+        CHECK(HasContent(own, 3));
+      },
+      true);
+  stranger.channel().Send(child.channel().Receive<SharedMessage>());
+  child.channel().Send(stranger.channel().Receive<SharedMessage>());
+  child.Finish();
+  stranger.channel().Signal();
+  stranger.Finish();
+}
+
+TEST_BOTH(AStaleMessageToAStarvedChildFreesNothing) {
+  const SharedBlock old = AllocateFilled(strategy, kMiB, 1);
+  const SharedMessage stale = MessageOf(old);
+  Heap().Release(Heap().Receive(stale).block);
+  Heap().Release(old);
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 2);
+  REQUIRE(block.data == old.data);
+  Worker keeper(
+      [&](const Channel& channel) {
+        channel.Await();
+        CHECK(HasContent(block, 2));
+      },
+      true);
+  Worker receiver(
+      [&](const Channel&) {
+        Heap().Release(block);
+        CHECK(KindOf([&] { Heap().Receive(stale); }) == Kind::kGone);
+      },
+      true);
+  receiver.Finish();
+  Heap().Release(block);
+  Overwrite(strategy);
+  keeper.channel().Signal();
+  keeper.Finish();
+}
+
+TEST_BOTH(AStarvedChildCanSendWhatItsDeadSenderAndItsParentReleased) {
+  Worker stranger([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CHECK(HasContent(received.block, 1));
+  });
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  const SharedBlock received = Heap().Receive(message).block;
+  Worker child(
+      [&](const Channel& channel) {
+        channel.Await();
+        channel.Send(MessageOf(received));
+        channel.Await();
+      },
+      true);
+  sender.Kill();
+  Heap().Release(received);
+  Heap().Collect({});
+  child.channel().Signal();
+  stranger.channel().Send(child.channel().Receive<SharedMessage>());
+  stranger.Finish();
+  child.channel().Signal();
+  child.Finish();
+}
+
+}  // namespace

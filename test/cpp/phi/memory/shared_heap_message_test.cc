@@ -1,0 +1,472 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Messages between processes that are not related by fork, good ones and bad
+// ones, and what becomes of them when a process dies.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr int64_t kMiB = 1 << 20;
+
+bool UsesNothing() {
+  Heap().Collect({});
+  return Heap().Stats().used == 0;
+}
+
+// Receives one message, tells whether it has the content of a seed and waits
+// before it releases it.
+void ReceiveOnce(const Channel& channel) {
+  const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+  channel.Send(HasContent(received.block, 1));
+  channel.Await();
+  Heap().Release(received.block);
+  channel.Signal();
+  channel.Await();
+}
+
+// Says which error receiving a message meets.
+void ReceiveInVain(const Channel& channel) {
+  const auto message = channel.Receive<SharedMessage>();
+  const auto kind = KindOf([&] { Heap().Receive(message); });
+  CHECK(kind == Kind::kGone);
+}
+
+TEST_BOTH(SenderAndReceiverSeeEachOthersWrites) {
+  Worker worker([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    CHECK(HasContent(received.block, 1));
+    Fill(received.block, 2);
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(received.block, 3));
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  worker.channel().Await();
+  CHECK(HasContent(block, 2));
+  Fill(block, 3);
+  worker.channel().Signal();
+  worker.Finish();
+}
+
+TEST_BOTH(ABlockIsFreeWhenItsLastHolderReleasesIt) {
+  Worker worker(ReceiveOnce);
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  Heap().Release(block);
+  CHECK(worker.channel().Receive<bool>());
+  CHECK(Heap().Stats().used == block.capacity);
+  CHECK(Heap().Stats().messages == 0);
+  worker.channel().Signal();
+  worker.channel().Await();
+  CHECK(Heap().Stats().used == 0);  // at once, without Collect
+  worker.channel().Signal();
+  worker.Finish();
+}
+
+TEST_BOTH(AKilledReceiverGivesBackWhatItHeld) {
+  Worker worker(ReceiveOnce);
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  Heap().Release(block);
+  CHECK(worker.channel().Receive<bool>());
+  worker.Kill();
+  CHECK(Eventually(UsesNothing));
+}
+
+TEST_BOTH(ABlockIsSentOnByWhoReceivedIt) {
+  Worker last(ReceiveOnce);
+  Worker middle([](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    channel.Send(MessageOf(received.block));
+    Heap().Release(received.block);
+    channel.Await();
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  middle.channel().Send(MessageOf(block));
+  Heap().Release(block);
+  last.channel().Send(middle.channel().Receive<SharedMessage>());
+  CHECK(last.channel().Receive<bool>());
+  middle.channel().Signal();
+  middle.Finish();
+  CHECK(!UsesNothing());
+  last.channel().Signal();
+  last.channel().Await();
+  CHECK(UsesNothing());
+  last.channel().Signal();
+  last.Finish();
+}
+
+TEST_BOTH(AReceivedBlockOutlivesItsCreator) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto received =
+      Heap().Receive(sender.channel().Receive<SharedMessage>());
+  sender.Kill();
+  Heap().Collect(0.0);
+  CHECK(HasContent(received.block, 1));
+  const auto again = Heap().Receive(MessageOf(received.block));
+  Heap().Release(received.block);
+  Heap().Collect(0.0);
+  CHECK(HasContent(again.block, 1));
+  Heap().Release(again.block);
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return Heap().Stats().attached == 0;
+  }));
+  CHECK(Files().empty());
+}
+
+TEST_BOTH(MemoryOfADeadCreatorGoesBackBlockByBlock) {
+  Worker sender([&](const Channel& channel) {
+    for (int i = 0; i < 2; ++i) {
+      channel.Send(MessageOf(AllocateFilled(strategy, 8 * kMiB, i)));
+    }
+    channel.Await();
+  });
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < 2; ++i) {
+    const auto message = sender.channel().Receive<SharedMessage>();
+    blocks.push_back(Heap().Receive(message).block);
+  }
+  sender.Kill();
+  // This process's own name for the segment.
+  const std::string path = PathOf(MessageOf(blocks[1]));
+  const uint64_t before = BytesOfFile(path);
+  Heap().Release(blocks[0]);
+  CHECK(Eventually([&] {
+    Heap().Collect({});
+    return BytesOfFile(path) + 8 * kMiB <= before;
+  }));
+  CHECK(HasContent(blocks[1], 1));
+}
+
+TEST_BOTH(TwoReceiversLetGoOfADeadCreator) {
+  Worker sender([&](const Channel& channel) {
+    const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+    channel.Send(MessageOf(block));
+    channel.Send(MessageOf(block));
+    channel.Await();
+  });
+  auto receive = [](const Channel& channel) {
+    const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(received.block, 1));
+    Heap().Release(received.block);
+    channel.Signal();
+    channel.Await();
+    CHECK(Eventually([] {
+      Heap().Collect({});
+      return Heap().Stats().attached == 0;
+    }));
+    channel.Signal();
+    channel.Await();
+  };
+  Worker first(receive);
+  Worker second(receive);
+  const std::vector<Worker*> receivers = {&first, &second};
+  for (Worker* receiver : receivers) {
+    receiver->channel().Send(sender.channel().Receive<SharedMessage>());
+    receiver->channel().Await();
+  }
+  sender.Kill();
+  for (int step = 0; step < 2; ++step) {
+    for (Worker* receiver : receivers) receiver->channel().Signal();
+    for (Worker* receiver : receivers) receiver->channel().Await();
+  }
+  for (Worker* receiver : receivers) receiver->channel().Signal();
+  for (Worker* receiver : receivers) receiver->Finish();
+}
+
+TEST(AMessageInAFileOutlivesItsSender) {
+  Worker sender([](const Channel& channel) {
+    const SharedBlock block =
+        AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+    channel.Send(MessageOf(block));
+    Heap().Release(block);
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  Heap();  // so that the family lives
+  sender.Kill();
+  Heap().Collect({});
+  const auto received = Heap().Receive(message);
+  CHECK(HasContent(received.block, 1));
+  Heap().Release(received.block);
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return Files().empty();
+  }));
+}
+
+TEST(AMessageInADescriptorIsGoneWithItsSender) {
+  Worker sender([](const Channel& channel) {
+    channel.Send(
+        MessageOf(AllocateFilled(SharingStrategy::kFileDescriptor, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  sender.Kill();
+  const auto error = ErrorOf([&] { Heap().Receive(message); });
+  REQUIRE(error.has_value());
+  CHECK(error->kind() == Kind::kGone);
+  CHECK(std::string(error->what()).find(std::to_string(message.id.pid)) !=
+        std::string::npos);
+}
+
+TEST_BOTH(AGivenUpMessageIsGoneForTheReceiver) {
+  Worker worker(ReceiveInVain);
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  const SharedMessage message = MessageOf(block);
+  Heap().Release(block);
+  Heap().Collect(0.0);
+  CHECK(Heap().Stats().used == 0);
+  AllocateFilled(strategy, kMiB, 2);
+  worker.channel().Send(message);
+  worker.Finish();
+}
+
+TEST_BOTH(AMessageMayBeReceivedTwiceWhileTheBlockIsHeld) {
+  Worker worker([](const Channel& channel) {
+    const auto message = channel.Receive<SharedMessage>();
+    const auto first = Heap().Receive(message);
+    const auto second = Heap().Receive(message);
+    CHECK(second.block.data == first.block.data);
+    Heap().Release(first.block);
+    CHECK(HasContent(second.block, 1));
+    Heap().Release(second.block);
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(Heap().Receive(message).block, 1));
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  worker.channel().Await();
+  worker.channel().Signal();  // held here, by nobody there
+  worker.Finish();
+}
+
+TEST_BOTH(AMessageThatWasReceivedAndDroppedIsGone) {
+  Worker worker([](const Channel& channel) {
+    const auto message = channel.Receive<SharedMessage>();
+    Heap().Release(Heap().Receive(message).block);
+    channel.Signal();
+    channel.Await();
+    CHECK(KindOf([&] { Heap().Receive(message); }) == Kind::kGone);
+  });
+  const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+  worker.channel().Send(MessageOf(block));
+  Heap().Release(block);
+  worker.channel().Await();
+  const SharedBlock reused = AllocateFilled(strategy, kMiB, 2);
+  CHECK(reused.data == block.data);
+  worker.channel().Signal();
+  worker.Finish();
+  CHECK(HasContent(reused, 2));
+}
+
+TEST_BOTH(EachOfManyMessagesOfABlockCounts) {
+  Worker worker([](const Channel& channel) {
+    for (int i = 0; i < 100; ++i) {
+      const auto received = Heap().Receive(channel.Receive<SharedMessage>());
+      CHECK(HasContent(received.block, 1));
+      Heap().Release(received.block);
+      channel.Signal();
+    }
+    channel.Await();
+  });
+  const SharedBlock block = AllocateFilled(strategy, 4096, 1);
+  std::vector<SharedMessage> messages;
+  for (int i = 0; i < 100; ++i) messages.push_back(MessageOf(block));
+  Heap().Release(block);
+  for (const SharedMessage& message : messages) {
+    CHECK(Heap().Stats().used == block.capacity);
+    worker.channel().Send(message);
+    worker.channel().Await();
+  }
+  CHECK(Heap().Stats().used == 0);
+  worker.channel().Signal();
+  worker.Finish();
+}
+
+struct Forgery {
+  std::function<void(SharedMessage*)> forge;
+  Kind kind;
+};
+
+// Receives each forgery of a good message: the error must be the right one,
+// and nothing may be left of the attempt.
+void Refuse(const SharedMessage& good, const std::vector<Forgery>& forgeries) {
+  const Possessions before = Possessions::Now();
+  const uint64_t attached = Heap().Stats().attached;
+  for (size_t i = 0; i < forgeries.size(); ++i) {
+    SharedMessage message = good;
+    forgeries[i].forge(&message);
+    const auto kind = KindOf([&] { Heap().Receive(message); });
+    if (kind != forgeries[i].kind) std::printf("  forgery %zu\n", i);
+    CHECK(kind == forgeries[i].kind);
+    CHECK(Possessions::Now() == before);
+    CHECK(Heap().Stats().attached == attached);
+  }
+}
+
+TEST_BOTH(AMessageWithAWrongSegmentIsRefused) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto good = sender.channel().Receive<SharedMessage>();
+  Heap();
+  const auto pid = [](SharedMessage* m) { m->id.pid = INT32_MAX; };
+  const auto no_fd = [](SharedMessage* m) { m->id.fd = 9999; };
+  const auto fd_0 = [](SharedMessage* m) { m->id.fd = 0; };
+  const auto socket = [&](SharedMessage* m) {
+    m->id.pid = getpid();
+    m->id.fd = sender.channel().fd();
+  };
+  const auto segment = [](SharedMessage* m) { ++m->id.segment; };
+  const auto family = [](SharedMessage* m) { ++m->id.family; };
+  const auto strategy_of_others = [](SharedMessage* m) {
+    m->id.strategy = m->id.strategy == SharingStrategy::kFileSystem
+                         ? SharingStrategy::kFileDescriptor
+                         : SharingStrategy::kFileSystem;
+  };
+  std::vector<Forgery> forgeries = {{segment, Kind::kGone},
+                                    {family, Kind::kGone},
+                                    {strategy_of_others, Kind::kGone}};
+  if (strategy == SharingStrategy::kFileDescriptor) {
+    forgeries.insert(forgeries.end(),
+                     {{pid, Kind::kGone},
+                      {no_fd, Kind::kGone},
+                      {fd_0, Kind::kGone},
+                      {socket, Kind::kGone}});
+  }
+  Refuse(good, forgeries);
+  CHECK(HasContent(Heap().Receive(good).block, 1));
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+// A file that can be cut short would be a trap: to touch what is gone kills.
+TEST(ACopyOfADescriptorThatCanBeCutShortIsRefused) {
+  Worker sender([](const Channel& channel) {
+    channel.Send(
+        MessageOf(AllocateFilled(SharingStrategy::kFileDescriptor, kMiB, 1)));
+    channel.Await();
+  });
+  const auto good = sender.channel().Receive<SharedMessage>();
+  Heap();
+  const int original = open(PathOf(good).c_str(), O_RDONLY | O_CLOEXEC);
+  const int copy = memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  std::vector<char> bytes(kMiB);
+  REQUIRE(pread(original, bytes.data(), kMiB, 0) == kMiB);
+  REQUIRE(pwrite(copy, bytes.data(), kMiB, 0) == kMiB);
+  REQUIRE(fchmod(copy, 0600) == 0);
+  Refuse(good,
+         {{[&](SharedMessage* m) {
+             m->id.pid = getpid();
+             m->id.fd = copy;
+           },
+           Kind::kGone}});
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+TEST_BOTH(AMessageWithAWrongBlockIsRefused) {
+  Worker sender([&](const Channel& channel) {
+    const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+    for (int i = 0; i < 3; ++i) channel.Send(MessageOf(block));
+    channel.Await();
+  });
+  const auto first = sender.channel().Receive<SharedMessage>();
+  const auto second = sender.channel().Receive<SharedMessage>();
+  const auto third = sender.channel().Receive<SharedMessage>();
+  const SharedBlock held = Heap().Receive(first).block;
+  const std::vector<Forgery> forgeries = {
+      {[](SharedMessage* m) { m->block += 1; }, Kind::kInvalid},
+      {[](SharedMessage* m) { m->block = UINT32_MAX; }, Kind::kInvalid},
+      {[&](SharedMessage* m) { m->offset = held.capacity; }, Kind::kInvalid},
+      {[](SharedMessage* m) { m->offset = UINT64_MAX; }, Kind::kInvalid},
+      {[](SharedMessage* m) { m->generation += 2; }, Kind::kGone},
+      {[](SharedMessage* m) { m->generation = 1; }, Kind::kGone}};
+  Refuse(second, forgeries);
+  Heap().Release(held);
+  Refuse(second, forgeries);
+  CHECK(HasContent(Heap().Receive(third).block, 1));
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+TEST_BOTH(AWrongTicketOpensNoBlockThatIsGone) {
+  Worker sender([&](const Channel& channel) {
+    const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+    channel.Send(MessageOf(block));
+    Heap().Release(block);
+    channel.Await();
+    const SharedBlock next = AllocateFilled(strategy, kMiB, 2);
+    CHECK(next.data == block.data);
+    channel.Send(MessageOf(next));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  Heap().Release(Heap().Receive(message).block);
+  sender.channel().Signal();
+  sender.channel().Receive<SharedMessage>();
+  const auto ticket = [](SharedMessage* m) { ++m->ticket.nonce; };
+  const auto index = [](SharedMessage* m) { m->ticket.index = UINT32_MAX; };
+  Refuse(message, {{ticket, Kind::kGone}, {index, Kind::kGone}});
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+// The other places are locked as if their processes lived.
+TEST_BOTH(AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
+  Worker sender([&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  Heap();
+  const int file = open(PathOf(message).c_str(), O_RDWR | O_CLOEXEC);
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_start = 2;
+  lock.l_len = 510;
+  REQUIRE(fcntl(file, F_OFD_SETLK, &lock) == 0);
+  Refuse(message, {{[](SharedMessage*) {}, Kind::kExhausted}});
+  close(file);
+  CHECK(HasContent(Heap().Receive(message).block, 1));
+  sender.channel().Signal();
+  sender.Finish();
+}
+
+}  // namespace

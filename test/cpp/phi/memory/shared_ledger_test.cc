@@ -1,0 +1,263 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// The reference counts alone, on memory that is no segment: what each operation
+// does.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+#include "testing.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using paddle::memory::allocation::SharedLedger;
+using paddle::memory::allocation::SharedTicket;
+
+constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
+constexpr uint32_t kOther = 77;  // not in the first word of holders
+constexpr uint64_t kAllTime = UINT64_MAX;
+
+struct alignas(64) Line {
+  std::array<uint64_t, 8> words;
+};
+
+struct Memory {
+  explicit Memory(size_t bytes) : lines(bytes / sizeof(Line)) {}
+  std::vector<Line> lines;
+};
+
+// A ledger with some blocks, in zeroed memory.
+class Book : private Memory, public SharedLedger {
+ public:
+  explicit Book(int blocks)
+      : Memory(HeaderBytes() + blocks * BlockBytes()),
+        SharedLedger(lines.data()) {
+    Format(1, 2, 3);
+    for (int i = 0; i < blocks; ++i) AppendBlock(i * 64, 64);
+  }
+  Book(const Book&) = delete;
+  Book& operator=(const Book&) = delete;
+
+  // Leaves the block as a creator does that is killed inside TryFree.
+  void AbandonDecision(uint32_t block) {
+    Line& line = lines[(HeaderBytes() + block * BlockBytes()) / sizeof(Line)];
+    line.words[0] |= 1;
+  }
+};
+
+TEST(ZeroedMemoryIsNoLedger) {
+  Memory memory(SharedLedger::HeaderBytes());
+  CHECK(!SharedLedger(memory.lines.data()).Valid());
+}
+
+TEST(ALedgerTellsWhichSegmentItIsOf) {
+  Book ledger(0);
+  CHECK(ledger.Valid());
+  CHECK(ledger.family() == 1);
+  CHECK(ledger.segment() == 2);
+  CHECK(ledger.reserve() == 3);
+}
+
+TEST(ASlotKeepsItsStateAndItsProcess) {
+  Book ledger(0);
+  CHECK(ledger.slot_state(kOther) == SharedLedger::kFree);
+  ledger.SetSlot(kOther, SharedLedger::kTaken, 4711);
+  CHECK(ledger.slot_state(kOther) == SharedLedger::kTaken);
+  CHECK(ledger.slot_pid(kOther) == 4711);
+}
+
+TEST(TheSlotLimitCoversTheHighestSlotEverTaken) {
+  Book ledger(0);
+  CHECK(ledger.slot_limit() == kOwner + 1);
+  ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
+  ledger.SetSlot(kOther - 9, SharedLedger::kTaken, 1);
+  ledger.SetSlot(kOther, SharedLedger::kFree, 0);
+  CHECK(ledger.slot_limit() == kOther + 1);
+}
+
+TEST(ALedgerIsOrphanedWhenItIsTold) {
+  Book ledger(0);
+  CHECK(!ledger.orphaned());
+  ledger.SetOrphaned();
+  CHECK(ledger.orphaned());
+}
+
+TEST(ABlockHasTheRangeItWasAppendedWith) {
+  Book ledger(3);
+  CHECK(ledger.block_count() == 3);
+  CHECK(ledger.offset(2) == 128 && ledger.capacity(2) == 64);
+  CHECK(ledger.offset(1) == 64 && ledger.capacity(1) == 64);
+}
+
+TEST(EachHolderKeepsABlock) {
+  Book ledger(1);
+  for (uint32_t slot : {SharedLedger::kPinnedSlot, kOwner, kOther, 511u}) {
+    ledger.AddHolder(0, slot);
+    CHECK(ledger.Referenced(0));
+    CHECK(!ledger.TryFree(0));
+    ledger.DropHolder(0, slot);
+    CHECK(!ledger.Referenced(0));
+  }
+}
+
+TEST(ABlockOutlivesTheFirstOfTwoHolders) {
+  Book ledger(1);
+  ledger.AddHolder(0, kOwner);
+  ledger.AddHolder(0, kOther);
+  ledger.DropHolder(0, kOwner);
+  CHECK(!ledger.TryFree(0));
+  ledger.DropHolder(0, kOther);
+  CHECK(ledger.TryFree(0));
+}
+
+TEST(FreeingEndsAGenerationAndNotFreeingKeepsIt) {
+  Book ledger(1);
+  const uint64_t first = ledger.generation(0);
+  ledger.AddHolder(0, kOwner);
+  CHECK(!ledger.TryFree(0));
+  CHECK(ledger.generation(0) == first && ledger.StillIs(0, first));
+  ledger.DropHolder(0, kOwner);
+  CHECK(ledger.TryFree(0));
+  CHECK(ledger.generation(0) != first && !ledger.StillIs(0, first));
+}
+
+TEST(AMessageKeepsABlockUntilItIsReceived) {
+  Book ledger(1);
+  ledger.AddHolder(0, kOwner);
+  const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
+  ledger.DropHolder(0, kOwner);
+  CHECK(ledger.TicketCount(0) == 1);
+  CHECK(!ledger.TryFree(0));
+  CHECK(ledger.RedeemTicket(0, ticket));
+  CHECK(ledger.TicketCount(0) == 0);
+  CHECK(ledger.TryFree(0));
+}
+
+TEST(ATicketIsRedeemedOnce) {
+  Book ledger(1);
+  const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
+  CHECK(ledger.RedeemTicket(0, ticket));
+  CHECK(!ledger.RedeemTicket(0, ticket));
+}
+
+TEST(ATicketThatWasNotIssuedIsRefused) {
+  Book ledger(2);
+  const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
+  CHECK(!ledger.RedeemTicket(1, ticket));
+  CHECK(!ledger.RedeemTicket(0, {ticket.index, 6}));
+  CHECK(!ledger.RedeemTicket(0, {ticket.index, 0}));
+  CHECK(!ledger.RedeemTicket(0, {ticket.index + 1, 5}));
+  CHECK(!ledger.RedeemTicket(0, {UINT32_MAX, 5}));
+  CHECK(!ledger.RedeemTicket(0, {UINT32_MAX, 0}));
+  CHECK(ledger.TicketCount(0) == 1);
+}
+
+TEST(AnyNumberOfMessagesCarryABlock) {
+  Book ledger(1);
+  std::vector<SharedTicket> tickets;
+  for (uint32_t nonce = 1; nonce <= 100; ++nonce) {
+    tickets.push_back(ledger.IssueTicket(0, nonce, 1));
+  }
+  CHECK(ledger.TicketCount(0) == 100);
+  for (const SharedTicket& ticket : tickets) {
+    CHECK(!ledger.TryFree(0));
+    CHECK(ledger.RedeemTicket(0, ticket));
+  }
+  CHECK(ledger.TicketCount(0) == 0);
+  CHECK(ledger.TryFree(0));
+}
+
+TEST(OnlyMessagesSentBeforeADeadlineAreGivenUp) {
+  Book ledger(1);
+  const SharedTicket old = ledger.IssueTicket(0, 5, 100);
+  const SharedTicket young = ledger.IssueTicket(0, 6, 101);
+  ledger.ExpireTickets(0, 99);
+  CHECK(ledger.TicketCount(0) == 2);
+  ledger.ExpireTickets(0, 100);
+  CHECK(!ledger.RedeemTicket(0, old));
+  CHECK(ledger.RedeemTicket(0, young));
+}
+
+TEST(ATicketThatMessagesShareIsAsOldAsTheLast) {
+  Book ledger(1);
+  for (uint32_t nonce = 1; nonce <= 64; ++nonce) {
+    ledger.IssueTicket(0, nonce, nonce);
+  }
+  ledger.ExpireTickets(0, 56);
+  CHECK(ledger.TicketCount(0) == 64);
+}
+
+TEST(ReapingASlotDropsItsHoldsAndNoOthers) {
+  Book ledger(3);
+  ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
+  ledger.AddHolder(0, kOther);
+  ledger.AddHolder(1, kOther);
+  ledger.AddHolder(1, kOther + 1);
+  ledger.AddHolder(2, kOther % 64);
+  ledger.ReapSlot(kOther);
+  CHECK(ledger.slot_state(kOther) == SharedLedger::kFree);
+  CHECK(!ledger.Referenced(0));
+  CHECK(ledger.Referenced(1));
+  CHECK(ledger.Referenced(2));
+}
+
+TEST(WhatMayFreeABlockIsNewsOnce) {
+  Book ledger(130);
+  ledger.AddHolder(129, kOther);
+  ledger.IssueTicket(129, 5, 1);
+  CHECK(ledger.TakeReleased(2) == 0);
+  uint64_t count = ledger.release_count();
+  auto is_news = [&] {
+    const bool counted = ledger.release_count() != count;
+    count = ledger.release_count();
+    return ledger.TakeReleased(2) == 2 && ledger.TakeReleased(2) == 0 &&
+           counted;
+  };
+  ledger.ExpireTickets(129, kAllTime);
+  CHECK(is_news());
+  ledger.DropHolder(129, kOther);
+  CHECK(is_news());
+}
+
+// The process may have been killed after it dropped a hold, before it told.
+TEST(ReapingASlotIsNewsOfEveryBlock) {
+  Book ledger(130);
+  ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
+  const uint64_t count = ledger.release_count();
+  ledger.ReapSlot(kOther);
+  CHECK(ledger.release_count() != count);
+  CHECK(ledger.TakeReleased(0) == UINT64_MAX);
+  CHECK((ledger.TakeReleased(2) & 3) == 3);
+}
+
+TEST(ACreatorKilledWhileItDecidedLeavesAGoodBlock) {
+  Book ledger(1);
+  const uint64_t generation = ledger.generation(0);
+  ledger.AddHolder(0, kOther);
+  ledger.AbandonDecision(0);
+  CHECK(ledger.generation(0) == generation);
+  CHECK(!ledger.StillIs(0, generation));  // nobody answers, but it returns
+  CHECK(!ledger.TryFree(0));
+  CHECK(ledger.StillIs(0, generation));
+  ledger.DropHolder(0, kOther);
+  ledger.AbandonDecision(0);
+  CHECK(ledger.TryFree(0));
+  CHECK(!ledger.StillIs(0, generation));
+}
+
+}  // namespace

@@ -1,0 +1,397 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the tests of shared tensors share: worker processes, leaks, scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import gc
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+import unittest
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Callable, NamedTuple
+
+from shared_tensor_leaks import no_leak
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+
+WAIT_S = 60
+STRATEGIES = ("file_system", "file_descriptor")
+START_METHODS = ("fork", "spawn", "forkserver")
+LONG = os.environ.get("PADDLE_SHARED_TENSOR_LONG") == "1"
+_END = b"end"
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class PeerError(AssertionError):
+    """A call in a peer raised: `kind` and `message` say what."""
+
+    def __init__(self, kind: str, message: str, trace: str):
+        super().__init__(f"in the peer process:\n{trace}")
+        self.kind = kind
+        self.message = message
+
+
+class Peer:
+    """
+    A process that calls functions on behalf of a test.
+
+    A function gets, before its arguments, the dict of what the peer keeps from
+    one call to the next. It begins as `kept`: objects that a forked peer
+    inherits, and that are sent to another one as arguments of its process. What
+    lasts from one test to the next has a name that begins with an underscore.
+    """
+
+    def __init__(self, context, strategy: str, **kept: Any):
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, strategy, kept), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.call(_nothing)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def call(self, function: Callable, *args: Any) -> Any:
+        """
+        Returns `function(kept, *args)`, called in the peer.
+
+        Raises PeerError when the call raised, and AssertionError when the peer
+        died or did not answer in time, which is the end of it.
+        """
+        self.send(ForkingPickler.dumps((function, args)))
+        return self.receive()
+
+    def send(self, message: bytes) -> None:
+        """Sends a pickled call; `receive` waits for what it returns."""
+        self._connection.send_bytes(message)
+
+    def receive(self) -> Any:
+        """Returns what the call that was sent last returned; see `call`."""
+        if not self._connection.poll(WAIT_S):
+            # Its faulthandler writes where it hangs to stderr.
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(1)
+            self.kill()
+            raise AssertionError(f"peer did not answer in {WAIT_S} s: killed")
+        try:
+            error, result = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.join()
+            code = self._process.exitcode
+            raise AssertionError(f"peer died, exit code {code}") from None
+        if error is not None:
+            raise PeerError(*error)
+        return result
+
+    def order(self, function: Callable, *args: Any) -> None:
+        """Has the peer call a function that ends it, or never returns."""
+        self.send(ForkingPickler.dumps((function, args)))
+
+    def kill(self) -> None:
+        """Kills the peer with SIGKILL and waits for its end."""
+        self._process.kill()
+        self.join()
+
+    def join(self) -> None:
+        self._process.join(WAIT_S)
+
+    def close(self) -> None:
+        """Ends the peer, by force if it does not listen; once is enough."""
+        if self._connection.closed:
+            return
+        with contextlib.suppress(OSError):
+            self.send(_END)
+            self.join()
+        if self.alive:
+            self.kill()
+        self._connection.close()
+        self._process.close()
+
+
+def _serve(connection, strategy: str, kept: dict[str, Any]) -> None:
+    faulthandler.register(signal.SIGUSR1, file=2)
+    sharing.set_sharing_strategy(strategy)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            return
+        if message == _END:
+            return
+        connection.send_bytes(_answer(message, kept))
+
+
+def _answer(message: bytes, kept: dict[str, Any]) -> bytes:
+    try:
+        function, args = ForkingPickler.loads(message)
+        return ForkingPickler.dumps((None, function(kept, *args)))
+    except Exception as error:
+        report = (type(error).__name__, str(error), traceback.format_exc())
+        return ForkingPickler.dumps((report, None))
+
+
+# Functions for `Peer.call`.
+
+
+def _nothing(kept):
+    pass
+
+
+def keep(kept, name, value):
+    kept[name] = value
+
+
+def kept_value(kept, name):
+    return kept[name]
+
+
+def forget(kept):
+    for name in [name for name in kept if not name.startswith("_")]:
+        del kept[name]
+
+
+def fill(kept, tensor, value):
+    tensor.fill_(value)
+
+
+def fill_kept(kept, name, value):
+    kept[name].fill_(value)
+
+
+def describe(kept, tensor):
+    return description(tensor)
+
+
+def describe_kept(kept, name):
+    return description(kept[name])
+
+
+def echo(kept, value):
+    return value
+
+
+def load_and_describe(kept, message):
+    return description(ForkingPickler.loads(message))
+
+
+def collect_in_peer(kept, message_timeout=None):
+    sharing.collect_shared_memory(message_timeout)
+
+
+def stats_in_peer(kept):
+    return sharing.shared_memory_stats()
+
+
+class Description(NamedTuple):
+    """All that a tensor is, in plain values."""
+
+    kind: str
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    stop_gradient: bool
+    data: bytes
+
+
+def description(tensor: paddle.Tensor) -> Description:
+    return Description(
+        type(tensor).__name__,
+        str(tensor.dtype),
+        list(tensor.shape),
+        list(tensor.strides),
+        tensor.stop_gradient,
+        tensor.numpy().tobytes(),
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Waits until `condition` holds, or raises AssertionError in time."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {WAIT_S} s: {what}")
+        time.sleep(0.01)
+
+
+# Test cases over strategies and start methods.
+
+
+class SharingTestCase(unittest.TestCase):
+    """Base of the tests: runs in `strategy`, with a peer if `method` is set."""
+
+    strategy = "file_system"
+    method: str | None = None
+
+    @classmethod
+    def setUpClass(cls):
+        before = sharing.get_sharing_strategy()
+        cls.addClassCleanup(sharing.set_sharing_strategy, before)
+        sharing.set_sharing_strategy(cls.strategy)
+        cls.peer = None
+        if cls.method is not None:
+            cls.context = multiprocessing.get_context(cls.method)
+            # It lives until the end of the run, and is not a leak.
+            multiprocessing.resource_tracker.ensure_running()
+            cls.addClassCleanup(lambda: cls.peer is None or cls.peer.close())
+
+    def setUp(self):
+        if self.method is not None and not (self.peer and self.peer.alive):
+            type(self).peer = self.new_peer()
+            # From here on both have a segment of each kind, and the other's:
+            # a process keeps those it made for the next tensors.
+            for strategy in STRATEGIES:
+                sharing.set_sharing_strategy(strategy)
+                self.peer.call(echo, paddle.ones([4]))
+                self.peer.call(_fresh, strategy)
+            sharing.set_sharing_strategy(self.strategy)
+
+    def new_peer(self, **kept: Any) -> Peer:
+        """Returns a peer, which the caller closes."""
+        return Peer(self.context, self.strategy, **kept)
+
+    @contextlib.contextmanager
+    def another_peer(self, **kept: Any):
+        """A second peer, for as long as the context lasts."""
+        peer = self.new_peer(**kept)
+        try:
+            yield peer
+        finally:
+            peer.close()
+
+    def used(self) -> int:
+        """Returns the bytes of blocks in use, after a collection."""
+        gc.collect()
+        sharing.collect_shared_memory()
+        return sharing.shared_memory_stats()["used"]
+
+
+def _fresh(kept, strategy):
+    before = sharing.get_sharing_strategy()
+    sharing.set_sharing_strategy(strategy)
+    try:
+        # Pickled here, with this strategy.
+        return ForkingPickler.loads(ForkingPickler.dumps(paddle.ones([4])))
+    finally:
+        sharing.set_sharing_strategy(before)
+
+
+def over_every_way_to_send(
+    strategies: tuple[str, ...] = STRATEGIES,
+    methods: tuple[str, ...] = START_METHODS,
+) -> Callable[[type], None]:
+    """
+    Class decorator: puts in the place of a test case one for each strategy and
+    start method. Each of their tests must leave nothing behind.
+    """
+
+    def derive(case: type) -> None:
+        module = sys.modules[case.__module__]
+        for strategy in strategies:
+            for method in methods:
+                name = f"{case.__name__}_{strategy}_{method}"
+                members = {
+                    "strategy": strategy,
+                    "method": method,
+                    "__module__": case.__module__,
+                    **{
+                        test: _without_leak(getattr(case, test))
+                        for test in dir(case)
+                        if test.startswith("test_")
+                    },
+                }
+                setattr(module, name, type(name, (case,), members))
+
+    return derive
+
+
+def _without_leak(method: Callable) -> Callable:
+    @functools.wraps(method)
+    def test(self):
+        with no_leak(self.peer):
+            method(self)
+            self.doCleanups()
+            self.peer.call(forget)
+
+    return test
+
+
+# Scripts: processes that die, or have a /dev/shm of their own.
+
+
+def pristine_environment() -> dict[str, str]:
+    """
+    Returns the environment that this process was started with: a script that
+    gets it is the root of a process tree of its own for Paddle.
+    """
+    with open("/proc/self/environ") as environ:
+        entries = environ.read().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+SCRIPT_HEAD = """
+import multiprocessing, os, sys, time
+import paddle
+import paddle.incubate.multiprocessing as sharing
+from multiprocessing.reduction import ForkingPickler
+"""
+
+
+def script_command(body: str, head: str = SCRIPT_HEAD) -> list[str]:
+    """Returns the command that runs a Python script."""
+    return [sys.executable, "-c", head + textwrap.dedent(body)]
+
+
+def run_script(
+    case: unittest.TestCase, body: str, wrapper: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess:
+    """
+    Runs a script to its end, by way of the command `wrapper` if there is one,
+    and fails `case` unless it exits with 0.
+    """
+    process = subprocess.Popen(
+        [*wrapper, *script_command(body)],
+        cwd=FOLDER,
+        env=pristine_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=WAIT_S)
+    except subprocess.TimeoutExpired:
+        # With the children that it may have, which have its output, too.
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    case.assertEqual(process.returncode, 0, err[-4000:])
+    return subprocess.CompletedProcess(process.args, 0, out, err)

@@ -1,0 +1,143 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What shared tensors hold on to in processes and in /dev/shm, and leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import paddle.incubate.multiprocessing as sharing
+
+if TYPE_CHECKING:
+    from shared_tensor_base import Peer
+
+SETTLE_S = 20
+SHM = "/dev/shm"
+
+# A collection then looks only at what came later. There are many of them, and
+# all that Paddle has made so far stays.
+gc.collect()
+gc.freeze()
+
+
+class Resources(NamedTuple):
+    """What shared tensors may hold on to, in one process and in /dev/shm."""
+
+    files: frozenset[str]
+    descriptors: Counter[str]
+    mapped: Counter[str]
+    used: int
+
+
+def resources(kept: dict[str, Any] | None = None) -> Resources:
+    """Returns what this process holds, after it gave back what it can."""
+    gc.collect()
+    sharing.collect_shared_memory()
+    return Resources(
+        frozenset(shared_files()),
+        Counter(_descriptors()),
+        Counter(mapped_bytes(os.getpid())),
+        sharing.shared_memory_stats()["used"],
+    )
+
+
+def shared_files() -> set[str]:
+    """Returns the files that Paddle has in /dev/shm, of all processes."""
+    return {name for name in os.listdir(SHM) if name.startswith("paddle-")}
+
+
+def _descriptors() -> list[str]:
+    targets = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(os.readlink(f"/proc/self/fd/{number}"))
+    return targets
+
+
+def is_shared_memory(target: str) -> bool:
+    """Returns whether a link of /proc leads to what tensors are shared in."""
+    semaphore = target.startswith(f"{SHM}/sem.")
+    return target.startswith((f"{SHM}/", "/memfd:paddle-")) and not semaphore
+
+
+def mapped_bytes(pid: int) -> dict[str, int]:
+    """Returns the bytes of address space that each shared object takes."""
+    # Who made a file has it without its name.
+    names = {entry.inode(): entry.path for entry in os.scandir(SHM)}
+    found: dict[str, int] = {}
+    with open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            span, _, _, _, inode, *path = line.strip().split(maxsplit=5)
+            if path and is_shared_memory(path[0]):
+                begin, end = (int(address, 16) for address in span.split("-"))
+                name = names.get(int(inode), path[0])
+                found[name] = found.get(name, 0) + end - begin
+    return found
+
+
+def family_of(name: str) -> str:
+    """
+    Returns what the names of the files and memfds of one process tree have in
+    common, from one of them: paddle-<user>-<family>-<segment>.
+    """
+    return name[name.index("paddle-") :].rpartition("-")[0]
+
+
+def leaks(before: Resources, after: Resources) -> list[str]:
+    """Returns a line for each thing that `after` has and `before` has not."""
+    # Others may run at the same time, and have files.
+    families = {family_of(name) for name in before.mapped if "paddle-" in name}
+    lines = [
+        f"file {SHM}/{file}"
+        for file in sorted(after.files - before.files)
+        if family_of(file) in families
+    ]
+    for what in ("descriptors", "mapped"):
+        more = getattr(after, what) - getattr(before, what)
+        lines += [f"{what} {name}: {n}" for name, n in sorted(more.items())]
+    if after.used > before.used:
+        lines.append(f"used {after.used - before.used} bytes of shared memory")
+    return lines
+
+
+@contextlib.contextmanager
+def no_leak(*peers: Peer, settle_s: float = SETTLE_S):
+    """
+    Fails with a list of what was leaked, in this process or in a peer, when the
+    body held more at its end than at its beginning, `settle_s` seconds long:
+    memory is released by others, at their time.
+    """
+
+    def measure() -> list[Resources]:
+        return [resources(), *(peer.call(resources) for peer in peers)]
+
+    before = measure()
+    yield
+    deadline = time.monotonic() + settle_s
+    while True:
+        found = [
+            f"process {index}: {line}"
+            for index, pair in enumerate(zip(before, measure()))
+            for line in leaks(*pair)
+        ]
+        if not found:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError("leaked:\n" + "\n".join(found))
+        time.sleep(0.05)

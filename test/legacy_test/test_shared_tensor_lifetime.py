@@ -1,0 +1,484 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tensors shared between processes: how they live when processes die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+from multiprocessing.reduction import ForkingPickler
+
+from shared_tensor_base import (
+    FOLDER,
+    WAIT_S,
+    PeerError,
+    SharingTestCase,
+    describe,
+    describe_kept,
+    description,
+    fill_kept,
+    keep,
+    load_and_describe,
+    over_every_way_to_send,
+    pristine_environment,
+    run_script,
+    script_command,
+    wait_until,
+)
+from shared_tensor_leaks import (
+    SHM,
+    mapped_bytes,
+    shared_files,
+)
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+
+
+def vector(value: float = 3.0) -> paddle.Tensor:
+    return paddle.full([5000], value)
+
+
+# Functions for `Peer.call` and `Peer.order`.
+
+
+def new_vector(kept):
+    return vector()
+
+
+def drop_data(kept, name):
+    # The frames that the process was forked in have the tensor too.
+    kept[name]._clear_data()
+
+
+def exit_at_once(kept):
+    os._exit(0)
+
+
+def become_another_program(kept):
+    os.execv(
+        sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+
+
+# Bodies of processes.
+
+
+def put(channel) -> None:
+    channel.put(vector())
+
+
+def put_without_a_file(channel) -> None:
+    sharing.set_sharing_strategy("file_descriptor")
+    channel.put(vector())
+
+
+def put_and_exit_at_once(channel) -> None:
+    channel.put(vector())
+    os._exit(0)
+
+
+def put_and_die(channel) -> None:
+    channel.put(vector())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LifetimeTestCase(SharingTestCase):
+    def make_noise(self) -> None:
+        """Shares tensors that would overwrite one that was freed too early."""
+        for _ in range(20):
+            self.peer.call(describe, vector(9.0))
+
+    def wait_for_use_of(self, used: int) -> None:
+        wait_until(lambda: self.used() == used, f"use of {used} bytes")
+
+
+@over_every_way_to_send(methods=("fork", "spawn"))
+class TestDeath(LifetimeTestCase):
+    def assert_given_back_after(self, end) -> None:
+        """`end` ends the use of a tensor by the peer that it gets."""
+        before = self.used()
+        with self.another_peer() as consumer:
+            consumer.call(keep, "tensor", vector())
+            self.assertGreater(self.used(), before)
+            end(consumer)
+            self.wait_for_use_of(before)
+
+    def test_tensor_of_a_killed_consumer_is_given_back(self):
+        self.assert_given_back_after(lambda consumer: consumer.kill())
+
+    def test_tensor_of_a_consumer_that_exits_is_given_back(self):
+        self.assert_given_back_after(lambda peer: peer.order(exit_at_once))
+        self.assert_given_back_after(lambda consumer: consumer.close())
+
+    def test_tensor_of_a_consumer_that_becomes_another_program(self):
+        before = self.used()
+        with self.another_peer() as consumer:
+            consumer.call(keep, "tensor", vector())
+            consumer.order(become_another_program)
+            self.wait_for_use_of(before)
+            self.assertTrue(consumer.alive)
+            # The other program does not listen.
+            consumer.kill()
+
+    def assert_outlives_its_producer(self, end) -> None:
+        with self.another_peer() as producer:
+            tensor = producer.call(new_vector)
+            end(producer)
+            wait_until(
+                lambda: not producer.alive or not mapped_bytes(producer.pid),
+                "end of the producer",
+            )
+            sharing.collect_shared_memory()
+            self.make_noise()
+            self.assertEqual(description(tensor), description(vector()))
+            self.peer.call(keep, "tensor", tensor)
+            tensor.fill_(5)
+            self.assertEqual(
+                self.peer.call(describe_kept, "tensor"), description(tensor)
+            )
+            producer.kill()
+
+    def test_tensor_outlives_a_producer_that_is_killed(self):
+        self.assert_outlives_its_producer(lambda producer: producer.kill())
+
+    def test_tensor_outlives_a_producer_that_exits_at_once(self):
+        self.assert_outlives_its_producer(
+            lambda producer: producer.order(exit_at_once)
+        )
+
+    def test_tensor_outlives_a_producer_that_becomes_another_program(self):
+        self.assert_outlives_its_producer(
+            lambda producer: producer.order(become_another_program)
+        )
+
+    def test_death_of_one_consumer_leaves_the_tensor_to_others(self):
+        tensor = vector()
+        self.peer.call(keep, "tensor", tensor)
+        with self.another_peer() as consumer:
+            consumer.call(keep, "tensor", tensor)
+            del tensor
+            consumer.kill()
+            sharing.collect_shared_memory()
+            self.make_noise()
+            self.assertEqual(
+                self.peer.call(describe_kept, "tensor"), description(vector())
+            )
+
+
+@over_every_way_to_send(("file_system",), methods=("fork", "spawn"))
+class TestDelivery(LifetimeTestCase):
+    def assert_delivered(self, body, channel) -> None:
+        process = self.context.Process(target=body, args=(channel,))
+        process.start()
+        process.join(WAIT_S)
+        self.assertIsNotNone(process.exitcode)
+        process.close()
+        sharing.collect_shared_memory()
+        self.assertFalse(channel.empty())
+        self.assertEqual(description(channel.get()), description(vector()))
+
+    def test_tensor_of_a_worker_that_returned_arrives(self):
+        queue = self.context.Queue()
+        self.addCleanup(queue.join_thread)
+        self.addCleanup(queue.close)
+        self.assert_delivered(put, queue)
+
+    def test_tensor_of_a_worker_that_exited_at_once_arrives(self):
+        self.assert_delivered(put_and_exit_at_once, self.context.SimpleQueue())
+
+    def test_tensor_of_a_worker_that_was_killed_arrives(self):
+        self.assert_delivered(put_and_die, self.context.SimpleQueue())
+
+
+@over_every_way_to_send(("file_descriptor",), methods=("fork", "spawn"))
+class TestNoDelivery(LifetimeTestCase):
+    def test_tensor_of_a_worker_that_is_gone_is_a_clear_error(self):
+        queue = self.context.SimpleQueue()
+        process = self.context.Process(target=put_without_a_file, args=(queue,))
+        process.start()
+        process.join(WAIT_S)
+        process.close()
+        with self.assertRaisesRegex(RuntimeError, "file_system"):
+            queue.get()
+
+
+@over_every_way_to_send(methods=("fork",))
+class TestFork(LifetimeTestCase):
+    def test_child_keeps_what_its_parent_drops(self):
+        before = self.used()
+        tensor = vector()
+        self.peer.call(describe, tensor)
+        with self.another_peer(tensor=tensor) as child:
+            del tensor
+            self.assertGreater(self.used(), before)
+            self.make_noise()
+            self.assertEqual(
+                child.call(describe_kept, "tensor"), description(vector())
+            )
+        self.wait_for_use_of(before)
+
+    def test_parent_keeps_what_its_child_dies_with(self):
+        for name in ("close", "kill"):
+            with self.subTest(name):
+                tensor = vector()
+                self.peer.call(keep, "tensor", tensor)
+                with self.another_peer(tensor=tensor) as child:
+                    getattr(child, name)()
+                sharing.collect_shared_memory()
+                self.make_noise()
+                self.assertEqual(description(tensor), description(vector()))
+                tensor.fill_(5)
+                self.assertEqual(
+                    self.peer.call(describe_kept, "tensor"),
+                    description(tensor),
+                )
+
+    def test_shared_tensor_stays_shared_over_a_fork(self):
+        tensor = vector()
+        self.peer.call(describe, tensor)
+        with self.another_peer(tensor=tensor) as child:
+            child.call(fill_kept, "tensor", 5)
+        self.assertEqual(description(tensor), description(vector(5.0)))
+
+    def test_child_keeps_a_received_tensor_that_its_parent_drops(self):
+        tensor = self.peer.call(new_vector)
+        with self.another_peer(tensor=tensor) as child:
+            del tensor
+            sharing.collect_shared_memory()
+            for _ in range(20):
+                self.peer.call(new_vector).fill_(9)
+            self.assertEqual(
+                child.call(describe_kept, "tensor"), description(vector())
+            )
+
+    def test_child_receives_a_message_sent_before_the_fork(self):
+        message = bytes(ForkingPickler.dumps(vector()))
+        with self.another_peer() as child:
+            self.assertEqual(
+                child.call(load_and_describe, message), description(vector())
+            )
+
+    def test_child_drops_an_inherited_tensor_and_its_parent_keeps_it(self):
+        tensor = vector()
+        self.peer.call(keep, "tensor", tensor)
+        with self.another_peer(tensor=tensor) as child:
+            child.call(drop_data, "tensor")
+            self.make_noise()
+            self.assertEqual(description(tensor), description(vector()))
+
+
+@over_every_way_to_send(methods=("fork",))
+class TestMessages(LifetimeTestCase):
+    def new_message(self) -> bytes:
+        """Returns a message that alone keeps its tensor."""
+        return bytes(ForkingPickler.dumps(vector()))
+
+    def test_message_keeps_its_tensor(self):
+        message = self.new_message()
+        sharing.collect_shared_memory()
+        sharing.collect_shared_memory(message_timeout=3600)
+        self.make_noise()
+        self.assertEqual(
+            self.peer.call(load_and_describe, message), description(vector())
+        )
+
+    def test_messages_of_a_dropped_queue_are_given_up_on_demand(self):
+        before = self.used()
+        messages = sharing.shared_memory_stats()["messages"]
+        queue = self.context.SimpleQueue()
+        for _ in range(10):
+            queue.put(vector())
+        self.assertEqual(
+            sharing.shared_memory_stats()["messages"], messages + 10
+        )
+        del queue
+        self.assertGreater(self.used(), before)
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(self.used(), before)
+        self.assertEqual(sharing.shared_memory_stats()["messages"], messages)
+
+    def test_message_given_up_is_a_clear_error_for_its_receiver(self):
+        message = self.new_message()
+        sharing.collect_shared_memory(message_timeout=0)
+        with self.assertRaisesRegex(RuntimeError, "given up"):
+            ForkingPickler.loads(message)
+        with self.assertRaises(PeerError) as caught:
+            self.peer.call(load_and_describe, message)
+        self.assertEqual(caught.exception.kind, "RuntimeError")
+        self.assertIn("given up", caught.exception.message)
+
+    def test_message_given_up_is_received_while_its_tensor_lives(self):
+        tensor = vector()
+        message = bytes(ForkingPickler.dumps(tensor))
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(
+            self.peer.call(load_and_describe, message), description(tensor)
+        )
+
+    def test_message_received_and_dropped_by_all_is_a_clear_error(self):
+        message = self.new_message()
+        self.peer.call(load_and_describe, message)
+        self.used()
+        self.make_noise()
+        with self.assertRaisesRegex(RuntimeError, "does not exist any more"):
+            ForkingPickler.loads(message)
+
+
+# A process that has sent tensors to two children, and got some from them, all
+# of which wait; and messages are on their way.
+TREE = """
+def work(connection):
+    kept = [connection.recv()]
+    connection.send(paddle.full([5000], 4.0))
+    for _ in range(5):
+        connection.send(paddle.full([5000], 5.0))
+    time.sleep(600)
+
+context = multiprocessing.get_context("fork")
+kept = []
+for _ in range(2):
+    connection, theirs = context.Pipe()
+    context.Process(target=work, args=(theirs,)).start()
+    connection.send(paddle.full([5000], 3.0))
+    kept += [connection, connection.recv()]
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+class TestTrees(SharingTestCase):
+    method = "fork"
+
+    def killed_tree(self) -> set[str]:
+        """Kills a tree of processes, returns the files that they had."""
+        tree = subprocess.Popen(
+            script_command(TREE),
+            cwd=FOLDER,
+            env=pristine_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        kill = threading.Timer(WAIT_S, os.killpg, (tree.pid, signal.SIGKILL))
+        kill.start()
+        ready = tree.stdout.readline()
+        kill.cancel()
+        self.assertEqual(ready, b"ready\n")
+        names = {os.path.basename(name) for name in mapped_bytes(tree.pid)}
+        self.assertLessEqual(names, shared_files())
+        self.assertGreaterEqual(len(names), 3, "one a process")
+        os.killpg(tree.pid, signal.SIGKILL)
+        # All of the tree had its output.
+        self.assertEqual(tree.communicate(timeout=WAIT_S), (b"", None))
+        self.assertLessEqual(names, shared_files())
+        return names
+
+    def test_files_of_a_killed_tree_go_when_the_next_process_starts(self):
+        names = self.killed_tree()
+        run_script(self, "")
+        self.assertEqual(names & shared_files(), set())
+
+    def test_files_of_a_living_tree_stay_when_a_dead_ones_go(self):
+        tensor = vector()
+        self.peer.call(keep, "tensor", tensor)
+        ours = {
+            os.path.basename(name)
+            for name in mapped_bytes(os.getpid())
+            if name.startswith(SHM)
+        }
+        self.assertGreaterEqual(len(ours), 2, "one a process")
+        self.killed_tree()
+        run_script(self, "")
+        self.assertLessEqual(ours, shared_files())
+        with self.another_peer() as other:
+            self.assertEqual(
+                other.call(describe, tensor), description(vector())
+            )
+
+    def test_tree_that_ends_leaves_no_file(self):
+        done = run_script(
+            self,
+            """
+            from shared_tensor_leaks import mapped_bytes
+
+            def work(connection):
+                kept = connection.recv()
+                connection.send(paddle.full([5000], 4.0))
+
+            context = multiprocessing.get_context("fork")
+            connection, theirs = context.Pipe()
+            process = context.Process(target=work, args=(theirs,))
+            process.start()
+            connection.send(paddle.full([5000], 3.0))
+            kept = connection.recv()
+            process.join()
+            in_flight = ForkingPickler.dumps(paddle.full([5000], 3.0))
+            print(*map(os.path.basename, mapped_bytes(os.getpid())))
+            """,
+        )
+        names = set(done.stdout.split())
+        self.assertGreaterEqual(len(names), 2, "one a process")
+        self.assertEqual(names & shared_files(), set())
+
+
+class TestShutdown(unittest.TestCase):
+    def test_interpreter_that_holds_shared_tensors_ends_quietly(self):
+        for strategy in sorted(sharing.get_all_sharing_strategies()):
+            with self.subTest(strategy):
+                done = run_script(
+                    self,
+                    f"""
+                    import atexit
+                    sharing.set_sharing_strategy({strategy!r})
+                    context = multiprocessing.get_context("fork")
+                    queue = context.Queue()
+                    connection, theirs = context.Pipe()
+
+                    def work():
+                        kept = theirs.recv()
+                        theirs.send(paddle.full([5000], 4.0))
+                        theirs.recv()
+
+                    process = context.Process(target=work)
+                    process.start()
+                    own = paddle.full([5000], 3.0)
+                    connection.send(own)
+                    received = connection.recv()
+                    connection.send(0)
+                    row = own[5:]
+                    for n in range(10):
+                        queue.put(paddle.full([n], 3.0))
+                    cycle = [own, received]
+                    cycle.append(cycle)
+
+                    @atexit.register
+                    def use():
+                        assert own.sum().item() == 15000
+                        assert received.sum().item() == 20000
+                        ForkingPickler.dumps(paddle.ones([3]))
+                    """,
+                )
+                self.assertNotRegex(
+                    done.stderr,
+                    "Traceback|Exception|Error|terminate|Segmentation|leak",
+                )
+
+
+if __name__ == "__main__":
+    unittest.main()

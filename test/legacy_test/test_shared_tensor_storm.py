@@ -1,0 +1,289 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tensors shared between processes that are killed at any instant."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import time
+import unittest
+import zlib
+from collections import deque
+from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
+
+from shared_tensor_base import (
+    LONG,
+    WAIT_S,
+    SharingTestCase,
+)
+from shared_tensor_leaks import (
+    no_leak,
+)
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+
+SEED = int(
+    os.environ.get(
+        "PADDLE_SHARED_TENSOR_SEED", random.SystemRandom().getrandbits(32)
+    )
+)
+STORM_S = 120 if LONG else 8
+CREWS = 2
+KEPT = 8
+SIZES = (1, 100, 5000, 200_000)
+
+
+def checksum(tensor: paddle.Tensor) -> int:
+    return zlib.crc32(tensor.numpy().tobytes())
+
+
+def check(message: tuple[int, list[paddle.Tensor]]) -> None:
+    """Raises AssertionError if the tensors are not what they were made."""
+    expected, tensors = message
+    for tensor in tensors:
+        found = checksum(tensor)
+        assert found == expected, f"{found} in place of {expected}"
+
+
+def new_message(rng: random.Random) -> tuple[int, list[paddle.Tensor]]:
+    """Returns a checksum and one or two tensors that have it."""
+    tensor = paddle.full([rng.choice(SIZES)], rng.randrange(256), "uint8")
+    tensors = [tensor, tensor[:]] if rng.random() < 0.3 else [tensor]
+    return checksum(tensor), tensors
+
+
+def over_shared_memory(message):
+    return ForkingPickler.loads(ForkingPickler.dumps(message))
+
+
+class Held:
+    """Messages kept for a while; checked when they come and when they go."""
+
+    def __init__(self):
+        self._messages = deque()
+
+    def add(self, message) -> None:
+        check(message)
+        self._messages.append(message)
+        if len(self._messages) > KEPT:
+            check(self._messages.popleft())
+
+    def clear(self) -> None:
+        while self._messages:
+            check(self._messages.popleft())
+
+
+class Broken(Exception):
+    """The process at the other end of a pipe is gone."""
+
+
+def take(connection, strategy: str):
+    """
+    Returns the next message, or None if it is lost: a memfd may be gone with
+    the process that sent it. Raises Broken when there will be none.
+    """
+    try:
+        data = connection.recv_bytes()
+    except (EOFError, OSError) as error:
+        raise Broken from error
+    try:
+        return ForkingPickler.loads(data)
+    except RuntimeError:
+        if strategy == "file_system":
+            raise
+        return None
+
+
+def give(connection, message) -> None:
+    """Sends a message. Raises Broken when there is nobody to receive it."""
+    data = ForkingPickler.dumps(message)
+    try:
+        connection.send_bytes(data)
+    except OSError as error:
+        raise Broken from error
+
+
+def begin(strategy: str, foreign_ends: list) -> None:
+    # An end that a stranger keeps open hides the death of its owner.
+    for end in foreign_ends:
+        end.close()
+    sharing.set_sharing_strategy(strategy)
+
+
+def produce(strategy, foreign_ends, seed, inherited, there):
+    begin(strategy, foreign_ends)
+    rng = random.Random(seed)
+    with contextlib.suppress(Broken):
+        while True:
+            message = inherited if rng.random() < 0.1 else new_message(rng)
+            check(message)
+            give(there, message)
+
+
+def forward(strategy, foreign_ends, here, there):
+    begin(strategy, foreign_ends)
+    held = Held()
+    with contextlib.suppress(Broken):
+        while True:
+            message = take(here, strategy)
+            if message is not None:
+                held.add(message)
+                give(there, message)
+    held.clear()
+
+
+def consume(strategy, foreign_ends, seed, here, report):
+    begin(strategy, foreign_ends)
+    rng = random.Random(seed)
+    held = Held()
+    with contextlib.suppress(Broken):
+        while True:
+            message = take(here, strategy)
+            if message is not None:
+                held.add(message)
+                give(report, message if rng.random() < 0.3 else None)
+    held.clear()
+
+
+class Crew:
+    """
+    A producer, a forwarder and a consumer, each with a pipe to the next; the
+    last one's leads to the test. When one is killed the others end by
+    themselves, and the pipes go with them.
+    """
+
+    def __init__(self, context, strategy: str, seed: int, inherited):
+        to_forwarder, from_producer = context.Pipe(duplex=False)
+        start = self._starter(context, strategy)
+        self.workers = [
+            start(produce, [to_forwarder], seed, inherited, from_producer)
+        ]
+        from_producer.close()
+        to_consumer, from_forwarder = context.Pipe(duplex=False)
+        self.workers.append(
+            start(forward, [to_consumer], to_forwarder, from_forwarder)
+        )
+        to_forwarder.close()
+        from_forwarder.close()
+        self.output, from_consumer = context.Pipe(duplex=False)
+        self.workers.append(
+            start(consume, [self.output], seed + 1, to_consumer, from_consumer)
+        )
+        to_consumer.close()
+        from_consumer.close()
+        self.killed: set[int] = set()
+
+    @staticmethod
+    def _starter(context, strategy):
+        def start(role, *args):
+            process = context.Process(
+                target=role, args=(strategy, *args), daemon=True
+            )
+            process.start()
+            return process
+
+        return start
+
+    def kill(self, index: int) -> None:
+        self.killed.add(index)
+        self.workers[index].kill()
+
+    def end(self) -> list[str]:
+        """Joins the workers; returns what is wrong with how they ended."""
+        self.output.close()
+        wrong = []
+        for index, worker in enumerate(self.workers):
+            worker.join(WAIT_S)
+            allowed = (0, -9) if index in self.killed else (0,)
+            if worker.exitcode not in allowed:
+                wrong.append(f"worker {index} ended with {worker.exitcode}")
+                worker.kill()
+                worker.join()
+            worker.close()
+        return wrong
+
+
+class StormTestCase(SharingTestCase):
+    """Runs crews whose members are killed, for as long as a storm lasts."""
+
+    def storm(self, method: str) -> None:
+        print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
+        rng = random.Random(SEED)
+        context = multiprocessing.get_context(method)
+        inherited = over_shared_memory(new_message(rng))
+        held = Held()
+        crews, kills, checked, wrong = [], 0, 0, []
+        deadline = time.monotonic() + STORM_S
+        next_kill = 0.0
+        while time.monotonic() < deadline and not wrong:
+            while len(crews) < CREWS:
+                seed = rng.getrandbits(32)
+                crews.append(Crew(context, self.strategy, seed, inherited))
+                # Let it get to work, or not.
+                next_kill = time.monotonic() + rng.expovariate(25)
+            outputs = {crew.output: crew for crew in crews}
+            for output in wait(outputs, timeout=0.01):
+                try:
+                    message = take(output, self.strategy)
+                except Broken:
+                    crew = outputs[output]
+                    crews.remove(crew)
+                    wrong += crew.end()
+                    continue
+                if message is not None:
+                    held.add(message)
+                    checked += 1
+            if crews and time.monotonic() >= next_kill:
+                rng.choice(crews).kill(rng.randrange(3))
+                kills += 1
+                next_kill = time.monotonic() + rng.expovariate(25)
+        for crew in crews:
+            crew.kill(rng.randrange(3))
+            wrong += crew.end()
+        held.clear()
+        check(inherited)
+        # Of the messages in the pipes of the dead nothing else is known.
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(wrong, [], f"PADDLE_SHARED_TENSOR_SEED={SEED}")
+        print(f"{kills} kills, {checked} messages checked at the end of a crew")
+        self.assertGreater(kills, 0)
+        self.assertGreater(checked, 0)
+
+    def assert_survives(self, method: str) -> None:
+        # So that the segment of this process is there before.
+        over_shared_memory(new_message(random.Random(0)))
+        with no_leak():
+            self.storm(method)
+
+
+class TestStormOverFiles(StormTestCase):
+    def test_everything_is_right_and_reclaimed(self):
+        self.assert_survives("fork")
+
+    @unittest.skipUnless(LONG, "set PADDLE_SHARED_TENSOR_LONG=1 for it")
+    def test_everything_is_right_and_reclaimed_with_spawn(self):
+        self.assert_survives("spawn")
+
+
+class TestStormOverDescriptors(TestStormOverFiles):
+    strategy = "file_descriptor"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,155 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures devices of threads: ours against Paddle's own wheel, in one run.
+
+    python -m tools.benchmark.devices [--rounds N] [--report FILE.md]
+
+Both wheels run in a process each, which time the same calls in turn on the same
+core, so that a machine that changes its speed changes it for both. A line has
+the median of the rounds, and the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.command_line import reports_errors
+from tools.environment import host_device, stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import BUILD
+
+WORKER = Path(__file__).with_name("devices_worker.py")
+
+# Calls a round: about 5 ms each.
+NUMBERS = {
+    "_current_expected_place_()": 100_000,
+    "get_device()": 40_000,
+    "set_device(...)": 4_000,
+    "with device(...)": 2_000,
+    "zeros([1])": 1_000,
+    "Linear(8, 8) forward": 500,
+}
+
+# What runs without the test device, on the CPU alone, and what with it. The
+# state that a child with a device leaves behind lasts, so it comes last.
+ON_CPU = [
+    *(("main", name) for name in NUMBERS),
+    ("child", "_current_expected_place_()"),
+    ("child", "zeros([1])"),
+    *(("child with a device", name) for name in NUMBERS),
+    ("main while a child has a device", "_current_expected_place_()"),
+    ("main while a child has a device", "zeros([1])"),
+]
+ON_TWO_DEVICES = [
+    ("main", "set_device(...)"),
+    ("main", "with device(...)"),
+    ("child with a device", "set_device(...)"),
+    ("child with a device", "with device(...)"),
+]
+
+
+class Runner:
+    """A process that times calls under the Paddle of one environment."""
+
+    def __init__(self, python: Path, plugin: Path | None) -> None:
+        environ = {
+            k: v for k, v in os.environ.items() if "CUSTOM_DEVICE" not in k
+        }
+        if plugin:
+            environ["CUSTOM_DEVICE_ROOT"] = str(plugin)
+        self._process = subprocess.Popen(
+            [str(python), str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environ,
+        )
+        # Cores of a shared machine differ in speed from moment to moment.
+        os.sched_setaffinity(self._process.pid, [max(os.sched_getaffinity(0))])
+
+    def seconds(self, where: str, name: str) -> float:
+        """Returns what one call takes, over one round."""
+        number = NUMBERS[name]
+        self._process.stdin.write(f"{where}/{name} {number}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline()) / number
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def measure(
+    stock: Runner, ours: Runner, cases: list[tuple[str, str]], rounds: int
+) -> list[str]:
+    """Returns a line of a Markdown table for each case."""
+    lines = []
+    for where, name in cases:
+        pairs = [
+            (stock.seconds(where, name), ours.seconds(where, name))
+            for _ in range(rounds)
+        ]
+        before, after = (statistics.median(side) * 1e9 for side in zip(*pairs))
+        ratio = statistics.median(b / a for a, b in pairs)
+        lines.append(
+            f"| {where} | `{name}` | {before:,.0f} | {after:,.0f} "
+            f"| {ratio:.2f} |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmark.devices")
+    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument("--report", type=Path, default=BUILD / "benchmark.md")
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    plugin = host_device(stock)
+    lines = [
+        f"Python {platform.python_version()}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {args.rounds} rounds; times in ns."
+    ]
+    for title, root, cases in (
+        ("One device, the CPU", None, ON_CPU),
+        ("Two devices in turn", plugin, ON_TWO_DEVICES),
+    ):
+        runners = [Runner(python, root) for python in (stock, ours)]
+        lines += [
+            "",
+            f"{title}:",
+            "",
+            "| thread | call | stock | ours | ours / stock |",
+            "|---|---|---:|---:|---:|",
+        ]
+        print(*lines[-5:], sep="\n")
+        lines += measure(*runners, cases, args.rounds)
+        for runner in runners:
+            runner.close()
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"\nThe table is in {args.report}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

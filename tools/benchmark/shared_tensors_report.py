@@ -1,0 +1,227 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tables and plot of the benchmark of tensors sent between processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from tools.benchmark.shared_tensors_worker import MESSAGES
+
+OURS = ("ours, file_system", "ours, file_descriptor")
+OTHERS = ("stock", "torch, file_system", "torch, file_descriptor")
+NAMES = (*OURS, *OTHERS, "memcpy")
+
+# The messages that are compared with a copy of their bytes.
+COPIED = ("16 MiB", "128 MiB")
+
+AT_MOST, AT_LEAST = "≤", "≥"
+OVER_AN_INT = (AT_MOST, 1.5)
+OVER_A_COPY = (AT_MOST, 1.25)
+# What another takes, over what ours takes.
+OVER_OURS = {
+    ("stock", "64 x 4 KiB"): (AT_LEAST, 5),
+    ("torch, file_system", "1 KiB"): (AT_LEAST, 2.5),
+    ("torch, file_system", "64 x 4 KiB"): (AT_LEAST, 5),
+    ("torch, file_system", "16 MiB"): (AT_LEAST, 3.5),
+    ("torch, file_system", "128 MiB"): (AT_LEAST, 3.5),
+    ("torch, file_descriptor", "1 KiB"): (AT_LEAST, 4),
+    ("torch, file_descriptor", "64 x 4 KiB"): (AT_LEAST, 25),
+    ("torch, file_descriptor", "16 MiB"): (AT_LEAST, 3.5),
+    ("torch, file_descriptor", "128 MiB"): (AT_LEAST, 3.5),
+}
+
+
+@dataclass
+class Results:
+    """What was measured; keys are a contestant's name and a message's."""
+
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    left_behind: list[str] = field(default_factory=list)
+
+    def median(self, name: str, message: str) -> float:
+        """Returns seconds; not a number where a contestant has no result."""
+        if (name, message) in self.failures:
+            return math.nan
+        return statistics.median(self.seconds.get((name, message), [math.nan]))
+
+    def p99(self, name: str, message: str) -> float:
+        """Returns what 99 of 100 rounds do not exceed, in seconds."""
+        ordered = sorted(self.seconds[name, message])
+        return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+    def problems(self) -> list[str]:
+        """Returns what went wrong, a line each."""
+        lines = [
+            f"{name} failed on {message}: {reason}"
+            for (name, message), reason in self.failures.items()
+        ]
+        if self.left_behind:
+            files = ", ".join(self.left_behind)
+            lines.append(f"files left in shared memory, removed: {files}")
+        return lines
+
+
+def _times(results: Results) -> list[list[str]]:
+    rows = [["median, ms", *MESSAGES]]
+    most = dict.fromkeys(MESSAGES, 0)
+    for name in NAMES:
+        medians, tails = [name], ["  p99"]
+        for m in MESSAGES:
+            seconds = results.seconds.get((name, m), [])
+            most[m] = max(most[m], len(seconds))
+            if (name, m) in results.failures:
+                both = "failed", ""
+            elif seconds:
+                both = _ms(results.median(name, m)), _ms(results.p99(name, m))
+            else:
+                both = "", ""
+            medians.append(both[0])
+            tails.append(both[1])
+        rows += [medians, tails]
+    return [*rows, ["rounds", *map(str, most.values())]]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:#.3g}".rstrip(".")
+
+
+def _ratios(results: Results) -> list[list[str]]:
+    # Label, goal, and the medians whose sums are divided; "" is one of OURS.
+    compared = [
+        ("1 KiB: ours / an int", OVER_AN_INT)
+        + ([("", "1 KiB")], [("", "an int")])
+    ]
+    for m in COPIED:
+        label = f"{m}: ours / (memcpy + ours 1 KiB)"
+        floors = [("memcpy", m), ("", "1 KiB")]
+        compared.append((label, OVER_A_COPY, [("", m)], floors))
+    for m in [name for name, message in MESSAGES.items() if message.tensors]:
+        for other in OTHERS:
+            goal = OVER_OURS.get((other, m))
+            compared.append(
+                (f"{m}: {other} / ours", goal, [(other, m)], [("", m)])
+            )
+    rows = [["ratio of the medians", "goal", *OURS]]
+    for label, goal, over, under in compared:
+        row = [label, f"{goal[0]} {goal[1]}" if goal else ""]
+        for ours in OURS:
+            above, below = (
+                sum(results.median(name or ours, m) for name, m in side)
+                for side in (over, under)
+            )
+            text = f"{above / below:.2f}"
+            if math.isnan(above / below):
+                text = "failed"
+            elif goal and not _meets(above / below, *goal):
+                text += " missed"
+            row.append(text)
+        rows.append(row)
+    return rows
+
+
+def _meets(ratio: float, word: str, bound: float) -> bool:
+    return ratio <= bound if word == AT_MOST else ratio >= bound
+
+
+def show(results: Results) -> None:
+    """Prints the tables, and what went wrong."""
+    console = Console()
+    for rows in (_times(results), _ratios(results)):
+        table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+        for title in rows[0]:
+            table.add_column(title, min_width=max(map(len, title.split())))
+        table.columns[0].no_wrap = True
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+    for problem in results.problems():
+        console.print(problem, markup=False)
+
+
+def _machine() -> str:
+    facts = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = [f.partition(": ")[2] for f in facts if f.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return (
+        f"{next(iter(models), 'unnamed processor')}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {memory / 2**30:.0f} GiB of memory, "
+        f"Linux {platform.release().split('-')[0]}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def write(results: Results, file: Path, plot: str) -> None:
+    """Writes the report in Markdown, with a plot named by its path from it."""
+    lines = [
+        "# Tensors sent between processes",
+        "",
+        "Written by `nox -s bench`. One process puts a message on a queue;",
+        "another, spawned, gets it, reads an element of each tensor, drops it",
+        "and answers an int on a second queue. Times are from sending to the",
+        "answer: the median of all rounds, and the 99th percentile below it.",
+        "A message is made for its round, outside of the timed part, or it is",
+        "the same tensor *again*. The contestants take turns on two cores.",
+        "memcpy copies the same bytes, those of a fresh tensor, into warm",
+        "shared memory and sends nothing.",
+        "",
+        f"Machine: {_machine()}.",
+        "",
+        *(f"- {name}: {v}" for name, v in results.versions.items()),
+        *(f"- {problem}" for problem in results.problems()),
+        "",
+        f"![round trips by message, log scale]({plot})",
+    ]
+    for rows in (_times(results), _ratios(results)):
+        rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+        table = [rows[0], rule, *rows[1:]]
+        lines += ["", *(f"| {' | '.join(row)} |" for row in table)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def draw(results: Results, file: Path) -> None:
+    """Writes the plot: bars to the medians, lines on to the 99th percentile."""
+    # The same figures give the same file, and text stays text.
+    matplotlib.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    axes = figure.add_subplot(
+        yscale="log", ylabel="round trip in ms: median, line to p99"
+    )
+    axes.set_xticks(range(len(MESSAGES)), MESSAGES)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    width = 0.85 / len(NAMES)
+    for index, name in enumerate(NAMES):
+        messages = [m for m in MESSAGES if results.median(name, m) > 0]
+        medians = [results.median(name, m) * 1e3 for m in messages]
+        tails = [results.p99(name, m) * 1e3 for m in messages]
+        shift = (index - (len(NAMES) - 1) / 2) * width
+        x = [list(MESSAGES).index(m) + shift for m in messages]
+        axes.bar(x, medians, width, label=name)
+        axes.vlines(x, medians, tails, colors="0.4", linewidth=0.8)
+    axes.legend(ncols=2, fontsize="small")
+    figure.savefig(file, metadata={"Date": None})

@@ -1,0 +1,199 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One contestant: a pair of processes that send tensors, timed on demand.
+
+    python shared_tensors_worker.py LIBRARY STRATEGY
+
+Its first line is what it is: its version and the ids of its processes. Then it
+reads names of messages and answers each with the seconds of its rounds. All it
+says is JSON, one line each; a string is the error that ends it. LIBRARY is
+`paddlepaddle`, `torch`, or `memcpy`: one process then, which copies the bytes
+into shared memory. An empty STRATEGY is the library's default.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import mmap
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from typing import NamedTuple
+
+FLOAT = ctypes.sizeof(ctypes.c_float)
+
+
+class Message(NamedTuple):
+    """Tensors of `size` bytes, or an int; sent `rounds` times in a row."""
+
+    tensors: int
+    size: int
+    rounds: int
+    again: bool = False
+
+
+MESSAGES = {
+    "an int": Message(0, 0, 50),
+    "1 KiB": Message(1, 1 << 10, 50),
+    "64 x 4 KiB": Message(64, 4 << 10, 10),
+    "16 MiB": Message(1, 16 << 20, 10),
+    "128 MiB": Message(1, 128 << 20, 5),
+    "1 KiB again": Message(1, 1 << 10, 50, again=True),
+    "16 MiB again": Message(1, 16 << 20, 10, again=True),
+    "128 MiB again": Message(1, 128 << 20, 5, again=True),
+}
+
+# The first rounds of a row are not counted: the caches are somebody else's.
+WARM_UP = 3
+
+
+def load(library, strategy):
+    """Returns the package of a library, its sharing strategy set."""
+    if library == "torch":
+        import torch as package
+        import torch.multiprocessing as sharing
+    else:
+        import paddle as package
+        import paddle.incubate.multiprocessing as sharing
+    if strategy:
+        sharing.set_sharing_strategy(strategy)
+    # What the import left is not to be searched for garbage in a round.
+    gc.freeze()
+    return package
+
+
+def make(package, message, value):
+    """Returns a message that nobody has sent, all of it `value`."""
+    tensors = [
+        package.full([message.size // FLOAT], float(value))
+        for _ in range(message.tensors)
+    ]
+    if not tensors:
+        return value
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def last_element(tensor):
+    """Reads from memory: it costs the same whatever the library."""
+    address = tensor.data_ptr() + (len(tensor) - 1) * FLOAT
+    return ctypes.c_float.from_address(address).value
+
+
+def arrived(message):
+    """Returns what the sender can tell a message by, once it can be read."""
+    if message is None or isinstance(message, int):
+        return message
+    tensors = message if isinstance(message, list) else [message]
+    return int(sum(last_element(tensor) for tensor in tensors))
+
+
+def answer_all(library, strategy, messages, answers):
+    """The receiver. It has dropped a message before it answers."""
+    load(library, strategy)
+    while True:
+        try:
+            answer = arrived(messages.get())
+        except Exception as error:
+            answer = repr(error)
+        if answer is None:
+            return
+        answers.put(answer)
+
+
+def round_trips(package, messages, answers, message):
+    """Returns the seconds from sending to the answer, for each round.
+
+    Raises:
+        RuntimeError: what arrived is not what was sent.
+    """
+    seconds = []
+    sent = None
+    for value in range(1, WARM_UP + message.rounds + 1):
+        if sent is None or not message.again:
+            # The old one makes room before there is a new one.
+            sent = None
+            sent = make(package, message, value)
+            expected = value * max(message.tensors, 1)
+        start = time.perf_counter()
+        messages.put(sent)
+        answer = answers.get()
+        seconds.append(time.perf_counter() - start)
+        if answer != expected:
+            raise RuntimeError(f"{expected} was sent, {answer} arrived")
+    return seconds[WARM_UP:]
+
+
+def copies(package, message):
+    """Returns the seconds of a copy into warm shared memory, for each round.
+
+    What is copied is what the others send: where the bytes lie, in which cache
+    or in none, is half of what a copy costs.
+    """
+    seconds = []
+    target = mmap.mmap(-1, message.size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(target))
+    source = None
+    for value in range(1, WARM_UP + message.rounds + 1):
+        source = None
+        source = make(package, message, value)
+        start = time.perf_counter()
+        ctypes.memmove(address, source.data_ptr(), message.size)
+        seconds.append(time.perf_counter() - start)
+    return seconds[WARM_UP:]
+
+
+def serve(version, pids, seconds_of):
+    """Says who is here, then times each message that standard input names."""
+    print(json.dumps([version, pids]), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(seconds_of(MESSAGES[line.strip()])), flush=True)
+
+
+def main(library, strategy):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-2:])
+    if library == "memcpy":
+        package = load(library, strategy)
+        serve(
+            f"Python {platform.python_version()}",
+            [os.getpid()],
+            lambda message: copies(package, message),
+        )
+        return
+    spawn = multiprocessing.get_context("spawn")
+    queues = spawn.Queue(), spawn.Queue()
+    receiver = spawn.Process(
+        target=answer_all, args=(library, strategy, *queues), daemon=True
+    )
+    receiver.start()
+    package = load(library, strategy)
+    serve(
+        f"{library} {metadata.version(library)}",
+        [os.getpid(), receiver.pid],
+        lambda message: round_trips(package, *queues, message),
+    )
+    queues[0].put(None)
+    receiver.join()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        print(json.dumps(repr(error)), flush=True)
+        raise
