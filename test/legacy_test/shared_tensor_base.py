@@ -258,10 +258,10 @@ class SharingTestCase(unittest.TestCase):
         cls.addClassCleanup(sharing.set_sharing_strategy, before)
         sharing.set_sharing_strategy(cls.strategy)
         cls.peer = None
+        # It lives until the end of the run, and is not a leak.
+        multiprocessing.resource_tracker.ensure_running()
         if cls.method is not None:
             cls.context = multiprocessing.get_context(cls.method)
-            # It lives until the end of the run, and is not a leak.
-            multiprocessing.resource_tracker.ensure_running()
             cls.addClassCleanup(lambda: cls.peer is None or cls.peer.close())
 
     def setUp(self):

@@ -98,6 +98,15 @@ def new_bytes(kept, size):
     return bytes_of(size)
 
 
+def private_memory() -> int:
+    """Returns the bytes that this process has for itself alone."""
+    with open("/proc/self/smaps_rollup") as figures:
+        for line in figures:
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/smaps_rollup has no line Anonymous")
+
+
 @over_every_way_to_send(methods=("fork",))
 class TestBounds(SharingTestCase):
     def exchange(self, count: int, rng: random.Random) -> None:
@@ -147,6 +156,14 @@ class TestBounds(SharingTestCase):
         self.assertLessEqual(
             sharing.shared_memory_stats()["reserved"], 4 * 8 * MIB
         )
+
+    def test_parameter_that_was_sent_is_in_memory_once(self):
+        parameter = paddle.create_parameter([64 * MIB // 4], "float32")
+        before = private_memory()
+        message = ForkingPickler.dumps(parameter)
+        self.assertLess(private_memory(), before - 60 * MIB)
+        arrived = ForkingPickler.loads(message)
+        self.assertEqual(arrived.data_ptr(), parameter.data_ptr())
 
     def test_figures_tell_of_a_tensor_and_of_its_message(self):
         self.used()

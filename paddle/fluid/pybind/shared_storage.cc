@@ -41,7 +41,9 @@ using memory::allocation::SharingStrategy;
 // Below this, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
-py::bytes Share(const phi::DenseTensor& tensor, bool use_file_descriptor) {
+py::bytes Share(const phi::DenseTensor& tensor,
+                bool use_file_descriptor,
+                bool long_lived) {
   SharingStrategy strategy = use_file_descriptor
                                  ? SharingStrategy::kFileDescriptor
                                  : SharingStrategy::kFileSystem;
@@ -51,7 +53,7 @@ py::bytes Share(const phi::DenseTensor& tensor, bool use_file_descriptor) {
     if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
       release.emplace();
     }
-    handle = ShareDenseTensor(tensor, strategy);
+    handle = ShareDenseTensor(tensor, strategy, long_lived);
   }
   return py::bytes(handle);
 }
@@ -101,10 +103,15 @@ void BindSharedStorage(py::module* m) {
   SharedHeap& heap = SharedHeap::Instance();
 
   m->def("share_tensor",
-         [](const paddle::Tensor& tensor, bool use_file_descriptor) {
-           return Share(DenseTensorOf(tensor), use_file_descriptor);
+         [](const paddle::Tensor& tensor,
+            bool use_file_descriptor,
+            bool long_lived) {
+           return Share(DenseTensorOf(tensor), use_file_descriptor, long_lived);
          });
-  m->def("share_dense_tensor", &Share);
+  m->def("share_dense_tensor",
+         [](const phi::DenseTensor& tensor, bool use_file_descriptor) {
+           return Share(tensor, use_file_descriptor, false);
+         });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
   m->def("rebuild_dense_tensor",
          [](const std::string& handle) { return RebuildDenseTensor(handle); });

@@ -71,8 +71,9 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple:
         ValueError, NotImplementedError: it cannot arrive right, see
             `paddle.incubate.multiprocessing`.
     """
-    handle = native.share_tensor(tensor, _use_file_descriptor())
-    if type(tensor) is EagerParamBase:
+    is_parameter = type(tensor) is EagerParamBase
+    handle = native.share_tensor(tensor, _use_file_descriptor(), is_parameter)
+    if is_parameter:
         attributes = dict(tensor.__dict__)
         return _rebuild_parameter, (handle, tensor.stop_gradient, attributes)
     return _rebuild_tensor, (handle, tensor.stop_gradient)

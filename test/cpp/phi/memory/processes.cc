@@ -37,8 +37,6 @@ namespace shared_memory_test {
 
 namespace {
 
-constexpr int kPatienceMilliseconds = 20000;
-
 // A word for each place, different for neighbours and seeds.
 uint64_t WordAt(uint64_t seed, uint64_t index) {
   return (seed + 1) * 0x9e3779b97f4a7c15 ^ index * 0xff51afd7ed558ccd;
@@ -157,7 +155,7 @@ void Channel::SendBytes(const void* bytes, size_t size) const {
 
 void Channel::ReceiveBytes(void* bytes, size_t size) const {
   pollfd readable = {fd_, POLLIN, 0};
-  REQUIRE(poll(&readable, 1, kPatienceMilliseconds) == 1);
+  REQUIRE(poll(&readable, 1, patience_) == 1);
   REQUIRE(recv(fd_, bytes, size, MSG_TRUNC) == static_cast<ssize_t>(size));
 }
 
@@ -168,7 +166,7 @@ bool Channel::HasMore() const {
 
 void Channel::AwaitEnd() const {
   pollfd readable = {fd_, POLLIN, 0};
-  REQUIRE(poll(&readable, 1, kPatienceMilliseconds) == 1);
+  REQUIRE(poll(&readable, 1, patience_) == 1);
   char byte;
   REQUIRE(recv(fd_, &byte, 1, 0) == 0);
 }
@@ -192,7 +190,7 @@ Worker::Worker(const std::function<void(const Channel&)>& body, bool starved) {
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(ends[0]);
-    std::exit(Outcome([&] { body(Channel(ends[1])); }));
+    std::exit(Outcome([&] { body(Channel(ends[1], Channel::kNoEnd)); }));
   }
   close(ends[1]);
   channel_ = Channel(ends[0]);

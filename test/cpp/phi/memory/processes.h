@@ -86,7 +86,13 @@ struct Possessions {
 // One end of a connection, on which values keep their order and their bounds.
 class Channel {
  public:
-  explicit Channel(int fd) : fd_(fd) {}
+  // A worker waits as long as there is somebody to wait for; the test itself
+  // gives up after a while, and then the workers end with it.
+  static constexpr int kPatienceMilliseconds = 20000;
+  static constexpr int kNoEnd = -1;
+
+  explicit Channel(int fd, int patience = kPatienceMilliseconds)
+      : fd_(fd), patience_(patience) {}
 
   template <typename T>
   void Send(const T& value) const {
@@ -94,7 +100,6 @@ class Channel {
     SendBytes(&value, sizeof(value));
   }
 
-  // Waits, but not for ever.
   template <typename T>
   T Receive() const {
     static_assert(std::is_trivially_copyable<T>::value);
@@ -116,6 +121,7 @@ class Channel {
   void ReceiveBytes(void* bytes, size_t size) const;
 
   int fd_;
+  int patience_;
 };
 
 // What a process may have open besides its standard streams.

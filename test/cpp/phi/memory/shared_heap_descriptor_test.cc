@@ -129,24 +129,29 @@ TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
   receiver.Finish();
 }
 
-// Other code opens files of its own under the numbers that it closed.
+// Opens a file of other code under all numbers that were closed.
+int TakeNumbers(int kept) {
+  char path[] = "/tmp/shared_memory_testXXXXXX";
+  const int file = mkstemp(path);
+  REQUIRE(file >= 0);
+  unlink(path);
+  for (int fd = kFirstDescriptor; fd < kLastDescriptor; ++fd) {
+    if (fd != kept && fd != file) dup2(file, fd);
+  }
+  return file;
+}
+
 TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
   Worker worker([&](const Channel& channel) {
     const SharedBlock idle = AllocateFilled(strategy, 4 * kMiB, 1);
     const SharedBlock held = AllocateFilled(strategy, kMiB, 2);
     Heap().Release(idle);
     CloseAllBut(channel.fd());
-    char path[] = "/tmp/shared_memory_testXXXXXX";
-    const int file = mkstemp(path);
-    REQUIRE(file >= 0);
-    unlink(path);
+    const int file = TakeNumbers(channel.fd());
     const std::vector<char> bytes(idle.capacity, 'x');
     REQUIRE(pwrite(file, bytes.data(), bytes.size(), idle.offset) ==
             static_cast<ssize_t>(bytes.size()));
     const off_t size = lseek(file, 0, SEEK_END);
-    for (int fd = kFirstDescriptor; fd < kLastDescriptor; ++fd) {
-      if (fd != channel.fd() && fd != file) dup2(file, fd);
-    }
     Heap().Collect({});
     ErrorOf([&] { Heap().Allocate(strategy, 16 * kMiB); });
     Heap().Release(held);
@@ -157,6 +162,30 @@ TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
     CHECK(now == bytes);
     CHECK(lseek(file, 0, SEEK_END) == size);
   });
+  worker.Finish();
+}
+
+// Locks that the receiver gets of those files say nothing of the creator.
+TEST_BOTH(AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
+  Worker worker([](const Channel& channel) {
+    const SharedBlock block =
+        Heap().Receive(channel.Receive<SharedMessage>()).block;
+    CloseAllBut(channel.fd());
+    TakeNumbers(channel.fd());
+    Heap().Release(block);
+    Heap().Collect(0.0);
+    channel.Signal();
+    channel.Await();
+  });
+  const SharedBlock sent = AllocateFilled(strategy, kMiB, 1);
+  const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
+  worker.channel().Send(MessageOf(sent));
+  worker.channel().Await();
+  Heap().Collect({});
+  CHECK(Heap().Stats().blocks == 2);
+  for (int i = 0; i < 4; ++i) AllocateFilled(strategy, kMiB, 3);
+  CHECK(HasContent(sent, 1) && HasContent(kept, 2));
+  worker.channel().Signal();
   worker.Finish();
 }
 

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,7 @@ using shared_memory_test::Seed;
 constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
 constexpr uint32_t kPlayers = 4;
 constexpr uint32_t kBlocks = 16;
-constexpr int kRounds = 20000;
+constexpr int kRounds = 8000;
 
 // In different words of a block's holders.
 constexpr std::array<uint32_t, kPlayers> kSlots = {2, 3, 100, 511};
@@ -157,7 +158,9 @@ class Player {
 
   void Step() {
     if (const auto letter = Inbox().Take()) Receive(*letter);
-    if (!held_.empty()) {
+    if (held_.empty()) {
+      std::this_thread::yield();
+    } else {
       auto held = std::next(held_.begin(), random_.Below(held_.size()));
       Use(held->first, held->second);
       if (random_.OneIn(3)) {
@@ -301,6 +304,65 @@ void Play(bool troubles) {
   }
   owner.Recycle();
   CHECK(owner.AllAreFree());
+}
+
+// Runs a body again and again in a thread, while another runs here.
+void Against(const std::function<void()>& body,
+             const std::function<void()>& other) {
+  constexpr int kTimes = 1000000;
+  std::atomic<bool> ended{false};
+  std::thread thread([&] {
+    while (!ended) body();
+  });
+  for (int i = 0; i < kTimes; ++i) other();
+  ended = true;
+  thread.join();
+}
+
+// The ledger is read word by word; the reference must not slip by on its way
+// from a word that is yet to be read to one that was.
+TEST(AReferenceThatMovesIsAlwaysSeen) {
+  World world(false);
+  SharedLedger& ledger = world.ledger;
+  const uint64_t generation = ledger.generation(0);
+  const auto try_to_free = [&] { CHECK(!ledger.TryFree(0)); };
+  ledger.AddHolder(0, 2);
+  Against(try_to_free, [&] {  // as a message does
+    const SharedTicket ticket = ledger.IssueTicket(0, 1, 1);
+    ledger.DropHolder(0, 2);
+    ledger.AddHolder(0, 2);
+    CHECK(ledger.RedeemTicket(0, ticket));
+  });
+  Against(try_to_free, [&] {  // as a fork does
+    ledger.AddHolder(0, 511);
+    ledger.DropHolder(0, 2);
+    ledger.AddHolder(0, 2);
+    ledger.DropHolder(0, 511);
+  });
+  CHECK(ledger.generation(0) == generation);
+}
+
+// Who sets a bit without a ticket and who frees the block meet.
+TEST(ABlockThatStillIsStaysAsItIs) {
+  World world(false);
+  SharedLedger& ledger = world.ledger;
+  Content& content = world.contents[0];
+  std::atomic<uint64_t> current{ledger.generation(0)};
+  content.stamp = current;
+  Against(
+      [&] {
+        if (!ledger.TryFree(0)) return;
+        content.stamp = ledger.generation(0);
+        current = ledger.generation(0);
+      },
+      [&] {
+        const uint64_t generation = current;
+        ledger.AddHolder(0, 2);
+        if (ledger.StillIs(0, generation)) {
+          CHECK(content.stamp == generation);
+        }
+        ledger.DropHolder(0, 2);
+      });
 }
 
 TEST(EveryMessageArrivesAndEveryBlockIsFreeInTheEnd) { Play(false); }

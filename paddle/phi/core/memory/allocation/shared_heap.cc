@@ -300,6 +300,7 @@ SharedBlock SharedHeap::Allocate(SharingStrategy strategy, uint64_t size) {
   CollectOwn();
   Trim(0);
   CollectOthers(deadline);
+  if (family_) family_->RemoveAbandoned(deadline);
   return AllocateCold(&lock, strategy, capacity);
 }
 
@@ -341,7 +342,8 @@ std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
 
 SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
                                               uint64_t capacity) {
-  if (family_) family_->Stay();
+  // A tree whose workers are forked, and killed, has no other start of theirs.
+  if (family_) family_->RemoveAbandoned(0);
   uint64_t family = family_ ? family_->id() : RandomBits();
   uint64_t needed = SharedLedger::LedgerBytes() +
                     RoundUp(std::max(capacity, kSmallRun), kPage);
@@ -437,14 +439,14 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address) {
   if (after == attached.holds.begin()) return std::nullopt;
   auto& [start, hold] = *std::prev(after);
   if (offset - start >= hold.capacity) return std::nullopt;
+  SegmentId id = attached.segment->id();
+  if (id.strategy == SharingStrategy::kFileDescriptor) {
+    id.fd = attached.segment->fd();
+  }
   if (++last_nonce_ == 0) ++last_nonce_;
   SharedTicket ticket = attached.segment->ledger().IssueTicket(
       hold.index, last_nonce_, NowNanoseconds());
-  return SharedMessage{attached.segment->id(),
-                       hold.index,
-                       hold.generation,
-                       ticket,
-                       offset - start};
+  return SharedMessage{id, hold.index, hold.generation, ticket, offset - start};
 }
 
 SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {

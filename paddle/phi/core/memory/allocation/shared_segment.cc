@@ -507,7 +507,9 @@ bool SharedSegment::ReapDead() {
   return found;
 }
 
-bool SharedSegment::OwnerDied() { return ReapIfDead(SharedLedger::kOwnerSlot); }
+bool SharedSegment::OwnerDied() {
+  return Usable() && ReapIfDead(SharedLedger::kOwnerSlot);
+}
 
 void SharedSegment::PunchOrphans(uint32_t first,
                                  uint32_t count,

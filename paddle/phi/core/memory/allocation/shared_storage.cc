@@ -14,6 +14,9 @@
 
 #include "paddle/phi/core/memory/allocation/shared_storage.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -130,8 +133,22 @@ bool IsMovable(const std::shared_ptr<phi::Allocation>& holder) {
          FunctionOf(std::get_deleter<Deleter>(holder)) == through_allocators;
 }
 
+// Takes the pages that lie wholly in a range from it; it reads as anything.
+void DiscardPages(void* start, size_t size) {
+  size_t page = sysconf(_SC_PAGESIZE);
+  uintptr_t first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page;
+  uintptr_t end = (reinterpret_cast<uintptr_t>(start) + size) / page;
+  if (first < end) {
+    // Locked memory stays; so be it.
+    madvise(reinterpret_cast<void*>(first * page),
+            (end - first) * page,
+            MADV_DONTNEED);
+  }
+}
+
 void MoveToSharedMemory(const std::shared_ptr<phi::Allocation>& holder,
-                        SharingStrategy strategy) {
+                        SharingStrategy strategy,
+                        bool long_lived) {
   PADDLE_ENFORCE_EQ(
       IsMovable(holder),
       true,
@@ -150,7 +167,13 @@ void MoveToSharedMemory(const std::shared_ptr<phi::Allocation>& holder,
     MovedStorage::TakeOver(std::move(moved));
     return true;
   });
-  if (!taken_over) heap.Release(block);
+  if (!taken_over) {
+    heap.Release(block);
+  } else if (long_lived && holder.use_count() == 1) {
+    // Nobody else has the storage, so nobody has the old address. For a tensor
+    // that is dropped soon it would only cost time.
+    DiscardPages(old, holder->size());
+  }
 }
 
 bool IsKnown(phi::DataType dtype) {
@@ -307,7 +330,8 @@ void RaiseAsPaddleError(const SharedMemoryError& error) {
 }
 
 std::string ShareDenseTensor(const phi::DenseTensor& tensor,
-                             SharingStrategy strategy) {
+                             SharingStrategy strategy,
+                             bool long_lived) {
   const phi::DenseTensorMeta& meta = tensor.meta();
   const std::shared_ptr<phi::Allocation>& holder = tensor.Holder();
   HandleHeader header = {};
@@ -358,7 +382,7 @@ std::string ShareDenseTensor(const phi::DenseTensor& tensor,
       };
       std::optional<SharedMessage> message = heap.Send(address());
       if (!message) {
-        MoveToSharedMemory(holder, strategy);
+        MoveToSharedMemory(holder, strategy, long_lived);
         message = heap.Send(address());
       }
       header.strategy = static_cast<uint8_t>(message->id.strategy);

@@ -35,8 +35,13 @@ namespace allocation {
 //
 // Refuses what would not arrive right: other places than the CPU and pinned
 // memory, memory that Paddle did not allocate (DLPack), opaque layouts.
+//
+// The memory that a storage leaves is freed with the storage. Of a `long_lived`
+// one, a parameter's, it is given to the system at once if no other tensor has
+// the storage.
 std::string ShareDenseTensor(const phi::DenseTensor& tensor,
-                             SharingStrategy strategy);
+                             SharingStrategy strategy,
+                             bool long_lived);
 
 // Whether a tensor is in a file of its own, made by the workers of the legacy
 // readers (MemoryMapWriterAllocation). Such a tensor is pickled by the name of
