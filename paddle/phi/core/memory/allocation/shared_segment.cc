@@ -206,6 +206,12 @@ class Mapping {
   void* base_;
 };
 
+// A dump would walk through all the addresses, and give memory to those that
+// have none.
+void LeaveOutOfCoreDumps(void* base, uint64_t length) {
+  madvise(base, length, MADV_DONTDUMP);
+}
+
 // Opens what is at /proc/<pid>/fd/<fd> if it is a file of this user's, and
 // nothing else: to open a device or a pipe can have effects.
 FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd) {
@@ -295,6 +301,7 @@ void SharedSegment::Map(uint64_t reserve) {
   }
   base_ = static_cast<char*>(mapping.Release());
   reserve_ = reserve;
+  LeaveOutOfCoreDumps(base_, reserve_);
   ledger_ = SharedLedger(base_);
   identity_ = FileIdentity::Of(fd_.get());
 }
@@ -603,6 +610,7 @@ void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
                        heir_fd_.get(),
                        0) != MAP_FAILED;
   if (has_lock) {
+    LeaveOutOfCoreDumps(base_, reserve_);
     slot_ = heir_slot_;
     std::swap(fd_, heir_fd_);
     ledger_.SetSlot(slot_, SharedLedger::kTaken, getpid());
