@@ -109,6 +109,12 @@ def load_in_threads(kept, messages):
     return in_threads(load, messages)
 
 
+def fill_first_loaded(kept, messages, value):
+    tensors = [ForkingPickler.loads(message) for message in messages]
+    tensors[0].fill_(value)
+    return [float(tensor[-1]) for tensor in tensors]
+
+
 def dense_of_dropped_tensor(kept):
     dense = matrix().get_tensor()
     # Whatever was freed would be overwritten here.
@@ -265,6 +271,20 @@ class TestWhatArrives(SharingTestCase):
             for first in range(8)
         ]
         self.assertEqual(self.peer.call(load_in_threads, messages), expected)
+
+    def test_tensor_that_threads_send_first_at_once_is_one_memory(self):
+        def send(tensor):
+            return bytes(ForkingPickler.dumps(tensor))
+
+        for _ in range(5):
+            # One thread finds memory that was used, the other waits for new.
+            ForkingPickler.loads(send(paddle.zeros([8 << 20])))
+            tensor = paddle.zeros([8 << 20])
+            messages = in_threads(send, [tensor, tensor])
+            self.assertEqual(
+                self.peer.call(fill_first_loaded, messages, 3), [3.0, 3.0]
+            )
+            self.assertEqual(float(tensor[-1]), 3.0)
 
     @unittest.skipUnless(
         paddle.is_compiled_with_cuda()

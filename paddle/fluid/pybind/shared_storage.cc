@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
@@ -41,7 +42,8 @@ using memory::allocation::SharingStrategy;
 // Below this, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
-py::bytes Share(const phi::DenseTensor& tensor,
+// A copy of the tensor, since other threads run while the GIL is released.
+py::bytes Share(phi::DenseTensor tensor,
                 bool use_file_descriptor,
                 bool long_lived) {
   SharingStrategy strategy = use_file_descriptor
@@ -53,7 +55,7 @@ py::bytes Share(const phi::DenseTensor& tensor,
     if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
       release.emplace();
     }
-    handle = ShareDenseTensor(tensor, strategy, long_lived);
+    handle = ShareDenseTensor(std::move(tensor), strategy, long_lived);
   }
   return py::bytes(handle);
 }

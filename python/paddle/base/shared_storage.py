@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Callable, NoReturn
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,19 +26,33 @@ if TYPE_CHECKING:
 from . import libpaddle
 
 
+class _Unavailable:
+    """Stands for the binding where Paddle was built without it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotImplementedError(
+            "This Paddle was built without memory that processes share, which "
+            "needs Linux."
+        )
+
+
 def _binding() -> ModuleType | None:
+    """Part of libpaddle, or a module of its own beside it."""
     if hasattr(libpaddle, "_shared_storage"):
         return libpaddle._shared_storage
     try:
         from . import _shared_storage
     except ImportError:
+        # One that is there and cannot be loaded is not to be passed over.
+        if find_spec("._shared_storage", __package__) is not None:
+            raise
         return None
     return _shared_storage
 
 
-# Part of libpaddle, or a module of its own beside it; None where Paddle was
-# built without, as it is on other systems than Linux.
-native = _binding()
+_found = _binding()
+is_available = _found is not None
+native = _found or _Unavailable()
 
 
 def keeping_inside_alive(
@@ -47,7 +62,7 @@ def keeping_inside_alive(
     Returns `Tensor.get_tensor` such that the DenseTensor can be used when the
     Tensor, which it refers into, is gone or has got other contents.
     """
-    if native is None:
+    if not is_available:
         return get_tensor
 
     def get_tensor_kept(self):

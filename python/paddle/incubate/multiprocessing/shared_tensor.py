@@ -25,20 +25,23 @@ from typing import Any
 import paddle
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
-from paddle.base.shared_storage import native
+from paddle.base.shared_storage import is_available, native
 
 from .sharing import FILE_DESCRIPTOR_FLAG
 
 
 def is_shareable(place: core.Place) -> bool:
     """Returns whether tensors of a place go through host shared memory."""
-    return native is not None and (
+    return is_available and (
         place.is_cpu_place() or place.is_cuda_pinned_place()
     )
 
 
+_flags = core.globals()
+
+
 def _use_file_descriptor() -> bool:
-    return core.globals()[FILE_DESCRIPTOR_FLAG]
+    return _flags[FILE_DESCRIPTOR_FLAG]
 
 
 def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:

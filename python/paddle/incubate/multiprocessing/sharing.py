@@ -20,7 +20,7 @@ from multiprocessing import util
 
 import paddle
 from paddle.base import core
-from paddle.base.shared_storage import native
+from paddle.base.shared_storage import is_available, native
 
 FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
@@ -244,7 +244,7 @@ def join_process_tree() -> None:
     Makes this process one whose messages live as long as any of its tree, and
     removes what dead trees have left.
     """
-    if native is None:
+    if not is_available:
         return
     native.join(_family())
     _leave_at_exit()

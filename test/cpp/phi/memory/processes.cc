@@ -14,7 +14,7 @@
 
 #include "processes.h"  // NOLINT(build/include_subdir)
 
-#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -31,7 +31,6 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <memory>
 
 namespace shared_memory_test {
 
@@ -40,14 +39,6 @@ namespace {
 // A word for each place, different for neighbours and seeds.
 uint64_t WordAt(uint64_t seed, uint64_t index) {
   return (seed + 1) * 0x9e3779b97f4a7c15 ^ index * 0xff51afd7ed558ccd;
-}
-
-int CountDescriptors() {
-  std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"),
-                                             closedir);
-  int count = 0;
-  while (readdir(folder.get())) ++count;
-  return count;
 }
 
 std::vector<std::string> SharedMappings() {
@@ -139,7 +130,10 @@ std::optional<Kind> KindOf(const std::function<void()>& call) {
 }
 
 Possessions Possessions::Now() {
-  Possessions now{CountDescriptors(), SharedMappings(), Files()};
+  Possessions now{0, SharedMappings(), Files()};
+  for (int fd = 0; fd < kLastDescriptor; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1) ++now.descriptors;
+  }
   std::sort(now.files.begin(), now.files.end());
   return now;
 }
@@ -164,11 +158,11 @@ bool Channel::HasMore() const {
   return poll(&readable, 1, 0) == 1;
 }
 
-void Channel::AwaitEnd() const {
+bool Channel::SaysMore() const {
   pollfd readable = {fd_, POLLIN, 0};
   REQUIRE(poll(&readable, 1, patience_) == 1);
   char byte;
-  REQUIRE(recv(fd_, &byte, 1, 0) == 0);
+  return recv(fd_, &byte, 1, MSG_PEEK) > 0;
 }
 
 void CloseAllBut(int kept) {
@@ -202,6 +196,7 @@ Worker::~Worker() {
 }
 
 void Worker::Finish() {
+  shutdown(channel_.fd(), SHUT_WR);
   int status = 0;
   REQUIRE(Eventually([&] { return waitpid(pid_, &status, WNOHANG) != 0; }));
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -112,8 +112,10 @@ class Channel {
   void Await() const { Receive<char>(); }
   // Whether there is something to receive.
   bool HasMore() const;
-  // Waits until all processes are gone that have the other end.
-  void AwaitEnd() const;
+  // Waits until there is something to receive, or until all processes are gone
+  // that have the other end: then false.
+  bool SaysMore() const;
+  void AwaitEnd() const { REQUIRE(!SaysMore()); }
   int fd() const { return fd_; }
 
  private:
@@ -144,7 +146,7 @@ class Worker {
 
   const Channel& channel() const { return channel_; }
   pid_t pid() const { return pid_; }
-  // Waits for a good end, but not for ever.
+  // Says no more and waits for a good end, but not for ever.
   void Finish();
   void Kill();
 

@@ -29,6 +29,7 @@
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using paddle::memory::allocation::SharedLedger;
 
 constexpr uint64_t kMiB = 1 << 20;
 
@@ -143,35 +144,68 @@ TEST(AFileThatOthersMayWriteIsRefused) {
   sender.Finish();
 }
 
-// The families of these files are dead, so that a Join looks into them.
-TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
+std::string NameOf(uint64_t family, const std::string& rest) {
   char name[80];
   std::snprintf(name,
                 sizeof(name),
                 "/dev/shm/paddle-%u-%016" PRIx64 "-",
                 geteuid(),
-                Family(1));
-  const std::string prefix = name;
-  const std::vector<std::string> names = {prefix + "0000000000000001",
-                                          prefix + "0000000000000002",
-                                          prefix + "1",
-                                          prefix + "0000000000000003.txt",
-                                          prefix + "0000000000000004",
-                                          prefix + "0000000000000005"};
-  const std::string page(1 << 16, '\xff');
-  for (size_t i = 0; i < names.size(); ++i) {
-    const int file = open(names[i].c_str(), O_CREAT | O_WRONLY, 0600);
-    const size_t size = i == 0 ? page.size() : i;
-    CHECK(write(file, page.data(), size) == static_cast<ssize_t>(size));
-    close(file);
+                family);
+  return name + rest;
+}
+
+void WriteFile(const std::string& name, const std::string& bytes) {
+  const int file = open(name.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  CHECK(write(file, bytes.data(), bytes.size()) ==
+        static_cast<ssize_t>(bytes.size()));
+  close(file);
+}
+
+// Of a dead family, and of one's own.
+TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
+  for (uint64_t family : {Family(1), Family()}) {
+    const std::string digits = "000000000000000";
+    const std::string large = NameOf(family, digits + "1");
+    const std::string small = NameOf(family, digits + "2");
+    const std::string pipe = NameOf(family, digits + "3");
+    const std::string link = NameOf(family, digits + "4");
+    const std::string others[] = {NameOf(family, "5"),
+                                  NameOf(family, digits + "6.txt")};
+    WriteFile(large, std::string(1 << 16, '\xff'));
+    WriteFile(small, "small");
+    CHECK(mkfifo(pipe.c_str(), 0600) == 0);
+    CHECK(symlink("/dev/zero", link.c_str()) == 0);
+    for (const std::string& name : others) WriteFile(name, "none of ours");
+    Heap().Collect(0.0);
+    for (const std::string& name : others) {
+      CHECK(access(name.c_str(), F_OK) == 0);
+      unlink(name.c_str());
+    }
+    for (const auto& name : {large, small, pipe, link}) unlink(name.c_str());
   }
-  CHECK(unlink(names[4].c_str()) == 0 && mkfifo(names[4].c_str(), 0600) == 0);
-  CHECK(unlink(names[5].c_str()) == 0 &&
-        symlink("/dev/zero", names[5].c_str()) == 0);
+}
+
+// Its header tells of blocks that it does not have.
+TEST(AFileThatWasCutShortDoesNoHarm) {
+  std::string header(SharedLedger::HeaderBytes(), ' ');
+  Worker sender([&](const Channel& channel) {
+    for (int i = 0; i < 2000; ++i) {
+      Heap().Allocate(SharingStrategy::kFileSystem, 4096);
+    }
+    const SharedBlock last = Heap().Allocate(SharingStrategy::kFileSystem, 1);
+    channel.Send(MessageOf(last));
+    channel.Await();
+  });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  const int file = open(PathOf(message).c_str(), O_RDONLY | O_CLOEXEC);
+  REQUIRE(pread(file, header.data(), header.size(), 0) ==
+          static_cast<ssize_t>(header.size()));
+  const std::string copy = NameOf(Family(), "0000000000000001");
+  WriteFile(copy, header);
   Heap().Collect(0.0);
-  CHECK(access(names[2].c_str(), F_OK) == 0);
-  CHECK(access(names[3].c_str(), F_OK) == 0);
-  for (const std::string& name : names) unlink(name.c_str());
+  unlink(copy.c_str());
+  sender.channel().Signal();
+  sender.Finish();
 }
 
 // Who looks has all places for a moment.

@@ -28,8 +28,8 @@
 #include <string>
 #include <vector>
 
-#include "failing_system_calls.h"  // NOLINT(build/include_subdir)
-#include "processes.h"             // NOLINT(build/include_subdir)
+#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
+#include "processes.h"          // NOLINT(build/include_subdir)
 
 namespace {
 
@@ -43,23 +43,28 @@ struct Fault {
   std::string function;
   int n;
   int error;
-  Failing failing;
+  Calls calls;
+
+  std::unique_ptr<Interception> Start() const {
+    return std::make_unique<Interception>(
+        function, n, calls, [error = error] { return error; });
+  }
 };
 
 // Runs an attempt for each fault in a process of its own, until the attempt
 // says that the fault did not happen any more. Returns how many did.
 int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
   int faults = 0;
-  for (const std::string& function : FunctionsThatCanFail()) {
+  for (const std::string& function : InterceptedFunctions()) {
     for (int error : {ENOSPC, EMFILE, ENOMEM, EPERM, EINTR}) {
-      for (Failing failing : {Failing::kOnce, Failing::kFromThenOn}) {
+      for (Calls calls : {Calls::kOne, Calls::kAllFromThenOn}) {
         // What the kernel would never do.
-        if (error == EINTR && failing == Failing::kFromThenOn) continue;
+        if (error == EINTR && calls == Calls::kAllFromThenOn) continue;
         if (error == EINTR && function != "open" && function != "fallocate") {
           continue;
         }
         for (int n = 1; n < kMostCalls; ++n) {
-          const Fault fault = {function, n, error, failing};
+          const Fault fault = {function, n, error, calls};
           bool happened = false;
           Worker worker([&](const Channel& channel) {
             channel.Send(attempt(fault));
@@ -68,7 +73,7 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
             std::printf("  when call %d of %s%s failed: %s\n",
                         fault.n,
                         fault.function.c_str(),
-                        failing == Failing::kOnce ? "" : ", and all later,",
+                        calls == Calls::kOne ? "" : ", and all later,",
                         std::strerror(fault.error));
           });
           try {
@@ -115,11 +120,10 @@ bool Attempt(const Fault& fault,
              const std::function<void()>& undo,
              bool changes_nothing = true) {
   const State before = State::Now();
-  auto failing = std::make_unique<FailingCall>(
-      fault.function, fault.n, fault.error, fault.failing);
+  auto interception = fault.Start();
   const auto error = ErrorOf(operation);
-  const bool happened = failing->Happened();
-  failing.reset();
+  const bool happened = interception->Happened();
+  interception.reset();
   CHECK(happened || !error);
   if (error) {
     CHECK(IsClear(*error, fault));
@@ -157,6 +161,8 @@ TEST_BOTH(AFaultInTheFirstAllocationLeavesNothing) {
 TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
   CHECK(ForEachFault([&](const Fault& fault) {
           const SharedBlock kept = AllocateFilled(strategy, 100, 1);
+          // What fails must not count.
+          Heap().SetLimit(40 * kMiB);
           SharedBlock block;
           const bool happened = Attempt(
               fault,
@@ -232,15 +238,14 @@ TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
     const SharedMessage given_up = MessageOf(own);
     bool happened = false;
     {
-      const FailingCall failing(
-          fault.function, fault.n, fault.error, fault.failing);
+      const auto interception = fault.Start();
       CHECK(!ErrorOf([&] {
         Heap().Release(own);
         Heap().Release(received);
         Heap().Collect(0.0);
         Heap().Stats();
       }));
-      happened = failing.Happened();
+      happened = interception->Happened();
     }
     Heap().Collect(0.0);
     CHECK(Heap().Stats().used == kept.capacity);
@@ -262,18 +267,17 @@ TEST_BOTH(NoFaultInAForkIsAnError) {
           int status = -1;
           bool happened = false;
           {
-            const FailingCall failing(
-                fault.function, fault.n, fault.error, fault.failing);
+            const auto interception = fault.Start();
             const pid_t child = fork();
             if (child == 0) {
               bool good = HasContent(block, 1);
               Heap().Release(block);
               good &= HasContent(second, 2);
               // The parent does not see what happens only here.
-              _exit(good ? (failing.Happened() ? 2 : 0) : 1);
+              _exit(good ? (interception->Happened() ? 2 : 0) : 1);
             }
             waitpid(child, &status, 0);
-            happened = failing.Happened() ||
+            happened = interception->Happened() ||
                        (WIFEXITED(status) && WEXITSTATUS(status) == 2);
           }
           CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 1);
@@ -288,16 +292,15 @@ TEST_BOTH(NoFaultInAForkIsAnError) {
 // Its place then depends on a descriptor, which may be closed.
 TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
-  auto failing =
-      std::make_unique<FailingCall>("mmap", 1, ENOMEM, Failing::kOnce);
+  auto interception = Fault{"mmap", 1, ENOMEM, Calls::kOne}.Start();
   Worker child([&](const Channel& channel) {
-    CHECK(failing->Happened());
+    CHECK(interception->Happened());
     CloseAllBut(channel.fd());
     channel.Signal();
     channel.Await();
     CHECK(HasContent(block, 1));
   });
-  failing.reset();
+  interception.reset();
   child.channel().Await();
   Heap().Release(block);
   Heap().Collect({});
@@ -306,9 +309,26 @@ TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
   child.Finish();
 }
 
+TEST_BOTH(AnAllocationThatFailsHalfwayGivesBackWhatItHad) {
+  const SharedBlock large = Heap().Allocate(strategy, 100 * kMiB);
+  const std::string path = PathOf(MessageOf(large));
+  Heap().Release(large);
+  Heap().Collect(0.0);
+  const uint64_t before = BytesOfFile(path);
+  {
+    const auto interception =
+        Fault{"fallocate", 2, ENOSPC, Calls::kAllFromThenOn}.Start();
+    CHECK(KindOf([&] { Heap().Allocate(strategy, 100 * kMiB); }) ==
+          Kind::kExhausted);
+  }
+  CHECK(BytesOfFile(path) == before);
+  CHECK(Heap().Allocate(strategy, 100 * kMiB).data == large.data);
+}
+
 TEST(AFullFolderIsExplained) {
   Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
-  const FailingCall failing("fallocate", 1, ENOSPC, Failing::kFromThenOn);
+  const auto interception =
+      Fault{"fallocate", 1, ENOSPC, Calls::kAllFromThenOn}.Start();
   const auto error =
       ErrorOf([] { Heap().Allocate(SharingStrategy::kFileSystem, 3 * kMiB); });
   REQUIRE(error.has_value());

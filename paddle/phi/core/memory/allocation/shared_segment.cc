@@ -48,7 +48,7 @@ constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 [[noreturn]] void ThrowErrno(const std::string& doing) {
   int error = errno;
   bool exhausted = error == ENOSPC || error == ENOMEM || error == EMFILE ||
-                   error == ENFILE || error == EDQUOT;
+                   error == ENFILE || error == EDQUOT || error == EFBIG;
   throw SharedMemoryError(exhausted ? Kind::kExhausted : Kind::kSystem,
                           doing + " failed: " + std::strerror(error) +
                               " (errno " + std::to_string(error) + ").");
@@ -477,6 +477,9 @@ void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
               " free (make it larger, in Docker by --shm-size, or use "
               "paddle.incubate.multiprocessing.set_sharing_strategy("
               "'file_descriptor')),";
+    }
+    if (error == EFBIG) {
+      where += " (the limit on the size of files, ulimit -f, is in the way)";
     }
     errno = error;
     ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +

@@ -146,32 +146,34 @@ void DiscardPages(void* start, size_t size) {
   }
 }
 
+// Moves the storage that was seen at `old`, unless another thread has done so.
 void MoveToSharedMemory(const std::shared_ptr<phi::Allocation>& holder,
+                        void* old,
                         SharingStrategy strategy,
                         bool long_lived) {
   PADDLE_ENFORCE_EQ(
       IsMovable(holder),
       true,
       common::errors::InvalidArgument(
-          "The memory of this tensor was not allocated by Paddle, but taken "
-          "from elsewhere (by from_dlpack, for example), where it would not "
-          "see what other processes write. Send tensor.clone() instead."));
+          "The memory of this tensor cannot be moved to where other processes "
+          "see it: it was taken from elsewhere (by from_dlpack, for example) "
+          "or "
+          "is a file of a DataLoader's worker. Send tensor.clone() instead."));
   SharedHeap& heap = SharedHeap::Instance();
   SharedBlock block = heap.Allocate(strategy, holder->size());
-  void* old = holder->ptr();
   std::memcpy(block.data, old, holder->size());
   auto moved = std::make_unique<MovedStorage>(holder.get(), block);
   bool taken_over = heap.Bind(block, holder, [&] {
-    // Another thread may have moved it meanwhile.
     if (holder->ptr() != old) return false;
     MovedStorage::TakeOver(std::move(moved));
     return true;
   });
   if (!taken_over) {
     heap.Release(block);
-  } else if (long_lived && holder.use_count() == 1) {
-    // Nobody else has the storage, so nobody has the old address. For a tensor
-    // that is dropped soon it would only cost time.
+  } else if (long_lived && holder.use_count() == 2) {
+    // Only the tensor and its copy that is being sent have the storage, so
+    // nobody has the old address. For a tensor that is dropped soon it would
+    // only cost time.
     DiscardPages(old, holder->size());
   }
 }
@@ -329,7 +331,7 @@ void RaiseAsPaddleError(const SharedMemoryError& error) {
   }
 }
 
-std::string ShareDenseTensor(const phi::DenseTensor& tensor,
+std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived) {
   const phi::DenseTensorMeta& meta = tensor.meta();
@@ -377,13 +379,14 @@ std::string ShareDenseTensor(const phi::DenseTensor& tensor,
     header.initialized = 1;
     RaisingPaddleErrors([&] {
       SharedHeap& heap = SharedHeap::Instance();
-      auto address = [&] {
-        return static_cast<const char*>(holder->ptr()) + meta.offset;
+      void* seen = holder->ptr();
+      auto send_from = [&](void* storage) {
+        return heap.Send(static_cast<const char*>(storage) + meta.offset);
       };
-      std::optional<SharedMessage> message = heap.Send(address());
+      std::optional<SharedMessage> message = send_from(seen);
       if (!message) {
-        MoveToSharedMemory(holder, strategy, long_lived);
-        message = heap.Send(address());
+        MoveToSharedMemory(holder, seen, strategy, long_lived);
+        message = send_from(holder->ptr());
       }
       header.strategy = static_cast<uint8_t>(message->id.strategy);
       header.family = message->id.family;

@@ -33,13 +33,16 @@ namespace allocation {
 // where it is. A thread that reads or writes the tensor during the call may use
 // either memory; that is for the caller to prevent.
 //
+// The tensor is a copy, which keeps the storage whatever others do meanwhile
+// with the tensor it is a copy of.
+//
 // Refuses what would not arrive right: other places than the CPU and pinned
 // memory, memory that Paddle did not allocate (DLPack), opaque layouts.
 //
 // The memory that a storage leaves is freed with the storage. Of a `long_lived`
 // one, a parameter's, it is given to the system at once if no other tensor has
 // the storage.
-std::string ShareDenseTensor(const phi::DenseTensor& tensor,
+std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived);
 

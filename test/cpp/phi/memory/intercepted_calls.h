@@ -14,27 +14,32 @@
 
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace shared_memory_test {
 
 // A program that is linked with this has its calls of some functions of the
-// system pass through here, where they can be made to fail.
+// system pass through here, where something can happen instead or just before.
 
-// Their names.
-const std::vector<std::string>& FunctionsThatCanFail();
+// Their names; fallocate counts as "punch" where it takes memory away.
+const std::vector<std::string>& InterceptedFunctions();
 
-enum class Failing { kOnce, kFromThenOn };
+enum class Calls { kOne, kAllFromThenOn };
 
-// Makes the n-th call of a function, counted from 1 and from now on, fail with
-// the error. One at a time.
-class FailingCall {
+// Runs an action at the n-th call of a function, counted from 1 and from now
+// on. The call fails with the error that the action returns, and is made if
+// that is 0. One interception at a time; a child of fork inherits it.
+class Interception {
  public:
-  FailingCall(const std::string& function, int n, int error, Failing failing);
-  ~FailingCall();
-  FailingCall(const FailingCall&) = delete;
-  FailingCall& operator=(const FailingCall&) = delete;
+  Interception(const std::string& function,
+               int n,
+               Calls calls,
+               const std::function<int()>& action);
+  ~Interception();
+  Interception(const Interception&) = delete;
+  Interception& operator=(const Interception&) = delete;
 
   // Whether there was such a call.
   bool Happened() const;

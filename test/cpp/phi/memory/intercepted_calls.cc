@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "failing_system_calls.h"  // NOLINT(build/include_subdir)
+#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -20,26 +20,35 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <memory>
+#include <utility>
 
 namespace shared_memory_test {
 
 namespace {
 
-// What fails, or nothing. A child of fork inherits it.
-std::string failing_function;
-int failing_error = 0;
-Failing failing_how = Failing::kOnce;
-std::atomic<int> calls_left{0};  // until it fails; less than 1 afterwards
+struct Plan {
+  std::string function;
+  int calls_left;  // until it happens; less than 1 afterwards
+  Calls calls;
+  std::function<int()> action;
+};
 
+// Null if nothing is to happen.
+std::unique_ptr<Plan> plan;
+
+// What the action calls itself is left alone.
 bool Fails(const char* function) {
-  if (failing_error == 0 || failing_function != function) return false;
-  const int left = --calls_left;
-  if (left > 0 || (left < 0 && failing_how == Failing::kOnce)) return false;
-  errno = failing_error;
-  return true;
+  if (!plan || plan->function != function) return false;
+  const int left = --plan->calls_left;
+  if (left > 0 || (left < 0 && plan->calls == Calls::kOne)) return false;
+  std::unique_ptr<Plan> current = std::move(plan);
+  const int error = current->action();
+  plan = std::move(current);
+  if (error != 0) errno = error;
+  return error != 0;
 }
 
 // What the name would mean without this file.
@@ -50,25 +59,29 @@ Function* Next(const char* name) {
 
 }  // namespace
 
-const std::vector<std::string>& FunctionsThatCanFail() {
-  static const std::vector<std::string> names = {
-      "open", "fallocate", "mmap", "fcntl", "fchmod", "linkat", "syscall"};
+const std::vector<std::string>& InterceptedFunctions() {
+  static const std::vector<std::string> names = {"open",
+                                                 "fallocate",
+                                                 "punch",
+                                                 "mmap",
+                                                 "fcntl",
+                                                 "fchmod",
+                                                 "linkat",
+                                                 "unlink",
+                                                 "syscall"};
   return names;
 }
 
-FailingCall::FailingCall(const std::string& function,
-                         int n,
-                         int error,
-                         Failing failing) {
-  failing_function = function;
-  failing_how = failing;
-  calls_left = n;
-  failing_error = error;
+Interception::Interception(const std::string& function,
+                           int n,
+                           Calls calls,
+                           const std::function<int()>& action) {
+  plan = std::make_unique<Plan>(Plan{function, n, calls, action});
 }
 
-FailingCall::~FailingCall() { failing_error = 0; }
+Interception::~Interception() { plan.reset(); }
 
-bool FailingCall::Happened() const { return calls_left < 1; }
+bool Interception::Happened() const { return plan->calls_left < 1; }
 
 }  // namespace shared_memory_test
 
@@ -88,7 +101,10 @@ int open(const char* path, int flags, ...) {
 
 int fallocate(int fd, int mode, off_t offset, off_t length) {
   static auto* const next = Next<decltype(fallocate)>("fallocate");
-  return Fails("fallocate") ? -1 : next(fd, mode, offset, length);
+  const bool punches = (mode & FALLOC_FL_PUNCH_HOLE) != 0;
+  return Fails(punches ? "punch" : "fallocate")
+             ? -1
+             : next(fd, mode, offset, length);
 }
 
 void* mmap(void* at, size_t length, int access, int flags, int fd, off_t from)
@@ -115,6 +131,11 @@ int linkat(
     int from, const char* path, int to, const char* name, int flags) __THROW {
   static auto* const next = Next<decltype(linkat)>("linkat");
   return Fails("linkat") ? -1 : next(from, path, to, name, flags);
+}
+
+int unlink(const char* path) __THROW {
+  static auto* const next = Next<int(const char*)>("unlink");
+  return Fails("unlink") ? -1 : next(path);
 }
 
 // No call that goes through here has more than three arguments.
