@@ -359,7 +359,7 @@ def pristine_environment() -> dict[str, str]:
 
 
 SCRIPT_HEAD = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, sys, threading, time
 import paddle
 import paddle.incubate.multiprocessing as sharing
 from multiprocessing.reduction import ForkingPickler

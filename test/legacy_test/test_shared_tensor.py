@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
@@ -38,6 +39,7 @@ from shared_tensor_base import (
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
 
 DTYPES = (
     "bool",
@@ -228,6 +230,17 @@ class TestWhatArrives(SharingTestCase):
         ):
             ForkingPickler.dumps(leaf * 2)
         self.assert_arrives((leaf * 2).detach())
+
+    def test_shape_of_more_elements_than_can_be_is_refused(self):
+        rebuild, (handle, stop_gradient) = reduce_tensor(
+            paddle.as_strided(matrix(), [2, 3], [0, 0])
+        )
+        rebuild(handle, stop_gradient)
+        header = len(handle) - 4 * 8  # two dims, two strides
+        dims = struct.pack("<2q", 1 << 40, 1 << 40)
+        forged = handle[:header] + dims + handle[header + len(dims) :]
+        with self.assertRaisesRegex(ValueError, "impossible"):
+            rebuild(forged, stop_gradient)
 
     def test_sparse_tensor_is_refused_or_arrives(self):
         # Stock sends memory that holds something else.

@@ -479,6 +479,37 @@ class TestShutdown(unittest.TestCase):
                     "Traceback|Exception|Error|terminate|Segmentation|leak",
                 )
 
+    def test_interpreter_that_ends_within_a_send_ends_quietly(self):
+        run_script(
+            self,
+            """
+            queue = multiprocessing.Queue()
+            queue.cancel_join_thread()
+            for _ in range(40):
+                queue.put(paddle.ones([8 << 20]))
+            time.sleep(0.05)
+            """,
+        )
+
+
+class TestThreads(unittest.TestCase):
+    def test_tensor_that_loses_its_memory_within_a_send_does_no_harm(self):
+        run_script(
+            self,
+            """
+            for n in range(12):
+                tensor = paddle.full([8 << 20], 1.0)
+                sender = threading.Thread(
+                    target=ForkingPickler.dumps, args=(tensor,)
+                )
+                sender.start()
+                time.sleep(0.002 * (n % 6))
+                tensor._clear_data()
+                sender.join()
+                sharing.collect_shared_memory(0)
+            """,
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

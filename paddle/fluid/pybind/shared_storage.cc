@@ -15,6 +15,7 @@
 #include "paddle/fluid/pybind/shared_storage.h"
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,22 @@ using memory::allocation::SharingStrategy;
 // Below this, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
+// Runs a call while other threads may have the GIL. Not by gil_scoped_release:
+// a daemon thread that asks for the GIL when the interpreter is gone is ended
+// there, by an unwinding that a destructor may not let pass.
+template <typename Call>
+void WithoutGil(const Call& call) {
+  PyThreadState* state = PyEval_SaveThread();
+  std::exception_ptr failure;
+  try {
+    call();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (failure) std::rethrow_exception(failure);
+}
+
 // A copy of the tensor, since other threads run while the GIL is released.
 py::bytes Share(phi::DenseTensor tensor,
                 bool use_file_descriptor,
@@ -49,13 +66,15 @@ py::bytes Share(phi::DenseTensor tensor,
   SharingStrategy strategy = use_file_descriptor
                                  ? SharingStrategy::kFileDescriptor
                                  : SharingStrategy::kFileSystem;
+  bool large = tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil;
   std::string handle;
-  {
-    std::optional<py::gil_scoped_release> release;
-    if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
-      release.emplace();
-    }
+  auto share = [&] {
     handle = ShareDenseTensor(std::move(tensor), strategy, long_lived);
+  };
+  if (large) {
+    WithoutGil(share);
+  } else {
+    share();
   }
   return py::bytes(handle);
 }
@@ -139,8 +158,8 @@ void BindSharedStorage(py::module* m) {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });
   m->def("collect", [&heap](std::optional<double> message_timeout) {
-    py::gil_scoped_release release;
-    RaisingPaddleErrors([&] { heap.Collect(message_timeout); });
+    WithoutGil(
+        [&] { RaisingPaddleErrors([&] { heap.Collect(message_timeout); }); });
   });
   m->def("set_limit", [&heap](uint64_t bytes) { heap.SetLimit(bytes); });
   m->def("stats", [&heap] {

@@ -185,6 +185,14 @@ TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
   }
 }
 
+TEST(AFileOfAnotherLayoutStaysAsLongAsItsFamilyLives) {
+  const std::string name = NameOf(Family(), "0000000000000001");
+  WriteFile(name, std::string(1 << 16, '\0'));
+  Heap().Collect(0.0);
+  CHECK(access(name.c_str(), F_OK) == 0);
+  unlink(name.c_str());
+}
+
 // Its header tells of blocks that it does not have.
 TEST(AFileThatWasCutShortDoesNoHarm) {
   std::string header(SharedLedger::HeaderBytes(), ' ');

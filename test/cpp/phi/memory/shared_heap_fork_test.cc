@@ -293,19 +293,18 @@ TEST_BOTH(AChildThatIsSlowToStartKeepsWhatItsParentReleases) {
 
 TEST_BOTH(AStarvedChildKeepsWhatItsParentReleases) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
-  const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
   Worker child(
       [&](const Channel& channel) {
         channel.Await();
         CHECK(HasContent(block, 1));
         Heap().Release(block);
-        Heap().Release(kept);
         Heap().Collect(0.0);
         channel.Signal();
         channel.Await();
       },
       true);
   Heap().Release(block);
+  const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
   Overwrite(strategy);
   child.channel().Signal();
   child.channel().Await();

@@ -317,6 +317,7 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
     // The kernel clears the memory now; other threads need not wait for that.
     lock->unlock();
     attached->segment->Reserve(fd, offset, length);
+    attached->segment->Populate(offset, length);
   } catch (const SharedMemoryError&) {
     if (!lock->owns_lock()) {
       lock->lock();

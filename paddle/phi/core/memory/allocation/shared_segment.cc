@@ -339,7 +339,7 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
                AT_FDCWD,
                PathOf(name).c_str(),
                AT_SYMLINK_FOLLOW) != 0) {
-      ThrowErrno("Naming the file " + PathOf(name));
+      ThrowErrno("Naming the file " + PathOf(name) + " (which needs /proc)");
     }
   }
   return made;
@@ -485,6 +485,11 @@ void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
     ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +
                where);
   }
+}
+
+void SharedSegment::Populate(uint64_t offset, uint64_t length) const {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+  madvise(base_ + offset, length, kPopulateWrite);
 }
 
 void SharedSegment::Punch(uint64_t offset, uint64_t length) {

@@ -147,6 +147,9 @@ class SharedSegment {
   // Gives the range of the file `fd`, which is this segment's, memory, so that
   // touching it cannot fail. Changes nothing else; needs no lock of the heap.
   void Reserve(int fd, uint64_t offset, uint64_t length) const;
+  // Enters the pages of a range that has memory in this process's tables, all
+  // at once where the system can: one by one, at first touch, costs more.
+  void Populate(uint64_t offset, uint64_t length) const;
   // Takes the memory away from the range.
   void Punch(uint64_t offset, uint64_t length);
 

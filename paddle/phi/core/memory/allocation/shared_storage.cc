@@ -226,13 +226,21 @@ struct Span {
   }
 };
 
-// None if a dim is negative or the span is more than memory can be.
+// None if a dim is negative, or the elements or the span are more than can be.
 std::optional<Span> SpanOf(const phi::DenseTensorMeta& meta) {
-  for (int i = 0; i < meta.dims.size(); ++i) {
-    if (meta.dims[i] < 0) return std::nullopt;
-    if (meta.dims[i] == 0) return Span{0, 0};
-  }
   uint64_t element = phi::SizeOf(meta.dtype);
+  // A broadcast tensor has more elements than its memory.
+  int64_t elements_size = element;
+  bool is_empty = false;
+  for (int i = 0; i < meta.dims.size(); ++i) {
+    is_empty |= meta.dims[i] == 0;
+    if (meta.dims[i] < 0 ||
+        (meta.dims[i] > 0 &&
+         __builtin_mul_overflow(elements_size, meta.dims[i], &elements_size))) {
+      return std::nullopt;
+    }
+  }
+  if (is_empty) return Span{0, 0};
   Span span{0, element};
   for (int i = 0; i < meta.dims.size(); ++i) {
     int64_t stride = meta.strides[i];
@@ -452,6 +460,12 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle) {
   PADDLE_ENFORCE_EQ(reader.AtEnd(),
                     true,
                     HandleReader::Broken("it is too long", handle.size()));
+  if (meta.dtype == phi::DataType::UNDEFINED && !header.initialized) {
+    return phi::DenseTensor();
+  }
+  PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
+                    true,
+                    HandleReader::Broken("unknown data type", header.dtype));
   std::optional<Span> span = SpanOf(meta);
   PADDLE_ENFORCE_EQ(
       span.has_value(),
@@ -462,16 +476,9 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle) {
         span->after,
         0,
         HandleReader::Broken("elements without memory", span->after));
-    if (meta.dtype == phi::DataType::UNDEFINED) return phi::DenseTensor();
-    PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
-                      true,
-                      HandleReader::Broken("unknown data type", header.dtype));
     return phi::DenseTensor(
         AllocatorFacade::Instance().AllocShared(phi::CPUPlace(), 0), meta);
   }
-  PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
-                    true,
-                    HandleReader::Broken("unknown data type", header.dtype));
   PADDLE_ENFORCE_EQ(
       header.strategy <= static_cast<uint8_t>(SharingStrategy::kFileDescriptor),
       true,
