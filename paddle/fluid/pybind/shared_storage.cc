@@ -21,6 +21,7 @@
 #include <string>
 #include <utility>
 
+#include "paddle/common/flags.h"
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_storage.h"
@@ -28,6 +29,8 @@
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
+
+COMMON_DECLARE_bool(dataloader_use_file_descriptor);
 
 namespace paddle {
 namespace pybind {
@@ -39,6 +42,10 @@ using memory::allocation::RebuildDenseTensor;
 using memory::allocation::ShareDenseTensor;
 using memory::allocation::SharedHeap;
 using memory::allocation::SharingStrategy;
+
+bool IsOnHost(const phi::Place& place) {
+  return phi::is_cpu_place(place) || phi::is_cuda_pinned_place(place);
+}
 
 // Below this, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
@@ -60,10 +67,8 @@ void WithoutGil(const Call& call) {
 }
 
 // A copy of the tensor, since other threads run while the GIL is released.
-py::bytes Share(phi::DenseTensor tensor,
-                bool use_file_descriptor,
-                bool long_lived) {
-  SharingStrategy strategy = use_file_descriptor
+py::bytes Share(phi::DenseTensor tensor, bool long_lived) {
+  SharingStrategy strategy = FLAGS_dataloader_use_file_descriptor
                                  ? SharingStrategy::kFileDescriptor
                                  : SharingStrategy::kFileSystem;
   bool large = tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil;
@@ -123,16 +128,17 @@ void BindSharedStorage(py::module* m) {
   // The first use registers the handlers for fork, before any of them counts.
   SharedHeap& heap = SharedHeap::Instance();
 
-  m->def("share_tensor",
-         [](const paddle::Tensor& tensor,
-            bool use_file_descriptor,
-            bool long_lived) {
-           return Share(DenseTensorOf(tensor), use_file_descriptor, long_lived);
-         });
+  m->def("is_on_host", [](const paddle::Tensor& tensor) {
+    return !tensor.impl() || IsOnHost(tensor.place());
+  });
+  m->def("is_on_host", [](const phi::DenseTensor& tensor) {
+    return !tensor.Holder() || IsOnHost(tensor.place());
+  });
+  m->def("share_tensor", [](const paddle::Tensor& tensor, bool long_lived) {
+    return Share(DenseTensorOf(tensor), long_lived);
+  });
   m->def("share_dense_tensor",
-         [](const phi::DenseTensor& tensor, bool use_file_descriptor) {
-           return Share(tensor, use_file_descriptor, false);
-         });
+         [](const phi::DenseTensor& tensor) { return Share(tensor, false); });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
   m->def("rebuild_dense_tensor",
          [](const std::string& handle) { return RebuildDenseTensor(handle); });

@@ -27,21 +27,10 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.base.shared_storage import is_available, native
 
-from .sharing import FILE_DESCRIPTOR_FLAG
 
-
-def is_shareable(place: core.Place) -> bool:
-    """Returns whether tensors of a place go through host shared memory."""
-    return is_available and (
-        place.is_cpu_place() or place.is_cuda_pinned_place()
-    )
-
-
-_flags = core.globals()
-
-
-def _use_file_descriptor() -> bool:
-    return _flags[FILE_DESCRIPTOR_FLAG]
+def is_shareable(tensor: paddle.Tensor | core.DenseTensor) -> bool:
+    """Returns whether a tensor goes through shared memory of the host."""
+    return is_available and native.is_on_host(tensor)
 
 
 def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
@@ -75,7 +64,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple:
             `paddle.incubate.multiprocessing`.
     """
     is_parameter = type(tensor) is EagerParamBase
-    handle = native.share_tensor(tensor, _use_file_descriptor(), is_parameter)
+    handle = native.share_tensor(tensor, is_parameter)
     if is_parameter:
         attributes = dict(tensor.__dict__)
         return _rebuild_parameter, (handle, tensor.stop_gradient, attributes)
@@ -86,5 +75,5 @@ def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple:
     """Does what `reduce_tensor` does for what is inside a tensor."""
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)
-    handle = native.share_dense_tensor(tensor, _use_file_descriptor())
+    handle = native.share_dense_tensor(tensor)
     return _rebuild_dense_tensor, (handle,)

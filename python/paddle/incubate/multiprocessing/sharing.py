@@ -22,7 +22,7 @@ import paddle
 from paddle.base import core
 from paddle.base.shared_storage import is_available, native
 
-FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
+_FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
 _STRATEGIES = frozenset({"file_descriptor", "file_system"})
 _FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
@@ -60,7 +60,7 @@ def get_sharing_strategy() -> str:
             >>> print(mp.get_sharing_strategy())
             file_system
     """
-    use_file_descriptor = core.globals()[FILE_DESCRIPTOR_FLAG]
+    use_file_descriptor = core.globals()[_FILE_DESCRIPTOR_FLAG]
     return "file_descriptor" if use_file_descriptor else "file_system"
 
 
@@ -95,7 +95,7 @@ def set_sharing_strategy(strategy: str) -> None:
             f"The sharing strategy must be one of {sorted(_STRATEGIES)}, but "
             f"received {strategy!r}."
         )
-    paddle.set_flags({FILE_DESCRIPTOR_FLAG: strategy == "file_descriptor"})
+    paddle.set_flags({_FILE_DESCRIPTOR_FLAG: strategy == "file_descriptor"})
 
 
 def get_shared_memory_limit() -> int:

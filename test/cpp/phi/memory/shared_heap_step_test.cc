@@ -102,6 +102,16 @@ void Forward(Scene* scene) {
 
 void FreeWhatNobodyHas(Scene*) { Heap().Stats(); }
 
+void Collect(Scene*) { Heap().Collect({}); }
+
+// Nothing is known of processes that are dead, nor of their memory.
+void CollectAndLook(Scene* scene) {
+  scene->good = Eventually([] {
+    Heap().Collect({});
+    return Heap().Stats().attached == 0 && Files().empty();
+  });
+}
+
 void Overwrite(Scene* scene) {
   SharedBlock blocks[3];
   for (SharedBlock& block : blocks) {
@@ -362,6 +372,85 @@ TEST_BOTH(AReceiverKilledAnywhereLeavesNothingInUse) {
   }
   CHECK(kills > 5);
   owner.Finish();
+}
+
+TEST_BOTH(AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
+  if (!CanTrace()) return;
+  int kills = 0;
+  for (bool stopped = true; stopped; ++kills) {
+    Actor owner(strategy);
+    Actor receiver(strategy);
+    CHECK(receiver.Do(Receive, owner.Do(MakeAndRelease).message).good);
+    owner.Do(MakeAndRelease);
+    stopped = owner.Begin(
+        [](Scene* scene) {
+          FreeWhatNobodyHas(scene);
+          Heap().Release(Heap().Allocate(scene->strategy, 3 * kSize));
+        },
+        {},
+        kills);
+    owner.Kill();
+    receiver.Do(Collect);
+    CHECK(receiver.Do(CheckAndRelease).good);
+    CHECK(receiver.Do(CollectUntilNothingIsUsed).good);
+    CHECK(receiver.Do(CollectAndLook).good);
+    receiver.Finish();
+  }
+  CHECK(kills > 10);
+}
+
+// What is left of a dead process is everybody's, but only one gives it back.
+TEST_BOTH(AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
+  if (!CanTrace()) return;
+  int stops = 0;
+  for (bool stopped = true; stopped; ++stops) {
+    Actor owner(strategy);
+    Actor first(strategy);
+    Actor second(strategy);
+    const SharedMessage sent = owner.Do(Make).message;
+    const SharedMessage other = owner.Do(Make).message;
+    CHECK(first.Do(Receive, sent).good);
+    CHECK(second.Do(Receive, other).good);
+    owner.Kill();
+    SharedMessage message;
+    stopped = first.Begin(Forward, {}, stops);
+    second.Do(CheckAndRelease);
+    second.Do(Collect);
+    if (stopped) first.Complete();
+    message = first.End().message;
+    CHECK(second.Do(Receive, message).good);
+    first.Do(Collect);
+    CHECK(second.Do(CheckAndRelease).good);
+    first.Finish();
+    CHECK(second.Do(CollectAndLook).good);
+    second.Finish();
+  }
+  CHECK(stops > 10);
+}
+
+// Its sender is dead, so that only the message keeps the file.
+TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
+  if (!CanTrace()) return;
+  int stops = 0;
+  for (bool stopped = true; stopped; ++stops) {
+    Actor sender(SharingStrategy::kFileSystem);
+    Actor receiver(SharingStrategy::kFileSystem);
+    Actor other(SharingStrategy::kFileSystem);
+    other.Do(Collect);  // so that the family lives
+    const SharedMessage message = sender.Do(MakeAndRelease).message;
+    sender.Kill();
+    receiver.Do(Collect);  // so that it has joined the family
+    stopped = receiver.Begin(Receive, message, stops);
+    other.Do(Collect);
+    if (stopped) receiver.Complete();
+    CHECK(receiver.End().good);
+    other.Do(Collect);
+    CHECK(receiver.Do(CheckAndRelease).good);
+    receiver.Finish();
+    CHECK(other.Do(CollectAndLook).good);
+    other.Finish();
+  }
+  CHECK(stops > 10);
 }
 
 }  // namespace
