@@ -57,20 +57,20 @@ def main(argv: list[str] | None = None) -> int:
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
+    programs = [("shared memory", shared_memory())]
+    for sanitizer in ("address", "thread"):
+        under = f"under the {sanitizer} sanitizer"
+        programs += [
+            (f"test device {under}", host_device(stock, sanitizer)),
+            (f"shared memory {under}", shared_memory(sanitizer)),
+        ]
     results = [
         passes(
             "tools",
             *(sys.executable, "-m", "pytest", "-q", "tools/tests"),
             PADDLE_WHEEL_TREE=site_packages(stock),
         ),
-        *(
-            passes(f"{title} under the {sanitizer} sanitizer", *ctest, folder)
-            for sanitizer in ("address", "thread")
-            for title, folder in (
-                ("test device", host_device(stock, sanitizer)),
-                ("shared memory", shared_memory(sanitizer)),
-            )
-        ),
+        *(passes(title, *ctest, folder) for title, folder in programs),
         passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),
         passes(
             "Paddle",

@@ -15,20 +15,12 @@
 // One process stops where others may see what it has done so far, anywhere in
 // an operation, while another does what could hurt it; or it is killed there.
 // The kernel's tracing does the stepping, so nothing in the code under test
-// knows of it. For processors of the x86-64 kind, of which it must know a
-// little.
+// knows of it.
 
-#include <signal.h>
-#include <sys/ptrace.h>
-#include <sys/user.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 
+#include "actors.h"     // NOLINT(build/include_subdir)
 #include "processes.h"  // NOLINT(build/include_subdir)
 
 namespace {
@@ -36,28 +28,6 @@ namespace {
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 constexpr uint64_t kSize = 4096;
-// What a process has, and what it is asked and answers.
-struct Scene {
-  SharingStrategy strategy;
-  SharedMessage message;
-  SharedBlock block;
-  bool has_block;
-  bool good;
-};
-
-// All processes are forked from one, so that an address is good in each.
-using Act = void (*)(Scene*);
-
-struct Request {
-  Act act;
-  SharedMessage message;
-  bool stepped;
-};
-
-struct Answer {
-  SharedMessage message;
-  bool good;
-};
 
 void Make(Scene* scene) {
   scene->block = AllocateFilled(scene->strategy, kSize, 1);
@@ -140,102 +110,6 @@ void CollectUntilNothingIsUsed(Scene* scene) {
     Heap().Collect(0.0);
     return Heap().Stats().used == 0;
   });
-}
-
-// A process that acts as it is told, and that the test can step through.
-class Actor {
- public:
-  explicit Actor(SharingStrategy strategy)
-      : worker_(
-            [strategy](const Channel& channel) { Run(channel, strategy); }) {}
-
-  Answer Do(Act act, const SharedMessage& message = {}) {
-    worker_.channel().Send(Request{act, message, false});
-    return worker_.channel().Receive<Answer>();
-  }
-
-  // Does the act up to its n-th instruction, counted from 0, that others can
-  // see the effect of; false if it has no such instruction.
-  bool Begin(Act act, const SharedMessage& message, int n) {
-    worker_.channel().Send(Request{act, message, true});
-    REQUIRE(StopSignal() == SIGSTOP);
-    for (;;) {
-      if (CanBeSeen() && n-- == 0) return true;
-      Go(PTRACE_SINGLESTEP);
-      if (StopSignal() == SIGSTOP) return false;
-    }
-  }
-
-  // Does the rest.
-  void Complete() {
-    Go(PTRACE_CONT);
-    REQUIRE(StopSignal() == SIGSTOP);
-  }
-
-  Answer End() {
-    Go(PTRACE_DETACH);
-    return worker_.channel().Receive<Answer>();
-  }
-
-  void Finish() { worker_.Finish(); }
-  void Kill() { worker_.Kill(); }
-
- private:
-  static void Run(const Channel& channel, SharingStrategy strategy) {
-    Scene scene = {};
-    scene.strategy = strategy;
-    while (channel.SaysMore()) {
-      const auto request = channel.Receive<Request>();
-      scene.message = request.message;
-      scene.good = true;
-      if (request.stepped) {
-        REQUIRE(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0);
-        raise(SIGSTOP);
-      }
-      request.act(&scene);
-      if (request.stepped) raise(SIGSTOP);
-      channel.Send(Answer{scene.message, scene.good});
-    }
-  }
-
-  int StopSignal() {
-    int status = 0;
-    REQUIRE(waitpid(worker_.pid(), &status, 0) == worker_.pid());
-    REQUIRE(WIFSTOPPED(status));
-    return WSTOPSIG(status);
-  }
-
-  // Whether the next instruction is an atomic one, which the ledger is made of,
-  // or a call to the system.
-  bool CanBeSeen() {
-    user_regs_struct registers;
-    REQUIRE(ptrace(PTRACE_GETREGS, worker_.pid(), nullptr, &registers) == 0);
-    errno = 0;
-    const uint64_t code =
-        ptrace(PTRACE_PEEKTEXT, worker_.pid(), registers.rip, nullptr);
-    REQUIRE(errno == 0);
-    const bool wide = (code & 0xf0) == 0x40;  // a prefix of the instruction
-    return (code & 0xff) == 0xf0 ||           // lock
-           (wide ? code >> 8 & 0xff : code & 0xff) == 0x87 ||  // xchg
-           (code & 0xffff) == 0x050f;                          // syscall
-  }
-
-  void Go(__ptrace_request how) {
-    REQUIRE(ptrace(how, worker_.pid(), nullptr, nullptr) == 0);
-  }
-
-  Worker worker_;
-};
-
-// Where tracing is forbidden, as in some containers, there is no stepping.
-bool CanTrace() {
-  Worker worker([](const Channel& channel) {
-    channel.Send(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0);
-    channel.Await();
-  });
-  const bool can = worker.channel().Receive<bool>();
-  if (!can) std::printf("  skipped: tracing is forbidden\n");
-  return can;
 }
 
 // Prepares an act of an actor and lets it stop somewhere in there, interferes,
@@ -335,6 +209,30 @@ TEST_BOTH(AnOwnerStoppedAnywhereFreesNothingThatIsReceivedMeanwhile) {
       [&](const Answer&) {
         owner.Do(Overwrite);
         CHECK(receiver.Do(CheckAndRelease).good);
+        CHECK(owner.Do(CheckThatNothingIsUsed).good);
+      });
+  receiver.Finish();
+  owner.Finish();
+}
+
+TEST_BOTH(AnOwnerStoppedAnywhereFreesNothingThatIsReceivedAgainMeanwhile) {
+  if (!CanTrace()) return;
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  SharedMessage message;
+  StopEverywhere(
+      &owner,
+      FreeWhatNobodyHas,
+      [&] {
+        message = owner.Do(Make).message;
+        CHECK(receiver.Do(ReceiveAndRelease, message).good);
+        owner.Do(Release);
+        return message;
+      },
+      [&] { CHECK(receiver.Do(Receive, message).good); },
+      [&](const Answer&) {
+        owner.Do(Overwrite);
+        CHECK(receiver.Do(CheckIfAny).good);
         CHECK(owner.Do(CheckThatNothingIsUsed).good);
       });
   receiver.Finish();
@@ -451,6 +349,28 @@ TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
     other.Finish();
   }
   CHECK(stops > 10);
+}
+
+// It looks whether others are dead when it attaches to one more.
+TEST_BOTH(AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
+  if (!CanTrace()) return;
+  int kills = 0;
+  for (bool stopped = true; stopped; ++kills) {
+    Actor owner(strategy);
+    Actor stranger(strategy);
+    Actor first(strategy);
+    Actor second(strategy);
+    second.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
+    CHECK(first.Do(Receive, owner.Do(MakeAndRelease).message).good);
+    first.Kill();
+    stopped = second.Begin(Receive, stranger.Do(MakeAndRelease).message, kills);
+    second.Kill();
+    CHECK(owner.Do(CollectUntilNothingIsUsed).good);
+    CHECK(stranger.Do(CollectUntilNothingIsUsed).good);
+    owner.Finish();
+    stranger.Finish();
+  }
+  CHECK(kills > 10);
 }
 
 }  // namespace

@@ -1,0 +1,69 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <sys/ptrace.h>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+namespace shared_memory_test {
+
+// What a process that acts has, is asked and answers.
+struct Scene {
+  SharingStrategy strategy;
+  SharedMessage message;
+  SharedBlock block;
+  bool has_block;
+  bool good;
+};
+
+// All processes are forked from one, so that an address is good in each.
+using Act = void (*)(Scene*);
+
+struct Answer {
+  SharedMessage message;
+  bool good;
+};
+
+// A process that acts as it is told, and that a test can step through. The
+// stepping is for processors of the x86-64 kind, of which it knows a little.
+class Actor {
+ public:
+  explicit Actor(SharingStrategy strategy);
+
+  Answer Do(Act act, const SharedMessage& message = {});
+
+  // Does the act up to its n-th instruction, counted from 0, that others can
+  // see the effect of; false if it has no such instruction and is done.
+  bool Begin(Act act, const SharedMessage& message, int n);
+  // Does the rest.
+  void Complete();
+  Answer End();
+
+  void Finish() { worker_.Finish(); }
+  void Kill() { worker_.Kill(); }
+
+ private:
+  int StopSignal();
+  bool CanBeSeen();
+  void Go(__ptrace_request how);
+
+  Worker worker_;
+};
+
+// Whether there can be any stepping; some containers forbid it.
+bool CanTrace();
+
+}  // namespace shared_memory_test
