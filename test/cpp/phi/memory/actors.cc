@@ -82,8 +82,7 @@ Answer Actor::End() {
 }
 
 int Actor::StopSignal() {
-  int status = 0;
-  REQUIRE(waitpid(worker_.pid(), &status, 0) == worker_.pid());
+  const int status = worker_.AwaitChange();
   REQUIRE(WIFSTOPPED(status));
   return WSTOPSIG(status);
 }

@@ -195,15 +195,24 @@ Worker::~Worker() {
   close(channel_.fd());
 }
 
+int Worker::AwaitChange() {
+  int status = 0;
+  REQUIRE(waitpid(pid_, &status, 0) == pid_);
+  if (!WIFSTOPPED(status)) pid_ = 0;
+  return status;
+}
+
 void Worker::Finish() {
   shutdown(channel_.fd(), SHUT_WR);
   int status = 0;
+  REQUIRE(pid_ > 0);
   REQUIRE(Eventually([&] { return waitpid(pid_, &status, WNOHANG) != 0; }));
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   pid_ = 0;
 }
 
 void Worker::Kill() {
+  REQUIRE(pid_ > 0);  // or others would be meant
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;

@@ -149,9 +149,11 @@ class Worker {
   // Says no more and waits for a good end, but not for ever.
   void Finish();
   void Kill();
+  // Waits until it ends, or stops because it is traced.
+  int AwaitChange();
 
  private:
-  pid_t pid_;
+  pid_t pid_;  // 0 once it has ended
   Channel channel_{-1};
 };
 

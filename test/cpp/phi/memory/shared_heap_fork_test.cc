@@ -225,6 +225,7 @@ TEST_BOTH(ManyForksDoNotUseUpThePlaces) {
   const SharedBlock block = AllocateFilled(strategy, 64, 1);
   for (int i = 0; i < 600; ++i) {
     const pid_t child = fork();
+    REQUIRE(child >= 0);
     if (child == 0) _exit(0);
     REQUIRE(waitpid(child, nullptr, 0) == child);
   }

@@ -174,6 +174,7 @@ class Sharer {
   // A child that looks at all it has, and perhaps does not get far.
   void Fork() {
     const pid_t child = fork();
+    REQUIRE(child >= 0);
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       bool good = true;
