@@ -45,6 +45,23 @@ _END = b"end"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
+# What is tested is memory of the host, whatever device Paddle starts on. A
+# spawned child imports this module; a forked one has its parent's device.
+if multiprocessing.parent_process() is not None:
+    paddle.set_device("cpu")
+
+_device_before: list[str] = []
+
+
+def setUpModule() -> None:
+    _device_before.append(paddle.get_device())
+    paddle.set_device("cpu")
+
+
+def tearDownModule() -> None:
+    paddle.set_device(_device_before.pop())
+
+
 class PeerError(AssertionError):
     """A call in a peer raised: `kind` and `message` say what."""
 
@@ -363,6 +380,7 @@ import multiprocessing, os, sys, threading, time
 import paddle
 import paddle.incubate.multiprocessing as sharing
 from multiprocessing.reduction import ForkingPickler
+paddle.set_device("cpu")
 """
 
 

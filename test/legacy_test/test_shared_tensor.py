@@ -21,7 +21,7 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
     WAIT_S,
     SharingTestCase,
@@ -35,6 +35,8 @@ from shared_tensor_base import (
     kept_value,
     load_and_describe,
     over_every_way_to_send,
+    setUpModule,
+    tearDownModule,
 )
 
 import paddle

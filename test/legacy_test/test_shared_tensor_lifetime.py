@@ -23,7 +23,7 @@ import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
 
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     FOLDER,
     WAIT_S,
     PeerError,
@@ -38,6 +38,8 @@ from shared_tensor_base import (
     pristine_environment,
     run_script,
     script_command,
+    setUpModule,
+    tearDownModule,
     wait_until,
 )
 from shared_tensor_leaks import (

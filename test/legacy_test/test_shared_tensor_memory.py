@@ -24,7 +24,7 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     LONG,
     SharingTestCase,
     describe,
@@ -34,6 +34,8 @@ from shared_tensor_base import (
     keep,
     over_every_way_to_send,
     run_script,
+    setUpModule,
+    tearDownModule,
 )
 from shared_tensor_leaks import (
     SHM,

@@ -30,11 +30,13 @@ from hypothesis import (
     settings,
     strategies as st,
 )
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     LONG,
     SharingTestCase,
     description,
     keep,
+    setUpModule,
+    tearDownModule,
 )
 from shared_tensor_leaks import (
     no_leak,

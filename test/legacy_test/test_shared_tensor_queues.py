@@ -19,7 +19,7 @@ import concurrent.futures
 import unittest
 
 import numpy as np
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     WAIT_S,
     Peer,
     SharingTestCase,
@@ -27,6 +27,8 @@ from shared_tensor_base import (
     description,
     fill_kept,
     over_every_way_to_send,
+    setUpModule,
+    tearDownModule,
 )
 
 import paddle

@@ -26,10 +26,12 @@ from collections import deque
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 
-from shared_tensor_base import (
+from shared_tensor_base import (  # noqa: F401
     LONG,
     WAIT_S,
     SharingTestCase,
+    setUpModule,
+    tearDownModule,
 )
 from shared_tensor_leaks import (
     no_leak,
