@@ -46,8 +46,9 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 # What is tested is memory of the host, whatever device Paddle starts on. A
-# spawned child imports this module; a forked one has its parent's device.
-if multiprocessing.parent_process() is not None:
+# spawned child imports this module, when it has its name but no parent yet; a
+# forked one has its parent's device.
+if multiprocessing.current_process().name != "MainProcess":
     paddle.set_device("cpu")
 
 _device_before: list[str] = []
