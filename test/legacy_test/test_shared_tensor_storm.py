@@ -138,29 +138,32 @@ def produce(strategy, foreign_ends, seed, inherited, there):
             give(there, message)
 
 
-def forward(strategy, foreign_ends, here, there):
-    begin(strategy, foreign_ends)
+def hold_and_pass(strategy, here, there, passed_on) -> None:
+    """Holds what arrives for a while, and sends on what `passed_on` returns."""
     held = Held()
     with contextlib.suppress(Broken):
         while True:
             message = take(here, strategy)
             if message is not None:
                 held.add(message)
-                give(there, message)
+                give(there, passed_on(message))
     held.clear()
+
+
+def forward(strategy, foreign_ends, here, there):
+    begin(strategy, foreign_ends)
+    hold_and_pass(strategy, here, there, lambda message: message)
 
 
 def consume(strategy, foreign_ends, seed, here, report):
     begin(strategy, foreign_ends)
     rng = random.Random(seed)
-    held = Held()
-    with contextlib.suppress(Broken):
-        while True:
-            message = take(here, strategy)
-            if message is not None:
-                held.add(message)
-                give(report, message if rng.random() < 0.3 else None)
-    held.clear()
+    hold_and_pass(
+        strategy,
+        here,
+        report,
+        lambda message: message if rng.random() < 0.3 else None,
+    )
 
 
 class Crew:

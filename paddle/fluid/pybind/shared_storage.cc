@@ -37,15 +37,12 @@ namespace pybind {
 
 namespace {
 
+using memory::allocation::IsOnHost;
 using memory::allocation::RaisingPaddleErrors;
 using memory::allocation::RebuildDenseTensor;
 using memory::allocation::ShareDenseTensor;
 using memory::allocation::SharedHeap;
 using memory::allocation::SharingStrategy;
-
-bool IsOnHost(const phi::Place& place) {
-  return phi::is_cpu_place(place) || phi::is_cuda_pinned_place(place);
-}
 
 // Below this, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;

@@ -65,6 +65,11 @@ SharedHeap& Heap() {
   return heap;
 }
 
+bool UsesNothing() {
+  Heap().Collect({});
+  return Heap().Stats().used == 0;
+}
+
 void Fill(const SharedBlock& block, uint64_t seed) {
   for (uint64_t i = 0; i < block.capacity / sizeof(uint64_t); ++i) {
     reinterpret_cast<uint64_t*>(block.data)[i] = WordAt(seed, i);

@@ -37,6 +37,8 @@ using paddle::memory::allocation::SharedMessage;
 using paddle::memory::allocation::SharingStrategy;
 using Kind = SharedMemoryError::Kind;
 
+constexpr int64_t kMiB = 1 << 20;
+
 // Two tests, one for each strategy.
 #define TEST_BOTH(name)                                                      \
   void name(::shared_memory_test::SharingStrategy strategy);                 \
@@ -51,6 +53,8 @@ using Kind = SharedMemoryError::Kind;
 // The heap of this process, which is in the family of the test, and leaves it
 // when the process exits, as Paddle's does.
 SharedHeap& Heap();
+// Whether, after a collection, nobody has a block of this process's.
+bool UsesNothing();
 
 // Writes what depends on the seed all over a block, and looks whether it is
 // still there.

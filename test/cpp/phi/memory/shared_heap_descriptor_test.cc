@@ -28,7 +28,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
 TEST_BOTH(AReceiverWithoutDescriptorsKeepsItsBlock) {
   Worker worker([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());

@@ -31,8 +31,6 @@ namespace {
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::SharedLedger;
 
-constexpr uint64_t kMiB = 1 << 20;
-
 void Join(int family) {
   SharedHeap::Instance().Join(Family(family));
   Heap();

@@ -35,7 +35,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
 // More than any operation makes of one function.
 constexpr int kMostCalls = 200;
 

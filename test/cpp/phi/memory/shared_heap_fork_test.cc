@@ -32,13 +32,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
-
-bool UsesNothing() {
-  Heap().Collect({});
-  return Heap().Stats().used == 0;
-}
-
 // Gives all memory that nobody holds to blocks of another content.
 void Overwrite(SharingStrategy strategy) {
   for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 99);

@@ -31,8 +31,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr int64_t kMiB = 1 << 20;
-
 struct Forgery {
   std::function<void(SharedMessage*)> forge;
   Kind kind;

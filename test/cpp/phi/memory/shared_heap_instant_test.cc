@@ -30,7 +30,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
 // More than a process makes of one function in its life here.
 constexpr int kMostCalls = 1000;
 

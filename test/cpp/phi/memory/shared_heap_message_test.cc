@@ -25,13 +25,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
-
-bool UsesNothing() {
-  Heap().Collect({});
-  return Heap().Stats().used == 0;
-}
-
 // Receives one message, tells whether it has the content of a seed and waits
 // before it releases it.
 void ReceiveOnce(const Channel& channel) {

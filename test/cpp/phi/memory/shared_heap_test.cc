@@ -26,8 +26,6 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr uint64_t kMiB = 1 << 20;
-
 TEST_BOTH(ABlockHasTheSizeThatWasAskedForOrALittleMore) {
   for (uint64_t size : {0, 1, 63, 64, 65, 4095, 4096, 4097, 1000003}) {
     const SharedBlock block = AllocateFilled(strategy, size, size);

@@ -30,10 +30,9 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kSmallRun = 4 * kPage;
-constexpr uint64_t kLedgerStep = 16 * kPage;
+constexpr uint64_t kSmallRun = 4 * kSharedPage;
+constexpr uint64_t kLedgerStep = 16 * kSharedPage;
 // Addresses of a segment, most of them without memory for most of its life.
 constexpr uint64_t kSegmentReserve = uint64_t{64} << 30;
 constexpr uint64_t kMinSegmentReserve = uint64_t{256} << 20;
@@ -42,10 +41,6 @@ constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
 // When memory runs out, a message that nobody took for so long is taken for
 // lost: with a killed consumer, or in a queue that was thrown away.
 constexpr uint64_t kLostAfterSeconds = 600;
-
-constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 // Counts through suspension and is one clock for all processes.
 uint64_t NowNanoseconds() {
@@ -71,10 +66,10 @@ uint64_t SharedBlocks::CapacityFor(uint64_t size) {
   // Steps of an eighth to a quarter of the size, so that sizes which differ
   // little use each other's blocks.
   uint64_t step = kAlignment;
-  uint64_t parts = size < kPage ? 4 : 8;
+  uint64_t parts = size < kSharedPage ? 4 : 8;
   while (step * parts * 2 < size) step *= 2;
   return RoundUp(std::max<uint64_t>(size, 1),
-                 size < kPage ? step : std::max(step, kPage));
+                 size < kSharedPage ? step : std::max(step, kSharedPage));
 }
 
 void SharedBlocks::List(uint32_t index) {
@@ -87,7 +82,7 @@ void SharedBlocks::List(uint32_t index) {
 std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
   // A page or more may come from a block up to half as large again: touching
   // fresh memory costs more than the memory is worth.
-  uint64_t most = capacity < kPage ? capacity : capacity + capacity / 2;
+  uint64_t most = capacity < kSharedPage ? capacity : capacity + capacity / 2;
   for (auto it = classes_.lower_bound(capacity);
        it != classes_.end() && it->first <= most;
        ++it) {
@@ -125,10 +120,15 @@ void SharedBlocks::Free(uint32_t block) {
   run.free.push_back(block);
   List(index);
   if (run.free.size() == run.count) {
-    run.idle = idle_.insert(idle_.end(), index);
-    idle_bytes_ += run.length;
+    AddIdle(index);
     Trim(kIdleBytes);
   }
+}
+
+void SharedBlocks::AddIdle(uint32_t index) {
+  Run& run = runs_[index];
+  run.idle = idle_.insert(idle_.end(), index);
+  idle_bytes_ += run.length;
 }
 
 void SharedBlocks::Trim(uint64_t keep) {
@@ -157,7 +157,7 @@ std::optional<uint32_t> SharedBlocks::TakeCold(uint64_t capacity) {
 }
 
 std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
-  uint64_t length = capacity < kPage ? kSmallRun : capacity;
+  uint64_t length = capacity < kSharedPage ? kSmallRun : capacity;
   uint32_t count = length / capacity;
   uint32_t first = segment_->ledger().block_count();
   if (length > segment_->reserve() - end_ ||
@@ -188,8 +188,7 @@ uint32_t SharedBlocks::Warm(uint32_t index) {
   Run& run = runs_[index];
   run.warm = true;
   reserved_ += run.length;
-  run.idle = idle_.insert(idle_.end(), index);
-  idle_bytes_ += run.length;
+  AddIdle(index);
   List(index);
   return Take(index);
 }
@@ -250,7 +249,7 @@ void SharedHeap::Join(uint64_t family) {
 SharedBlock SharedHeap::BlockOf(const Attached& attached,
                                 uint64_t offset) const {
   const Hold& hold = attached.holds.at(offset);
-  return {attached.segment->id().segment,
+  return {attached.segment->number(),
           hold.index,
           offset,
           attached.segment->base() + offset,
@@ -268,9 +267,11 @@ SharedBlock SharedHeap::AddHold(Attached* attached, uint32_t index) {
 
 std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
                                                     uint64_t capacity) {
-  for (Attached* own : own_[static_cast<int>(strategy)]) {
+  for (Attached* own : own_) {
     // Others could not open a segment whose descriptor is lost.
-    if (!own->segment->Usable()) continue;
+    if (own->segment->strategy() != strategy || !own->segment->Usable()) {
+      continue;
+    }
     if (auto block = own->own->TakeWarm(capacity)) return AddHold(own, *block);
   }
   return std::nullopt;
@@ -284,9 +285,7 @@ SharedBlock SharedHeap::Allocate(SharingStrategy strategy, uint64_t size) {
   }
   uint64_t capacity = SharedBlocks::CapacityFor(size);
   std::unique_lock<std::mutex> lock(mutex_);
-  for (Attached* own : own_[static_cast<int>(strategy)]) {
-    own->own->Recycle();
-  }
+  for (Attached* own : own_) own->own->Recycle();
   if (auto block = AllocateWarm(strategy, capacity)) return *block;
   CollectOwn();
   if (auto block = AllocateWarm(strategy, capacity)) return *block;
@@ -333,8 +332,10 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
 
 std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
     SharingStrategy strategy, uint64_t capacity) {
-  for (Attached* own : own_[static_cast<int>(strategy)]) {
-    if (!own->segment->Usable()) continue;
+  for (Attached* own : own_) {
+    if (own->segment->strategy() != strategy || !own->segment->Usable()) {
+      continue;
+    }
     if (auto run = own->own->TakeCold(capacity)) return {own, *run};
   }
   Attached* made = MakeSegment(strategy, capacity);
@@ -347,7 +348,7 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
   if (family_) family_->RemoveAbandoned(0);
   uint64_t family = family_ ? family_->id() : RandomBits();
   uint64_t needed = SharedLedger::LedgerBytes() +
-                    RoundUp(std::max(capacity, kSmallRun), kPage);
+                    RoundUp(std::max(capacity, kSmallRun), kSharedPage);
   std::unique_ptr<SharedSegment> segment;
   for (uint64_t reserve = std::max(needed, kSegmentReserve); !segment;
        reserve = std::max(needed, reserve / 2)) {
@@ -359,37 +360,32 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
       if (error.kind() != Kind::kExhausted || !smaller) throw;
     }
   }
-  Attached& attached = segments_[segment->id().segment];
+  Attached& attached = segments_[segment->number()];
   attached.own = std::make_unique<SharedBlocks>(segment.get());
   attached.segment = std::move(segment);
   by_address_[attached.segment->base()] = &attached;
-  own_[static_cast<int>(strategy)].push_back(&attached);
+  own_.push_back(&attached);
   return &attached;
 }
 
 uint64_t SharedHeap::Reserved() const {
   uint64_t bytes = pending_;
-  for (const auto& owns : own_) {
-    for (const Attached* own : owns) bytes += own->own->reserved();
-  }
+  for (const Attached* own : own_) bytes += own->own->reserved();
   return bytes;
 }
 
 void SharedHeap::MakeRoom(uint64_t length) {
-  uint64_t reserved = Reserved();
-  if (length <= limit_ && reserved <= limit_ - length) return;
+  auto fits = [&] { return length <= limit_ && Reserved() <= limit_ - length; };
+  if (fits()) return;
   Trim(0);
-  reserved = Reserved();
-  if (length <= limit_ && reserved <= limit_ - length) return;
+  if (fits()) return;
   uint64_t messages = 0;
-  for (const auto& owns : own_) {
-    for (const Attached* own : owns) messages += own->own->messages();
-  }
+  for (const Attached* own : own_) messages += own->own->messages();
   throw SharedMemoryError(
       Kind::kExhausted,
       "Cannot put " + HumanBytes(length) +
-          " more into shared memory: this process has " + HumanBytes(reserved) +
-          " there, " + std::to_string(messages) +
+          " more into shared memory: this process has " +
+          HumanBytes(Reserved()) + " there, " + std::to_string(messages) +
           " messages were not received yet, and the limit is " +
           HumanBytes(limit_) +
           ". Receive and drop tensors first, raise the limit with "
@@ -398,23 +394,17 @@ void SharedHeap::MakeRoom(uint64_t length) {
 }
 
 void SharedHeap::Trim(uint64_t keep) {
-  for (const auto& owns : own_) {
-    for (Attached* own : owns) own->own->Trim(keep);
-  }
+  for (Attached* own : own_) own->own->Trim(keep);
 }
 
 void SharedHeap::Expire(uint64_t deadline) {
-  for (const auto& owns : own_) {
-    for (Attached* own : owns) own->own->Expire(deadline);
-  }
+  for (Attached* own : own_) own->own->Expire(deadline);
 }
 
 void SharedHeap::CollectOwn() {
-  for (const auto& owns : own_) {
-    for (Attached* own : owns) {
-      own->segment->ReapDead();
-      own->own->Recycle();
-    }
+  for (Attached* own : own_) {
+    own->segment->ReapDead();
+    own->own->Recycle();
   }
 }
 
@@ -541,8 +531,8 @@ void SharedHeap::CollectOthers(uint64_t deadline) {
     }
     segment.PunchOrphans(0, segment.ledger().block_count(), deadline);
     // A message that was sent on from here names this process's descriptor.
-    bool needed = segment.id().strategy == SharingStrategy::kFileDescriptor &&
-                  segment.HasMessages();
+    bool needed = segment.strategy() == SharingStrategy::kFileDescriptor &&
+                  segment.ledger().HasMessages();
     if (attached.holds.empty() && (segment.RemoveIfAlone() || !needed)) {
       by_address_.erase(segment.base());
       it = segments_.erase(it);
@@ -565,16 +555,14 @@ void SharedHeap::Collect(std::optional<double> message_timeout) {
 SharedHeapStats SharedHeap::Stats() {
   std::lock_guard<std::mutex> guard(mutex_);
   SharedHeapStats stats = {};
-  for (const auto& owns : own_) {
-    for (Attached* own : owns) {
-      own->own->Recycle();
-      stats.reserved += own->own->reserved();
-      stats.used += own->own->used();
-      stats.blocks += own->own->used_blocks();
-      stats.messages += own->own->messages();
-      ++stats.segments;
-    }
+  for (Attached* own : own_) {
+    own->own->Recycle();
+    stats.reserved += own->own->reserved();
+    stats.used += own->own->used();
+    stats.blocks += own->own->used_blocks();
+    stats.messages += own->own->messages();
   }
+  stats.segments = own_.size();
   stats.cached = stats.reserved - stats.used;
   stats.attached = segments_.size() - stats.segments;
   stats.limit = limit_;
@@ -617,7 +605,7 @@ void SharedHeap::ChildAfterFork() {
     attached.segment->ChildAfterFork(BlocksHeld(attached));
     attached.own.reset();
   }
-  for (auto& owns : own_) owns.clear();
+  own_.clear();
   pending_ = 0;
   if (family_) family_->ChildAfterFork();
   // Two processes that count on from one number would issue equal tickets.

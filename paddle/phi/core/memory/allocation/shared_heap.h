@@ -114,6 +114,7 @@ class SharedBlocks {
   uint32_t Take(uint32_t run);
   void Free(uint32_t block);
   void List(uint32_t run);
+  void AddIdle(uint32_t run);
 
   SharedSegment* segment_;
   std::deque<Run> runs_;
@@ -221,7 +222,7 @@ class SharedHeap {
   std::optional<SharedFamily> family_;
   std::map<uint64_t, Attached> segments_;        // by id
   std::map<const char*, Attached*> by_address_;  // by first address
-  std::vector<Attached*> own_[2];                // by strategy
+  std::vector<Attached*> own_;
   uint64_t pending_{0};  // bytes being reserved while the mutex is free
   uint64_t limit_;
   uint32_t last_nonce_;

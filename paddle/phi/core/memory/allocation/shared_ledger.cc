@@ -26,11 +26,6 @@ namespace {
 // Names the layout too: another layout takes another number.
 constexpr uint64_t kMagic = 0x31474553444c4450;  // "PDLDSEG1"
 constexpr uint64_t kDeciding = 1;
-constexpr size_t kPage = 4096;
-
-constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 uint64_t NonceOf(uint64_t word) { return word >> 32; }
 uint64_t UsesOf(uint64_t word) { return word & 0xffffffff; }
@@ -45,12 +40,14 @@ uint64_t UsesOf(uint64_t word) { return word & 0xffffffff; }
 // Referenced, so that what a process read or wrote in a block is over before
 // the block is used anew.
 
-size_t SharedLedger::HeaderBytes() { return RoundUp(sizeof(Header), kPage); }
+size_t SharedLedger::HeaderBytes() {
+  return RoundUp(sizeof(Header), kSharedPage);
+}
 
 size_t SharedLedger::BlockBytes() { return sizeof(Block); }
 
 size_t SharedLedger::LedgerBytes() {
-  return HeaderBytes() + RoundUp(sizeof(Block) * kMaxBlocks, kPage);
+  return HeaderBytes() + RoundUp(sizeof(Block) * kMaxBlocks, kSharedPage);
 }
 
 SharedLedger::SharedLedger(void* base)
@@ -167,27 +164,28 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
                                        uint32_t nonce,
                                        uint64_t now) {
   Block& b = block(index);
+  auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
+    // Before the ticket exists, so that it is never taken for an old one.
+    ticket->sent.store(now, std::memory_order_relaxed);
+    if (!ticket->word.compare_exchange_strong(
+            word, by, std::memory_order_seq_cst)) {
+      return false;
+    }
+    b.epoch.fetch_add(1, std::memory_order_seq_cst);
+    return true;
+  };
   for (;;) {
     for (uint32_t i = 0; i < kTickets; ++i) {
-      uint64_t word = 0;
-      if (b.tickets[i].word.load(std::memory_order_relaxed) != 0) continue;
-      // Before the ticket exists, so that it is never taken for an old one.
-      b.tickets[i].sent.store(now, std::memory_order_relaxed);
-      if (b.tickets[i].word.compare_exchange_strong(
-              word, uint64_t{nonce} << 32 | 1, std::memory_order_seq_cst)) {
-        b.epoch.fetch_add(1, std::memory_order_seq_cst);
+      if (b.tickets[i].word.load(std::memory_order_relaxed) == 0 &&
+          replace(&b.tickets[i], 0, uint64_t{nonce} << 32 | 1)) {
         return {i, nonce};
       }
     }
     uint32_t i = nonce % kTickets;
     uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
-    if (UsesOf(word) != 0 && UsesOf(word) != 0xffffffff) {
-      b.tickets[i].sent.store(now, std::memory_order_relaxed);
-      if (b.tickets[i].word.compare_exchange_strong(
-              word, word + 1, std::memory_order_seq_cst)) {
-        b.epoch.fetch_add(1, std::memory_order_seq_cst);
-        return {i, static_cast<uint32_t>(NonceOf(word))};
-      }
+    if (UsesOf(word) != 0 && UsesOf(word) != 0xffffffff &&
+        replace(&b.tickets[i], word, word + 1)) {
+      return {i, static_cast<uint32_t>(NonceOf(word))};
     }
   }
 }
@@ -249,6 +247,13 @@ uint64_t SharedLedger::TicketCount(uint32_t index) const {
     count += UsesOf(ticket.word.load(std::memory_order_relaxed));
   }
   return count;
+}
+
+bool SharedLedger::HasMessages() const {
+  for (uint32_t i = 0, n = block_count(); i < n; ++i) {
+    if (TicketCount(i) != 0) return true;
+  }
+  return false;
 }
 
 bool SharedLedger::TryFree(uint32_t index) {

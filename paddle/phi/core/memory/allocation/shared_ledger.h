@@ -23,6 +23,13 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
+// Memory is given to a segment, and taken from it, in multiples of this.
+constexpr uint64_t kSharedPage = 4096;
+
+constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
 // What a message carries to claim the reference that was counted for it.
 struct SharedTicket {
   uint32_t index;
@@ -102,6 +109,8 @@ class SharedLedger {
   bool Referenced(uint32_t block) const;
   bool Pinned(uint32_t block) const;
   uint64_t TicketCount(uint32_t block) const;
+  // Whether a message that was not received yet carries one of the blocks.
+  bool HasMessages() const;
   // Ends the generation of a block that nobody references. False, and no
   // change, if somebody does. Called by one process at a time: the creator,
   // or whoever holds the lock of the creator's slot after its death.

@@ -40,7 +40,6 @@ namespace {
 using Kind = SharedMemoryError::Kind;
 
 constexpr char kFolder[] = "/dev/shm";
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kNoGeneration = UINT64_MAX;
 // A signal undoes what one call of fallocate had got; small calls get on.
 constexpr uint64_t kReserveStep = uint64_t{32} << 20;
@@ -89,24 +88,25 @@ FileDescriptor MakeMemfd(const std::string& name) {
   return FileDescriptor(static_cast<int>(fd));
 }
 
-// Takes, gives back (F_UNLCK) or asks for a byte range lock that belongs to the
-// open file description.
+struct flock ByteRange(int16_t type, int64_t first, int64_t count) {
+  struct flock range = {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = first;
+  range.l_len = count;
+  return range;
+}
+
+// Takes or gives back (F_UNLCK) a lock that belongs to the open file
+// description.
 bool SetLock(int fd, int16_t type, int64_t first, int64_t count) {
-  struct flock lock = {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = first;
-  lock.l_len = count;
+  struct flock lock = ByteRange(type, first, count);
   return RetryOnSignal([&] { return fcntl(fd, F_OFD_SETLK, &lock); }) == 0;
 }
 
 // Whether somebody else has the lock. What cannot be known is taken for locked.
 bool IsLocked(int fd, int64_t byte) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
+  struct flock lock = ByteRange(F_WRLCK, byte, 1);
   return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
@@ -275,23 +275,40 @@ uint64_t RandomBits() {
   return bits;
 }
 
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
+FileDescriptor::FileDescriptor(int fd) : fd_(fd) {
+  struct stat file = {};
+  if (fd >= 0 && fstat(fd, &file) == 0) {
+    device_ = file.st_dev;
+    inode_ = file.st_ino;
+  }
 }
 
-FileIdentity FileIdentity::Of(int fd) {
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (IsIntact()) close(fd_);
+}
+
+bool FileDescriptor::IsIntact() const {
   struct stat file = {};
-  if (fstat(fd, &file) != 0) return {};
-  return {file.st_dev, file.st_ino};
+  return fd_ >= 0 && fstat(fd_, &file) == 0 && file.st_dev == device_ &&
+         file.st_ino == inode_;
+}
+
+bool FileDescriptor::IsOfFileOf(const FileDescriptor& other) const {
+  return fd_ >= 0 && device_ == other.device_ && inode_ == other.inode_;
 }
 
 SharedSegment::SharedSegment(SharingStrategy strategy, std::string name)
     : strategy_(strategy), name_(std::move(name)) {}
 
 SharedSegment::~SharedSegment() {
-  if (!base_) return;
-  munmap(base_, reserve_);
-  if (!(FileIdentity::Of(fd_.get()) == identity_)) fd_.Forget();
+  if (base_) munmap(base_, reserve_);
 }
 
 void SharedSegment::Map(uint64_t reserve) {
@@ -303,7 +320,6 @@ void SharedSegment::Map(uint64_t reserve) {
   reserve_ = reserve;
   LeaveOutOfCoreDumps(base_, reserve_);
   ledger_ = SharedLedger(base_);
-  identity_ = FileIdentity::Of(fd_.get());
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
@@ -422,17 +438,16 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
 }
 
 bool SharedSegment::Usable() {
-  if (FileIdentity::Of(fd_.get()) == identity_) return true;
-  fd_.Forget();
+  if (fd_.IsIntact()) return true;
   if (strategy_ == SharingStrategy::kFileDescriptor) return false;
   FileDescriptor again = OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW);
-  if (!(FileIdentity::Of(again.get()) == identity_)) return false;
+  if (!again.IsOfFileOf(fd_)) return false;
   fd_ = std::move(again);
   return true;
 }
 
 int SharedSegment::fd() const {
-  if (FileIdentity::Of(fd_.get()) == identity_) return fd_.get();
+  if (fd_.IsIntact()) return fd_.get();
   throw SharedMemoryError(
       Kind::kSystem,
       "The descriptor of the shared memory " + name_ +
@@ -493,9 +508,7 @@ void SharedSegment::Populate(uint64_t offset, uint64_t length) const {
 }
 
 void SharedSegment::Punch(uint64_t offset, uint64_t length) {
-  if (FileIdentity::Of(fd_.get()) == identity_) {
-    PunchRange(fd_.get(), offset, length);
-  }
+  if (fd_.IsIntact()) PunchRange(fd_.get(), offset, length);
 }
 
 bool SharedSegment::ReapIfDead(uint32_t slot) {
@@ -512,14 +525,12 @@ bool SharedSegment::ReapIfDead(uint32_t slot) {
   return true;
 }
 
-bool SharedSegment::ReapDead() {
-  if (!Usable()) return false;
-  bool found = false;
+void SharedSegment::ReapDead() {
+  if (!Usable()) return;
   for (uint32_t slot = SharedLedger::kOwnerSlot; slot < ledger_.slot_limit();
        ++slot) {
-    found |= ReapIfDead(slot);
+    ReapIfDead(slot);
   }
-  return found;
 }
 
 bool SharedSegment::OwnerDied() {
@@ -541,19 +552,13 @@ void SharedSegment::PunchOrphans(uint32_t first,
     if ((punched && !ledger_.Referenced(i)) || !ledger_.TryFree(i)) continue;
     punched_[i] = ledger_.generation(i);
     // Whole pages only: small blocks share theirs.
-    uint64_t start = (ledger_.offset(i) + kPage - 1) / kPage * kPage;
-    uint64_t end = (ledger_.offset(i) + ledger_.capacity(i)) / kPage * kPage;
+    uint64_t start = RoundUp(ledger_.offset(i), kSharedPage);
+    uint64_t end = ledger_.offset(i) + ledger_.capacity(i);
+    end -= end % kSharedPage;
     if (start < end) Punch(start, end - start);
   }
   UnlockSlots(
       fd_.get(), SharedLedger::kOwnerSlot, SharedLedger::kOwnerSlot + 1);
-}
-
-bool SharedSegment::HasMessages() const {
-  for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
-    if (ledger_.TicketCount(i) != 0) return true;
-  }
-  return false;
 }
 
 bool SharedSegment::RemoveIfAlone() {
@@ -561,7 +566,7 @@ bool SharedSegment::RemoveIfAlone() {
     return false;
   }
   // A pin is a child that shares this process's locks.
-  bool needed = HasMessages();
+  bool needed = ledger_.HasMessages();
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     needed |= ledger_.Pinned(i);
   }
@@ -587,7 +592,7 @@ uint32_t SharedSegment::TakeSlotForHeir() {
     // A description of its own, so that the lock is the child's alone.
     if (!Usable()) return SharedLedger::kPinnedSlot;
     heir_fd_ = OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
-    if (!(FileIdentity::Of(heir_fd_.get()) == identity_)) {
+    if (!heir_fd_.IsOfFileOf(fd_)) {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
     }
@@ -610,13 +615,13 @@ void SharedSegment::ParentAfterFork() { heir_fd_ = FileDescriptor(); }
 void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
   // The mapping takes the place of that which keeps the parent's locks alive,
   // and keeps the child's own.
-  bool has_lock = heir_fd_ && FileIdentity::Of(heir_fd_.get()) == identity_ &&
-                  mmap(base_,
-                       reserve_,
-                       PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
-                       heir_fd_.get(),
-                       0) != MAP_FAILED;
+  bool has_lock =
+      heir_fd_.IsIntact() && mmap(base_,
+                                  reserve_,
+                                  PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                                  heir_fd_.get(),
+                                  0) != MAP_FAILED;
   if (has_lock) {
     LeaveOutOfCoreDumps(base_, reserve_);
     slot_ = heir_slot_;
@@ -665,9 +670,8 @@ class Candidate {
     return WithLedger([deadline](SharedLedger* ledger) {
       for (uint32_t i = 0, n = ledger->block_count(); i < n; ++i) {
         ledger->ExpireTickets(i, deadline);
-        if (ledger->TicketCount(i) != 0) return false;
       }
-      return true;
+      return !ledger->HasMessages();
     });
   }
 
@@ -702,20 +706,17 @@ bool SharedFamily::Lock() {
     return false;
   }
   folder_ = std::move(folder);
-  identity_ = FileIdentity::Of(folder_.get());
   inherited_ = false;
   return true;
 }
 
 void SharedFamily::Stay() {
-  if (FileIdentity::Of(folder_.get()) == identity_) return;
-  folder_.Forget();
-  Lock();
+  if (!folder_.IsIntact()) Lock();
 }
 
 void SharedFamily::RemoveAbandoned(uint64_t deadline) {
   Stay();
-  if (!folder_) return;
+  if (!folder_.IsIntact()) return;
   for (const std::string& name : FilesOfUser()) {
     uint64_t family = FamilyInName(name);
     if (family != family_ && IsLocked(folder_.get(), ByteOf(family))) continue;
@@ -728,7 +729,7 @@ void SharedFamily::RemoveAbandoned(uint64_t deadline) {
 }
 
 void SharedFamily::Leave() {
-  if (inherited_ || !(FileIdentity::Of(folder_.get()) == identity_)) return;
+  if (inherited_ || !folder_.IsIntact()) return;
   SetLock(folder_.get(), F_UNLCK, ByteOf(family_), 1);
   if (IsLocked(folder_.get(), ByteOf(family_))) return;
   for (const std::string& name : FilesOfUser()) {
@@ -740,7 +741,6 @@ void SharedFamily::Leave() {
 
 void SharedFamily::ChildAfterFork() {
   // The parent's description, which the child shares, must not outlive it.
-  if (!(FileIdentity::Of(folder_.get()) == identity_)) folder_.Forget();
   FileDescriptor shared = std::move(folder_);
   if (Lock()) return;
   folder_ = std::move(shared);

@@ -57,37 +57,27 @@ class SharedMemoryError : public std::runtime_error {
 // "8.0 MiB", for messages.
 std::string HumanBytes(uint64_t bytes);
 
-// Owns a file descriptor.
+// Owns a file descriptor and knows the file. Other code of the process may
+// close all descriptors and get the number for a file of its own: then this one
+// is not intact any more, and closes nothing.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
+  explicit FileDescriptor(int fd);
+  FileDescriptor(FileDescriptor&& other) noexcept { *this = std::move(other); }
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
   ~FileDescriptor();
 
   int get() const { return fd_; }
-  // Gives up a number that someone else has closed and may have reused.
-  void Forget() { fd_ = -1; }
   explicit operator bool() const { return fd_ >= 0; }
+  bool IsIntact() const;
+  // Whether both are, or were when they were intact, of one file.
+  bool IsOfFileOf(const FileDescriptor& other) const;
 
  private:
   int fd_{-1};
-};
-
-// What tells one file from all others, whatever its descriptor's number.
-struct FileIdentity {
-  dev_t device{0};
-  ino_t inode{0};
-
-  static FileIdentity Of(int fd);  // zeros if there is no such descriptor
-  bool operator==(const FileIdentity& other) const {
-    return device == other.device && inode == other.inode;
-  }
+  dev_t device_{0};
+  ino_t inode_{0};
 };
 
 // What says which segment is meant, in a message. `pid` and `fd` are where a
@@ -133,6 +123,8 @@ class SharedSegment {
   char* base() const { return base_; }
   // What to put into a message that the calling process sends.
   SegmentId id() const;
+  uint64_t number() const { return segment_; }
+  SharingStrategy strategy() const { return strategy_; }
   const std::string& name() const { return name_; }
 
   // Whether the descriptor is still there, or could be opened anew: other code
@@ -160,15 +152,13 @@ class SharedSegment {
     if (!pinned()) ledger_.DropHolder(block, slot_);
   }
 
-  // Takes back what dead processes held here; returns whether there were any.
-  bool ReapDead();
+  // Takes back what dead processes held here.
+  void ReapDead();
   // Whether the process that made the segment is dead; then it is orphaned.
   bool OwnerDied();
   // In an orphaned segment, of `count` blocks: gives up messages sent before
   // `deadline`, and gives memory that nobody references to the system.
   void PunchOrphans(uint32_t first, uint32_t count, uint64_t deadline);
-  // Whether a message that was not received yet carries one of the blocks.
-  bool HasMessages() const;
   // Whether nobody but this process is, or can become, attached. If so, the
   // segment has no name any more and no message can open it.
   bool RemoveIfAlone();
@@ -196,7 +186,6 @@ class SharedSegment {
   uint64_t family_{0};
   uint64_t segment_{0};
   FileDescriptor fd_;
-  FileIdentity identity_;
   char* base_{nullptr};
   uint64_t reserve_{0};
   uint64_t size_{0};
@@ -232,7 +221,6 @@ class SharedFamily {
 
   uint64_t family_;
   FileDescriptor folder_;
-  FileIdentity identity_;
   bool inherited_{false};  // the lock is the parent's too
 };
 

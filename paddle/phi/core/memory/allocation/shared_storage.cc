@@ -366,8 +366,7 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
                           "process: its elements are not plain memory.",
                           static_cast<int>(meta.dtype)));
     PADDLE_ENFORCE_EQ(
-        phi::is_cpu_place(holder->place()) ||
-            phi::is_cuda_pinned_place(holder->place()),
+        IsOnHost(holder->place()),
         true,
         common::errors::Unimplemented(
             "A tensor on %s cannot be put into shared memory of the host. Send "
@@ -425,6 +424,10 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
     AppendNumbers(&handle, std::vector<int64_t>(level.begin(), level.end()));
   }
   return handle;
+}
+
+bool IsOnHost(const phi::Place& place) {
+  return phi::is_cpu_place(place) || phi::is_cuda_pinned_place(place);
 }
 
 bool IsInOwnFile(const phi::DenseTensor& tensor) {

@@ -46,6 +46,9 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived);
 
+// Whether memory of a place can be moved into shared memory of the host.
+bool IsOnHost(const phi::Place& place);
+
 // Whether a tensor is in a file of its own, made by the workers of the legacy
 // readers (MemoryMapWriterAllocation). Such a tensor is pickled by the name of
 // the file, which who receives it removes.
