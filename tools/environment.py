@@ -26,6 +26,7 @@ from tools.wheel import (
     build,
     cmake_build,
     official_wheel,
+    pybind_abi,
     run,
     step,
 )
@@ -92,6 +93,24 @@ def host_device(python: Path, sanitizer: str = "") -> Path:
     return _built(
         "custom_runtime/host_device", sanitizer, PADDLE_INCLUDE_DIR=include
     )
+
+
+def stand_in_gpu(python: Path) -> list[Path]:
+    """
+    Returns the folders of what stands for a GPU in tests: of the module that
+    makes tensors on it, for the Paddle of an environment, and of its driver.
+    """
+    package = site_packages(python) / "paddle"
+    folder = BUILD / "test" / "stand_in_gpu"
+    with step(f"building {folder}"):
+        cmake_build(
+            REPO / "tools" / "stand_in_gpu",
+            folder,
+            PADDLE_ROOT=package,
+            PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
+            Python_EXECUTABLE=python,
+        )
+    return [folder, shared_memory() / "stand_in"]
 
 
 def shared_memory(sanitizer: str = "") -> Path:

@@ -31,6 +31,7 @@ from tools.environment import (
     host_device,
     shared_memory,
     site_packages,
+    stand_in_gpu,
     stock_and_ours,
 )
 from tools.tree import SUPPORTED
@@ -76,6 +77,7 @@ def main(argv: list[str] | None = None) -> int:
             "Paddle",
             *(ours, "-m", "pytest", "-q", "-rs", *arguments),
             CUSTOM_DEVICE_ROOT=plugin,
+            PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, stand_in_gpu(ours))),
         ),
     ]
     return 0 if all(results) else 1

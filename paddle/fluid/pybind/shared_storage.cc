@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,9 @@
 
 #include "paddle/common/flags.h"
 #include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/shared_handle.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_storage.h"
 #include "paddle/utils/pybind.h"
@@ -37,9 +41,12 @@ namespace pybind {
 
 namespace {
 
+using memory::allocation::CudaIPCHeap;
+using memory::allocation::CudaStreamOf;
 using memory::allocation::IsOnHost;
 using memory::allocation::RaisingPaddleErrors;
 using memory::allocation::RebuildDenseTensor;
+using memory::allocation::ShareCudaTensor;
 using memory::allocation::ShareDenseTensor;
 using memory::allocation::SharedHeap;
 using memory::allocation::SharingStrategy;
@@ -63,15 +70,24 @@ void WithoutGil(const Call& call) {
   if (failure) std::rethrow_exception(failure);
 }
 
+SharingStrategy Strategy() {
+  return FLAGS_dataloader_use_file_descriptor ? SharingStrategy::kFileDescriptor
+                                              : SharingStrategy::kFileSystem;
+}
+
+// The function that tells a device's current stream, as Python has it.
+CudaStreamOf StreamOf(const py::function& stream_of) {
+  return [&stream_of](int device) {
+    return reinterpret_cast<void*>(stream_of(device).cast<uintptr_t>());
+  };
+}
+
 // A copy of the tensor, since other threads run while the GIL is released.
-py::bytes Share(phi::DenseTensor tensor, bool long_lived) {
-  SharingStrategy strategy = FLAGS_dataloader_use_file_descriptor
-                                 ? SharingStrategy::kFileDescriptor
-                                 : SharingStrategy::kFileSystem;
+py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   bool large = tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil;
   std::string handle;
   auto share = [&] {
-    handle = ShareDenseTensor(std::move(tensor), strategy, long_lived);
+    handle = ShareDenseTensor(std::move(tensor), Strategy(), long_lived);
   };
   if (large) {
     WithoutGil(share);
@@ -81,8 +97,26 @@ py::bytes Share(phi::DenseTensor tensor, bool long_lived) {
   return py::bytes(handle);
 }
 
-std::shared_ptr<phi::DenseTensor> Rebuild(const std::string& handle) {
-  return std::make_shared<phi::DenseTensor>(RebuildDenseTensor(handle));
+// None for a tensor that goes to other processes by none of the ways here. A
+// copy, since other threads run while Python tells the stream.
+py::object Share(phi::DenseTensor tensor,
+                 bool long_lived,
+                 const py::function& stream_of) {
+  if (!tensor.Holder() || IsOnHost(tensor.place())) {
+    return ShareOnHost(std::move(tensor), long_lived);
+  }
+  if (!phi::is_gpu_place(tensor.place())) return py::none();
+  void* stream = StreamOf(stream_of)(tensor.place().GetDeviceId());
+  std::optional<std::string> handle =
+      ShareCudaTensor(std::move(tensor), Strategy(), stream);
+  if (!handle) return py::none();
+  return py::bytes(*handle);
+}
+
+std::shared_ptr<phi::DenseTensor> Rebuild(const std::string& handle,
+                                          const py::function& stream_of) {
+  return std::make_shared<phi::DenseTensor>(
+      RebuildDenseTensor(handle, StreamOf(stream_of)));
 }
 
 const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
@@ -124,45 +158,69 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
 void BindSharedStorage(py::module* m) {
   // The first use registers the handlers for fork, before any of them counts.
   SharedHeap& heap = SharedHeap::Instance();
+  // A device may have to wait for what another thread has yet to give to it.
+  CudaIPCHeap::Instance().SetWaiting([](const std::function<void()>& wait) {
+    if (Py_IsInitialized() && PyGILState_Check()) {
+      WithoutGil(wait);
+    } else {
+      wait();
+    }
+  });
 
-  m->def("is_on_host", [](const paddle::Tensor& tensor) {
-    return !tensor.impl() || IsOnHost(tensor.place());
-  });
-  m->def("is_on_host", [](const phi::DenseTensor& tensor) {
-    return !tensor.Holder() || IsOnHost(tensor.place());
-  });
-  m->def("share_tensor", [](const paddle::Tensor& tensor, bool long_lived) {
-    return Share(DenseTensorOf(tensor), long_lived);
-  });
+  m->def("share_tensor",
+         [](const paddle::Tensor& tensor,
+            bool long_lived,
+            const py::function& stream_of) {
+           return Share(DenseTensorOf(tensor), long_lived, stream_of);
+         });
   m->def("share_dense_tensor",
-         [](const phi::DenseTensor& tensor) { return Share(tensor, false); });
+         [](const phi::DenseTensor& tensor, const py::function& stream_of) {
+           return Share(tensor, false, stream_of);
+         });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
   m->def("rebuild_dense_tensor",
-         [](const std::string& handle) { return RebuildDenseTensor(handle); });
-  m->def("rebuild_tensor", [](const std::string& handle) {
-    paddle::Tensor tensor(Rebuild(handle));
-    // A name of its own, which optimizers and to_static know tensors by.
-    static std::atomic<uint64_t> count{0};
-    tensor.set_name("received_tensor_" + std::to_string(count.fetch_add(
-                                             1, std::memory_order_relaxed)));
-    return py::reinterpret_steal<py::object>(ToPyObject(tensor));
-  });
-  m->def("rebuild_in", [](py::handle tensor, const std::string& handle) {
-    CastPyArg2Tensor(tensor.ptr(), 0).set_impl(Rebuild(handle));
-  });
+         [](const std::string& handle, const py::function& stream_of) {
+           return RebuildDenseTensor(handle, StreamOf(stream_of));
+         });
+  m->def("rebuild_tensor",
+         [](const std::string& handle, const py::function& stream_of) {
+           paddle::Tensor tensor(Rebuild(handle, stream_of));
+           // A name of its own, which optimizers and to_static know tensors by.
+           static std::atomic<uint64_t> count{0};
+           tensor.set_name(
+               "received_tensor_" +
+               std::to_string(count.fetch_add(1, std::memory_order_relaxed)));
+           return py::reinterpret_steal<py::object>(ToPyObject(tensor));
+         });
+  m->def(
+      "rebuild_in",
+      [](py::handle tensor,
+         const std::string& handle,
+         const py::function& stream_of) {
+        CastPyArg2Tensor(tensor.ptr(), 0).set_impl(Rebuild(handle, stream_of));
+      });
   m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
     if (tensor.impl()) KeepAlive(inside, tensor);
   });
   m->def("join", [&heap](uint64_t family) {
     RaisingPaddleErrors([&] { heap.Join(family); });
   });
-  m->def("leave", [&heap] { heap.Leave(); });
+  m->def("leave", [&heap] {
+    WithoutGil([] { CudaIPCHeap::Instance().Leave(); });
+    heap.Leave();
+  });
   m->def("random_bits", [] {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });
   m->def("collect", [&heap](std::optional<double> message_timeout) {
     WithoutGil(
         [&] { RaisingPaddleErrors([&] { heap.Collect(message_timeout); }); });
+  });
+  m->def("collect_cuda", [](std::optional<double> message_timeout) {
+    WithoutGil([&] {
+      RaisingPaddleErrors(
+          [&] { CudaIPCHeap::Instance().Collect(message_timeout); });
+    });
   });
   m->def("set_limit", [&heap](uint64_t bytes) { heap.SetLimit(bytes); });
   m->def("stats", [&heap] {
@@ -178,6 +236,20 @@ void BindSharedStorage(py::module* m) {
     figures["limit"] = stats.limit;
     return figures;
   });
+  m->def("cuda_stats", [] {
+    memory::allocation::CudaIPCStats stats = CudaIPCHeap::Instance().Stats();
+    py::dict figures;
+    figures["sent"] = stats.sent;
+    figures["sent_bytes"] = stats.sent_bytes;
+    figures["limbo"] = stats.limbo;
+    figures["limbo_bytes"] = stats.limbo_bytes;
+    figures["received"] = stats.received;
+    figures["received_bytes"] = stats.received_bytes;
+    figures["handles"] = stats.handles;
+    figures["events"] = stats.events;
+    return figures;
+  });
+  m->def("cuda_users", [] { return CudaIPCHeap::Instance().Describe(); });
 }
 
 }  // namespace pybind

@@ -55,6 +55,17 @@ is_available = _found is not None
 native = _found or _Unavailable()
 
 
+def ipc_collect() -> None:
+    """
+    Frees GPU memory that this process has sent and dropped and that no other
+    process uses any more, of processes that were killed too. It happens by
+    itself when tensors are sent, and when memory runs out.
+    """
+    if is_available:
+        native.collect_cuda(None)
+    libpaddle._ipc_collect()
+
+
 def keeping_inside_alive(
     get_tensor: Callable[[paddle.Tensor], paddle.base.core.DenseTensor],
 ) -> Callable[[paddle.Tensor], paddle.base.core.DenseTensor]:

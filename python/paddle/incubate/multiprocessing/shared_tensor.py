@@ -11,11 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How tensors of host memory go through queues and pipes, without a copy.
+"""How tensors go through queues and pipes, without a copy.
 
-The storage of a tensor is moved into shared memory when the tensor is sent for
-the first time; what is pickled is a handle of about a hundred bytes. RFC.md,
-part B, has the model.
+The storage of a tensor in host memory is moved into shared memory when the
+tensor is sent for the first time; that of one on a GPU stays where it is. What
+is pickled is a handle of a hundred bytes or two. RFC.md, parts B and C, has the
+model.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from paddle.base.framework import EagerParamBase
 from paddle.base.shared_storage import is_available, native
 
 
-def is_shareable(tensor: paddle.Tensor | core.DenseTensor) -> bool:
-    """Returns whether a tensor goes through shared memory of the host."""
-    return is_available and native.is_on_host(tensor)
+def _current_stream(device: int) -> int:
+    """Returns the stream that this thread's work on a GPU goes to."""
+    if not paddle.is_compiled_with_cuda():
+        return 0
+    return core._get_current_stream(device).cuda_stream
 
 
 def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
-    tensor = native.rebuild_tensor(handle)
+    tensor = native.rebuild_tensor(handle, _current_stream)
     if not stop_gradient:
         tensor.stop_gradient = False
     return tensor
@@ -45,35 +48,43 @@ def _rebuild_parameter(
 ) -> EagerParamBase:
     # Shape and type only satisfy the constructor; the handle has the true ones.
     parameter = EagerParamBase([1], paddle.float32, **attributes)
-    native.rebuild_in(parameter, handle)
+    native.rebuild_in(parameter, handle, _current_stream)
     parameter.__dict__.update(attributes)
     parameter.stop_gradient = stop_gradient
     return parameter
 
 
 def _rebuild_dense_tensor(handle: bytes) -> core.DenseTensor:
-    return native.rebuild_dense_tensor(handle)
+    return native.rebuild_dense_tensor(handle, _current_stream)
 
 
-def reduce_tensor(tensor: paddle.Tensor) -> tuple:
+def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """Returns what pickle needs to make a tensor over the same memory.
+
+    None if the tensor is of a kind that does not go by shared memory.
 
     Raises:
         MemoryError: there is no room for it in shared memory.
-        ValueError, NotImplementedError: it cannot arrive right, see
-            `paddle.incubate.multiprocessing`.
+        ValueError, NotImplementedError, RuntimeError: it cannot arrive right,
+            see `paddle.incubate.multiprocessing`.
     """
+    if not is_available:
+        return None
     is_parameter = type(tensor) is EagerParamBase
-    handle = native.share_tensor(tensor, is_parameter)
+    handle = native.share_tensor(tensor, is_parameter, _current_stream)
+    if handle is None:
+        return None
     if is_parameter:
         attributes = dict(tensor.__dict__)
         return _rebuild_parameter, (handle, tensor.stop_gradient, attributes)
     return _rebuild_tensor, (handle, tensor.stop_gradient)
 
 
-def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple:
+def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
     """Does what `reduce_tensor` does for what is inside a tensor."""
+    if not is_available:
+        return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)
-    handle = native.share_dense_tensor(tensor)
-    return _rebuild_dense_tensor, (handle,)
+    handle = native.share_dense_tensor(tensor, _current_stream)
+    return None if handle is None else (_rebuild_dense_tensor, (handle,))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The shared memory of this process: strategy, limit, figures."""
+"""Memory that this process shares: strategy, limit, figures, collection."""
 
 from __future__ import annotations
 
@@ -191,11 +191,54 @@ def shared_memory_summary() -> str:
     return "\n".join(lines)
 
 
+def ipc_memory_stats() -> dict[str, int]:
+    """Returns what GPU memory this process has in common with others.
+
+    Returns:
+        dict[str, int]: ``sent`` (storages of this process that were sent and
+        not freed yet), ``limbo`` (those of them that this process has dropped
+        and others still hold, or a message carries), ``received`` (storages of
+        others that it uses), with ``sent_bytes``, ``limbo_bytes`` and
+        ``received_bytes``; ``handles`` (allocations of others that it has
+        opened) and ``events`` (that order work between processes).
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.incubate.multiprocessing as mp
+            >>> print(mp.ipc_memory_stats()['limbo'])
+            0
+    """
+    return native.cuda_stats()
+
+
+def ipc_memory_summary() -> str:
+    """Returns :func:`ipc_memory_stats` as a table, with who holds what.
+
+    Returns:
+        str: one line a figure, then one for each of the first ten storages of
+        this process that others need: its size, the processes that hold it and
+        the number of messages that carry it and were not received.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.incubate.multiprocessing as mp
+            >>> print(mp.ipc_memory_summary().splitlines()[0])
+            GPU memory in common with other processes
+    """
+    lines = ["GPU memory in common with other processes"]
+    for name, value in native.cuda_stats().items():
+        lines.append(f"  {name:<14}{value:>22,}")
+    return "\n".join([*lines, *native.cuda_users().splitlines()])
+
+
 def collect_shared_memory(message_timeout: float | None = None) -> None:
     """Gives shared memory that is not in use back to the system.
 
     That is: blocks whose holders have died, blocks kept for reuse, and files
-    that dead processes left. It happens by itself when memory is needed.
+    that dead processes left; also GPU memory that was sent and that nobody uses
+    any more. It happens by itself when memory is needed.
 
     Args:
         message_timeout (float|None, optional): if given, messages that were
@@ -221,6 +264,7 @@ def collect_shared_memory(message_timeout: float | None = None) -> None:
             f"{message_timeout!r}."
         )
     native.collect(message_timeout)
+    native.collect_cuda(message_timeout)
 
 
 def _family() -> int:

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -38,9 +39,6 @@ constexpr uint64_t kSegmentReserve = uint64_t{64} << 30;
 constexpr uint64_t kMinSegmentReserve = uint64_t{256} << 20;
 // Enough for a few large messages under way, little for a process to keep.
 constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
-// When memory runs out, a message that nobody took for so long is taken for
-// lost: with a killed consumer, or in a queue that was thrown away.
-constexpr uint64_t kLostAfterSeconds = 600;
 
 // Counts through suspension and is one clock for all processes.
 uint64_t NowNanoseconds() {
@@ -57,8 +55,10 @@ uint64_t Ago(double seconds) {
 
 }  // namespace
 
-SharedBlocks::SharedBlocks(SharedSegment* segment)
+SharedBlocks::SharedBlocks(SharedSegment* segment,
+                           std::vector<std::function<void()>>* ended)
     : segment_(segment),
+      ended_(ended),
       end_(SharedLedger::LedgerBytes()),
       ledger_end_(SharedLedger::HeaderBytes()) {}
 
@@ -117,6 +117,8 @@ void SharedBlocks::Free(uint32_t block) {
   in_use_[block] = false;
   used_ -= run.capacity;
   --used_blocks_;
+  auto act = at_end_.extract(block);
+  if (act) ended_->push_back(std::move(act.mapped()));
   run.free.push_back(block);
   List(index);
   if (run.free.size() == run.count) {
@@ -216,6 +218,16 @@ void SharedBlocks::Expire(uint64_t deadline) {
   }
 }
 
+void SharedBlocks::AtEnd(uint32_t block, std::function<void()> act) {
+  at_end_[block] = std::move(act);
+}
+
+void SharedBlocks::ExpireAwaited(uint64_t deadline) {
+  for (const auto& [block, act] : at_end_) {
+    segment_->ledger().ExpireTickets(block, deadline);
+  }
+}
+
 uint64_t SharedBlocks::messages() const {
   uint64_t count = 0;
   for (uint32_t block = 0; block < in_use_.size(); ++block) {
@@ -223,6 +235,25 @@ uint64_t SharedBlocks::messages() const {
   }
   return count;
 }
+
+class SharedHeap::Locked {
+ public:
+  explicit Locked(SharedHeap* heap) : heap_(heap), lock_(heap->mutex_) {}
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked() {
+    std::vector<std::function<void()>> ended = std::move(heap_->ended_);
+    heap_->ended_.clear();
+    lock_.unlock();
+    for (const auto& act : ended) act();
+  }
+
+  std::unique_lock<std::mutex>* lock() { return &lock_; }
+
+ private:
+  SharedHeap* heap_;
+  std::unique_lock<std::mutex> lock_;
+};
 
 SharedHeap& SharedHeap::Instance() {
   static SharedHeap& heap =
@@ -253,59 +284,71 @@ SharedBlock SharedHeap::BlockOf(const Attached& attached,
           hold.index,
           offset,
           attached.segment->base() + offset,
-          hold.capacity};
+          hold.capacity,
+          hold.generation};
 }
 
-SharedBlock SharedHeap::AddHold(Attached* attached, uint32_t index) {
+SharedBlock SharedHeap::AddHold(Attached* attached,
+                                uint32_t index,
+                                Inheritance inheritance) {
   SharedLedger& ledger = attached->segment->ledger();
   attached->segment->AddHolder(index);
   uint64_t offset = ledger.offset(index);
-  attached->holds[offset] = {
-      index, ledger.generation(index), ledger.capacity(index), 1, {}};
+  attached->holds[offset] = {index,
+                             ledger.generation(index),
+                             ledger.capacity(index),
+                             1,
+                             inheritance,
+                             {}};
   return BlockOf(*attached, offset);
 }
 
 std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
-                                                    uint64_t capacity) {
+                                                    uint64_t capacity,
+                                                    Inheritance inheritance) {
   for (Attached* own : own_) {
     // Others could not open a segment whose descriptor is lost.
     if (own->segment->strategy() != strategy || !own->segment->Usable()) {
       continue;
     }
-    if (auto block = own->own->TakeWarm(capacity)) return AddHold(own, *block);
+    if (auto block = own->own->TakeWarm(capacity))
+      return AddHold(own, *block, inheritance);
   }
   return std::nullopt;
 }
 
-SharedBlock SharedHeap::Allocate(SharingStrategy strategy, uint64_t size) {
+SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
+                                 uint64_t size,
+                                 Inheritance inheritance) {
   if (size > SharedSegment::kMaxReserve / 2) {
     throw SharedMemoryError(
         Kind::kExhausted,
         "No segment of shared memory has " + HumanBytes(size) + ".");
   }
   uint64_t capacity = SharedBlocks::CapacityFor(size);
-  std::unique_lock<std::mutex> lock(mutex_);
+  Locked locked(this);
   for (Attached* own : own_) own->own->Recycle();
-  if (auto block = AllocateWarm(strategy, capacity)) return *block;
+  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
   CollectOwn();
-  if (auto block = AllocateWarm(strategy, capacity)) return *block;
+  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
   try {
-    return AllocateCold(&lock, strategy, capacity);
+    return AllocateCold(locked.lock(), strategy, capacity, inheritance);
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
-  uint64_t deadline = Ago(kLostAfterSeconds);
+  uint64_t deadline = Ago(kMessageLostSeconds);
   Expire(deadline);
   CollectOwn();
   Trim(0);
   CollectOthers(deadline);
   if (family_) family_->RemoveAbandoned(deadline);
-  return AllocateCold(&lock, strategy, capacity);
+  return AllocateCold(locked.lock(), strategy, capacity, inheritance);
 }
 
 SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
                                      SharingStrategy strategy,
-                                     uint64_t capacity) {
+                                     uint64_t capacity,
+                                     Inheritance inheritance) {
   auto [attached, run] = TakeCold(strategy, capacity);
   uint64_t offset = attached->own->RunOffset(run);
   uint64_t length = attached->own->RunLength(run);
@@ -327,7 +370,7 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
   }
   lock->lock();
   pending_ -= length;
-  return AddHold(attached, attached->own->Warm(run));
+  return AddHold(attached, attached->own->Warm(run), inheritance);
 }
 
 std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
@@ -361,7 +404,7 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
     }
   }
   Attached& attached = segments_[segment->number()];
-  attached.own = std::make_unique<SharedBlocks>(segment.get());
+  attached.own = std::make_unique<SharedBlocks>(segment.get(), &ended_);
   attached.segment = std::move(segment);
   by_address_[attached.segment->base()] = &attached;
   own_.push_back(&attached);
@@ -452,7 +495,8 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   return &attached;
 }
 
-SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
+SharedHeap::Received SharedHeap::Receive(const SharedMessage& message,
+                                         Inheritance inheritance) {
   std::lock_guard<std::mutex> guard(mutex_);
   Attached* attached = Attach(message);
   SharedSegment& segment = *attached->segment;
@@ -482,16 +526,20 @@ SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
     // A pickle may be loaded twice; then its ticket is spent, and not needed.
     ledger.RedeemTicket(index, message.ticket);
     Hold& hold = found->second;
+    if (inheritance == Inheritance::kChild) hold.inheritance = inheritance;
     std::shared_ptr<void> storage = hold.storage.lock();
     if (!storage) ++hold.users;
     return {BlockOf(*attached, offset), std::move(storage)};
   }
-  if (found == attached->holds.end()) {
+  // A bit that is set for nothing can be for ever: see SharedSegment::pinned.
+  if (found == attached->holds.end() &&
+      ledger.generation(index) == message.generation) {
     segment.AddHolder(index);
     bool redeemed = ledger.RedeemTicket(index, message.ticket);
     if (redeemed ? ledger.generation(index) == message.generation
                  : ledger.StillIs(index, message.generation)) {
-      attached->holds[offset] = {index, message.generation, capacity, 1, {}};
+      attached->holds[offset] = {
+          index, message.generation, capacity, 1, inheritance, {}};
       return {BlockOf(*attached, offset), nullptr};
     }
     segment.DropHolder(index);
@@ -507,7 +555,8 @@ void SharedHeap::Release(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
   Attached& attached = segments_.at(block.segment);
   auto found = attached.holds.find(block.offset);
-  if (--found->second.users > 0) return;
+  // A child of fork does not hold all that its parent held.
+  if (found == attached.holds.end() || --found->second.users > 0) return;
   attached.holds.erase(found);
   SharedSegment& segment = *attached.segment;
   segment.DropHolder(block.index);
@@ -517,6 +566,42 @@ void SharedHeap::Release(const SharedBlock& block) {
   } else if (segment.ledger().orphaned() || segment.OwnerDied()) {
     CollectOthers(0);
   }
+}
+
+void SharedHeap::AtEnd(const SharedBlock& block, std::function<void()> act) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  segments_.at(block.segment).own->AtEnd(block.index, std::move(act));
+}
+
+void SharedHeap::Reclaim(std::optional<double> message_timeout) {
+  Locked locked(this);
+  if (message_timeout) {
+    for (Attached* own : own_) own->own->ExpireAwaited(Ago(*message_timeout));
+  }
+  CollectOwn();
+}
+
+bool SharedHeap::IsInFlight(const SharedMessage& message) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto attached = segments_.find(message.id.segment);
+  if (attached == segments_.end()) return false;
+  SharedLedger& ledger = attached->second.segment->ledger();
+  return ledger.generation(message.block) == message.generation &&
+         ledger.HasTicket(message.block, message.ticket);
+}
+
+SharedBlockUsers SharedHeap::OtherUsers(const SharedBlock& block) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  SharedSegment& segment = *segments_.at(block.segment).segment;
+  return {segment.OtherHolders(block.index),
+          segment.ledger().TicketCount(block.index)};
+}
+
+bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  Attached& attached = segments_.at(block.segment);
+  return attached.own || !(attached.segment->ledger().orphaned() ||
+                           attached.segment->OwnerDied());
 }
 
 void SharedHeap::CollectOthers(uint64_t deadline) {
@@ -544,7 +629,7 @@ void SharedHeap::CollectOthers(uint64_t deadline) {
 
 void SharedHeap::Collect(std::optional<double> message_timeout) {
   uint64_t deadline = message_timeout ? Ago(*message_timeout) : 0;
-  std::lock_guard<std::mutex> guard(mutex_);
+  Locked locked(this);
   if (message_timeout) Expire(deadline);
   CollectOwn();
   Trim(0);
@@ -553,7 +638,7 @@ void SharedHeap::Collect(std::optional<double> message_timeout) {
 }
 
 SharedHeapStats SharedHeap::Stats() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  Locked locked(this);
   SharedHeapStats stats = {};
   for (Attached* own : own_) {
     own->own->Recycle();
@@ -580,10 +665,10 @@ void SharedHeap::Leave() {
   if (family_) family_->Leave();
 }
 
-std::vector<uint32_t> SharedHeap::BlocksHeld(const Attached& attached) {
+std::vector<uint32_t> SharedHeap::BlocksInherited(const Attached& attached) {
   std::vector<uint32_t> blocks;
   for (const auto& [offset, hold] : attached.holds) {
-    blocks.push_back(hold.index);
+    if (hold.inheritance == Inheritance::kChild) blocks.push_back(hold.index);
   }
   return blocks;
 }
@@ -591,7 +676,7 @@ std::vector<uint32_t> SharedHeap::BlocksHeld(const Attached& attached) {
 void SharedHeap::PrepareFork() {
   mutex_.lock();
   for (auto& [id, attached] : segments_) {
-    attached.segment->PrepareFork(BlocksHeld(attached));
+    attached.segment->PrepareFork(BlocksInherited(attached));
   }
 }
 
@@ -602,10 +687,15 @@ void SharedHeap::ParentAfterFork() {
 
 void SharedHeap::ChildAfterFork() {
   for (auto& [id, attached] : segments_) {
-    attached.segment->ChildAfterFork(BlocksHeld(attached));
+    attached.segment->ChildAfterFork(BlocksInherited(attached));
     attached.own.reset();
+    for (auto it = attached.holds.begin(); it != attached.holds.end();) {
+      bool inherited = it->second.inheritance == Inheritance::kChild;
+      it = inherited ? std::next(it) : attached.holds.erase(it);
+    }
   }
   own_.clear();
+  ended_.clear();
   pending_ = 0;
   if (family_) family_->ChildAfterFork();
   // Two processes that count on from one number would issue equal tickets.

@@ -37,6 +37,7 @@ struct SharedBlock {
   uint64_t offset;  // in the segment
   char* data;
   uint64_t capacity;
+  uint64_t generation;
 };
 
 // What goes from process to process in place of a block's bytes.
@@ -46,6 +47,19 @@ struct SharedMessage {
   uint64_t generation;
   SharedTicket ticket;
   uint64_t offset;  // in the block
+};
+
+// When memory runs out, a message that nobody took for so many seconds is taken
+// for lost: with a killed consumer, or in a queue that was thrown away.
+constexpr double kMessageLostSeconds = 600;
+
+// Whether a child of fork has what its parent holds.
+enum class Inheritance { kChild, kNone };
+
+// Others that still need a block.
+struct SharedBlockUsers {
+  std::vector<uint32_t> processes;
+  uint64_t messages;
 };
 
 struct SharedHeapStats {
@@ -66,7 +80,9 @@ struct SharedHeapStats {
 // memory, or cold, without; a block in use is in a warm run.
 class SharedBlocks {
  public:
-  explicit SharedBlocks(SharedSegment* segment);
+  // What is to be done at the end of blocks is put into `ended` then.
+  SharedBlocks(SharedSegment* segment,
+               std::vector<std::function<void()>>* ended);
 
   // The capacity of the block that a size gets.
   static uint64_t CapacityFor(uint64_t size);
@@ -79,6 +95,7 @@ class SharedBlocks {
   uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
   void PutCold(uint32_t run);
   uint32_t Warm(uint32_t run);
+  void AtEnd(uint32_t block, std::function<void()> act);
 
   // Frees the blocks that lost a reference since the last time and have none.
   void Recycle();
@@ -86,6 +103,8 @@ class SharedBlocks {
   // idle; the run that was used last stays unless `keep` is 0.
   void Trim(uint64_t keep);
   void Expire(uint64_t deadline);
+  // The same of the blocks alone at whose end there is something to be done.
+  void ExpireAwaited(uint64_t deadline);
 
   uint64_t reserved() const { return reserved_; }
   uint64_t used() const { return used_; }
@@ -117,6 +136,8 @@ class SharedBlocks {
   void AddIdle(uint32_t run);
 
   SharedSegment* segment_;
+  std::vector<std::function<void()>>* ended_;
+  std::map<uint32_t, std::function<void()>> at_end_;
   std::deque<Run> runs_;
   std::vector<uint32_t> run_of_;  // by block
   std::vector<bool> in_use_;      // by block
@@ -137,7 +158,7 @@ class SharedBlocks {
 // Invariant: this process's holder bit of a block is set exactly while `holds`
 // of its segment has the block, which is as long as somebody in this process
 // uses it. All of it is guarded by one mutex, also around fork; a child starts
-// with all that its parent held, under its own name.
+// with all that its parent held for it too, under its own name.
 //
 // Thread-safe.
 class SharedHeap {
@@ -151,7 +172,9 @@ class SharedHeap {
   void Join(uint64_t family);
 
   // A block of at least `size` bytes with one user, who releases it.
-  SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
+  SharedBlock Allocate(SharingStrategy strategy,
+                       uint64_t size,
+                       Inheritance inheritance = Inheritance::kChild);
   // Says what is behind the block in this process, for Receive to find, if
   // `take_over` agrees; that runs undisturbed by other threads and by fork.
   bool Bind(const SharedBlock& block,
@@ -166,8 +189,24 @@ class SharedHeap {
     // more, who binds and releases it.
     std::shared_ptr<void> storage;
   };
-  Received Receive(const SharedMessage& message);
+  Received Receive(const SharedMessage& message,
+                   Inheritance inheritance = Inheritance::kChild);
   void Release(const SharedBlock& block);
+
+  // Says what to do when nobody holds the block and no message carries it any
+  // more. The calling process made the block and holds it. It is done once, by
+  // a thread that allocates, collects or reclaims, with no lock held; never in
+  // a child of fork, nor when the process ends. It may not throw.
+  void AtEnd(const SharedBlock& block, std::function<void()> act);
+  // Takes back what dead processes held and does what is to be done at the end
+  // of blocks. With a timeout in seconds, messages that were sent longer ago
+  // and carry such a block are given up.
+  void Reclaim(std::optional<double> message_timeout);
+  // Whether a message that this process made was not received yet.
+  bool IsInFlight(const SharedMessage& message);
+  SharedBlockUsers OtherUsers(const SharedBlock& block);
+  // Whether the process lives that made the block.
+  bool MakerIsAlive(const SharedBlock& block);
 
   // Takes back what dead processes held and gives idle memory to the system.
   // With a timeout in seconds, messages sent longer ago are given up.
@@ -183,6 +222,7 @@ class SharedHeap {
     uint64_t generation;
     uint64_t capacity;
     uint32_t users;
+    Inheritance inheritance;
     std::weak_ptr<void> storage;
   };
 
@@ -192,16 +232,23 @@ class SharedHeap {
     std::map<uint64_t, Hold> holds;     // by offset
   };
 
+  // Holds the mutex; then does what there is to be done at the end of blocks.
+  class Locked;
+
   SharedHeap();
 
-  SharedBlock AddHold(Attached* attached, uint32_t index);
+  SharedBlock AddHold(Attached* attached,
+                      uint32_t index,
+                      Inheritance inheritance);
   SharedBlock BlockOf(const Attached& attached, uint64_t offset) const;
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
-                                          uint64_t capacity);
+                                          uint64_t capacity,
+                                          Inheritance inheritance);
   // Gives the lock back while the kernel is at work.
   SharedBlock AllocateCold(std::unique_lock<std::mutex>* lock,
                            SharingStrategy strategy,
-                           uint64_t capacity);
+                           uint64_t capacity,
+                           Inheritance inheritance);
   std::pair<Attached*, uint32_t> TakeCold(SharingStrategy strategy,
                                           uint64_t capacity);
   Attached* MakeSegment(SharingStrategy strategy, uint64_t capacity);
@@ -213,7 +260,7 @@ class SharedHeap {
   void Expire(uint64_t deadline);
   uint64_t Reserved() const;
 
-  static std::vector<uint32_t> BlocksHeld(const Attached& attached);
+  static std::vector<uint32_t> BlocksInherited(const Attached& attached);
   void PrepareFork();
   void ParentAfterFork();
   void ChildAfterFork();
@@ -223,6 +270,7 @@ class SharedHeap {
   std::map<uint64_t, Attached> segments_;        // by id
   std::map<const char*, Attached*> by_address_;  // by first address
   std::vector<Attached*> own_;
+  std::vector<std::function<void()>> ended_;
   uint64_t pending_{0};  // bytes being reserved while the mutex is free
   uint64_t limit_;
   uint32_t last_nonce_;

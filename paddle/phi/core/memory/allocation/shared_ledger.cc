@@ -165,8 +165,12 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
                                        uint64_t now) {
   Block& b = block(index);
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
-    // Before the ticket exists, so that it is never taken for an old one.
-    ticket->sent.store(now, std::memory_order_relaxed);
+    // Before the ticket exists, so that it is never taken for an old one; and
+    // never back, if another took the place while this one was held up.
+    uint64_t sent = ticket->sent.load(std::memory_order_relaxed);
+    while (sent < now && !ticket->sent.compare_exchange_weak(
+                             sent, now, std::memory_order_relaxed)) {
+    }
     if (!ticket->word.compare_exchange_strong(
             word, by, std::memory_order_seq_cst)) {
       return false;
@@ -188,6 +192,12 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
       return {i, static_cast<uint32_t>(NonceOf(word))};
     }
   }
+}
+
+bool SharedLedger::HasTicket(uint32_t index, SharedTicket ticket) const {
+  uint64_t word =
+      block(index).tickets[ticket.index].word.load(std::memory_order_relaxed);
+  return NonceOf(word) == ticket.nonce && UsesOf(word) != 0;
 }
 
 bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
@@ -236,9 +246,9 @@ bool SharedLedger::Referenced(uint32_t index) const {
   return b.epoch.load(std::memory_order_seq_cst) != epoch;
 }
 
-bool SharedLedger::Pinned(uint32_t index) const {
-  return (block(index).holders[0].load(std::memory_order_seq_cst) &
-          (uint64_t{1} << kPinnedSlot)) != 0;
+bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
+  return (block(index).holders[slot / 64].load(std::memory_order_seq_cst) &
+          (uint64_t{1} << (slot % 64))) != 0;
 }
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {

@@ -100,6 +100,7 @@ class SharedLedger {
   // The caller holds the block. Never fails: when all places for tickets are
   // taken, messages share one.
   SharedTicket IssueTicket(uint32_t block, uint32_t nonce, uint64_t now);
+  bool HasTicket(uint32_t block, SharedTicket ticket) const;
   // Spends one use of a ticket; false if it was spent or given up before.
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
   // The caller has set its holder bit and has no valid ticket. True if the
@@ -107,7 +108,7 @@ class SharedLedger {
   bool StillIs(uint32_t block, uint64_t generation) const;
 
   bool Referenced(uint32_t block) const;
-  bool Pinned(uint32_t block) const;
+  bool Holds(uint32_t block, uint32_t slot) const;
   uint64_t TicketCount(uint32_t block) const;
   // Whether a message that was not received yet carries one of the blocks.
   bool HasMessages() const;

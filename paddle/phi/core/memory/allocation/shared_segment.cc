@@ -28,6 +28,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -120,6 +122,32 @@ void UnlockSlots(int fd, uint32_t first, uint32_t end) {
 
 bool TryLockAllSlots(int fd) {
   return SetLock(fd, F_WRLCK, 0, SharedLedger::kSlots);
+}
+
+// Whether a process is in the middle of its end. The kernel gives files back
+// then in an order of its own: the lock that says that the process lives may be
+// gone while work that it gave to a GPU, or a mapping, still is there. A number
+// that was given to another process since is no matter: that one is not ending.
+bool IsEnding(uint32_t process) {
+  constexpr unsigned kExiting = 0x4;  // PF_EXITING, in the flags of a thread
+  std::string folder = "/proc/" + std::to_string(process) + "/task";
+  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
+                                              closedir);
+  if (!threads) return false;
+  while (const dirent* thread = readdir(threads.get())) {
+    std::ifstream file(folder + "/" + thread->d_name + "/stat");
+    std::string stat;
+    if (!std::getline(file, stat)) continue;
+    // After the name, which may have anything in it.
+    std::istringstream fields(stat.substr(stat.rfind(')') + 1));
+    char state = 0;
+    int64_t parent, group, session, terminal, foreground;
+    unsigned flags = 0;
+    fields >> state >> parent >> group >> session >> terminal >> foreground >>
+        flags;
+    if ((flags & kExiting) != 0 && state != 'Z' && state != 'X') return true;
+  }
+  return false;
 }
 
 std::string NameOf(uint64_t family, uint64_t segment) {
@@ -421,6 +449,10 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
         ThrowErrno("Locking a slot of " + name_);
       }
       if (ledger_.slot_state(slot) != SharedLedger::kFree) {
+        if (IsEnding(ledger_.slot_pid(slot))) {
+          UnlockSlots(fd, slot, slot + 1);
+          continue;
+        }
         ledger_.ReapSlot(slot);
       }
       ledger_.SetSlot(slot, SharedLedger::kTaken, getpid());
@@ -511,6 +543,16 @@ void SharedSegment::Punch(uint64_t offset, uint64_t length) {
   if (fd_.IsIntact()) PunchRange(fd_.get(), offset, length);
 }
 
+std::vector<uint32_t> SharedSegment::OtherHolders(uint32_t block) const {
+  std::vector<uint32_t> processes;
+  for (uint32_t slot = 0; slot < ledger_.slot_limit(); ++slot) {
+    if (slot != slot_ && ledger_.Holds(block, slot)) {
+      processes.push_back(ledger_.slot_pid(slot));
+    }
+  }
+  return processes;
+}
+
 bool SharedSegment::ReapIfDead(uint32_t slot) {
   // A child that could get no slot shares the description of its parent, to
   // whom the kernel would give every lock the parent has.
@@ -519,10 +561,13 @@ bool SharedSegment::ReapIfDead(uint32_t slot) {
       !TryLockSlot(fd_.get(), slot)) {
     return false;
   }
-  if (slot == SharedLedger::kOwnerSlot) ledger_.SetOrphaned();
-  ledger_.ReapSlot(slot);
+  bool ended = !IsEnding(ledger_.slot_pid(slot));
+  if (ended) {
+    if (slot == SharedLedger::kOwnerSlot) ledger_.SetOrphaned();
+    ledger_.ReapSlot(slot);
+  }
   UnlockSlots(fd_.get(), slot, slot + 1);
-  return true;
+  return ended;
 }
 
 void SharedSegment::ReapDead() {
@@ -568,7 +613,7 @@ bool SharedSegment::RemoveIfAlone() {
   // A pin is a child that shares this process's locks.
   bool needed = ledger_.HasMessages();
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
-    needed |= ledger_.Pinned(i);
+    needed |= ledger_.Holds(i, SharedLedger::kPinnedSlot);
   }
   if (needed) {
     UnlockSlots(fd_.get(), 0, slot_);

@@ -39,10 +39,11 @@ enum class SharingStrategy : uint8_t {
 class SharedMemoryError : public std::runtime_error {
  public:
   enum class Kind {
-    kExhausted,  // no memory, descriptors or places left
-    kGone,       // what a message names does not exist (any more)
-    kInvalid,    // what a message says cannot be
-    kSystem,     // the system refused something else
+    kExhausted,    // no memory, descriptors or places left
+    kGone,         // what a message names does not exist (any more)
+    kInvalid,      // what a message says cannot be
+    kUnavailable,  // this machine or process cannot do it at all
+    kSystem,       // the system refused something else
   };
 
   SharedMemoryError(Kind kind, const std::string& what)
@@ -151,6 +152,9 @@ class SharedSegment {
   void DropHolder(uint32_t block) {
     if (!pinned()) ledger_.DropHolder(block, slot_);
   }
+
+  // The processes that hold a block, without this one.
+  std::vector<uint32_t> OtherHolders(uint32_t block) const;
 
   // Takes back what dead processes held here.
   void ReapDead();

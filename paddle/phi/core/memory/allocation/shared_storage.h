@@ -18,6 +18,7 @@
 #include <string>
 
 #include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 
 namespace paddle {
@@ -55,20 +56,10 @@ bool IsOnHost(const phi::Place& place);
 bool IsInOwnFile(const phi::DenseTensor& tensor);
 
 // The tensor of a handle, which may come from anyone: nothing in it is used
-// before it is checked. All tensors over one block share one allocation.
-phi::DenseTensor RebuildDenseTensor(const std::string& handle);
-
-[[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
-
-// Runs a call and raises its SharedMemoryError as an error of Paddle's.
-template <typename Call>
-auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const SharedMemoryError& error) {
-    RaiseAsPaddleError(error);
-  }
-}
+// before it is checked. All tensors over one block share one allocation. What
+// is on a GPU may be used by the stream that `stream_of` names.
+phi::DenseTensor RebuildDenseTensor(const std::string& handle,
+                                    const CudaStreamOf& stream_of);
 
 }  // namespace allocation
 }  // namespace memory

@@ -1,0 +1,406 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "paddle/phi/core/memory/allocation/shared_segment.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+using Kind = SharedMemoryError::Kind;
+
+// The numbers are the same in CUDA and HIP.
+enum Code : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kNoDevice = 100,
+  kPeerAccessUnsupported = 217,
+  kInvalidHandle = 400,
+  kNotReady = 600,
+};
+constexpr unsigned kLazyPeerAccess = 1;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kEventInterprocess = 4;
+
+// Relaxed: a child reads what the thread had written that forked it, and what
+// its own handler writes before there is any other thread.
+std::atomic<bool> in_use{false};
+std::atomic<bool> used_before_fork{false};
+
+[[noreturn]] void ThrowForked() {
+  throw SharedMemoryError(
+      Kind::kUnavailable,
+      "A process that was forked from one that has used the GPU cannot use it. "
+      "Start it another way: "
+      "paddle.incubate.multiprocessing.get_context('spawn'), or "
+      "set_start_method('spawn').");
+}
+
+// "GPU-01234567-89ab-cdef-0123-456789abcdef", as the driver's tools have it.
+std::string ToString(const CudaDeviceUuid& uuid) {
+  std::string text = "GPU";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char digits[4];
+    bool new_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+    std::snprintf(digits,
+                  sizeof(digits),
+                  new_group ? "-%02x" : "%02x",
+                  static_cast<unsigned char>(uuid[i]));
+    text += digits;
+  }
+  return text;
+}
+
+// A library, by its names, and, in the order of the functions below, what it
+// calls them.
+struct Library {
+  std::array<const char*, 2> names;
+  std::array<const char*, 21> functions;
+};
+
+constexpr Library kLibraries[] = {
+    {{"libcuda.so.1", "libcuda.so"},
+     {"cuInit",
+      "cuDeviceGetCount",
+      "cuDeviceGet",
+      "cuDeviceGetUuid_v2",
+      "cuDevicePrimaryCtxRetain",
+      "cuCtxPushCurrent_v2",
+      "cuCtxPopCurrent_v2",
+      "cuCtxSynchronize",
+      "cuMemGetAddressRange_v2",
+      "cuIpcGetMemHandle",
+      "cuIpcOpenMemHandle_v2",
+      "cuIpcCloseMemHandle",
+      "cuIpcGetEventHandle",
+      "cuIpcOpenEventHandle",
+      "cuEventCreate",
+      "cuEventRecord",
+      "cuEventQuery",
+      "cuEventDestroy_v2",
+      "cuStreamWaitEvent",
+      "cuGetErrorName",
+      "cuGetErrorString"}},
+    {{"libamdhip64.so", "libamdhip64.so.6"},
+     {"hipInit",
+      "hipGetDeviceCount",
+      "hipDeviceGet",
+      "hipDeviceGetUuid",
+      "hipDevicePrimaryCtxRetain",
+      "hipCtxPushCurrent",
+      "hipCtxPopCurrent",
+      "hipDeviceSynchronize",
+      "hipMemGetAddressRange",
+      "hipIpcGetMemHandle",
+      "hipIpcOpenMemHandle",
+      "hipIpcCloseMemHandle",
+      "hipIpcGetEventHandle",
+      "hipIpcOpenEventHandle",
+      "hipEventCreateWithFlags",
+      "hipEventRecord",
+      "hipEventQuery",
+      "hipEventDestroy",
+      "hipStreamWaitEvent",
+      "hipDrvGetErrorName",
+      "hipDrvGetErrorString"}},
+};
+
+}  // namespace
+
+struct CudaIPCDriver::Functions {
+  int (*Init)(unsigned flags);
+  int (*DeviceGetCount)(int* count);
+  int (*DeviceGet)(int* id, int ordinal);
+  int (*DeviceGetUuid)(CudaDeviceUuid* uuid, int id);
+  int (*PrimaryContextRetain)(void** context, int id);
+  int (*ContextPush)(void* context);
+  int (*ContextPop)(void** context);
+  int (*ContextSynchronize)();
+  int (*MemGetAddressRange)(char** base, size_t* size, const void* address);
+  int (*IpcGetMemHandle)(CudaIPCHandle* handle, const void* address);
+  int (*IpcOpenMemHandle)(char** base, CudaIPCHandle handle, unsigned flags);
+  int (*IpcCloseMemHandle)(void* base);
+  int (*IpcGetEventHandle)(CudaIPCHandle* handle, Event event);
+  int (*IpcOpenEventHandle)(Event* event, CudaIPCHandle handle);
+  int (*EventCreate)(Event* event, unsigned flags);
+  int (*EventRecord)(Event event, Stream stream);
+  int (*EventQuery)(Event event);
+  int (*EventDestroy)(Event event);
+  int (*StreamWaitEvent)(Stream stream, Event event, unsigned flags);
+  int (*GetErrorName)(int code, const char** name);
+  int (*GetErrorString)(int code, const char** text);
+};
+
+// Makes a device's context the calling thread's, and puts back what was.
+class CudaIPCDriver::Current {
+ public:
+  Current(CudaIPCDriver* driver, int device) : call_(*driver->call_) {
+    if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
+    driver->Enforce(call_.ContextPush(driver->ContextOf(device)),
+                    "Making the context of a device current");
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    void* context = nullptr;
+    call_.ContextPop(&context);
+  }
+
+ private:
+  const Functions& call_;
+};
+
+CudaIPCDriver& CudaIPCDriver::Instance() {
+  if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
+  static CudaIPCDriver& driver = *[] {
+    static const int handler = pthread_atfork(nullptr, nullptr, [] {
+      used_before_fork.store(in_use.load(std::memory_order_relaxed),
+                             std::memory_order_relaxed);
+    });
+    if (handler != 0) throw std::bad_alloc();
+    // Before the driver starts: a child that is forked meanwhile cannot use it.
+    in_use.store(true, std::memory_order_relaxed);
+    try {
+      return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();
+    } catch (...) {
+      in_use.store(false, std::memory_order_relaxed);
+      throw;
+    }
+  }();
+  return driver;
+}
+
+CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
+  std::string refusals;
+  const Library* found = nullptr;
+  void* library = nullptr;
+  for (const Library& candidate : kLibraries) {
+    for (const char* name : candidate.names) {
+      if (found != nullptr) break;
+      library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+      if (library != nullptr) found = &candidate;
+      if (library == nullptr) refusals += std::string(" ") + dlerror() + ".";
+    }
+  }
+  if (found == nullptr) {
+    throw SharedMemoryError(
+        Kind::kUnavailable,
+        "GPU memory cannot go between processes here: there is no driver of a "
+        "GPU." +
+            refusals + " Send tensor.cpu() instead.");
+  }
+  static_assert(sizeof(Functions) == sizeof(Library::functions));
+  void** function = reinterpret_cast<void**>(call_.get());
+  for (const char* name : found->functions) {
+    *function = dlsym(library, name);
+    if (*function++ == nullptr) {
+      throw SharedMemoryError(Kind::kUnavailable,
+                              std::string("The driver of the GPU, ") +
+                                  found->names[0] + ", is too old: it has no " +
+                                  name + ".");
+    }
+  }
+  Enforce(call_->Init(0), "Starting the driver of the GPU");
+  int count = 0;
+  Enforce(call_->DeviceGetCount(&count), "Counting the GPUs");
+  for (int i = 0; i < count; ++i) {
+    Device device;
+    Enforce(call_->DeviceGet(&device.id, i), "Finding a GPU");
+    Enforce(call_->DeviceGetUuid(&device.uuid, device.id),
+            "Asking for the UUID of a GPU");
+    devices_.push_back(device);
+  }
+}
+
+void CudaIPCDriver::Enforce(int code, const char* doing) const {
+  if (code == kSuccess) return;
+  const char* name = nullptr;
+  const char* text = nullptr;
+  call_->GetErrorName(code, &name);
+  call_->GetErrorString(code, &text);
+  std::string failure = std::string(doing) +
+                        " failed: " + (name ? name : "unknown") + " (" +
+                        std::to_string(code) + "), " +
+                        (text ? text : "an error without a text") + ".";
+  switch (code) {
+    case kOutOfMemory:
+      throw SharedMemoryError(Kind::kExhausted, failure);
+    case kInvalidHandle:
+      throw SharedMemoryError(Kind::kGone, failure);
+    case kNotInitialized:
+      throw SharedMemoryError(
+          Kind::kUnavailable,
+          failure +
+              " A process that was forked from one that has used the GPU "
+              "cannot use it: start it with 'spawn' instead.");
+    case kNoDevice:
+      throw SharedMemoryError(
+          Kind::kUnavailable,
+          failure +
+              " No GPU can be seen by this process (CUDA_VISIBLE_DEVICES "
+              "hides them, maybe). Send tensor.cpu() instead.");
+    case kPeerAccessUnsupported:
+      throw SharedMemoryError(
+          Kind::kUnavailable,
+          failure +
+              " The GPU of this process has no access to the memory of "
+              "the sender's. Send tensor.cpu() instead.");
+    default:
+      throw SharedMemoryError(Kind::kSystem, failure);
+  }
+}
+
+const CudaIPCDriver::Device& CudaIPCDriver::At(int device) const {
+  if (device < 0 || device >= static_cast<int>(devices_.size())) {
+    throw SharedMemoryError(Kind::kInvalid,
+                            "There is no GPU " + std::to_string(device) +
+                                ": this process can see " +
+                                std::to_string(devices_.size()) + ".");
+  }
+  return devices_[device];
+}
+
+void* CudaIPCDriver::ContextOf(int device) {
+  int id = At(device).id;
+  std::lock_guard<std::mutex> guard(contexts_);
+  void*& context = devices_[device].context;
+  if (context == nullptr) {
+    Enforce(call_->PrimaryContextRetain(&context, id),
+            "Using the context of a device");
+  }
+  return context;
+}
+
+int CudaIPCDriver::DeviceOf(const CudaDeviceUuid& uuid) const {
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (devices_[i].uuid == uuid) return static_cast<int>(i);
+  }
+  throw SharedMemoryError(
+      Kind::kUnavailable,
+      "A received tensor is on " + ToString(uuid) +
+          ", which this process cannot see: CUDA_VISIBLE_DEVICES hides it, or "
+          "it is not in this container. Make it visible, or send tensor.cpu() "
+          "instead.");
+}
+
+std::optional<CudaIPCDriver::Exported> CudaIPCDriver::Export(
+    int device, const void* address) {
+  Current current(this, device);
+  char* base = nullptr;
+  size_t size = 0;
+  Exported exported;
+  int code = call_->MemGetAddressRange(&base, &size, address);
+  if (code == kSuccess) code = call_->IpcGetMemHandle(&exported.handle, base);
+  if (code == kInvalidValue) return std::nullopt;
+  Enforce(code, "Making a handle of GPU memory");
+  exported.offset = static_cast<const char*>(address) - base;
+  exported.size = size;
+  return exported;
+}
+
+char* CudaIPCDriver::Open(int device, const CudaIPCHandle& handle) {
+  Current current(this, device);
+  char* base = nullptr;
+  Enforce(call_->IpcOpenMemHandle(&base, handle, kLazyPeerAccess),
+          "Opening GPU memory of another process");
+  return base;
+}
+
+std::optional<uint64_t> CudaIPCDriver::SizeAt(int device, const char* base) {
+  char* start = nullptr;
+  size_t size = 0;
+  try {
+    Current current(this, device);
+    Enforce(call_->MemGetAddressRange(&start, &size, base),
+            "Finding the size of an allocation");
+  } catch (const SharedMemoryError&) {
+    return std::nullopt;
+  }
+  return size - (base - start);
+}
+
+void CudaIPCDriver::Close(int device, char* base) {
+  Current current(this, device);
+  Enforce(call_->IpcCloseMemHandle(base),
+          "Closing GPU memory of another process");
+}
+
+std::optional<CudaIPCDriver::SharedEvent> CudaIPCDriver::MakeEvent(int device) {
+  Current current(this, device);
+  SharedEvent made = {};
+  unsigned flags = kEventDisableTiming | kEventInterprocess;
+  if (call_->EventCreate(&made.event, flags) != kSuccess) return std::nullopt;
+  if (call_->IpcGetEventHandle(&made.handle, made.event) != kSuccess) {
+    call_->EventDestroy(made.event);
+    return std::nullopt;
+  }
+  return made;
+}
+
+CudaIPCDriver::Event CudaIPCDriver::OpenEvent(int device,
+                                              const CudaIPCHandle& handle) {
+  Current current(this, device);
+  Event event = nullptr;
+  Enforce(call_->IpcOpenEventHandle(&event, handle),
+          "Opening an event of another process");
+  return event;
+}
+
+void CudaIPCDriver::DestroyEvent(int device, Event event) {
+  Current current(this, device);
+  Enforce(call_->EventDestroy(event), "Destroying an event");
+}
+
+void CudaIPCDriver::Record(int device, Event event, Stream stream) {
+  Current current(this, device);
+  Enforce(call_->EventRecord(event, stream), "Recording an event");
+}
+
+bool CudaIPCDriver::IsDone(int device, Event event) {
+  Current current(this, device);
+  int code = call_->EventQuery(event);
+  if (code == kNotReady) return false;
+  Enforce(code, "Asking for the state of an event");
+  return true;
+}
+
+void CudaIPCDriver::Wait(int device, Stream stream, Event event) {
+  Current current(this, device);
+  Enforce(call_->StreamWaitEvent(stream, event, 0),
+          "Making a stream wait for an event");
+}
+
+void CudaIPCDriver::Synchronize(int device) {
+  Current current(this, device);
+  Enforce(call_->ContextSynchronize(), "Waiting for a GPU");
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

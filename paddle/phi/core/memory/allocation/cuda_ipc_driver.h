@@ -1,0 +1,112 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// Means something to the driver alone.
+using CudaIPCHandle = std::array<char, 64>;
+using CudaDeviceUuid = std::array<char, 16>;
+
+// The calls of the driver that device memory needs to go between processes: of
+// CUDA's or of HIP's, which has the same. It is loaded at first use, so that
+// nothing of it has to be there for memory of the host.
+//
+// Every call acts on the primary context of its device, which is the one of
+// the CUDA runtime and so of Paddle, and leaves the calling thread's current
+// context as it was. Every failure is a SharedMemoryError.
+//
+// Thread-safe.
+class CudaIPCDriver {
+ public:
+  using Stream = void*;
+  using Event = void*;
+
+  struct SharedEvent {
+    Event event;
+    CudaIPCHandle handle;
+  };
+
+  // How other processes find memory: in an allocation of the driver's.
+  struct Exported {
+    CudaIPCHandle handle;
+    uint64_t offset;
+    uint64_t size;  // of the allocation
+  };
+
+  // Never unloaded: streams and tensors outlive static destructors. Throws
+  // where there is no driver, and in a process that was forked from one that
+  // has used it.
+  static CudaIPCDriver& Instance();
+
+  const CudaDeviceUuid& Uuid(int device) const { return At(device).uuid; }
+  // The number that the device has in this process; throws if it cannot be
+  // seen here.
+  int DeviceOf(const CudaDeviceUuid& uuid) const;
+
+  // None for memory that has no handle: of the virtual-memory allocator, or of
+  // a pool.
+  std::optional<Exported> Export(int device, const void* address);
+  // A handle may be opened once a process, and not in the one that exported it.
+  char* Open(int device, const CudaIPCHandle& handle);
+  // Of the allocation at an opened address; none if the driver does not say.
+  std::optional<uint64_t> SizeAt(int device, const char* base);
+  void Close(int device, char* base);
+
+  // An event that others can wait for too; none if the driver has no more.
+  std::optional<SharedEvent> MakeEvent(int device);
+  Event OpenEvent(int device, const CudaIPCHandle& handle);
+  void DestroyEvent(int device, Event event);
+  void Record(int device, Event event, Stream stream);
+  // Whether the work is done that was there when the event was recorded.
+  bool IsDone(int device, Event event);
+  void Wait(int device, Stream stream, Event event);
+  // Waits for all work that this process has given to the device.
+  void Synchronize(int device);
+
+ private:
+  struct Functions;
+  class Current;
+
+  struct Device {
+    int id;
+    CudaDeviceUuid uuid;
+    void* context{nullptr};
+  };
+
+  CudaIPCDriver();
+  void Enforce(int code, const char* doing) const;
+  const Device& At(int device) const;
+  void* ContextOf(int device);
+
+  std::unique_ptr<Functions> call_;
+  std::vector<Device> devices_;
+  std::mutex contexts_;
+};
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

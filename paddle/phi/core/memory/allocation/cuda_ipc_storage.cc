@@ -1,0 +1,194 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "paddle/common/flags.h"
+#include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/retry_allocator.h"
+#include "paddle/phi/core/memory/allocation/shared_handle.h"
+#include "paddle/phi/core/memory/allocation/storage_watcher.h"
+
+COMMON_DECLARE_int64(gpu_allocator_retry_time);
+COMMON_DECLARE_int64(offload_retry_times);
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+// A storage of this process that was sent.
+class SentStorage : public StorageWatcher {
+ public:
+  explicit SentStorage(phi::Allocation* allocation)
+      : StorageWatcher(allocation) {}
+
+ protected:
+  void OnFree() override {
+    phi::Allocation* freed = allocation();
+    if (!CudaIPCHeap::Instance().Drop(freed->ptr(),
+                                      [freed] { AllocationDeleter(freed); })) {
+      AllocationDeleter(freed);
+    }
+  }
+};
+
+// A storage that came in a message.
+class ReceivedCudaStorage : public Allocation {
+ public:
+  explicit ReceivedCudaStorage(std::shared_ptr<CudaIPCData> data)
+      : Allocation(data->memory.data,
+                   data->memory.size,
+                   phi::GPUPlace(data->memory.device)),
+        data_(std::move(data)) {}
+  ~ReceivedCudaStorage() override { CudaIPCHeap::Instance().Drop(data_); }
+
+ private:
+  std::shared_ptr<CudaIPCData> data_;
+};
+
+// An allocation that fails is tried again this long after, while there is
+// memory that others may give back.
+constexpr std::chrono::milliseconds kPause(100);
+
+// Returns whether the allocation is worth another try.
+size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
+  CudaIPCHeap& heap = CudaIPCHeap::Instance();
+  if (heap.Collect(kMessageLostSeconds) != 0) return true;
+  if (heap.Stats().limbo == 0) return false;
+  std::this_thread::sleep_for(kPause);
+  return true;
+}
+
+// Has allocations that fail collect and be tried again, for up to as long as
+// Paddle waits after that for memory that other threads free. The way to do so
+// is that of activation offloading, and left to it where it is on.
+void CollectWhenMemoryRunsOut() {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  if (FLAGS_offload_retry_times > 0) return;
+  RegisterOOMCallback(CollectOrPause);
+  FLAGS_offload_retry_times =
+      std::max<int64_t>(1, FLAGS_gpu_allocator_retry_time / kPause.count());
+}
+
+void WarnOnStandardError() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Paddle's own log cannot be written to from outside of libpaddle.
+    CudaIPCHeap::Instance().SetWarning([](const std::string& text) {
+      std::cerr << "paddle: warning: " << text << std::flush;
+    });
+  });
+}
+
+// Gives the storage a record.
+bool Share(const std::shared_ptr<phi::Allocation>& holder,
+           SharingStrategy strategy) {
+  PADDLE_ENFORCE_EQ(
+      StorageWatcher::CanWatch(holder),
+      true,
+      common::errors::InvalidArgument(
+          "The memory of this tensor on %s is not Paddle's to keep for other "
+          "processes: it was taken from elsewhere (by from_dlpack, for "
+          "example). Send tensor.clone() instead.",
+          holder->place()));
+  PADDLE_ENFORCE_EQ(
+      FLAGS_alloc_fill_value >= 0 || FLAGS_sync_after_alloc,
+      false,
+      common::errors::PreconditionNotMet(
+          "FLAGS_alloc_fill_value=%d would have a tensor on %s filled when it "
+          "is sent for the first time, and FLAGS_sync_after_alloc waits where "
+          "that may be for ever. Unset both.",
+          FLAGS_alloc_fill_value,
+          holder->place()));
+  WarnOnStandardError();
+  CollectWhenMemoryRunsOut();
+  CudaIPCMemory memory = {phi::GPUPlace(holder->place()).GetDeviceId(),
+                          static_cast<char*>(holder->ptr()),
+                          holder->size()};
+  return CudaIPCHeap::Instance().Share(strategy, memory, holder, [&] {
+    StorageWatcher::Start(std::make_unique<SentStorage>(holder.get()));
+  });
+}
+
+}  // namespace
+
+std::optional<std::string> ShareCudaTensor(phi::DenseTensor tensor,
+                                           SharingStrategy strategy,
+                                           CudaIPCDriver::Stream stream) {
+  EnforceHasHandle(tensor);
+  SharedTensorHandle handle{tensor.meta(), {}};
+  bool has_handle = RaisingPaddleErrors([&] {
+    const std::shared_ptr<phi::Allocation>& holder = tensor.Holder();
+    if (tensor.numel() == 0) {
+      handle.memory =
+          CudaIPCDriver::Instance().Uuid(holder->place().GetDeviceId());
+      return true;
+    }
+    const char* address =
+        static_cast<const char*>(holder->ptr()) + tensor.meta().offset;
+    CudaIPCHeap& heap = CudaIPCHeap::Instance();
+    std::optional<CudaIPCMessage> message = heap.Send(address, stream);
+    if (!message) {
+      if (!Share(holder, strategy)) return false;
+      message = heap.Send(address, stream);
+    }
+    handle.memory = *message;
+    return true;
+  });
+  if (has_handle) return handle.Encode();
+  PADDLE_ENFORCE_EQ(
+      tensor.meta().is_contiguous() && tensor.meta().offset == 0,
+      true,
+      common::errors::Unimplemented(
+          "A view (shape [%s], strides [%s], offset %d) of memory of the "
+          "virtual-memory allocator cannot go to another process. Send "
+          "tensor.clone() instead, or turn off "
+          "FLAGS_use_virtual_memory_auto_growth.",
+          tensor.dims(),
+          tensor.strides(),
+          tensor.meta().offset));
+  return std::nullopt;
+}
+
+std::shared_ptr<phi::Allocation> CudaStorageOf(const CudaIPCMessage& message,
+                                               const CudaStreamOf& stream_of) {
+  CudaIPCHeap& heap = CudaIPCHeap::Instance();
+  CudaIPCHeap::Received received = heap.Receive(message, stream_of);
+  if (received.storage) {
+    return std::static_pointer_cast<phi::Allocation>(received.storage);
+  }
+  std::shared_ptr<phi::Allocation> storage =
+      std::make_shared<ReceivedCudaStorage>(received.data);
+  heap.Bind(*received.data, storage);
+  return storage;
+}
+
+std::shared_ptr<phi::Allocation> EmptyCudaStorage(const CudaDeviceUuid& uuid) {
+  int device = CudaIPCDriver::Instance().DeviceOf(uuid);
+  return std::make_shared<Allocation>(nullptr, 0, phi::GPUPlace(device));
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

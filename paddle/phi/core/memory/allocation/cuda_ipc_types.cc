@@ -1,0 +1,646 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <iterator>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+using Kind = SharedMemoryError::Kind;
+using Stream = CudaIPCDriver::Stream;
+using Event = CudaIPCDriver::Event;
+
+constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDIPC1", say
+
+// For threads that wait for a device while the process ends.
+constexpr std::chrono::seconds kPatience(5);
+
+// What is in the block that stands for memory of a device.
+struct CudaIPCRecord {
+  uint64_t magic;
+  CudaDeviceUuid uuid;
+  CudaIPCDriver::Exported exported;
+  uint64_t size;
+};
+
+std::string Join(const std::vector<uint32_t>& processes) {
+  std::string text;
+  for (uint32_t process : processes) {
+    text += (text.empty() ? "" : ", ") + std::to_string(process);
+  }
+  return text;
+}
+
+}  // namespace
+
+void CudaIPCSentDataLimbo::Add(const CudaIPCData* data) {
+  if (data_.insert(data).second) bytes_ += data->memory.size;
+}
+
+void CudaIPCSentDataLimbo::Remove(const CudaIPCData* data) {
+  if (data_.erase(data) != 0) bytes_ -= data->memory.size;
+}
+
+bool CudaIPCEvents::IsFree(int device, const Made& made) {
+  return !made.sending &&
+         !(made.message && shared_->IsInFlight(*made.message)) &&
+         CudaIPCDriver::Instance().IsDone(device, made.shared.event);
+}
+
+bool CudaIPCEvents::Make(int device, std::deque<Made>* events) {
+  if (events->size() >= kMade) return false;
+  auto event = CudaIPCDriver::Instance().MakeEvent(device);
+  if (event) events->push_back({*event, false, {}});
+  return event.has_value();
+}
+
+std::optional<CudaIPCStamp> CudaIPCEvents::Record(int device, Stream stream) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (maker_ == 0) maker_ = RandomBits();
+  std::deque<Made>& events = made_[device];
+  auto is_free = [&](const Made& made) { return IsFree(device, made); };
+  auto free = events.begin();
+  // Mostly it is the oldest; looking at all is for when there are no more.
+  if (free == events.end() || !is_free(*free)) {
+    free = Make(device, &events)
+               ? std::prev(events.end())
+               : std::find_if(events.begin(), events.end(), is_free);
+  }
+  if (free == events.end()) return std::nullopt;
+  Made made = *free;
+  driver.Record(device, made.shared.event, stream);
+  made.sending = true;
+  made.message.reset();
+  events.erase(free);
+  events.push_back(made);
+  return CudaIPCStamp{maker_, made.shared.handle};
+}
+
+void CudaIPCEvents::Sent(int device,
+                         const CudaIPCStamp& stamp,
+                         const std::optional<SharedMessage>& message) {
+  if (stamp.maker == 0) return;
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto made = made_[device].rbegin(); made != made_[device].rend();
+       ++made) {
+    if (made->shared.handle != stamp.event) continue;
+    made->sending = false;
+    made->message = message;
+    return;
+  }
+}
+
+Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
+  if (stamp.maker == maker_) {
+    for (const Made& made : made_[device]) {
+      if (made.shared.handle == stamp.event) return made.shared.event;
+    }
+  }
+  Key key{device, stamp.maker, stamp.event};
+  auto known = opened_.find(key);
+  if (known != opened_.end()) return known->second;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  if (oldest_opened_.size() == kOpened) {
+    auto oldest = opened_.find(oldest_opened_.front());
+    driver.DestroyEvent(std::get<int>(oldest->first), oldest->second);
+    opened_.erase(oldest);
+    oldest_opened_.pop_front();
+  }
+  Event event = driver.OpenEvent(device, stamp.event);
+  opened_[key] = event;
+  oldest_opened_.push_back(key);
+  return event;
+}
+
+void CudaIPCEvents::Wait(int device, Stream stream, const CudaIPCStamp& stamp) {
+  if (stamp.maker == 0) return;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  driver.Wait(device, stream, Find(device, stamp));
+}
+
+uint64_t CudaIPCEvents::count() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  uint64_t count = opened_.size();
+  for (const auto& [device, events] : made_) count += events.size();
+  return count;
+}
+
+char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = opened_.find({device, handle});
+  if (known == opened_.end()) {
+    Opened opened = {driver.Open(device, handle), 0};
+    known = opened_.emplace(std::pair(device, handle), opened).first;
+  }
+  ++known->second.uses;
+  return known->second.base;
+}
+
+void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = opened_.find({device, handle});
+  if (known->second.uses == 1) {
+    driver.Close(device, known->second.base);
+    opened_.erase(known);
+  } else {
+    --known->second.uses;
+  }
+}
+
+uint64_t CudaIPCOpenedHandles::count() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return opened_.size();
+}
+
+CudaIPCHeap& CudaIPCHeap::Instance() {
+  static CudaIPCHeap& heap =
+      *std::unique_ptr<CudaIPCHeap>(new CudaIPCHeap).release();  // NOLINT
+  return heap;
+}
+
+CudaIPCHeap::CudaIPCHeap()
+    : shared_(SharedHeap::Instance()),
+      events_(std::make_unique<CudaIPCEvents>(&shared_)),
+      handles_(std::make_unique<CudaIPCOpenedHandles>()) {
+  // SharedHeap's handlers were registered before; so in the child they come
+  // first.
+  pthread_atfork([] { Instance().mutex_.lock(); },
+                 [] { Instance().mutex_.unlock(); },
+                 [] { Instance().ChildAfterFork(); });
+}
+
+std::shared_ptr<CudaIPCData> CudaIPCHeap::Find(const void* address) {
+  const char* byte = static_cast<const char*>(address);
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto after = by_address_.upper_bound(byte);
+  if (after == by_address_.begin()) return nullptr;
+  auto& [start, data] = *std::prev(after);
+  bool in_use = data->uses > 0 && byte < start + data->memory.size;
+  return in_use ? data : nullptr;
+}
+
+bool CudaIPCHeap::Share(SharingStrategy strategy,
+                        const CudaIPCMemory& memory,
+                        std::weak_ptr<void> storage,
+                        const std::function<void()>& take_over) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::optional<CudaIPCDriver::Exported> exported =
+      driver.Export(memory.device, memory.data);
+  if (!exported) return false;
+  auto sent = std::make_shared<CudaIPCSentData>();
+  sent->memory = memory;
+  sent->uses = 1;
+  // A child of fork cannot use the memory, so it must not keep it either.
+  sent->block =
+      shared_.Allocate(strategy, sizeof(CudaIPCRecord), Inheritance::kNone);
+  CudaIPCRecord record = {
+      kRecordMagic, driver.Uuid(memory.device), *exported, memory.size};
+  std::memcpy(sent->block.data, &record, sizeof(record));
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (by_address_.emplace(memory.data, sent).second) {
+      sent_[IdOf(sent->block)] = sent;
+      shared_.AtEnd(sent->block, [this, data = sent.get()] { End(*data); });
+      shared_.Bind(sent->block, std::move(storage), [&] {
+        take_over();
+        return true;
+      });
+      return true;
+    }
+  }
+  shared_.Release(sent->block);
+  return true;
+}
+
+std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
+                                                Stream stream) {
+  EnforceNotLeaving();
+  std::shared_ptr<CudaIPCData> data = Find(address);
+  if (!data) return std::nullopt;
+  GiveBackLate();
+  if (HasLimbo()) shared_.Reclaim({});
+  // Before there is a message, so that a failure leaves none behind.
+  CudaIPCStamp stamp = Stamp(*data, stream);
+  std::optional<SharedMessage> record;
+  try {
+    record = shared_.Send(data->block.data);
+  } catch (...) {
+    events_->Sent(data->memory.device, stamp, {});
+    throw;
+  }
+  events_->Sent(data->memory.device, stamp, record);
+  if (!record) return std::nullopt;
+  uint64_t offset = static_cast<const char*>(address) - data->memory.data;
+  return CudaIPCMessage{*record, stamp, offset};
+}
+
+CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data, Stream stream) {
+  bool made_here = false;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    made_here = sent_.count(IdOf(data.block)) != 0;
+  }
+  // An event goes with the process that made it. Memory does too, so an event
+  // of the same process is good as long as it matters. Of what another made
+  // this process may be gone when the message is received.
+  std::optional<CudaIPCStamp> stamp;
+  if (made_here) stamp = events_->Record(data.memory.device, stream);
+  if (!stamp) WaitForWork(data.memory.device);
+  return stamp.value_or(CudaIPCStamp{});
+}
+
+bool CudaIPCHeap::WaitForWork(int device) {
+  std::function<void(const std::function<void()>&)> around;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (leaving_) return false;
+    ++waiting_;
+    around = around_waiting_;
+  }
+  std::exception_ptr failure;
+  auto wait = [&] {
+    try {
+      CudaIPCDriver::Instance().Synchronize(device);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  around ? around(wait) : wait();
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    --waiting_;
+  }
+  waited_.notify_all();
+  if (failure) std::rethrow_exception(failure);
+  return true;
+}
+
+std::shared_ptr<CudaIPCData> CudaIPCHeap::Known(
+    const SharedBlock& block) const {
+  auto sent = sent_.find(IdOf(block));
+  if (sent != sent_.end()) return sent->second;
+  auto received = received_.find(IdOf(block));
+  if (received != received_.end()) return received->second;
+  return nullptr;
+}
+
+std::shared_ptr<CudaIPCData> CudaIPCHeap::Use(const SharedBlock& block) {
+  std::shared_ptr<CudaIPCData> data;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    data = Known(block);
+    if (!data) return nullptr;
+    auto sent = sent_.find(IdOf(block));
+    if (sent != sent_.end()) sent->second->received_here = true;
+    if (data->uses++ == 0) {
+      limbo_.Remove(data.get());
+      return data;
+    }
+  }
+  shared_.Release(block);
+  return data;
+}
+
+void CudaIPCHeap::EnforceMakerLives(const SharedBlock& block) {
+  if (shared_.MakerIsAlive(block)) return;
+  throw SharedMemoryError(
+      Kind::kGone,
+      "The process that made a received tensor has ended, and the GPU memory "
+      "of a process goes with it. It has to live until nobody uses its tensors "
+      "any more.");
+}
+
+void CudaIPCHeap::EnforceNotLeaving() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!leaving_) return;
+  throw SharedMemoryError(
+      Kind::kUnavailable,
+      "This process ends: no more tensors on a GPU can be sent or received.");
+}
+
+std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
+    const SharedBlock& block) {
+  CudaIPCRecord record = {};
+  if (block.capacity >= sizeof(record)) {
+    std::memcpy(&record, block.data, sizeof(record));
+  }
+  const CudaIPCDriver::Exported& exported = record.exported;
+  if (record.magic != kRecordMagic || record.size == 0 ||
+      exported.offset > exported.size ||
+      record.size > exported.size - exported.offset) {
+    throw SharedMemoryError(
+        Kind::kInvalid,
+        "A received tensor is on a GPU, and what it names is no GPU memory.");
+  }
+  int device = CudaIPCDriver::Instance().DeviceOf(record.uuid);
+  auto data = std::make_shared<CudaIPCReceivedData>();
+  char* base = nullptr;
+  try {
+    EnforceMakerLives(block);
+    base = handles_->Open(device, exported.handle);
+  } catch (const SharedMemoryError&) {
+    // Drivers say in many ways that there is no such memory any more.
+    EnforceMakerLives(block);
+    throw;
+  }
+  std::optional<uint64_t> size = CudaIPCDriver::Instance().SizeAt(device, base);
+  if (size && *size < exported.offset + record.size) {
+    handles_->Close(device, exported.handle);
+    throw SharedMemoryError(
+        Kind::kInvalid,
+        "A received tensor has " + std::to_string(record.size) +
+            " bytes at byte " + std::to_string(exported.offset) +
+            " of GPU memory that has " + std::to_string(*size) + ".");
+  }
+  data->memory = {device, base + exported.offset, record.size};
+  data->block = block;
+  data->uses = 1;
+  data->base = exported.handle;
+  return data;
+}
+
+std::shared_ptr<CudaIPCData> CudaIPCHeap::UseOrOpen(const SharedBlock& block) {
+  for (;;) {
+    if (std::shared_ptr<CudaIPCData> known = Use(block)) return known;
+    std::shared_ptr<CudaIPCReceivedData> opened = Open(block);
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      if (received_.emplace(IdOf(block), opened).second) {
+        by_address_.emplace(opened->memory.data, opened);
+        return opened;
+      }
+    }
+    // Another thread has been faster.
+    handles_->Close(opened->memory.device, opened->base);
+  }
+}
+
+CudaIPCHeap::Received CudaIPCHeap::Receive(
+    const CudaIPCMessage& message,
+    const std::function<Stream(int)>& stream_of) {
+  EnforceNotLeaving();
+  GiveBackLate();
+  SharedHeap::Received record =
+      shared_.Receive(message.record, Inheritance::kNone);
+  Received received{record.storage, nullptr};
+  if (!received.storage) {
+    try {
+      received.data = UseOrOpen(record.block);
+    } catch (...) {
+      shared_.Release(record.block);
+      throw;
+    }
+  }
+  try {
+    int device = DeviceOf(record.block);
+    events_->Wait(device, stream_of(device), message.stamp);
+  } catch (...) {
+    if (received.data) Drop(received.data);
+    throw;
+  }
+  return received;
+}
+
+int CudaIPCHeap::DeviceOf(const SharedBlock& block) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  std::shared_ptr<CudaIPCData> data = Known(block);
+  if (!data) {
+    throw SharedMemoryError(Kind::kInvalid,
+                            "A received tensor is on a GPU, and what it names "
+                            "is no GPU memory.");
+  }
+  return data->memory.device;
+}
+
+void CudaIPCHeap::Bind(const CudaIPCData& data, std::weak_ptr<void> storage) {
+  shared_.Bind(data.block, std::move(storage), [] { return true; });
+}
+
+void CudaIPCHeap::Drop(const std::shared_ptr<CudaIPCData>& data) {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    // What is not known was there before this process was forked.
+    if (leaving_ || Known(data->block) != data || --data->uses > 0) return;
+    if (received_.erase(IdOf(data->block)) != 0) {
+      auto address = by_address_.find(data->memory.data);
+      if (address->second == data) by_address_.erase(address);
+    } else {
+      limbo_.Add(data.get());
+    }
+  }
+  GiveBack(data);
+}
+
+bool CudaIPCHeap::Drop(const void* data, std::function<void()> free) {
+  std::shared_ptr<CudaIPCData> sent;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = by_address_.find(static_cast<const char*>(data));
+    if (found == by_address_.end()) return leaving_;
+    sent = found->second;
+    sent_.at(IdOf(sent->block))->free = std::move(free);
+  }
+  Drop(sent);
+  return true;
+}
+
+void CudaIPCHeap::End(const CudaIPCSentData& data) {
+  std::function<void()> free;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto ended = sent_.find(IdOf(data.block));
+    // The process that ends gives it back, which needs no call.
+    if (!leaving_) free = std::move(ended->second->free);
+    freed_ += data.memory.size;
+    limbo_.Remove(&data);
+    by_address_.erase(data.memory.data);
+    sent_.erase(ended);
+  }
+  if (free) free();
+}
+
+void CudaIPCHeap::GiveBack(const std::shared_ptr<CudaIPCData>& data) {
+  auto* received = dynamic_cast<CudaIPCReceivedData*>(data.get());
+  auto* sent = dynamic_cast<CudaIPCSentData*>(data.get());
+  try {
+    // Of its own memory Paddle's allocator knows which streams use it, but not
+    // of what came back in a message.
+    bool waits = received != nullptr || sent->received_here;
+    if (waits && !WaitForWork(data->memory.device)) return;
+    if (received) handles_->Close(data->memory.device, received->base);
+  } catch (const SharedMemoryError&) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    late_.push_back(data);
+    return;
+  }
+  shared_.Release(data->block);
+  if (sent) {
+    shared_.Reclaim({});
+    WarnIfCrowded();
+  }
+}
+
+void CudaIPCHeap::GiveBackLate() {
+  std::vector<std::shared_ptr<CudaIPCData>> late;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    late.swap(late_);
+  }
+  for (const auto& data : late) GiveBack(data);
+}
+
+bool CudaIPCHeap::HasLimbo() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return limbo_.blocks() != 0;
+}
+
+uint64_t CudaIPCHeap::Freed() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return freed_;
+}
+
+void CudaIPCHeap::WarnIfCrowded() {
+  std::string text;
+  std::function<void(const std::string&)> warn;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (warned_ || !warn_ || limbo_.blocks() < kCrowded) return;
+    warned_ = true;
+    warn = warn_;
+    text = "GPU memory of " + std::to_string(limbo_.blocks()) + " tensors (" +
+           HumanBytes(limbo_.bytes()) +
+           ") that this process has sent and dropped is still in use by "
+           "others. They have to receive and drop them; messages that nobody "
+           "will receive are given up by "
+           "paddle.incubate.multiprocessing.collect_shared_memory("
+           "message_timeout=seconds).\n" +
+           DescribeOthers();
+  }
+  warn(text);
+}
+
+std::string CudaIPCHeap::DescribeOthers() const {
+  constexpr int kLines = 10;
+  std::string text;
+  int lines = 0;
+  for (const auto& [id, data] : sent_) {
+    SharedBlockUsers users = shared_.OtherUsers(data->block);
+    if (users.processes.empty() && users.messages == 0) continue;
+    if (++lines > kLines) continue;
+    text += "  " + HumanBytes(data->memory.size) + " on GPU " +
+            std::to_string(data->memory.device) + ": ";
+    text += "messages not received: " + std::to_string(users.messages);
+    if (!users.processes.empty()) {
+      text += ", held by process " + Join(users.processes);
+    }
+    text += "\n";
+  }
+  if (lines > kLines) {
+    text += "  and " + std::to_string(lines - kLines) + " more\n";
+  }
+  return text;
+}
+
+uint64_t CudaIPCHeap::Collect(std::optional<double> message_timeout) {
+  uint64_t before = Freed();
+  GiveBackLate();
+  shared_.Reclaim(message_timeout);
+  return Freed() - before;
+}
+
+CudaIPCStats CudaIPCHeap::Stats() {
+  CudaIPCStats stats = {};
+  stats.handles = handles_->count();
+  stats.events = events_->count();
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const auto& [id, data] : sent_) stats.sent_bytes += data->memory.size;
+  for (const auto& [id, data] : received_) {
+    stats.received_bytes += data->memory.size;
+  }
+  stats.sent = sent_.size();
+  stats.received = received_.size();
+  stats.limbo = limbo_.blocks();
+  stats.limbo_bytes = limbo_.bytes();
+  return stats;
+}
+
+std::string CudaIPCHeap::Describe() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return DescribeOthers();
+}
+
+void CudaIPCHeap::SetWaiting(
+    std::function<void(const std::function<void()>&)> around) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  around_waiting_ = std::move(around);
+}
+
+void CudaIPCHeap::SetWarning(std::function<void(const std::string&)> warn) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  warn_ = std::move(warn);
+}
+
+void CudaIPCHeap::Leave() {
+  shared_.Reclaim({});
+  std::string others;
+  std::function<void(const std::string&)> warn;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    leaving_ = true;
+    // A device that never gets done is no reason to stay for ever.
+    waited_.wait_for(lock, kPatience, [this] { return waiting_ == 0; });
+    warn = warn_;
+    if (warn) others = DescribeOthers();
+  }
+  if (!others.empty()) {
+    warn(
+        "This process ends, and its GPU memory with it, which others still "
+        "use. It has to live until they have dropped it.\n" +
+        others);
+  }
+}
+
+void CudaIPCHeap::ChildAfterFork() {
+  // What they have is the parent's, and so is a mutex that is locked.
+  of_parent_.push_back(std::move(events_));
+  events_ = std::make_unique<CudaIPCEvents>(&shared_);
+  of_parent_.push_back(std::move(handles_));
+  handles_ = std::make_unique<CudaIPCOpenedHandles>();
+  sent_.clear();
+  received_.clear();
+  late_.clear();
+  by_address_.clear();
+  limbo_ = {};
+  waiting_ = 0;
+  mutex_.unlock();
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

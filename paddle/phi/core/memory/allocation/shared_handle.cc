@@ -1,0 +1,370 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/shared_handle.h"
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "paddle/common/ddim.h"
+#include "paddle/phi/core/enforce.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+constexpr uint32_t kHandleMagic = 0x31544450;  // "PDT1"
+
+// Indices of SharedTensorHandle::memory.
+enum Memory : uint8_t { kNone, kNoneOnDevice, kHost, kDevice, kKinds };
+
+// The fixed part of a handle. After it: dims, strides, and the levels of the
+// LoD, each a length with its values, all as int64. A device adds its UUID,
+// and memory of a device its stamp and the offset in it.
+struct HandleHeader {
+  uint32_t magic;
+  uint8_t dtype;
+  uint8_t layout;
+  uint8_t rank;
+  uint8_t lod_levels;
+  uint8_t is_scalar;
+  uint8_t memory;
+  uint8_t strategy;
+  uint8_t padding;
+  uint32_t block;
+  uint64_t family;
+  uint64_t segment;
+  uint32_t pid;
+  uint32_t fd;
+  uint64_t generation;
+  uint32_t ticket_index;
+  uint32_t ticket_nonce;
+  uint64_t offset;
+};
+static_assert(sizeof(HandleHeader) == 64, "no hole for stray bytes");
+
+bool IsKnown(phi::DataType dtype) {
+  switch (dtype) {
+    case phi::DataType::BOOL:
+    case phi::DataType::UINT8:
+    case phi::DataType::INT8:
+    case phi::DataType::UINT16:
+    case phi::DataType::INT16:
+    case phi::DataType::UINT32:
+    case phi::DataType::INT32:
+    case phi::DataType::UINT64:
+    case phi::DataType::INT64:
+    case phi::DataType::FLOAT16:
+    case phi::DataType::BFLOAT16:
+    case phi::DataType::FLOAT32:
+    case phi::DataType::FLOAT64:
+    case phi::DataType::COMPLEX64:
+    case phi::DataType::COMPLEX128:
+    case phi::DataType::FLOAT8_E4M3FN:
+    case phi::DataType::FLOAT8_E5M2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsStrided(phi::DataLayout layout) {
+  switch (layout) {
+    case phi::DataLayout::ANY:
+    case phi::DataLayout::NHWC:
+    case phi::DataLayout::NCHW:
+    case phi::DataLayout::NCDHW:
+    case phi::DataLayout::NDHWC:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The bytes that a tensor reaches before and after its data pointer.
+struct Span {
+  uint64_t before;
+  uint64_t after;
+
+  bool FitsIn(uint64_t size, uint64_t offset) const {
+    return offset <= size && before <= offset && after <= size - offset;
+  }
+};
+
+// None if a dim is negative, or the elements or the span are more than can be.
+std::optional<Span> SpanOf(const phi::DenseTensorMeta& meta) {
+  uint64_t element = phi::SizeOf(meta.dtype);
+  // A broadcast tensor has more elements than its memory.
+  int64_t elements_size = element;
+  bool is_empty = false;
+  for (int i = 0; i < meta.dims.size(); ++i) {
+    is_empty |= meta.dims[i] == 0;
+    if (meta.dims[i] < 0 ||
+        (meta.dims[i] > 0 &&
+         __builtin_mul_overflow(elements_size, meta.dims[i], &elements_size))) {
+      return std::nullopt;
+    }
+  }
+  if (is_empty) return Span{0, 0};
+  Span span{0, element};
+  for (int i = 0; i < meta.dims.size(); ++i) {
+    int64_t stride = meta.strides[i];
+    uint64_t step = stride < 0 ? uint64_t{0} - static_cast<uint64_t>(stride)
+                               : static_cast<uint64_t>(stride);
+    uint64_t* side = stride < 0 ? &span.before : &span.after;
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(
+            static_cast<uint64_t>(meta.dims[i] - 1), step, &bytes) ||
+        __builtin_mul_overflow(bytes, element, &bytes) ||
+        __builtin_add_overflow(*side, bytes, side)) {
+      return std::nullopt;
+    }
+  }
+  return span;
+}
+
+void Append(std::string* handle, const void* data, size_t size) {
+  handle->append(static_cast<const char*>(data), size);
+}
+
+void AppendNumbers(std::string* handle, const std::vector<int64_t>& numbers) {
+  Append(handle, numbers.data(), numbers.size() * sizeof(int64_t));
+}
+
+// Reads a handle from its start on and never past its end.
+class HandleReader {
+ public:
+  explicit HandleReader(const std::string& handle) : handle_(handle) {}
+
+  void Read(void* to, size_t size) {
+    PADDLE_ENFORCE_EQ(size <= handle_.size() - at_,
+                      true,
+                      Broken("it is cut short", handle_.size()));
+    std::memcpy(to, handle_.data() + at_, size);
+    at_ += size;
+  }
+
+  std::vector<int64_t> ReadNumbers(size_t count) {
+    PADDLE_ENFORCE_EQ(count <= (handle_.size() - at_) / sizeof(int64_t),
+                      true,
+                      Broken("it is cut short", handle_.size()));
+    std::vector<int64_t> numbers(count);
+    Read(numbers.data(), count * sizeof(int64_t));
+    return numbers;
+  }
+
+  bool AtEnd() const { return at_ == handle_.size(); }
+
+  static common::ErrorSummary Broken(const char* why, int64_t value) {
+    return common::errors::InvalidArgument(
+        "The handle of a tensor from another process cannot be right: %s (%d). "
+        "It was damaged, or made by another version of Paddle.",
+        why,
+        value);
+  }
+
+ private:
+  const std::string& handle_;
+  size_t at_{0};
+};
+
+void WriteMessage(const SharedMessage& message, HandleHeader* header) {
+  header->strategy = static_cast<uint8_t>(message.id.strategy);
+  header->family = message.id.family;
+  header->segment = message.id.segment;
+  header->pid = message.id.pid;
+  header->fd = message.id.fd;
+  header->block = message.block;
+  header->generation = message.generation;
+  header->ticket_index = message.ticket.index;
+  header->ticket_nonce = message.ticket.nonce;
+  header->offset = message.offset;
+}
+
+SharedMessage MessageOf(const HandleHeader& header) {
+  PADDLE_ENFORCE_EQ(
+      header.strategy <= static_cast<uint8_t>(SharingStrategy::kFileDescriptor),
+      true,
+      HandleReader::Broken("unknown strategy", header.strategy));
+  return {{static_cast<SharingStrategy>(header.strategy),
+           header.family,
+           header.segment,
+           header.pid,
+           header.fd},
+          header.block,
+          header.generation,
+          {header.ticket_index, header.ticket_nonce},
+          header.offset};
+}
+
+}  // namespace
+
+void RaiseAsPaddleError(const SharedMemoryError& error) {
+  switch (error.kind()) {
+    case SharedMemoryError::Kind::kExhausted:
+      PADDLE_THROW(common::errors::ResourceExhausted("%s", error.what()));
+    case SharedMemoryError::Kind::kGone:
+      PADDLE_THROW(common::errors::NotFound("%s", error.what()));
+    case SharedMemoryError::Kind::kInvalid:
+      PADDLE_THROW(common::errors::InvalidArgument("%s", error.what()));
+    case SharedMemoryError::Kind::kUnavailable:
+      PADDLE_THROW(common::errors::Unavailable("%s", error.what()));
+    default:
+      PADDLE_THROW(common::errors::External("%s", error.what()));
+  }
+}
+
+std::string SharedTensorHandle::Encode() const {
+  HandleHeader header = {};
+  header.magic = kHandleMagic;
+  header.dtype = static_cast<uint8_t>(meta.dtype);
+  header.layout = static_cast<uint8_t>(meta.layout);
+  header.rank = meta.dims.size();
+  header.lod_levels = meta.legacy_lod.size();
+  header.is_scalar = meta.is_scalar;
+  header.memory = memory.index();
+  const auto* uuid = std::get_if<CudaDeviceUuid>(&memory);
+  const auto* host = std::get_if<SharedMessage>(&memory);
+  const auto* device = std::get_if<CudaIPCMessage>(&memory);
+  if (host) WriteMessage(*host, &header);
+  if (device) WriteMessage(device->record, &header);
+  std::string handle;
+  Append(&handle, &header, sizeof(header));
+  AppendNumbers(&handle, common::vectorize(meta.dims));
+  AppendNumbers(&handle, common::vectorize(meta.strides));
+  for (const auto& level : meta.legacy_lod) {
+    AppendNumbers(&handle, {static_cast<int64_t>(level.size())});
+    AppendNumbers(&handle, std::vector<int64_t>(level.begin(), level.end()));
+  }
+  if (uuid) Append(&handle, uuid, sizeof(*uuid));
+  if (device) {
+    Append(&handle, &device->stamp, sizeof(device->stamp));
+    Append(&handle, &device->offset, sizeof(device->offset));
+  }
+  return handle;
+}
+
+SharedTensorHandle SharedTensorHandle::Decode(const std::string& handle) {
+  HandleReader reader(handle);
+  HandleHeader header;
+  reader.Read(&header, sizeof(header));
+  PADDLE_ENFORCE_EQ(
+      header.magic,
+      kHandleMagic,
+      HandleReader::Broken("it does not begin as one", header.magic));
+  SharedTensorHandle decoded;
+  phi::DenseTensorMeta& meta = decoded.meta;
+  meta.dtype = static_cast<phi::DataType>(header.dtype);
+  meta.layout = static_cast<phi::DataLayout>(header.layout);
+  meta.is_scalar = header.is_scalar != 0;
+  PADDLE_ENFORCE_EQ(header.rank <= phi::DDim::kMaxRank,
+                    true,
+                    HandleReader::Broken("too many dims", header.rank));
+  PADDLE_ENFORCE_EQ(IsStrided(meta.layout),
+                    true,
+                    HandleReader::Broken("unknown layout", header.layout));
+  meta.dims = common::make_ddim(reader.ReadNumbers(header.rank));
+  meta.strides = common::make_ddim(reader.ReadNumbers(header.rank));
+  for (int i = 0; i < header.lod_levels; ++i) {
+    std::vector<int64_t> level = reader.ReadNumbers(reader.ReadNumbers(1)[0]);
+    meta.legacy_lod.emplace_back();
+    meta.legacy_lod.back().assign(level.begin(), level.end());
+  }
+  PADDLE_ENFORCE_EQ(header.memory < kKinds,
+                    true,
+                    HandleReader::Broken("unknown memory", header.memory));
+  if (header.memory == kDevice) {
+    CudaIPCMessage message = {MessageOf(header), {}, 0};
+    reader.Read(&message.stamp, sizeof(message.stamp));
+    reader.Read(&message.offset, sizeof(message.offset));
+    meta.offset = message.offset;
+    decoded.memory = message;
+  } else if (header.memory == kHost) {
+    meta.offset = header.offset;
+    decoded.memory = MessageOf(header);
+  } else if (header.memory == kNoneOnDevice) {
+    CudaDeviceUuid uuid;
+    reader.Read(&uuid, sizeof(uuid));
+    decoded.memory = uuid;
+  }
+  PADDLE_ENFORCE_EQ(reader.AtEnd(),
+                    true,
+                    HandleReader::Broken("it is too long", handle.size()));
+  if (header.memory == kNone && meta.dtype == phi::DataType::UNDEFINED) {
+    return decoded;
+  }
+  PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
+                    true,
+                    HandleReader::Broken("unknown data type", header.dtype));
+  std::optional<Span> span = SpanOf(meta);
+  PADDLE_ENFORCE_EQ(
+      span.has_value(),
+      true,
+      HandleReader::Broken("shape or strides are impossible", header.rank));
+  PADDLE_ENFORCE_EQ(
+      header.memory >= kHost || span->after == 0,
+      true,
+      HandleReader::Broken("elements without memory", span->after));
+  return decoded;
+}
+
+void EnforceHasHandle(const phi::DenseTensor& tensor) {
+  const phi::DenseTensorMeta& meta = tensor.meta();
+  PADDLE_ENFORCE_EQ(
+      IsStrided(meta.layout),
+      true,
+      common::errors::Unimplemented(
+          "A tensor of layout %d cannot go to another process: what its memory "
+          "means is known to this process alone. Send tensor.clone() instead.",
+          static_cast<int>(meta.layout)));
+  if (tensor.numel() == 0) return;
+  PADDLE_ENFORCE_NOT_NULL(
+      tensor.Holder(),
+      common::errors::PreconditionNotMet(
+          "A tensor of shape [%s] that was never given memory cannot go to "
+          "another process. Initialize it first.",
+          meta.dims));
+  PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
+                    true,
+                    common::errors::Unimplemented(
+                        "A tensor of data type %d cannot go to another "
+                        "process: its elements are not plain memory.",
+                        static_cast<int>(meta.dtype)));
+  std::optional<Span> span = SpanOf(meta);
+  PADDLE_ENFORCE_EQ(
+      span && span->FitsIn(tensor.Holder()->size(), meta.offset),
+      true,
+      common::errors::InvalidArgument(
+          "A tensor of shape [%s], strides [%s] and offset %d reaches out of "
+          "its memory of %d bytes.",
+          meta.dims,
+          meta.strides,
+          meta.offset,
+          tensor.Holder()->size()));
+}
+
+void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size) {
+  std::optional<Span> span = SpanOf(meta);
+  PADDLE_ENFORCE_EQ(
+      span && span->FitsIn(size, meta.offset),
+      true,
+      HandleReader::Broken("the tensor reaches out of its memory", size));
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,61 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <string>
+#include <variant>
+
+#include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/shared_heap.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// What a message says of a tensor: all that another process needs to have the
+// same tensor over the same memory.
+struct SharedTensorHandle {
+  phi::DenseTensorMeta meta;
+  // A tensor without elements has none, but may be on a GPU.
+  std::variant<std::monostate, CudaDeviceUuid, SharedMessage, CudaIPCMessage>
+      memory;
+
+  std::string Encode() const;
+  // A handle may come from anyone: what can be checked without the memory is.
+  // The offset of the meta is that in the memory.
+  static SharedTensorHandle Decode(const std::string& handle);
+};
+
+// Raises an error if no handle can say what the tensor is.
+void EnforceHasHandle(const phi::DenseTensor& tensor);
+// Raises an error if what a handle says reaches out of `size` bytes.
+void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size);
+
+[[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
+
+// Runs a call and raises its SharedMemoryError as an error of Paddle's.
+template <typename Call>
+auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const SharedMemoryError& error) {
+    RaiseAsPaddleError(error);
+  }
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

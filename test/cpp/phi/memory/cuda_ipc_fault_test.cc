@@ -1,0 +1,274 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Each function of the driver fails, at each call of it in turn, in each
+// operation on memory of devices. The operation then works all the same or says
+// clearly what failed; nothing is lost or left, and the next attempt works.
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "devices.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+// Those that the code tested calls.
+constexpr const char* kFunctions[] = {
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetUuid",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuCtxSynchronize",
+    "cuMemGetAddressRange",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetEventHandle",
+    "cuIpcOpenEventHandle",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuStreamWaitEvent",
+};
+constexpr int kOutOfMemory = 2;
+constexpr int kInvalidHandle = 400;
+constexpr int kUnknown = 999;
+
+struct Fault {
+  std::string function;
+  int n;
+  int code;
+};
+
+// Two processes, one of which may meet a fault; each may go on when the other
+// has said so.
+class Connection {
+ public:
+  Connection() {
+    const int type = SOCK_SEQPACKET | SOCK_CLOEXEC;
+    REQUIRE(socketpair(AF_UNIX, type, 0, ends_) == 0);
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() {
+    close(ends_[0]);
+    close(ends_[1]);
+  }
+
+  Channel first() const { return Channel(ends_[0]); }
+  Channel second() const { return Channel(ends_[1]); }
+
+ private:
+  int ends_[2];
+};
+
+// Runs an attempt and a peer of it for each fault, in processes of their own,
+// until the attempt says that the fault did not happen any more. Returns how
+// many did.
+int ForEachFault(
+    const std::function<bool(const Fault&, const Channel&)>& attempt,
+    const std::function<void(const Channel&)>& peer) {
+  int faults = 0;
+  for (const char* function : kFunctions) {
+    for (int code : {kOutOfMemory, kInvalidHandle, kUnknown}) {
+      for (int n = 1;; ++n) {
+        const Connection connection;
+        Worker other([&](const Channel&) { peer(connection.second()); });
+        Worker tested([&](const Channel& channel) {
+          channel.Send(attempt({function, n, code}, connection.first()));
+        });
+        bool happened = false;
+        try {
+          happened = tested.channel().Receive<bool>();
+          tested.Finish();
+          other.Finish();
+        } catch (const Failure&) {
+          CHECK(false);
+        }
+        if (!ChecksHold()) {
+          std::printf("  when call %d of %s returned %d\n", n, function, code);
+          return faults;
+        }
+        if (!happened) break;
+        ++faults;
+      }
+    }
+  }
+  return faults;
+}
+
+struct Result {
+  bool happened;
+  std::optional<SharedMemoryError> error;
+};
+
+Result Try(const Fault& fault, const std::function<void()>& operation) {
+  const int calls = CallsOf(fault.function);
+  FailCall(fault.function, fault.n, fault.code);
+  const auto error = ErrorOf(operation);
+  FailCall(fault.function, 0, 0);  // it is in the past
+  const bool happened = CallsOf(fault.function) - calls >= fault.n;
+  CHECK(happened || !error);
+  if (error) {
+    const std::string code = "(" + std::to_string(fault.code) + ")";
+    CHECK(std::string(error->what()).find(code) != std::string::npos);
+  }
+  return {happened, error};
+}
+
+// A tensor of which the driver need not be asked when it is freed.
+class Tensor {
+ public:
+  Tensor()
+      : memory_(AllocateMemory(4096)),
+        storage_(StorageIn(memory_, [this] { is_free_ = true; })) {
+    Fill(memory_, 1);
+    CHECK(HasContent(memory_, 1));
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  const Storage& storage() const { return storage_; }
+
+  // If nobody else uses it, which the stand-in sees to, too.
+  void Free() {
+    storage_.reset();
+    CHECK(is_free_);
+    CHECK(SharesNothing());
+    FreeMemory(memory_);
+  }
+
+ private:
+  const CudaIPCMemory memory_;
+  bool is_free_{false};
+  Storage storage_;
+};
+
+// Sends a tensor, lets the other use it and frees it.
+void SendOnce(const Channel& channel, SharingStrategy strategy) {
+  Tensor tensor;
+  channel.Send(MessageOf(tensor.storage(), strategy));
+  channel.Await();
+  tensor.Free();
+  channel.Signal();
+}
+
+TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
+  NEEDS_STAND_IN;
+  // One that is lost would be missed.
+  setenv("STAND_IN_EVENTS", "1", 1);
+  const auto send = [&](const Fault& fault, const Channel& channel) {
+    DeviceHeap();
+    Tensor tensor;
+    CudaIPCMessage message;
+    const Result result =
+        Try(fault, [&] { message = MessageOf(tensor.storage(), strategy); });
+    if (result.error) {
+      CHECK(Heap().Stats().messages == 0);
+      message = MessageOf(tensor.storage(), strategy);
+    }
+    channel.Send(message);
+    channel.Await();
+    // Without an event there would be none.
+    const CudaIPCMessage next = MessageOf(tensor.storage(), strategy);
+    CHECK(next.stamp.maker != 0);
+    CHECK(StorageOf(next) == tensor.storage());
+    tensor.Free();
+    channel.Signal();
+    return result.happened;
+  };
+  CHECK(ForEachFault(send, [](const Channel& channel) {
+          CHECK(HasContent(StorageOf(channel.Receive<CudaIPCMessage>())->memory,
+                           1));
+          channel.Signal();
+          channel.Await();
+        }) > 40);
+}
+
+TEST_BOTH(AFaultInReceivingLosesAndLeavesNothing) {
+  NEEDS_STAND_IN;
+  const auto receive = [&](const Fault& fault, const Channel& channel) {
+    DeviceHeap();
+    const auto message = channel.Receive<CudaIPCMessage>();
+    Storage storage;
+    const Result result = Try(fault, [&] { storage = StorageOf(message); });
+    if (result.error) {
+      CHECK(SharesNothing());
+      storage = StorageOf(message);
+    }
+    CHECK(HasContent(storage->memory, 1));
+    storage.reset();
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+    return result.happened;
+  };
+  CHECK(ForEachFault(receive, [&](const Channel& channel) {
+          SendOnce(channel, strategy);
+        }) > 40);
+}
+
+TEST_BOTH(AFaultInSendingOnLosesAndLeavesNothing) {
+  NEEDS_STAND_IN;
+  const auto forward = [&](const Fault& fault, const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    CudaIPCMessage message;
+    const Result result =
+        Try(fault, [&] { message = MessageOf(storage, strategy); });
+    if (result.error) message = MessageOf(storage, strategy);
+    storage.reset();
+    CHECK(SharesNothing());
+    channel.Send(message);
+    channel.Await();
+    return result.happened;
+  };
+  CHECK(ForEachFault(forward, [&](const Channel& channel) {
+          Tensor tensor;
+          channel.Send(MessageOf(tensor.storage(), strategy));
+          const auto message = channel.Receive<CudaIPCMessage>();
+          CHECK(StorageOf(message) == tensor.storage());
+          tensor.Free();
+          channel.Signal();
+        }) > 5);
+}
+
+TEST_BOTH(AFaultInDroppingOnlyMakesItLater) {
+  NEEDS_STAND_IN;
+  const auto drop = [&](const Fault& fault, const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    const Result result = Try(fault, [&] { storage.reset(); });
+    CHECK(!result.error);
+    CHECK(DeviceHeap().Stats().received == 0);
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+    return result.happened;
+  };
+  CHECK(ForEachFault(drop, [&](const Channel& channel) {
+          SendOnce(channel, strategy);
+        }) > 10);
+}
+
+}  // namespace

@@ -1,0 +1,241 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Processes that receive memory of one device, look at it, send it on and drop
+// it, and are killed at any instant. It must not be freed while somebody uses
+// it, for which the driver's stand-in ends a process, and in the end all of it
+// must be.
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "devices.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr int kProcesses = 4;  // the first owns all memory; it is not killed
+constexpr size_t kMostHeld = 8;
+constexpr auto kDuration = std::chrono::seconds(4);
+constexpr int kLongestLifeMicroseconds = 60000;
+
+struct Mail {
+  CudaIPCMessage message;
+  uint32_t word;
+};
+
+// A queue that processes share. It takes and gives each mail as a whole, so
+// that it outlives whoever is killed.
+class Mailbox {
+ public:
+  Mailbox() {
+    const int type = SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+    REQUIRE(socketpair(AF_UNIX, type, 0, ends_) == 0);
+  }
+
+  // What does not fit is lost, as messages can be.
+  void Put(const Mail& mail) {
+    const ssize_t written = send(ends_[1], &mail, sizeof(mail), 0);
+    CHECK(written == sizeof(mail) || written == -1);
+  }
+
+  std::optional<Mail> Take() {
+    Mail mail;
+    const ssize_t got = recv(ends_[0], &mail, sizeof(mail), 0);
+    if (got == -1) return std::nullopt;
+    CHECK(got == sizeof(mail));
+    return mail;
+  }
+
+ private:
+  int ends_[2];
+};
+
+using Mailboxes = std::array<Mailbox, kProcesses>;
+
+enum Stage { kSharing, kDraining, kCollecting, kLeaving };
+
+// What all processes of the test see.
+struct Board {
+  std::atomic<int> stage{kSharing};
+  std::atomic<int> drained{0};
+  std::atomic<int> collected{0};
+  std::atomic<uint64_t> received{0};
+};
+
+struct Held {
+  Storage storage;
+  uint32_t word;
+};
+
+class Sharer {
+ public:
+  Sharer(Board* board,
+         Mailboxes* mailboxes,
+         SharingStrategy strategy,
+         int index,
+         uint64_t life)
+      : board_(board),
+        mailboxes_(mailboxes),
+        strategy_(strategy),
+        index_(index),
+        random_(Seed() + life * kProcesses + index),
+        stream_(MakeStream()) {}
+
+  void Run() {
+    while (board_->stage == kSharing) Step();
+    while (const auto mail = Mine().Take()) Receive(*mail);
+    while (!held_.empty()) Drop(0);
+    ++board_->drained;
+    CHECK(Eventually([&] { return board_->stage == kCollecting; }));
+    CHECK(Eventually([] {
+      DeviceHeap().Collect(0.0);
+      return SharesNothing();
+    }));
+    ++board_->collected;
+    CHECK(Eventually([&] { return board_->stage == kLeaving; }));
+  }
+
+ private:
+  uint64_t Below(uint64_t end) { return random_() % end; }
+  Mailbox& Mine() { return (*mailboxes_)[index_]; }
+
+  void Step() {
+    const uint64_t choice = Below(100);
+    if (choice < 20) {
+      if (index_ == 0) Make();
+    } else if (choice < 60) {
+      if (const auto mail = Mine().Take()) Receive(*mail);
+    } else if (choice < 85) {
+      if (!held_.empty()) Send(held_[Below(held_.size())]);
+    } else if (choice < 98) {
+      if (!held_.empty()) Drop(Below(held_.size()));
+    } else {
+      DeviceHeap().Collect({});
+    }
+    while (held_.size() > kMostHeld) Drop(Below(held_.size()));
+  }
+
+  void Make() {
+    const uint32_t word = Below(UINT32_MAX);
+    const Storage storage = Allocate(4 * (1 + Below(5000)));
+    Fill(storage->memory, word, stream_);
+    // Whom it is sent to by one that is then killed has nobody to wait for.
+    CHECK(HasContent(storage->memory, word, stream_));
+    held_.push_back({storage, word});
+  }
+
+  void Send(const Held& held) {
+    (*mailboxes_)[Below(kProcesses)].Put(
+        {MessageOf(held.storage, strategy_, stream_), held.word});
+  }
+
+  void Receive(const Mail& mail) {
+    try {
+      const Storage storage = StorageOf(mail.message, stream_);
+      CHECK(HasContent(storage->memory, mail.word, stream_));
+      held_.push_back({storage, mail.word});
+      ++board_->received;
+    } catch (const SharedMemoryError& error) {
+      // A descriptor is gone with the process that sent it; a file is not.
+      if (strategy_ == SharingStrategy::kFileDescriptor &&
+          error.kind() == Kind::kGone) {
+        return;
+      }
+      throw;
+    }
+  }
+
+  void Drop(size_t i) {
+    CHECK(HasContent(held_[i].storage->memory, held_[i].word, stream_));
+    std::swap(held_[i], held_.back());
+    held_.pop_back();
+  }
+
+  Board* board_;
+  Mailboxes* mailboxes_;
+  const SharingStrategy strategy_;
+  const int index_;
+  std::mt19937_64 random_;
+  const Stream stream_;
+  std::vector<Held> held_;
+};
+
+Board* MakeBoard() {
+  void* page = mmap(nullptr,
+                    sizeof(Board),
+                    PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_ANONYMOUS,
+                    -1,
+                    0);
+  REQUIRE(page != MAP_FAILED);
+  return new (page) Board;
+}
+
+// A process that ends by itself has failed.
+bool Ended(const Worker& worker) {
+  siginfo_t info = {};
+  waitid(P_PID, worker.pid(), &info, WEXITED | WNOHANG | WNOWAIT);
+  return info.si_pid != 0;
+}
+
+TEST_BOTH(MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
+  Board* board = MakeBoard();
+  Mailboxes mailboxes;
+  uint64_t life = 0;
+  auto start = [&](int index) {
+    ++life;
+    return std::make_unique<Worker>([&, index](const Channel&) {
+      Sharer(board, &mailboxes, strategy, index, life).Run();
+    });
+  };
+  std::array<std::unique_ptr<Worker>, kProcesses> workers;
+  for (int i = 0; i < kProcesses; ++i) workers[i] = start(i);
+  std::mt19937_64 random(Seed());
+  const auto end = std::chrono::steady_clock::now() + kDuration;
+  while (std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(random() % kLongestLifeMicroseconds));
+    const int victim = 1 + random() % (kProcesses - 1);
+    for (const auto& worker : workers) REQUIRE(!Ended(*worker));
+    workers[victim]->Kill();
+    workers[victim] = start(victim);
+  }
+  board->stage = kDraining;
+  CHECK(Eventually([&] { return board->drained == kProcesses; }));
+  board->stage = kCollecting;
+  CHECK(Eventually([&] { return board->collected == kProcesses; }));
+  board->stage = kLeaving;
+  for (const auto& worker : workers) worker->Finish();
+  CHECK(board->received > 100);
+  CHECK(Files().empty());
+}
+
+}  // namespace

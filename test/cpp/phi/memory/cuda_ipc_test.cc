@@ -1,0 +1,1030 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Memory of devices between processes: each test is one thing that holds for
+// it. The kernels here are fills, which a slow stream does late.
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "devices.h"  // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+constexpr int kSlow = 30000;  // microseconds
+
+bool Says(const std::optional<SharedMemoryError>& error,
+          const std::string& text) {
+  return error && std::string(error->what()).find(text) != std::string::npos;
+}
+
+// Receives a message, tells whether it has the content 1 and waits before it
+// drops it.
+void ReceiveOnce(const Channel& channel) {
+  const auto message = channel.Receive<CudaIPCMessage>();
+  Storage storage = StorageOf(message);
+  channel.Send(HasContent(storage->memory, 1));
+  channel.Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  channel.Signal();
+  channel.Await();
+}
+
+// Says what is wrong with a message, which leaves nothing behind.
+std::optional<SharedMemoryError> ErrorOfReceiving(
+    const CudaIPCMessage& message) {
+  const auto error = ErrorOf([&] { StorageOf(message); });
+  CHECK(SharesNothing());
+  return error;
+}
+
+// The end of a child of a process that has used a device: what it left behind,
+// and what was on the stacks of the threads it has not, would seem leaked.
+[[noreturn]] void EndChild() {
+  _exit(ChecksHold() ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+void End(Worker* worker) {
+  worker->channel().Signal();
+  worker->Finish();
+}
+
+// Has a ReceiveOnce that has received drop it.
+void HaveDropped(const Worker& worker) {
+  worker.channel().Signal();
+  worker.channel().Await();
+}
+
+TEST_BOTH(ATensorArrivesAndBothSeeWrites) {
+  Worker receiver([](const Channel& channel) {
+    const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    CHECK(storage->memory.size == kMiB);
+    CHECK(HasContent(storage->memory, 1));
+    Fill(storage->memory, 2);
+    CHECK(HasContent(storage->memory, 2));
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(storage->memory, 3));
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  CHECK(HasContent(storage->memory, 2));
+  Fill(storage->memory, 3);
+  CHECK(HasContent(storage->memory, 3));
+  receiver.channel().Signal();
+  receiver.channel().Await();
+  End(&receiver);
+}
+
+TEST_BOTH(AMessageSaysWhereInTheStorageItStarts) {
+  Worker receiver([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    CHECK(message.offset == 1024);
+    const Storage storage = StorageOf(message);
+    CHECK(HasContent(PartOf(storage->memory, 0, 1024), 1));
+    CHECK(HasContent(PartOf(storage->memory, 1024, 1024), 2));
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(2048, 1);
+  Fill(PartOf(storage->memory, 1024, 1024), 2);
+  receiver.channel().Send(MessageOf(storage, strategy, nullptr, 1024));
+  receiver.channel().Await();
+  End(&receiver);
+}
+
+TEST_BOTH(APartOfADriversAllocationArrives) {
+  Worker receiver([](const Channel& channel) {
+    const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    CHECK(storage->memory.size == 512);
+    CHECK(HasContent(storage->memory, 1));
+    Fill(storage->memory, 3);
+    CHECK(HasContent(storage->memory, 3));
+    channel.Signal();
+    channel.Await();
+  });
+  const CudaIPCMemory all = AllocateMemory(kMiB);
+  Fill(all, 2);
+  const Storage storage = StorageIn(PartOf(all, 4096, 512), [] {});
+  Fill(storage->memory, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  CHECK(HasContent(PartOf(all, 0, 4096), 2));
+  CHECK(HasContent(storage->memory, 3));
+  CHECK(HasContent(PartOf(all, 4096 + 512, 4096), 2));
+  End(&receiver);
+}
+
+TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
+  Worker receiver([](const Channel& channel) {
+    std::array<Storage, 3> storages;
+    for (Storage& storage : storages) {
+      storage = StorageOf(channel.Receive<CudaIPCMessage>());
+      CHECK(DeviceHeap().Stats().handles == 1);
+    }
+    CHECK(storages[2]->memory.data - storages[0]->memory.data == 2048);
+    storages[0].reset();
+    storages[2].reset();
+    CHECK(DeviceHeap().Stats().handles == 1);
+    CHECK(HasContent(storages[1]->memory, 1));
+    storages[1].reset();
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+  });
+  const CudaIPCMemory all = AllocateMemory(4096);
+  Fill(all, 1);
+  std::array<Storage, 3> storages;
+  for (int i = 0; i < 3; ++i) {
+    storages[i] = StorageIn(PartOf(all, i * 1024, 1024), [] {});
+    receiver.channel().Send(MessageOf(storages[i], strategy));
+  }
+  receiver.channel().Await();
+  // Nobody has it open any more.
+  FreeMemory(all);
+  End(&receiver);
+}
+
+TEST_BOTH(MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
+  Worker receiver(ReceiveOnce);
+  Storage storage = AllocateFilled(kMiB, 1);
+  const uint64_t left = FreeBytes();
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  storage.reset();
+  CHECK(DeviceHeap().Collect(0.0) == 0);
+  const CudaIPCStats stats = DeviceHeap().Stats();
+  CHECK(stats.sent == 1 && stats.sent_bytes == kMiB);
+  CHECK(stats.limbo == 1 && stats.limbo_bytes == kMiB);
+  CHECK(FreeBytes() < left + kMiB);
+  HaveDropped(receiver);
+  CHECK(DeviceHeap().Collect({}) == kMiB);
+  CHECK(FreeBytes() >= left + kMiB);
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
+  Worker receiver(ReceiveOnce);
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  HaveDropped(receiver);
+  const uint64_t left = FreeBytes();
+  CHECK(HasContent(storage->memory, 1));
+  CHECK(DeviceHeap().Stats().limbo == 0);
+  storage.reset();  // at once, without Collect
+  CHECK(FreeBytes() >= left + kMiB);
+  CHECK(DeviceHeap().Stats().sent == 0);
+  End(&receiver);
+}
+
+TEST_BOTH(MemoryLivesAsLongAsAMessageCarriesIt) {
+  Worker receiver([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(StorageOf(message)->memory, 1));
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(DeviceHeap().Collect(3600) == 0);
+  CHECK(DeviceHeap().Stats().limbo == 1);
+  HaveDropped(receiver);
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(AMessageToItsOwnProcessBringsItsOwnTensor) {
+  const Storage storage = AllocateFilled(kMiB, 1);
+  CHECK(StorageOf(MessageOf(storage, strategy)) == storage);
+  CHECK(DeviceHeap().Stats().handles == 0);
+  CHECK(DeviceHeap().Stats().received == 0);
+}
+
+TEST_BOTH(AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
+  Storage storage = AllocateFilled(kMiB, 1);
+  const uint64_t left = FreeBytes();
+  const char* data = storage->memory.data;
+  std::vector<CudaIPCMessage> messages;
+  for (int i = 0; i < 3; ++i) messages.push_back(MessageOf(storage, strategy));
+  for (const CudaIPCMessage& message : messages) {
+    storage.reset();
+    CHECK(DeviceHeap().Stats().limbo == 1);
+    storage = StorageOf(message);
+    CHECK(storage->memory.data == data);
+    CHECK(HasContent(storage->memory, 1));
+    CHECK(DeviceHeap().Stats().limbo == 0);
+    CHECK(DeviceHeap().Stats().handles == 0);
+  }
+  storage.reset();
+  CHECK(FreeBytes() >= left + kMiB);
+  CHECK(SharesNothing());
+}
+
+TEST_BOTH(ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
+  Worker last([](const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    CHECK(HasContent(storage->memory, 1));
+    Fill(storage->memory, 2);
+    channel.Send(
+        MessageOf(storage, SharingStrategy::kFileSystem /* has a record */));
+    storage.reset();
+    CHECK(SharesNothing());
+    channel.Await();
+  });
+  Worker middle([](const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
+    storage.reset();
+    CHECK(SharesNothing());
+    channel.Await();
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  const char* data = storage->memory.data;
+  middle.channel().Send(MessageOf(storage, strategy));
+  storage.reset();
+  last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
+  storage = StorageOf(last.channel().Receive<CudaIPCMessage>());
+  CHECK(storage->memory.data == data);
+  CHECK(HasContent(storage->memory, 2));
+  storage.reset();
+  CHECK(Eventually(SharesNothing));
+  End(&middle);
+  End(&last);
+}
+
+// A file has a name; a descriptor would be gone with the process that sent it.
+TEST(ATensorThatWasSentOnOutlivesTheForwarder) {
+  const SharingStrategy strategy = SharingStrategy::kFileSystem;
+  Worker last(ReceiveOnce);
+  Worker middle([&](const Channel& channel) {
+    const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    channel.Send(MessageOf(storage, strategy));
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(kMiB, 1);
+  middle.channel().Send(MessageOf(storage, strategy));
+  const auto message = middle.channel().Receive<CudaIPCMessage>();
+  End(&middle);
+  last.channel().Send(message);
+  CHECK(last.channel().Receive<bool>());
+  HaveDropped(last);
+  End(&last);
+}
+
+TEST_BOTH(AKilledReceiversMemoryComesBackAtTheNextSend) {
+  Worker receiver(ReceiveOnce);
+  Worker other([](const Channel& channel) { channel.Await(); });
+  Storage storage = AllocateFilled(kMiB, 1);
+  const Storage sent_next = AllocateFilled(64, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  storage.reset();
+  receiver.Kill();
+  const uint64_t left = FreeBytes();
+  CHECK(Eventually([&] {
+    MessageOf(sent_next, strategy);
+    return DeviceHeap().Stats().limbo == 0;
+  }));
+  CHECK(FreeBytes() >= left + kMiB);
+  End(&other);
+}
+
+TEST_BOTH(AKilledReceiversMemoryComesBackAtACollection) {
+  Worker receiver(ReceiveOnce);
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  storage.reset();
+  receiver.Kill();
+  CHECK(Eventually(SharesNothing));
+}
+
+TEST_BOTH(AMessageThatNobodyReceivesIsGivenUpWhenAskedFor) {
+  Worker late([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    const auto error = ErrorOfReceiving(message);
+    CHECK(error && error->kind() == Kind::kGone);
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  MessageOf(storage, strategy);
+  CHECK(DeviceHeap().Collect(0.0) == 0);  // the tensor is still there
+  storage.reset();
+  CHECK(SharesNothing());
+  storage = AllocateFilled(kMiB, 1);
+  const CudaIPCMessage lost = MessageOf(storage, strategy);
+  storage.reset();
+  CHECK(DeviceHeap().Collect(3600) == 0);
+  CHECK(DeviceHeap().Collect(0.0) == kMiB);
+  CHECK(SharesNothing());
+  late.channel().Send(lost);
+  late.Finish();
+}
+
+TEST_BOTH(AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
+  Worker receiver([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    Storage storage = StorageOf(message);
+    CHECK(StorageOf(message) == storage);
+    CHECK(DeviceHeap().Stats().received == 1);
+    storage.reset();
+    storage = StorageOf(message);
+    CHECK(HasContent(storage->memory, 1));
+    storage.reset();
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+    const auto error = ErrorOfReceiving(message);
+    CHECK(error && error->kind() == Kind::kGone);
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(AMessageOfADeadProcessIsGone) {
+  Worker receiver([&](const Channel& channel) {
+    const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
+    CHECK(error && error->kind() == Kind::kGone);
+    // A descriptor is gone with its process, and with it what is known of it.
+    CHECK(strategy == SharingStrategy::kFileDescriptor ||
+          Says(error, "has ended"));
+    channel.Signal();
+    channel.Await();
+  });
+  Worker holder([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    Storage storage = StorageOf(message);
+    channel.Signal();
+    channel.Await();
+    // It is attached to the record, so it knows what the matter is.
+    storage.reset();
+    CHECK(SharesNothing());
+    CHECK(Says(ErrorOfReceiving(message), "has ended") ||
+          Says(ErrorOfReceiving(message), "does not exist any more"));
+    channel.Signal();
+    channel.Await();
+  });
+  Worker owner([&](const Channel& channel) {
+    const Storage storage = AllocateFilled(kMiB, 1);
+    channel.Send(MessageOf(storage, strategy));
+    channel.Send(MessageOf(storage, strategy));
+    channel.Await();
+  });
+  const auto message = owner.channel().Receive<CudaIPCMessage>();
+  holder.channel().Send(owner.channel().Receive<CudaIPCMessage>());
+  holder.channel().Await();
+  owner.Kill();
+  receiver.channel().Send(message);
+  receiver.channel().Await();
+  HaveDropped(holder);
+  End(&receiver);
+  End(&holder);
+}
+
+TEST_BOTH(AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+  Worker receiver([](const Channel& channel) {
+    const Stream stream = MakeStream();
+    const Storage storage =
+        StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    CHECK(HasContent(storage->memory, 2, stream));
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(kMiB, 1);
+  const Stream stream = MakeStream();
+  CHECK(HasContent(storage->memory, 1));
+  SetDelay(kSlow);
+  Fill(storage->memory, 3, stream);
+  Fill(storage->memory, 2, stream);
+  receiver.channel().Send(MessageOf(storage, strategy, stream));
+  receiver.channel().Await();
+  End(&receiver);
+}
+
+TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
+  Worker last([](const Channel& channel) {
+    const Stream stream = MakeStream();
+    const Storage storage =
+        StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    CHECK(HasContent(storage->memory, 2, stream));
+    channel.Signal();
+    channel.Await();
+  });
+  Worker middle([&](const Channel& channel) {
+    const Stream stream = MakeStream();
+    const Storage storage =
+        StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    channel.Send(MessageOf(storage, strategy, stream));
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(kMiB, 1);
+  const Stream stream = MakeStream();
+  CHECK(HasContent(storage->memory, 1));
+  SetDelay(2 * kSlow);
+  Fill(storage->memory, 2, stream);
+  middle.channel().Send(MessageOf(storage, strategy, stream));
+  last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
+  last.channel().Await();
+  End(&middle);
+  End(&last);
+}
+
+// Many sends, on two streams in turn: an event that is used again does not let
+// a receiver go too early.
+void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
+  Worker receiver([&](const Channel& channel) {
+    const Stream stream = MakeStream();
+    channel.Signal();
+    for (int i = 0; i < count; ++i) {
+      const Storage storage =
+          StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+      CHECK(HasContent(storage->memory, i, stream));
+    }
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+  });
+  receiver.channel().Await();
+  const Stream streams[] = {MakeStream(), MakeStream()};
+  SetDelay(2000);
+  for (int i = 0; i < count; ++i) {
+    const Storage storage = Allocate(4096);
+    Fill(storage->memory, i, streams[i % 2]);
+    receiver.channel().Send(MessageOf(storage, strategy, streams[i % 2]));
+    CHECK(DeviceHeap().Stats().events <= CudaIPCEvents::kMade);
+  }
+  receiver.channel().Await();
+  CHECK(Eventually(SharesNothing));
+  End(&receiver);
+}
+
+TEST_BOTH(EventsAreUsedAgainInOrder) { SendManyOnTwoStreams(strategy, 150); }
+
+TEST_BOTH(OneEventIsEnough) {
+  NEEDS_STAND_IN;
+  setenv("STAND_IN_EVENTS", "1", 1);
+  SendManyOnTwoStreams(strategy, 20);
+  CHECK(DeviceHeap().Stats().events == 1);
+}
+
+TEST_BOTH(WithoutEventsTheSenderWaitsForItsWork) {
+  NEEDS_STAND_IN;
+  setenv("STAND_IN_EVENTS", "0", 1);
+  SendManyOnTwoStreams(strategy, 20);
+  CHECK(DeviceHeap().Stats().events == 0);
+}
+
+TEST(EventsOfOthersAreClosedInTurn) {
+  constexpr size_t kMessages = 50;  // each with an event of its own
+  constexpr size_t kSenders = 1 + CudaIPCEvents::kOpened / kMessages;
+  std::vector<std::unique_ptr<Worker>> senders;
+  for (size_t i = 0; i < kSenders; ++i) {
+    senders.push_back(std::make_unique<Worker>([](const Channel& channel) {
+      const Storage storage = AllocateFilled(4096, 1);
+      for (size_t j = 0; j < kMessages; ++j) {
+        channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
+      }
+      CHECK(DeviceHeap().Stats().events == kMessages);
+      channel.Signal();
+      channel.Await();
+    }));
+  }
+  for (const auto& sender : senders) {
+    std::vector<CudaIPCMessage> messages;
+    for (size_t i = 0; i < kMessages; ++i) {
+      messages.push_back(sender->channel().Receive<CudaIPCMessage>());
+    }
+    sender->channel().Await();
+    for (const CudaIPCMessage& message : messages) {
+      CHECK(HasContent(StorageOf(message)->memory, 1));
+    }
+  }
+  CHECK(DeviceHeap().Stats().events == CudaIPCEvents::kOpened);
+  CHECK(SharesNothing());
+  for (const auto& sender : senders) End(sender.get());
+}
+
+TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
+  Worker receiver([](const Channel& channel) {
+    const Stream stream = MakeStream();
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    // It keeps the handle open, which would be waited for.
+    const Storage other = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    SetDelay(kSlow);
+    Fill(storage->memory, 2, stream);
+    storage.reset();
+    channel.Signal();
+    channel.Await();
+  });
+  const CudaIPCMemory all = AllocateMemory(4096);
+  Fill(all, 1);
+  bool is_free = false;
+  Storage storage = StorageIn(PartOf(all, 0, 1024), [&] {
+    is_free = true;
+    CHECK(HasContent(PartOf(all, 0, 1024), 2));
+  });
+  const Storage other = StorageIn(PartOf(all, 1024, 1024), [] {});
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Send(MessageOf(other, strategy));
+  storage.reset();
+  CHECK(Eventually([&] {
+    DeviceHeap().Collect({});
+    return is_free;
+  }));
+  receiver.channel().Await();
+  End(&receiver);
+}
+
+TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
+  if (std::getenv("LD_LIBRARY_PATH") != nullptr) {
+    // Where libraries are is settled when a program starts.
+    Worker without([](const Channel&) {
+      unsetenv("LD_LIBRARY_PATH");
+      execl("/proc/self/exe", "cuda_ipc_test", "WithoutADriver", nullptr);
+    });
+    without.Finish();
+    return;
+  }
+  static char host[64];
+  const auto error = ErrorOf([] {
+    DeviceHeap().Share(
+        SharingStrategy::kFileSystem, {0, host, sizeof(host)}, {}, [] {});
+  });
+  if (!error) {
+    std::printf("  skipped: this machine has a driver\n");
+    return;
+  }
+  CHECK(error->kind() == Kind::kUnavailable);
+  CHECK(Says(error, "there is no driver") && Says(error, "libcuda.so.1"));
+  const SharedBlock block =
+      AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+  CHECK(Heap().Receive(MessageOf(block)).block.data == block.data);
+  CHECK(HasContent(block, 1));
+}
+
+TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
+  Worker receiver(ReceiveOnce);
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  Storage dropped = AllocateFilled(kMiB, 1);
+  const CudaIPCMessage message = MessageOf(dropped, strategy);
+  dropped.reset();
+  const uint64_t left = FreeBytes();
+  Worker child([&](const Channel& channel) {
+    char* address = storage->memory.data;
+    CHECK(!DeviceHeap().Send(address, nullptr));
+    for (const auto& error : {ErrorOf([&] { Share(storage, strategy); }),
+                              ErrorOf([&] { StorageOf(message); }),
+                              ErrorOf([&] { CudaIPCDriver::Instance(); })}) {
+      CHECK(error && error->kind() == Kind::kUnavailable);
+      CHECK(Says(error, "spawn"));
+    }
+    const CudaIPCStats stats = DeviceHeap().Stats();
+    CHECK(stats.sent == 0 && stats.limbo == 0 && stats.received == 0);
+    CHECK(stats.handles == 0 && stats.events == 0);
+    CHECK(DeviceHeap().Describe().empty());
+    // The memory is not its own to free.
+    CHECK(!DeviceHeap().Drop(address, [] { CHECK(false); }));
+    channel.Signal();
+    channel.Await();
+    EndChild();
+  });
+  child.channel().Await();
+  HaveDropped(receiver);
+  storage.reset();
+  // The child's attempt has spent the message.
+  CHECK(Eventually(SharesNothing));
+  CHECK(FreeBytes() >= left + 2 * kMiB);
+  storage = AllocateFilled(kMiB, 1);
+  CHECK(StorageOf(MessageOf(storage, strategy)) == storage);
+  End(&child);
+  End(&receiver);
+}
+
+TEST_BOTH(AChildOfForkOfAReceiverKeepsNothing) {
+  Worker receiver([](const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    Worker child([&](const Channel& child_channel) {
+      child_channel.Signal();
+      child_channel.Await();
+      storage.reset();  // nothing happens
+      EndChild();
+    });
+    child.channel().Await();
+    storage.reset();
+    channel.Signal();
+    channel.Await();
+    End(&child);
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+// It is pinned what such a child inherits, but this it does not.
+TEST_BOTH(AChildOfForkWithoutDescriptorsKeepsNothing) {
+  Storage storage = AllocateFilled(kMiB, 1);
+  MessageOf(storage, strategy);
+  Worker child(
+      [](const Channel& channel) {
+        channel.Await();
+        EndChild();
+      },
+      true);
+  DeviceHeap().Collect(0.0);
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&child);
+}
+
+// What a thread gives back while another forks must not stay with the child.
+TEST_BOTH(AForkWhileATensorIsGivenBackKeepsNothing) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    const Stream stream = MakeStream();
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
+    SetDelay(10 * kSlow);
+    Fill(storage->memory, 2, stream);
+    const int calls = CallsOf("cuCtxSynchronize");
+    std::thread drops([&] { storage.reset(); });
+    CHECK(Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
+    Worker child([&](const Channel& child_channel) {
+      child_channel.Await();
+      EndChild();
+    });
+    drops.join();
+    channel.Signal();
+    channel.Await();
+    End(&child);
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(ForksAtAnyInstantKeepNothing) {
+  constexpr int kTensors = 300;
+  Worker receiver([](const Channel& channel) {
+    std::atomic<int> received{0};
+    std::thread receives([&] {
+      for (; received < kTensors; ++received) {
+        CHECK(HasContent(StorageOf(channel.Receive<CudaIPCMessage>())->memory,
+                         1));
+      }
+    });
+    std::vector<std::unique_ptr<Worker>> children;
+    while (received < kTensors) {
+      if (children.size() == 40) {
+        std::this_thread::yield();
+        continue;
+      }
+      children.push_back(std::make_unique<Worker>(
+          [](const Channel& child_channel) { child_channel.Await(); }));
+    }
+    receives.join();
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+    for (const auto& child : children) child->Kill();
+  });
+  for (int i = 0; i < kTensors; ++i) {
+    const Storage storage = AllocateFilled(4096, 1);
+    receiver.channel().Send(MessageOf(storage, strategy));
+  }
+  receiver.channel().Await();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST(AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
+  NEEDS_STAND_IN;
+  setenv("STAND_IN_EVENTS", "0", 1);
+  const Storage storage = AllocateFilled(kMiB, 1);
+  SetDelay(10 * kSlow);
+  Fill(storage->memory, 2);
+  const int calls = CallsOf("cuCtxSynchronize");
+  std::thread sends([&] {
+    const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
+    CHECK(StorageOf(message) == storage);
+  });
+  CHECK(Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
+  Worker child([&](const Channel&) {
+    CHECK(DeviceHeap().Stats().events == 0);
+    CHECK(DeviceHeap().Collect({}) == 0);
+    EndChild();
+  });
+  sends.join();
+  child.Finish();
+}
+
+TEST_BOTH(ADeviceThatTheReceiverCannotSeeIsNamed) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
+    CHECK(error && error->kind() == Kind::kUnavailable);
+    CHECK(Says(error, "GPU-7374616e-642d-696e-2047-505500000000"));
+    CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
+    channel.Signal();
+    channel.Await();
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(AReceiverThatSeesNoDeviceIsToldWhy) {
+  Worker receiver([](const Channel& channel) {
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
+    CHECK(error && error->kind() == Kind::kUnavailable);
+    CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
+    channel.Signal();
+    channel.Await();
+  });
+  Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  storage.reset();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+    for (int device : {1, 0}) {
+      const auto message = channel.Receive<CudaIPCMessage>();
+      const auto received = DeviceHeap().Receive(message, [&](int asked_for) {
+        CHECK(asked_for == device);
+        return nullptr;
+      });
+      CHECK(received.data->memory.device == device);
+      CHECK(HasContent(received.data->memory, device));
+      DeviceHeap().Drop(received.data);
+    }
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+  });
+  for (int device : {0, 1}) {
+    const Storage storage = Allocate(4096, device);
+    Fill(storage->memory, 1 - device);
+    receiver.channel().Send(MessageOf(storage, strategy));
+  }
+  receiver.channel().Await();
+  CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST_BOTH(MemoryThatHasNoHandleGetsNoRecord) {
+  NEEDS_STAND_IN;
+  setenv("STAND_IN_NOT_EXPORTABLE", "1", 1);
+  const Storage storage = Allocate(4096);
+  CHECK(!Share(storage, strategy));
+  CHECK(!DeviceHeap().Send(storage->memory.data, nullptr));
+  CHECK(SharesNothing());
+}
+
+// Whatever a byte of it becomes, the receiver is none the worse.
+TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    const SharedBlock block = Heap().Receive(message.record).block;
+    uint64_t invalid = 0;
+    for (uint64_t i = 0; i < block.capacity; ++i) {
+      block.data[i] ^= 0x40;
+      const auto kind = KindOf([&] { StorageOf(message); });
+      block.data[i] ^= 0x40;
+      if (kind == Kind::kInvalid) ++invalid;
+      // It begins with what says that it is a record.
+      CHECK(i >= sizeof(uint64_t) || kind == Kind::kInvalid);
+      CHECK(!DeviceHeap().Stats().received && !DeviceHeap().Stats().handles);
+      CHECK(HasContent(StorageOf(message)->memory, 1));
+    }
+    CHECK(invalid > 2 * sizeof(uint64_t));
+    Heap().Release(block);
+    CHECK(SharesNothing());
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(4096, 1);
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
+  End(&receiver);
+}
+
+TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
+  Worker receiver([](const Channel& channel) {
+    auto message = channel.Receive<CudaIPCMessage>();
+    const auto error = ErrorOfReceiving(message);
+    CHECK(error && error->kind() == Kind::kInvalid);
+    CHECK(Says(error, "no GPU memory"));
+    channel.Signal();
+    channel.Await();
+  });
+  for (uint64_t size : {1, 4096}) {
+    const SharedBlock block = AllocateFilled(strategy, size, 1);
+    CudaIPCMessage message = {MessageOf(block), {}, 0};
+    // Here it is known what the block is.
+    const auto storage = std::make_shared<int>(0);
+    if (size > 1) Heap().Bind(block, storage, [] { return true; });
+    CHECK(KindOf([&] { StorageOf(message); }) == Kind::kInvalid);
+    CHECK(storage.use_count() == 1);
+    if (size > 1) {
+      message.record = MessageOf(block);
+      receiver.channel().Send(message);
+      receiver.channel().Await();
+    }
+    Heap().Release(block);
+    CHECK(SharesNothing());
+  }
+  End(&receiver);
+}
+
+TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
+  const int count = CudaIPCHeap::kCrowded;
+  Worker receiver([&](const Channel& channel) {
+    std::vector<Storage> storages;
+    for (int i = 0; i < count; ++i) {
+      storages.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
+    }
+    CHECK(DeviceHeap().Stats().handles == 1);
+    channel.Signal();
+    channel.Await();
+    storages.clear();
+    channel.Signal();
+    channel.Await();
+  });
+  const CudaIPCMemory all = AllocateMemory((count + 2) * 1024);
+  std::vector<std::string> warnings;
+  DeviceHeap().SetWarning(
+      [&](const std::string& text) { warnings.push_back(text); });
+  std::vector<Storage> storages;
+  for (int i = 0; i < count + 2; ++i) {
+    storages.push_back(StorageIn(PartOf(all, i * 1024, 1024), [] {}));
+    const CudaIPCMessage message = MessageOf(storages.back(), strategy);
+    if (i < count) receiver.channel().Send(message);
+  }
+  receiver.channel().Await();
+  storages.resize(count - 1);
+  CHECK(warnings.empty());
+  storages.clear();
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("1000 tensors") != std::string::npos);
+  CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
+  CHECK(warnings[0].find("collect_shared_memory") != std::string::npos);
+  receiver.channel().Signal();
+  receiver.channel().Await();
+  DeviceHeap().Collect(0.0);
+  CHECK(SharesNothing());
+  FreeMemory(all);
+  DeviceHeap().SetWarning(nullptr);
+  End(&receiver);
+}
+
+TEST_BOTH(ItCanBeSaidWhoHoldsWhat) {
+  Worker receiver(ReceiveOnce);
+  const Storage storage = AllocateFilled(kMiB, 1);
+  CHECK(DeviceHeap().Describe().empty());
+  receiver.channel().Send(MessageOf(storage, strategy));
+  CHECK(receiver.channel().Receive<bool>());
+  const std::string holder = "process " + std::to_string(receiver.pid());
+  CHECK(DeviceHeap().Describe().find(holder) != std::string::npos);
+  CHECK(DeviceHeap().Describe().find("not received: 0") != std::string::npos);
+  MessageOf(storage, strategy);
+  CHECK(DeviceHeap().Describe().find("not received: 1") != std::string::npos);
+  HaveDropped(receiver);
+  CHECK(DeviceHeap().Describe().find(holder) == std::string::npos);
+  DeviceHeap().Collect(0.0);
+  CHECK(DeviceHeap().Describe().empty());
+  End(&receiver);
+}
+
+// Destroyed when the driver has shut down.
+std::vector<Storage> storages_at_exit;
+
+TEST_BOTH(AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
+  Worker receiver([](const Channel& channel) {
+    for (int i = 0; i < 3; ++i) {
+      storages_at_exit.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
+    }
+    channel.Signal();
+    channel.Await();
+    storages_at_exit.pop_back();
+    channel.Signal();
+    channel.Await();
+    DeviceHeap().Leave();
+    storages_at_exit.pop_back();
+  });
+  std::vector<std::string> warnings;
+  DeviceHeap().SetWarning(
+      [&](const std::string& text) { warnings.push_back(text); });
+  for (int i = 0; i < 3; ++i) {
+    storages_at_exit.push_back(AllocateFilled(kMiB, 1));
+    receiver.channel().Send(MessageOf(storages_at_exit.back(), strategy));
+  }
+  receiver.channel().Await();
+  storages_at_exit.pop_back();  // others have it
+  DeviceHeap().Leave();
+  CHECK(warnings.size() == 1);
+  CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
+  const int calls = HasStandIn() ? CallsOf("cuCtxPushCurrent") : 0;
+  storages_at_exit.pop_back();
+  HaveDropped(receiver);
+  DeviceHeap().Collect(0.0);
+  Heap().Collect(0.0);
+  CHECK(!HasStandIn() || CallsOf("cuCtxPushCurrent") == calls);
+  DeviceHeap().SetWarning(nullptr);
+  End(&receiver);
+}
+
+TEST_BOTH(NothingIsLeftOfWhatWasSentAndReceived) {
+  // On their way at once, so that each has an event.
+  constexpr int kMessages = 40;
+  Worker receiver([](const Channel& channel) {
+    std::optional<Possessions> before;
+    for (int round = 0; round < 3; ++round) {
+      std::vector<CudaIPCMessage> messages;
+      for (int i = 0; i < kMessages; ++i) {
+        messages.push_back(channel.Receive<CudaIPCMessage>());
+      }
+      channel.Await();
+      for (int i = 0; i < kMessages; ++i) {
+        CHECK(HasContent(StorageOf(messages[i])->memory, i));
+      }
+      CHECK(SharesNothing());
+      CHECK(DeviceHeap().Stats().events == kMessages);
+      if (before) CHECK(Possessions::Now() == *before);
+      before = Possessions::Now();
+      channel.Signal();
+    }
+    channel.Await();
+  });
+  std::optional<Possessions> before;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < kMessages; ++i) {
+      const Storage storage = AllocateFilled(4096, i);
+      receiver.channel().Send(MessageOf(storage, strategy));
+    }
+    receiver.channel().Signal();
+    receiver.channel().Await();
+    CHECK(SharesNothing());
+    CHECK(DeviceHeap().Stats().events == kMessages);
+    if (before) CHECK(Possessions::Now() == *before);
+    before = Possessions::Now();
+  }
+  End(&receiver);
+}
+
+}  // namespace

@@ -1,0 +1,238 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "devices.h"  // NOLINT(build/include_subdir)
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace shared_memory_test {
+
+namespace {
+
+constexpr unsigned kNonBlocking = 1;
+
+void* Library() {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
+// The arguments have to be of the function's own types.
+template <typename Result, typename... Arguments>
+Result CallFunction(const std::string& name, Arguments... arguments) {
+  void* const function = Library() ? dlsym(Library(), name.c_str()) : nullptr;
+  if (function == nullptr) throw std::runtime_error("There is no " + name);
+  return reinterpret_cast<Result (*)(Arguments...)>(function)(arguments...);
+}
+
+template <typename... Arguments>
+void Call(const std::string& name, Arguments... arguments) {
+  const int code = CallFunction<int>(name, arguments...);
+  if (code != 0) {
+    throw std::runtime_error(name + " returned " + std::to_string(code));
+  }
+}
+
+class Context {
+ public:
+  explicit Context(int device) {
+    DeviceHeap();
+    int id = 0;
+    void* context = nullptr;
+    Call("cuDeviceGet", &id, device);
+    Call("cuDevicePrimaryCtxRetain", &context, id);
+    Call("cuCtxPushCurrent_v2", context);
+  }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context() {
+    void* context = nullptr;
+    CallFunction<int>("cuCtxPopCurrent_v2", &context);
+  }
+};
+
+// Of this process's making.
+class OwnStorage : public DeviceStorage {
+ public:
+  OwnStorage(const CudaIPCMemory& memory, std::function<void()> free)
+      : DeviceStorage(memory), free_(std::move(free)) {}
+  ~OwnStorage() override {
+    if (!shared_ || !DeviceHeap().Drop(memory.data, free_)) free_();
+  }
+
+  void SetShared() { shared_ = true; }
+
+ private:
+  const std::function<void()> free_;
+  bool shared_{false};
+};
+
+class ReceivedStorage : public DeviceStorage {
+ public:
+  explicit ReceivedStorage(std::shared_ptr<CudaIPCData> data)
+      : DeviceStorage(data->memory), data_(std::move(data)) {}
+  ~ReceivedStorage() override { DeviceHeap().Drop(data_); }
+
+ private:
+  const std::shared_ptr<CudaIPCData> data_;
+};
+
+}  // namespace
+
+bool HasStandIn() {
+  return Library() != nullptr && dlsym(Library(), "StandInFail") != nullptr;
+}
+
+void FailCall(const std::string& function, int nth, int code) {
+  CallFunction<void>("StandInFail", function.c_str(), nth, code);
+}
+
+int CallsOf(const std::string& function) {
+  return CallFunction<int>("StandInCalls", function.c_str());
+}
+
+void SetDelay(int microseconds) {
+  if (HasStandIn()) CallFunction<void>("StandInSetDelay", microseconds);
+}
+
+CudaIPCHeap& DeviceHeap() {
+  static CudaIPCHeap& heap = []() -> CudaIPCHeap& {
+    Heap();
+    CudaIPCHeap& instance = CudaIPCHeap::Instance();
+    // First, since handlers at exit run backwards. That there may be no driver
+    // is for others to say.
+    if (Library() != nullptr) CallFunction<int>("cuInit", 0u);
+    std::atexit([] { CudaIPCHeap::Instance().Leave(); });
+    return instance;
+  }();
+  return heap;
+}
+
+bool SharesNothing() {
+  DeviceHeap().Collect({});
+  const CudaIPCStats stats = DeviceHeap().Stats();
+  return stats.sent == 0 && stats.sent_bytes == 0 && stats.limbo == 0 &&
+         stats.limbo_bytes == 0 && stats.received == 0 &&
+         stats.received_bytes == 0 && stats.handles == 0 && UsesNothing();
+}
+
+Stream MakeStream(int device) {
+  const Context context(device);
+  Stream stream = nullptr;
+  Call("cuStreamCreate", &stream, kNonBlocking);
+  return stream;
+}
+
+uint64_t FreeBytes(int device) {
+  const Context context(device);
+  size_t free = 0;
+  size_t total = 0;
+  Call("cuMemGetInfo_v2", &free, &total);
+  return free;
+}
+
+CudaIPCMemory AllocateMemory(uint64_t size, int device) {
+  const Context context(device);
+  CudaIPCMemory memory = {device, nullptr, size};
+  Call("cuMemAlloc_v2", &memory.data, size_t{size});
+  return memory;
+}
+
+void FreeMemory(const CudaIPCMemory& memory) {
+  const Context context(memory.device);
+  Call("cuMemFree_v2", memory.data);
+}
+
+CudaIPCMemory PartOf(const CudaIPCMemory& memory,
+                     uint64_t offset,
+                     uint64_t size) {
+  return {memory.device, memory.data + offset, size};
+}
+
+void Fill(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
+  const Context context(memory.device);
+  Call("cuMemsetD32Async",
+       memory.data,
+       word,
+       size_t{memory.size / sizeof(word)},
+       stream);
+}
+
+bool HasContent(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
+  const Context context(memory.device);
+  std::vector<uint32_t> words(memory.size / sizeof(word), ~word);
+  Call("cuMemcpyDtoHAsync_v2",
+       words.data(),
+       memory.data,
+       words.size() * sizeof(word),
+       stream);
+  Call("cuStreamSynchronize", stream);
+  return std::all_of(words.begin(), words.end(), [&](uint32_t found) {
+    return found == word;
+  });
+}
+
+Storage Allocate(uint64_t size, int device) {
+  const CudaIPCMemory memory = AllocateMemory(size, device);
+  return StorageIn(memory, [memory] { FreeMemory(memory); });
+}
+
+Storage AllocateFilled(uint64_t size, uint32_t word) {
+  const Storage storage = Allocate(size);
+  Fill(storage->memory, word);
+  return storage;
+}
+
+Storage StorageIn(const CudaIPCMemory& memory,
+                  const std::function<void()>& free) {
+  return std::make_shared<OwnStorage>(memory, free);
+}
+
+bool Share(const Storage& storage, SharingStrategy strategy) {
+  return DeviceHeap().Share(strategy, storage->memory, storage, [&] {
+    static_cast<OwnStorage&>(*storage).SetShared();
+  });
+}
+
+CudaIPCMessage MessageOf(const Storage& storage,
+                         SharingStrategy strategy,
+                         Stream stream,
+                         uint64_t offset) {
+  const char* address = storage->memory.data + offset;
+  std::optional<CudaIPCMessage> message = DeviceHeap().Send(address, stream);
+  if (!message) {
+    REQUIRE(Share(storage, strategy));
+    message = DeviceHeap().Send(address, stream);
+  }
+  REQUIRE(message.has_value());
+  return *message;
+}
+
+Storage StorageOf(const CudaIPCMessage& message, Stream stream) {
+  const CudaIPCHeap::Received received =
+      DeviceHeap().Receive(message, [&](int) { return stream; });
+  if (received.storage) {
+    return std::static_pointer_cast<DeviceStorage>(received.storage);
+  }
+  const Storage storage = std::make_shared<ReceivedStorage>(received.data);
+  DeviceHeap().Bind(*received.data, storage);
+  return storage;
+}
+
+}  // namespace shared_memory_test

@@ -1,0 +1,1151 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// A stand-in for NVIDIA's driver, libcuda.so.1, where there is no GPU: it lets
+// the code that shares memory of devices between processes be tested for how
+// it uses the driver. It is no emulator of a GPU: memory is set and copied, and
+// nothing computes. A pointer of a device is an address of the host, so a test
+// may look at what is there, and another address in each process.
+//
+// It keeps the rules of the driver that such code depends on:
+//  - no use in a child of fork; a current context, for each thread, for all
+//    but devices, contexts, attributes of pointers and names of errors;
+//  - handles are not opened by the process that made them, twice in a process,
+//    on another device, or when what they name is gone;
+//  - work of streams is done later, by a thread of its own for each stream;
+//    freeing memory waits for all of it;
+//  - an event that nobody has recorded is complete, and so is one whose
+//    recorder is dead; a wait is for the record that was the last one when it
+//    was asked for.
+// It is as strict as any version of the driver: what only some allow fails.
+//
+// What a driver would leave undefined ends the process with status 86 and a
+// line on stderr, "stand-in: violation: ...": memory is freed while another
+// process has it open, or there is a call after the driver has shut down.
+//
+// The environment decides about:
+//  - STAND_IN_DEVICES: the number of devices, 2; each has 8 GiB a process;
+//  - CUDA_VISIBLE_DEVICES: which of them, by number, and in which order;
+//  - STAND_IN_EVENTS: how many events a process can make, 200;
+//  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle;
+//  - STAND_IN_DELAY_US and STAND_IN_FAIL: see the header.
+
+#include "stand_in_driver.h"  // NOLINT(build/include_subdir)
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace stand_in {
+
+struct Device;
+class Event;
+class Stream;
+
+}  // namespace stand_in
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = uintptr_t;
+using CUcontext = stand_in::Device*;
+using CUevent = stand_in::Event*;
+using CUstream = stand_in::Stream*;
+
+struct CUuuid {
+  char bytes[16];
+};
+
+// Of memory and of events.
+struct CUipcHandle {
+  char bytes[64];
+};
+
+namespace stand_in {
+
+// It is its own primary context, the only one that it has.
+struct Device {
+  int ordinal;
+  int physical;  // the same in every process
+  std::shared_ptr<Stream> default_stream;
+};
+
+enum Code : CUresult {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kAlreadyMapped = 208,
+  kPeerAccessUnsupported = 217,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+};
+
+struct Error {
+  Code code;
+  const char* name;
+  const char* text;
+};
+
+constexpr Error kErrors[] = {
+    {kSuccess, "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no device can be seen"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kAlreadyMapped, "CUDA_ERROR_ALREADY_MAPPED", "already mapped"},
+    {kPeerAccessUnsupported,
+     "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+     "no access from one device to the other"},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND", "symbol not found"},
+    {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+};
+
+// Null if it is none of those above.
+const Error* ErrorOf(CUresult code) {
+  const Error* found = std::find_if(
+      std::begin(kErrors), std::end(kErrors), [code](const Error& error) {
+        return error.code == code;
+      });
+  return found == std::end(kErrors) ? nullptr : found;
+}
+
+enum EventFlag : unsigned {
+  kBlockingSync = 1,
+  kDisableTiming = 2,
+  kInterprocess = 4,
+};
+
+enum PointerAttribute { kDeviceOrdinal = 9, kLegacyIpcCapable = 13 };
+
+constexpr unsigned kNonBlockingStream = 1;
+constexpr unsigned kLazyPeerAccess = 1;
+constexpr size_t kDeviceMemory = size_t{8} << 30;
+constexpr size_t kPage = 4096;
+
+[[noreturn]] void Die(const std::string& message) {
+  std::fprintf(stderr, "stand-in: %s\n", message.c_str());
+  std::fflush(stderr);
+  _exit(86);
+}
+
+[[noreturn]] void Violation(const std::string& message) {
+  Die("violation: " + message + " (process " + std::to_string(getpid()) + ")");
+}
+
+int Number(const char* text, const std::string& what) {
+  char* end = nullptr;
+  int64_t number = std::strtol(text, &end, 10);
+  if (end == text || *end != 0 || number < 0 || number > INT32_MAX) {
+    Die(what + " is \"" + text + "\". Make it a number, 0 or more.");
+  }
+  return static_cast<int>(number);
+}
+
+int NumberFromEnvironment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : Number(text, name);
+}
+
+uint64_t Random() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    Die(std::string("getrandom failed: ") + std::strerror(errno));
+  }
+  return number;
+}
+
+// ---- Calls: counted, refused, or made to fail -------------------------------
+
+struct Function {
+  const char* name;
+  std::atomic<int> calls{0};
+  // The number of the call that is to fail, if it is still to come.
+  std::atomic<int> failing_call{0};
+  std::atomic<CUresult> failure{kSuccess};
+};
+
+Function functions[] = {
+    {"cuInit"},
+    {"cuDeviceGetCount"},
+    {"cuDeviceGet"},
+    {"cuDeviceGetUuid"},
+    {"cuDevicePrimaryCtxRetain"},
+    {"cuCtxPushCurrent"},
+    {"cuCtxPopCurrent"},
+    {"cuCtxSynchronize"},
+    {"cuMemAlloc"},
+    {"cuMemFree"},
+    {"cuMemGetInfo"},
+    {"cuMemGetAddressRange"},
+    {"cuPointerGetAttribute"},
+    {"cuIpcGetMemHandle"},
+    {"cuIpcOpenMemHandle"},
+    {"cuIpcCloseMemHandle"},
+    {"cuIpcGetEventHandle"},
+    {"cuIpcOpenEventHandle"},
+    {"cuStreamCreate"},
+    {"cuStreamDestroy"},
+    {"cuStreamSynchronize"},
+    {"cuStreamQuery"},
+    {"cuStreamWaitEvent"},
+    {"cuEventCreate"},
+    {"cuEventDestroy"},
+    {"cuEventRecord"},
+    {"cuEventQuery"},
+    {"cuEventSynchronize"},
+    {"cuMemsetD32Async"},
+    {"cuMemcpyDtoHAsync"},
+    {"cuMemcpyHtoDAsync"},
+    {"cuMemcpyDtoDAsync"},
+    {"cuGetErrorName"},
+    {"cuGetErrorString"},
+};
+
+// It allocates nothing: a child of fork may find the heap locked for ever.
+Function& FunctionNamed(std::string_view name) {
+  for (Function& function : functions) {
+    if (name == function.name) return function;
+  }
+  Die("there is no function \"" + std::string(name) +
+      "\". Name one, without its version.");
+}
+
+// What a call needs to have happened.
+enum class Needs { kNothing, kInitialization, kContext };
+
+struct State;
+
+// No lock guards these: a child of fork has to find them whatever other threads
+// of its parent were doing.
+std::atomic<pid_t> initialized_by{0};
+std::atomic<State*> state{nullptr};
+std::atomic<bool> shut_down{false};
+std::atomic<int> delay_us{0};
+
+// Trivial, since calls come even after the destructors of a thread.
+struct ContextStack {
+  static constexpr int kDepth = 64;
+  Device* contexts[kDepth];
+  int depth;
+};
+thread_local ContextStack stack = {};
+
+// Once there is a state.
+State& Now() { return *state; }
+Device* CurrentDevice() { return stack.contexts[stack.depth - 1]; }
+
+// Every function of the driver begins with it, and returns what it returns
+// unless that is 0.
+CUresult Begin(std::string_view name, Needs needs) {
+  Function& function = FunctionNamed(name.substr(0, name.rfind("_v2")));
+  if (shut_down) {
+    Violation(std::string(function.name) + ": call at shutdown");
+  }
+  if (++function.calls == function.failing_call) return function.failure;
+  if (needs == Needs::kNothing) return kSuccess;
+  if (state == nullptr || initialized_by != getpid()) return kNotInitialized;
+  if (needs == Needs::kContext && stack.depth == 0) return kInvalidContext;
+  return kSuccess;
+}
+
+// ---- Streams ----------------------------------------------------------------
+
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  explicit Stream(Device* device) : device_(device) {}
+
+  Device* device() const { return device_; }
+
+  void Enqueue(std::function<void()> work) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    queue_.push_back(std::move(work));
+    ++submitted_;
+    if (submitted_ == 1) {
+      std::thread(&Stream::Run, shared_from_this()).detach();
+    }
+    changed_.notify_all();
+  }
+
+  // Waits for the work so far.
+  void Synchronize() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    uint64_t wanted = submitted_;
+    changed_.wait(lock, [&] { return completed_ >= wanted; });
+  }
+
+  bool Idle() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return completed_ == submitted_;
+  }
+
+  // There will be no more work; what there is will be done.
+  void End() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return ended_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+      ++completed_;
+      changed_.notify_all();
+    }
+  }
+
+  Device* const device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  uint64_t submitted_{0};
+  uint64_t completed_{0};
+  bool ended_{false};
+};
+
+// ---- Regions: what memory and events are in ---------------------------------
+
+enum class Kind : int32_t { kMemory, kEvent };
+
+struct Identity {
+  uint64_t id;
+  uint64_t size;
+  int32_t device;  // its physical number: processes may see other ones
+  Kind kind;
+};
+
+struct Handle {
+  Identity identity;
+  int32_t pid;
+  int32_t fd;
+  char unused[32];
+};
+static_assert(sizeof(Handle) == sizeof(CUipcHandle));
+static_assert(std::has_unique_object_representations_v<Identity>);
+
+// The first page of a region.
+struct Header {
+  Identity identity;
+  std::atomic<bool> freed;
+};
+
+// Held where a child of fork would get what is not for it.
+std::mutex no_fork;
+
+// A file in memory, mapped by who made it and by who has opened its handle. An
+// opener has a read lock on the first byte for as long as its mapping exists:
+// the mapping alone keeps the open file that has the lock, since the descriptor
+// is closed and children of fork get no mapping. So the lock goes even if the
+// opener is killed.
+class Region {
+ public:
+  // Null if the system gives no more.
+  static std::unique_ptr<Region> Make(Device* device,
+                                      Kind kind,
+                                      size_t size,
+                                      bool exportable) {
+    int fd = memfd_create("stand-in", MFD_CLOEXEC);
+    if (fd == -1) return nullptr;
+    Header* header = ftruncate(fd, kPage + size) == 0 ? Map(fd, size) : nullptr;
+    if (header == nullptr) {
+      close(fd);
+      return nullptr;
+    }
+    header->identity = {Random(), size, device->physical, kind};
+    return std::unique_ptr<Region>(new Region(device, fd, exportable, header));
+  }
+
+  // A region of another process, for the current context.
+  static CUresult Open(const CUipcHandle& bytes,
+                       Kind kind,
+                       std::unique_ptr<Region>* opened) {
+    Handle handle;
+    std::memcpy(&handle, &bytes, sizeof(handle));
+    if (handle.pid == getpid()) return kInvalidContext;
+    std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" +
+                       std::to_string(handle.fd);
+    // A child of fork must not get the descriptor, and with it the lock.
+    std::lock_guard<std::mutex> guard(no_fork);
+    int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd == -1) return kInvalidHandle;
+    CUresult result = OpenFile(fd, handle.identity, kind, opened);
+    close(fd);
+    return result;
+  }
+
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region() {
+    munmap(header_, kPage + size());
+    if (own()) close(fd_);
+  }
+
+  Device* device() const { return device_; }
+  bool own() const { return fd_ != -1; }
+  bool exportable() const { return exportable_; }
+  uint64_t id() const { return header_->identity.id; }
+  size_t size() const { return header_->identity.size; }
+  char* data() const { return reinterpret_cast<char*>(header_) + kPage; }
+  CUdeviceptr address() const { return reinterpret_cast<CUdeviceptr>(data()); }
+
+  CUipcHandle Export() const {
+    Handle handle = {header_->identity, getpid(), fd_, {}};
+    CUipcHandle bytes;
+    std::memcpy(&bytes, &handle, sizeof(bytes));
+    return bytes;
+  }
+
+  // Ends what is of this process's making; false if another one has it open.
+  bool Free() {
+    // A lock that excludes openers, rather than a look for them: nobody opens
+    // the region between the look and the end. It goes with the file.
+    if (!Lock(fd_, F_WRLCK)) return false;
+    header_->freed = true;
+    // Only what was ever touched, which may be little of it.
+    off_t at = kPage;
+    while ((at = lseek(fd_, at, SEEK_DATA)) != -1) {
+      off_t end = lseek(fd_, at, SEEK_HOLE);
+      std::memset(reinterpret_cast<char*>(header_) + at, 0xDD, end - at);
+      at = end;
+    }
+    return true;
+  }
+
+ private:
+  Region(Device* device, int fd, bool exportable, Header* header)
+      : device_(device), fd_(fd), exportable_(exportable), header_(header) {}
+
+  static CUresult OpenFile(int fd,
+                           const Identity& wanted,
+                           Kind kind,
+                           std::unique_ptr<Region>* opened) {
+    Identity found = {};
+    if (pread(fd, &found, sizeof(found), 0) != sizeof(found) ||
+        std::memcmp(&found, &wanted, sizeof(found)) != 0 ||
+        found.kind != kind) {
+      return kInvalidHandle;
+    }
+    Device* device = CurrentDevice();
+    if (found.device != device->physical) return kPeerAccessUnsupported;
+    // Refused while the memory is being freed.
+    if (!Lock(fd, F_RDLCK)) return kInvalidHandle;
+    Header* header = Map(fd, found.size);
+    if (header == nullptr) return kOutOfMemory;
+    opened->reset(new Region(device, -1, false, header));
+    return header->freed ? kInvalidHandle : kSuccess;
+  }
+
+  static bool Lock(int fd, int16_t type) {
+    struct flock lock = {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_len = 1;
+    return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+  }
+
+  static Header* Map(int fd, size_t size) {
+    // The hint is there for addresses to differ between processes, even if one
+    // was forked from the other.
+    uintptr_t hint = (uintptr_t{1} << 44) + (Random() >> 36) * 16 * kPage;
+    void* mapped = mmap(reinterpret_cast<void*>(hint),
+                        kPage + size,
+                        PROT_READ | PROT_WRITE,
+                        MAP_SHARED,
+                        fd,
+                        0);
+    if (mapped == MAP_FAILED) return nullptr;
+    madvise(mapped, kPage + size, MADV_DONTFORK);
+    return static_cast<Header*>(mapped);
+  }
+
+  Device* const device_;
+  const int fd_;
+  const bool exportable_;
+  Header* const header_;
+};
+
+// ---- Events -----------------------------------------------------------------
+
+// One record of an event. The first has number 1.
+struct Record {
+  uint32_t number;
+  pid_t pid;
+};
+
+// The data of the region of an event.
+struct EventData {
+  std::atomic<Record> last;
+  std::atomic<uint32_t> completed;
+};
+static_assert(std::atomic<Record>::is_always_lock_free);
+
+// Whether the process has ended, even if its parent does not know yet.
+bool IsDead(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  // The name, in parentheses, may have any character; the state follows it.
+  size_t name_end = line.rfind(") ");
+  if (name_end == std::string::npos) return true;
+  char process_state = line[name_end + 2];
+  return process_state == 'Z' || process_state == 'X';
+}
+
+class Event {
+ public:
+  explicit Event(std::unique_ptr<Region> region) : region_(std::move(region)) {}
+
+  const Region& region() const { return *region_; }
+
+  Record Last() const { return data().last; }
+
+  Record NextRecord() {
+    Record last = Last();
+    Record next;
+    do {
+      next = {last.number + 1, getpid()};
+    } while (!data().last.compare_exchange_weak(last, next));
+    return next;
+  }
+
+  void Complete(const Record& record) {
+    uint32_t completed = data().completed;
+    while (completed < record.number &&
+           !data().completed.compare_exchange_weak(completed, record.number)) {
+    }
+  }
+
+  bool IsComplete(const Record& record) const {
+    return data().completed >= record.number || IsDead(record.pid);
+  }
+
+  void WaitFor(const Record& record) const {
+    while (!IsComplete(record)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+ private:
+  EventData& data() const {
+    return *reinterpret_cast<EventData*>(region_->data());
+  }
+
+  const std::unique_ptr<Region> region_;
+};
+
+// ---- The state of a process -------------------------------------------------
+
+// Made once and never destroyed: the threads of streams outlive everything.
+struct State {
+  std::vector<std::unique_ptr<Device>> devices;
+  int event_limit;
+
+  std::mutex mutex;  // of what follows
+  std::map<CUdeviceptr, std::unique_ptr<Region>> memory;
+  std::map<CUevent, std::shared_ptr<Event>> events;
+  std::map<CUstream, std::shared_ptr<Stream>> streams;
+  // With the default ones, and those destroyed that still have work to do.
+  std::list<std::weak_ptr<Stream>> all_streams;
+
+  std::shared_ptr<Stream> AddStream(Device* device) {
+    auto stream = std::make_shared<Stream>(device);
+    all_streams.push_back(stream);
+    return stream;
+  }
+};
+
+std::vector<int> VisibleDevices() {
+  int count = NumberFromEnvironment("STAND_IN_DEVICES", 2);
+  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::vector<int> visible;
+  if (list == nullptr) {
+    for (int i = 0; i < count; ++i) visible.push_back(i);
+    return visible;
+  }
+  // What is wrong hides all that follows it, as in the driver.
+  std::istringstream numbers(list);
+  for (int number; numbers >> number && number >= 0 && number < count;) {
+    visible.push_back(number);
+    numbers.ignore(1, ',');
+  }
+  return visible;
+}
+
+State* MakeState(const std::vector<int>& visible) {
+  auto* made = new State;
+  made->event_limit = NumberFromEnvironment("STAND_IN_EVENTS", 200);
+  for (int physical : visible) {
+    auto device = std::make_unique<Device>();
+    device->ordinal = static_cast<int>(made->devices.size());
+    device->physical = physical;
+    device->default_stream = made->AddStream(device.get());
+    made->devices.push_back(std::move(device));
+  }
+  return made;
+}
+
+bool IsDevice(int ordinal) {
+  return ordinal >= 0 && ordinal < static_cast<int>(Now().devices.size());
+}
+
+// The functions below have the state's mutex.
+
+Region* Containing(CUdeviceptr address) {
+  auto next = Now().memory.upper_bound(address);
+  if (next == Now().memory.begin()) return nullptr;
+  Region* region = std::prev(next)->second.get();
+  return address - region->address() < region->size() ? region : nullptr;
+}
+
+size_t FreeMemory(Device* device) {
+  size_t left = kDeviceMemory;
+  for (const auto& [address, region] : Now().memory) {
+    if (region->own() && region->device() == device) left -= region->size();
+  }
+  return left;
+}
+
+CUevent AddEvent(std::unique_ptr<Region> region) {
+  auto event = std::make_shared<Event>(std::move(region));
+  Now().events[event.get()] = event;
+  return event.get();
+}
+
+// The functions below have not.
+
+std::lock_guard<std::mutex> Guard() {
+  return std::lock_guard<std::mutex>(Now().mutex);
+}
+
+// Null if there is no such stream, or event; the default stream is null.
+
+std::shared_ptr<Stream> StreamOf(CUstream stream) {
+  if (stream == nullptr) return CurrentDevice()->default_stream;
+  auto guard = Guard();
+  auto found = Now().streams.find(stream);
+  return found == Now().streams.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Event> EventOf(CUevent event) {
+  auto guard = Guard();
+  auto found = Now().events.find(event);
+  return found == Now().events.end() ? nullptr : found->second;
+}
+
+void Synchronize(Device* device) {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    auto guard = Guard();
+    auto& all = Now().all_streams;
+    all.remove_if([](const auto& stream) { return stream.expired(); });
+    for (const std::weak_ptr<Stream>& weak : all) {
+      std::shared_ptr<Stream> stream = weak.lock();
+      if (stream && stream->device() == device) streams.push_back(stream);
+    }
+  }
+  for (const auto& stream : streams) stream->Synchronize();
+}
+
+// Takes the memory at the address out of the state once there is no more work
+// for its device. Null if it is not `own` memory, or opened, as asked for.
+std::unique_ptr<Region> TakeMemory(CUdeviceptr base, bool own) {
+  Device* device = nullptr;
+  {
+    auto guard = Guard();
+    Region* region = Containing(base);
+    if (region == nullptr) return nullptr;
+    device = region->device();
+  }
+  Synchronize(device);
+  auto guard = Guard();
+  auto found = Now().memory.find(base);
+  if (found == Now().memory.end() || found->second->own() != own) {
+    return nullptr;
+  }
+  std::unique_ptr<Region> region = std::move(found->second);
+  Now().memory.erase(found);
+  return region;
+}
+
+// Gives the stream work on so many bytes of memory of devices at each address.
+CUresult Submit(CUstream stream,
+                std::initializer_list<CUdeviceptr> addresses,
+                size_t size,
+                const std::function<void()>& work) {
+  std::shared_ptr<Stream> found = StreamOf(stream);
+  if (found == nullptr) return kInvalidHandle;
+  auto guard = Guard();
+  for (CUdeviceptr address : addresses) {
+    Region* region = Containing(address);
+    if (region == nullptr ||
+        size > region->address() + region->size() - address) {
+      return kInvalidValue;
+    }
+  }
+  found->Enqueue([work] {
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+    work();
+  });
+  return kSuccess;
+}
+
+CUresult Copy(CUstream stream,
+              CUdeviceptr to,
+              CUdeviceptr from,
+              size_t size,
+              std::initializer_list<CUdeviceptr> of_devices) {
+  return Submit(stream, of_devices, size, [=] {
+    std::memmove(
+        reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
+  });
+}
+
+// ---- The library ------------------------------------------------------------
+
+__attribute__((constructor)) void Load() {
+  delay_us = NumberFromEnvironment("STAND_IN_DELAY_US", 0);
+  if (const char* text = std::getenv("STAND_IN_FAIL")) {
+    std::istringstream parts(text);
+    std::string name, nth, code;
+    std::getline(parts, name, ':');
+    std::getline(parts, nth, ':');
+    std::getline(parts, code);
+    StandInFail(name.c_str(),
+                Number(nth.c_str(), "The number of a call in STAND_IN_FAIL"),
+                Number(code.c_str(), "The code in STAND_IN_FAIL"));
+  }
+  pthread_atfork([] { no_fork.lock(); },
+                 [] { no_fork.unlock(); },
+                 [] {
+                   no_fork.unlock();
+                   for (Function& function : functions) {
+                     function.failing_call -= function.calls;
+                     function.calls = 0;
+                   }
+                 });
+}
+
+}  // namespace stand_in
+
+using namespace stand_in;  // NOLINT(build/namespaces)
+
+extern "C" {
+
+void StandInFail(const char* function, int nth, int code) {
+  Function& wanted = FunctionNamed(function);
+  wanted.failure = code;
+  wanted.failing_call = wanted.calls + nth;
+}
+
+int StandInCalls(const char* function) { return FunctionNamed(function).calls; }
+
+void StandInSetDelay(int microseconds) { delay_us = microseconds; }
+
+// ---- Devices and contexts ---------------------------------------------------
+
+CUresult cuInit(unsigned flags) {
+  if (CUresult code = Begin(__func__, Needs::kNothing)) return code;
+  if (flags != 0) return kInvalidValue;
+  pid_t nobody = 0;
+  if (!initialized_by.compare_exchange_strong(nobody, getpid()) &&
+      nobody != getpid()) {
+    return kNotInitialized;
+  }
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  if (state != nullptr) return kSuccess;
+  std::vector<int> visible = VisibleDevices();
+  if (visible.empty()) return kNoDevice;
+  state = MakeState(visible);
+  std::atexit([] { shut_down = true; });
+  return kSuccess;
+}
+
+CUresult cuDeviceGetCount(int* count) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  *count = static_cast<int>(Now().devices.size());
+  return kSuccess;
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (!IsDevice(ordinal)) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (!IsDevice(device)) return kInvalidDevice;
+  int32_t physical = Now().devices[device]->physical;
+  std::memcpy(uuid->bytes, "stand-in GPU", 12);
+  std::memcpy(uuid->bytes + 12, &physical, sizeof(physical));
+  return kSuccess;
+}
+
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device)
+    __attribute__((alias("cuDeviceGetUuid_v2")));
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (!IsDevice(device)) return kInvalidDevice;
+  *context = Now().devices[device].get();
+  return kSuccess;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  for (const auto& device : Now().devices) {
+    if (device.get() != context) continue;
+    if (stack.depth == ContextStack::kDepth) {
+      Violation("a thread pushes contexts and does not pop them");
+    }
+    stack.contexts[stack.depth++] = context;
+    return kSuccess;
+  }
+  return kInvalidContext;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (context != nullptr) *context = CurrentDevice();
+  --stack.depth;
+  return kSuccess;
+}
+
+CUresult cuCtxSynchronize() {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  Synchronize(CurrentDevice());
+  return kSuccess;
+}
+
+// ---- Memory -----------------------------------------------------------------
+
+CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (size == 0) return kInvalidValue;
+  auto guard = Guard();
+  if (size > FreeMemory(CurrentDevice())) return kOutOfMemory;
+  bool exportable = NumberFromEnvironment("STAND_IN_NOT_EXPORTABLE", 0) == 0;
+  auto region = Region::Make(CurrentDevice(), Kind::kMemory, size, exportable);
+  if (region == nullptr) return kOutOfMemory;
+  std::memset(region->data(), 0xA5, std::min(size, size_t{64}));
+  *address = region->address();
+  Now().memory[*address] = std::move(region);
+  return kSuccess;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr base) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::unique_ptr<Region> region = TakeMemory(base, true);
+  if (region == nullptr) return kInvalidValue;
+  if (!region->Free()) {
+    Violation("cuMemFree of memory that another process has open, " +
+              std::to_string(region->size()) + " bytes");
+  }
+  return kSuccess;
+}
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  *free = FreeMemory(CurrentDevice());
+  *total = kDeviceMemory;
+  return kSuccess;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* base,
+                                 size_t* size,
+                                 CUdeviceptr address) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  Region* region = Containing(address);
+  if (region == nullptr) return kNotFound;
+  if (base != nullptr) *base = region->address();
+  if (size != nullptr) *size = region->size();
+  return kSuccess;
+}
+
+CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  Region* region = Containing(address);
+  if (region == nullptr) return kInvalidValue;
+  int value;
+  switch (attribute) {
+    case kDeviceOrdinal:
+      value = region->device()->ordinal;
+      break;
+    case kLegacyIpcCapable:
+      value = region->exportable();
+      break;
+    default:
+      return kInvalidValue;
+  }
+  std::memcpy(data, &value, sizeof(value));
+  return kSuccess;
+}
+
+CUresult cuIpcGetMemHandle(CUipcHandle* handle, CUdeviceptr address) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  Region* region = Containing(address);
+  if (region == nullptr || !region->exportable()) return kInvalidValue;
+  *handle = region->Export();
+  return kSuccess;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* base,
+                               CUipcHandle handle,
+                               unsigned flags) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (flags != kLazyPeerAccess) return kInvalidValue;
+  // Held to the end: of two threads, one is to open it.
+  auto guard = Guard();
+  auto& memory = Now().memory;
+  std::unique_ptr<Region> region;
+  CUresult result = Region::Open(handle, Kind::kMemory, &region);
+  if (result != kSuccess) return result;
+  for (const auto& [address, other] : memory) {
+    if (other->id() == region->id()) return kAlreadyMapped;
+  }
+  *base = region->address();
+  memory[*base] = std::move(region);
+  return kSuccess;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr base) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  return TakeMemory(base, false) == nullptr ? kInvalidValue : kSuccess;
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr address,
+                          unsigned value,
+                          size_t count,
+                          CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (address % sizeof(value) != 0 || count > SIZE_MAX / sizeof(value)) {
+    return kInvalidValue;
+  }
+  auto* words = reinterpret_cast<unsigned*>(address);
+  return Submit(stream, {address}, count * sizeof(value), [=] {
+    std::fill_n(words, count, value);
+  });
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void* to,
+                              CUdeviceptr from,
+                              size_t size,
+                              CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  return Copy(stream, reinterpret_cast<CUdeviceptr>(to), from, size, {from});
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to,
+                              const void* from,
+                              size_t size,
+                              CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  return Copy(stream, to, reinterpret_cast<CUdeviceptr>(from), size, {to});
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to,
+                              CUdeviceptr from,
+                              size_t size,
+                              CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  return Copy(stream, to, from, size, {to, from});
+}
+
+// ---- Streams and events -----------------------------------------------------
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (flags > kNonBlockingStream) return kInvalidValue;
+  auto guard = Guard();
+  std::shared_ptr<Stream> made = Now().AddStream(CurrentDevice());
+  *stream = made.get();
+  Now().streams[*stream] = std::move(made);
+  return kSuccess;
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  auto found = Now().streams.find(stream);
+  if (found == Now().streams.end()) return kInvalidHandle;
+  found->second->End();
+  Now().streams.erase(found);
+  return kSuccess;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Stream> kept = StreamOf(stream);
+  if (kept == nullptr) return kInvalidHandle;
+  kept->Synchronize();
+  return kSuccess;
+}
+
+CUresult cuStreamQuery(CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Stream> kept = StreamOf(stream);
+  if (kept == nullptr) return kInvalidHandle;
+  return kept->Idle() ? kSuccess : kNotReady;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  if (flags != 0) return kInvalidValue;
+  std::shared_ptr<Stream> waiting = StreamOf(stream);
+  std::shared_ptr<Event> awaited = EventOf(event);
+  if (waiting == nullptr || awaited == nullptr) return kInvalidHandle;
+  Record record = awaited->Last();
+  waiting->Enqueue([awaited, record] { awaited->WaitFor(record); });
+  return kSuccess;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  bool interprocess = flags & kInterprocess;
+  if ((flags & ~(kBlockingSync | kDisableTiming | kInterprocess)) != 0 ||
+      (interprocess && !(flags & kDisableTiming))) {
+    return kInvalidValue;
+  }
+  auto guard = Guard();
+  const auto& events = Now().events;
+  int64_t made = std::count_if(
+      events.begin(), events.end(), [](const auto& handle_and_event) {
+        return handle_and_event.second->region().own();
+      });
+  if (made >= Now().event_limit) return kOutOfMemory;
+  auto region = Region::Make(
+      CurrentDevice(), Kind::kEvent, sizeof(EventData), interprocess);
+  if (region == nullptr) return kOutOfMemory;
+  *event = AddEvent(std::move(region));
+  return kSuccess;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  return Now().events.erase(event) == 0 ? kInvalidHandle : kSuccess;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Event> recorded = EventOf(event);
+  std::shared_ptr<Stream> recorder = StreamOf(stream);
+  if (recorded == nullptr || recorder == nullptr ||
+      recorded->region().device() != recorder->device()) {
+    return kInvalidHandle;
+  }
+  Record record = recorded->NextRecord();
+  recorder->Enqueue([recorded, record] { recorded->Complete(record); });
+  return kSuccess;
+}
+
+CUresult cuEventQuery(CUevent event) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Event> kept = EventOf(event);
+  if (kept == nullptr) return kInvalidHandle;
+  return kept->IsComplete(kept->Last()) ? kSuccess : kNotReady;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Event> kept = EventOf(event);
+  if (kept == nullptr) return kInvalidHandle;
+  kept->WaitFor(kept->Last());
+  return kSuccess;
+}
+
+CUresult cuIpcGetEventHandle(CUipcHandle* handle, CUevent event) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  std::shared_ptr<Event> found = EventOf(event);
+  if (found == nullptr || !found->region().exportable()) return kInvalidHandle;
+  *handle = found->region().Export();
+  return kSuccess;
+}
+
+CUresult cuIpcOpenEventHandle(CUevent* event, CUipcHandle handle) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  auto guard = Guard();
+  std::unique_ptr<Region> region;
+  CUresult result = Region::Open(handle, Kind::kEvent, &region);
+  if (result != kSuccess) return result;
+  *event = AddEvent(std::move(region));
+  return kSuccess;
+}
+
+// ---- Errors -----------------------------------------------------------------
+
+CUresult cuGetErrorName(CUresult code, const char** name) {
+  if (CUresult refusal = Begin(__func__, Needs::kNothing)) return refusal;
+  const Error* error = ErrorOf(code);
+  *name = error == nullptr ? nullptr : error->name;
+  return error == nullptr ? kInvalidValue : kSuccess;
+}
+
+CUresult cuGetErrorString(CUresult code, const char** text) {
+  if (CUresult refusal = Begin(__func__, Needs::kNothing)) return refusal;
+  const Error* error = ErrorOf(code);
+  *text = error == nullptr ? nullptr : error->text;
+  return error == nullptr ? kInvalidValue : kSuccess;
+}
+
+}  // extern "C"

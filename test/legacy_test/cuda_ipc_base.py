@@ -1,0 +1,194 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the tests of GPU tensors between processes share: the GPUs.
+
+They are those that Paddle has, or a stand-in for the driver with a module that
+makes tensors in its memory: libcuda.so.1 and stand_in_gpu, in the folders that
+the environment variable PADDLE_STAND_IN_GPU names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import sys
+import unittest
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from shared_tensor_base import (
+    Description,
+    Peer,
+    SharingTestCase,
+    description,
+    forget,
+)
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+
+
+class _RealGpus:
+    """What the module stand_in_gpu does, by means of Paddle; see there."""
+
+    @staticmethod
+    def to_gpu(tensor: paddle.Tensor, device: int) -> paddle.Tensor:
+        return tensor.to(f"gpu:{device}")
+
+    @staticmethod
+    def to_cpu(tensor: paddle.Tensor) -> paddle.Tensor:
+        return tensor.cpu()
+
+    @staticmethod
+    def view(base: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
+        return paddle.as_strided(base, like.shape, like.strides, like.offset)
+
+    @staticmethod
+    def put_in(tensor: paddle.Tensor, content: paddle.Tensor) -> None:
+        tensor.get_tensor()._share_data_with(content.get_tensor())
+
+    @staticmethod
+    def address(tensor: paddle.Tensor) -> int:
+        return tensor.data_ptr()
+
+    @staticmethod
+    def write(to: paddle.Tensor, what: paddle.Tensor) -> None:
+        paddle.assign(what, to)
+
+    @staticmethod
+    def used(device: int) -> int:
+        return paddle.device.cuda.memory_allocated(device)
+
+
+def _stand_in() -> Any:
+    folders = os.environ.get("PADDLE_STAND_IN_GPU", "").split(os.pathsep)
+    if folders == [""]:
+        return None
+    libraries = [os.path.join(folder, "libcuda.so.1") for folder in folders]
+    found = [library for library in libraries if os.path.exists(library)]
+    if not found:
+        raise FileNotFoundError(
+            f"PADDLE_STAND_IN_GPU names {folders}, without a libcuda.so.1."
+        )
+    # From here on, who loads a library of that name gets this one.
+    ctypes.CDLL(found[0])
+    sys.path += folders
+    return importlib.import_module("stand_in_gpu")
+
+
+stand_in = _stand_in()
+gpu = stand_in or _RealGpus
+devices = 2 if stand_in else paddle.device.cuda.device_count()
+
+needs_gpu = unittest.skipUnless(
+    devices, "needs a GPU, or the stand-in: run nox -s tests"
+)
+needs_two_gpus = unittest.skipUnless(
+    devices >= 2, "needs two GPUs, or the stand-in: run nox -s tests"
+)
+needs_stand_in = unittest.skipUnless(
+    stand_in, "needs the stand-in for the driver: run nox -s tests"
+)
+
+
+def vector(value: float = 3.0, device: int = 0) -> paddle.Tensor:
+    """Returns a tensor of 4000 bytes on a GPU."""
+    return gpu.to_gpu(paddle.full([1000], value), device)
+
+
+def on_gpu(tensor: paddle.Tensor) -> tuple[str, Description]:
+    """Returns the place of a tensor and all else that it is."""
+    copy = description(gpu.to_cpu(tensor))
+    return str(tensor.place), copy._replace(
+        kind=type(tensor).__name__,
+        strides=list(tensor.strides),
+        stop_gradient=tensor.stop_gradient,
+    )
+
+
+def in_common() -> dict[str, int]:
+    """Returns what GPU memory this process has in common with others now."""
+    gc.collect()
+    sharing.collect_shared_memory()
+    stats = sharing.ipc_memory_stats()
+    # They are kept for the next messages.
+    del stats["events"]
+    return stats
+
+
+# Functions for `Peer.call`. That they are of this module brings the stand-in to
+# the peer before tensors come.
+
+
+def describe_on_gpu(kept, tensor):
+    return on_gpu(tensor)
+
+
+def describe_kept_on_gpu(kept, name):
+    return on_gpu(kept[name])
+
+
+def load_and_describe_on_gpu(kept, message):
+    return on_gpu(ForkingPickler.loads(message))
+
+
+def keep_on_gpu(kept, name, tensor):
+    kept[name] = tensor
+
+
+def kept_address(kept, name):
+    return gpu.address(kept[name])
+
+
+def write_kept(kept, name, value):
+    gpu.write(kept[name], paddle.full(kept[name].shape, value))
+
+
+def new_vector(kept, value=3.0):
+    return vector(value)
+
+
+def in_common_of_peer(kept):
+    return in_common()
+
+
+@needs_gpu
+class GpuTestCase(SharingTestCase):
+    """Base of the tests. Each must leave as much in common as it found."""
+
+    method = "spawn"
+
+    def setUp(self):
+        super().setUp()
+        self.bytes_before = gpu.used(0)
+        common = [in_common(), self.peer.call(in_common_of_peer)]
+        self.addCleanup(self.assert_nothing_more, common)
+
+    def new_peer(self, **kept: Any) -> Peer:
+        # Arguments arrive in this order, and the function has its module.
+        return super().new_peer(_first=describe_on_gpu, **kept)
+
+    def gpu_bytes(self) -> int:
+        """Returns what tensors on GPU 0 take since the test began."""
+        return gpu.used(0) - self.bytes_before
+
+    def assert_nothing_more(self, common: list[dict[str, int]]) -> None:
+        if self.peer.alive:
+            self.peer.call(forget)
+            # The peer first: what it holds is memory of this process.
+            peers = self.peer.call(in_common_of_peer)
+            self.assertEqual([in_common(), peers], common)
+        self.assertEqual(self.gpu_bytes(), 0)

@@ -1,0 +1,756 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tensors on GPUs between processes: what arrives, how it lives, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import sys
+import time
+import unittest
+from multiprocessing.reduction import ForkingPickler
+from unittest import mock
+
+from cuda_ipc_base import (
+    GpuTestCase,
+    describe_kept_on_gpu,
+    describe_on_gpu,
+    gpu,
+    in_common,
+    in_common_of_peer,
+    keep_on_gpu,
+    kept_address,
+    load_and_describe_on_gpu,
+    needs_gpu,
+    needs_stand_in,
+    needs_two_gpus,
+    new_vector,
+    on_gpu,
+    vector,
+    write_kept,
+)
+from shared_tensor_base import (  # noqa: F401
+    STRATEGIES,
+    WAIT_S,
+    Peer,
+    PeerError,
+    forget,
+    run_script,
+    setUpModule,
+    tearDownModule,
+)
+from test_shared_tensor import DTYPES, VIEWS, matrix
+from test_shared_tensor_storm import SEED
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
+
+# How often an allocation that fails is tried again.
+RETRIES = "FLAGS_offload_retry_times"
+
+
+def message_of(tensor) -> bytes:
+    return bytes(ForkingPickler.dumps(tensor))
+
+
+def gpu_parameter() -> paddle.Tensor:
+    parameter = paddle.create_parameter(
+        [2, 3],
+        "float32",
+        attr=paddle.ParamAttr(
+            learning_rate=0.25, regularizer=paddle.regularizer.L2Decay(0.5)
+        ),
+    )
+    gpu.put_in(parameter, gpu.to_gpu(parameter, 0))
+    return parameter
+
+
+def gpu_layer() -> paddle.nn.Layer:
+    layer = paddle.nn.Linear(2, 3)
+    for parameter in layer.parameters():
+        gpu.put_in(parameter, gpu.to_gpu(parameter, 0))
+    return layer
+
+
+def descriptions(tensors: dict | list) -> dict:
+    items = tensors if isinstance(tensors, dict) else dict(enumerate(tensors))
+    return {name: on_gpu(tensor) for name, tensor in items.items()}
+
+
+# Functions for `Peer.call`.
+
+
+def describe_all(kept, tensors):
+    return descriptions(tensors)
+
+
+def describe_parameter(kept, parameter):
+    state = dict(vars(parameter))
+    state["regularizer"] = str(state["regularizer"])
+    return state, parameter.trainable, on_gpu(parameter)
+
+
+def describe_dense(kept, dense):
+    tensor = paddle.Tensor()
+    tensor.get_tensor()._share_data_with(dense)
+    return on_gpu(tensor)
+
+
+def write_first(kept, tensors, value):
+    gpu.write(tensors[0], paddle.full(tensors[0].shape, value))
+    handles = sharing.ipc_memory_stats()["handles"]
+    return handles, [on_gpu(tensor) for tensor in tensors]
+
+
+def set_strategy(kept, strategy):
+    sharing.set_sharing_strategy(strategy)
+
+
+def put_back_written(kept, kind):
+    there, back = kept["_queues"][kind]
+    tensor = there.get()
+    gpu.write(tensor, paddle.full(tensor.shape, 5.0))
+    back.put(tensor)
+
+
+def send_back_written(kept):
+    tensor = kept["_pipe"].recv()
+    gpu.write(tensor, paddle.full(tensor.shape, 5.0))
+    kept["_pipe"].send(tensor)
+
+
+def new_message(kept):
+    return message_of(vector())
+
+
+def message_of_kept(kept, name):
+    return message_of(kept[name])
+
+
+def load_and_keep(kept, name, message):
+    kept[name] = ForkingPickler.loads(message)
+
+
+def forget_soon(kept):
+    time.sleep(0.3)
+    forget(kept)
+
+
+def rebuild_damaged(kept, rebuild, handles, seed):
+    """
+    Rebuilds tensors from handles with some bits changed. Returns how many had
+    an error, and how many the memory of the tensor "right".
+    """
+    rng = random.Random(seed)
+    errors = right = 0
+    for handle in handles:
+        damaged = bytearray(handle)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        try:
+            tensor = rebuild(bytes(damaged), True)
+        except Exception:
+            errors += 1
+            continue
+        assert gpu.address(tensor) == gpu.address(kept["right"]), damaged.hex()
+        right += 1
+    return errors, right
+
+
+# The body of a process.
+
+
+def hold() -> None:
+    tensor = ForkingPickler.loads(bytes.fromhex(input()))
+    print("held", flush=True)
+    sys.stdin.read()
+    assert on_gpu(tensor) == on_gpu(vector())
+
+
+class TestWhatArrives(GpuTestCase):
+    def new_peer(self, **kept):
+        cls = type(self)
+        cls.queues = {
+            kind: (getattr(self.context, kind)(), getattr(self.context, kind)())
+            for kind in ("Queue", "SimpleQueue")
+        }
+        for queue in cls.queues["Queue"]:
+            cls.addClassCleanup(queue.join_thread)
+            cls.addClassCleanup(queue.close)
+        cls.pipe, theirs = self.context.Pipe()
+        peer = super().new_peer(_queues=cls.queues, _pipe=theirs, **kept)
+        theirs.close()
+        return peer
+
+    def assert_arrives(self, tensor: paddle.Tensor) -> None:
+        expected = on_gpu(tensor)
+        self.assertTrue(expected[0].startswith("Place(gpu:"), expected)
+        self.assertEqual(self.peer.call(describe_on_gpu, tensor), expected)
+        self.assertEqual(on_gpu(tensor), expected, "changed by sending")
+
+    def test_every_dtype_arrives(self):
+        for dtype in DTYPES:
+            with self.subTest(dtype=dtype):
+                tensor = gpu.to_gpu(paddle.arange(5).cast(dtype), 0)
+                self.assert_arrives(tensor)
+
+    def test_tensor_without_dimensions_arrives(self):
+        self.assert_arrives(gpu.to_gpu(paddle.to_tensor(3.5), 0))
+
+    @needs_two_gpus
+    def test_tensor_arrives_on_the_gpu_that_it_was_on(self):
+        self.assert_arrives(vector(device=1))
+
+    @needs_two_gpus
+    def test_tensor_without_elements_stays_on_its_gpu(self):
+        for device in (0, 1):
+            with self.subTest(device=device):
+                base = vector(device=device)
+                self.assert_arrives(gpu.view(base, paddle.zeros([0, 3])))
+
+    def test_view_arrives(self):
+        for name, view in VIEWS.items():
+            with self.subTest(name):
+                base = gpu.to_gpu(matrix(), 0)
+                self.assert_arrives(gpu.view(base, view(matrix())))
+
+    def test_view_and_its_base_of_one_message_share_memory(self):
+        base = gpu.to_gpu(matrix(), 0)
+        row = gpu.view(base, VIEWS["row"](matrix()))
+        handles, arrived = self.peer.call(write_first, [base, row], 5.0)
+        self.assertEqual(handles, 1)
+        self.assertEqual(arrived, [on_gpu(base), on_gpu(row)])
+        self.assertEqual(gpu.to_cpu(row).tolist(), [5.0] * 4)
+
+    def test_writes_of_each_are_seen_by_the_other(self):
+        tensor = vector()
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        self.peer.call(write_kept, "tensor", 5.0)
+        self.assertEqual(on_gpu(tensor), on_gpu(vector(5.0)))
+        gpu.write(tensor, paddle.full([1000], 7.0))
+        self.assertEqual(
+            self.peer.call(describe_kept_on_gpu, "tensor"), on_gpu(vector(7.0))
+        )
+
+    def test_stop_gradient_arrives(self):
+        for stop_gradient in (True, False):
+            with self.subTest(stop_gradient=stop_gradient):
+                tensor = vector()
+                tensor.stop_gradient = stop_gradient
+                self.assert_arrives(tensor)
+
+    def test_parameter_arrives_with_its_attributes(self):
+        parameter = gpu_parameter()
+        parameter.need_clip = False
+        parameter.custom = {"group": [1, 2]}
+        expected = describe_parameter(None, parameter)
+        self.assertEqual(
+            self.peer.call(describe_parameter, parameter), expected
+        )
+
+    def test_parameter_that_is_not_trainable_stays_so(self):
+        parameter = gpu_parameter()
+        parameter.trainable = False
+        expected = describe_parameter(None, parameter)
+        self.assertEqual(
+            self.peer.call(describe_parameter, parameter), expected
+        )
+
+    def test_dense_tensor_arrives(self):
+        tensor = vector()
+        self.assertEqual(
+            self.peer.call(describe_dense, tensor.get_tensor()), on_gpu(tensor)
+        )
+
+    def test_dense_tensor_outlives_its_tensor(self):
+        dense = vector().get_tensor()
+        self.assertEqual(
+            self.peer.call(describe_dense, dense), on_gpu(vector())
+        )
+
+    def test_parameters_of_a_layer_arrive(self):
+        parameters = gpu_layer().parameters()
+        self.assertEqual(
+            self.peer.call(describe_all, parameters), descriptions(parameters)
+        )
+
+    def test_state_of_a_layer_arrives(self):
+        state = gpu_layer().state_dict()
+        self.assertEqual(
+            self.peer.call(describe_all, state), descriptions(state)
+        )
+
+    def test_either_sharing_strategy_carries_a_tensor_and_back(self):
+        for strategy in STRATEGIES:
+            with self.subTest(strategy):
+                self.addCleanup(
+                    sharing.set_sharing_strategy, sharing.get_sharing_strategy()
+                )
+                sharing.set_sharing_strategy(strategy)
+                self.peer.call(set_strategy, strategy)
+                self.assert_arrives(vector())
+                self.assertEqual(
+                    on_gpu(self.peer.call(new_vector)), on_gpu(vector())
+                )
+
+    def assert_written_and_same(self, tensor, back) -> None:
+        self.assertEqual(gpu.address(back), gpu.address(tensor))
+        self.assertEqual(on_gpu(back), on_gpu(vector(5.0)))
+
+    def test_queue_carries_a_tensor_and_back(self):
+        there, back = self.queues["Queue"]
+        tensor = vector()
+        there.put(tensor)
+        self.peer.call(put_back_written, "Queue")
+        self.assert_written_and_same(tensor, back.get(timeout=WAIT_S))
+
+    def test_simple_queue_carries_a_tensor_and_back(self):
+        there, back = self.queues["SimpleQueue"]
+        tensor = vector()
+        there.put(tensor)
+        self.peer.call(put_back_written, "SimpleQueue")
+        self.assert_written_and_same(tensor, back.get())
+
+    def test_pipe_carries_a_tensor_and_back(self):
+        tensor = vector()
+        self.pipe.send(tensor)
+        self.peer.call(send_back_written)
+        self.assertTrue(self.pipe.poll(WAIT_S))
+        self.assert_written_and_same(tensor, self.pipe.recv())
+
+    def test_result_that_requires_grad_is_refused(self):
+        leaf = paddle.ones([1000])
+        leaf.stop_gradient = False
+        result = leaf * 2
+        gpu.put_in(result, vector())
+        with self.assertRaisesRegex(
+            RuntimeError, "Refusing to serialize non-leaf"
+        ):
+            message_of(result)
+        self.assert_arrives(result.detach())
+
+
+class TestLifetime(GpuTestCase):
+    method = "forkserver"
+
+    def make_noise(self) -> None:
+        """Sends tensors that would overwrite one that was freed too early."""
+        for _ in range(20):
+            self.peer.call(describe_on_gpu, vector(9.0))
+
+    def assert_kept_is_right(self, peer: Peer) -> None:
+        self.make_noise()
+        self.assertEqual(
+            peer.call(describe_kept_on_gpu, "tensor"), on_gpu(vector())
+        )
+
+    def given_to(self, peer: Peer) -> int:
+        """Has the peer alone keep a tensor; returns its bytes."""
+        tensor = vector()
+        peer.call(keep_on_gpu, "tensor", tensor)
+        size = self.gpu_bytes()
+        del tensor
+        self.assertGreater(size, 0)
+        self.assertEqual(self.gpu_bytes(), size, "freed while a peer has it")
+        return size
+
+    def test_argument_of_a_process_arrives(self):
+        with self.another_peer(tensor=vector()) as other:
+            self.assert_kept_is_right(other)
+
+    def test_tensor_outlives_its_use_by_the_sender(self):
+        self.given_to(self.peer)
+        sharing.collect_shared_memory()
+        self.assert_kept_is_right(self.peer)
+
+    def test_memory_is_freed_by_the_next_send(self):
+        self.given_to(self.peer)
+        self.peer.call(forget)
+        other = vector()
+        size = self.gpu_bytes() // 2
+        message = message_of(other)
+        self.assertEqual(self.gpu_bytes(), size)
+        self.peer.call(load_and_describe_on_gpu, message)
+
+    def test_memory_is_freed_by_a_collection(self):
+        self.given_to(self.peer)
+        self.peer.call(forget)
+        sharing.collect_shared_memory()
+        self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_memory_is_freed_by_ipc_collect(self):
+        self.given_to(self.peer)
+        self.peer.call(forget)
+        # What is Paddle's own of it needs a Paddle that was built for GPUs.
+        with contextlib.suppress(RuntimeError):
+            paddle.device.cuda.ipc_collect()
+        self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_memory_of_a_killed_receiver_is_given_back(self):
+        with self.another_peer() as receiver:
+            self.given_to(receiver)
+            receiver.kill()
+            sharing.collect_shared_memory()
+            self.assertEqual(self.gpu_bytes(), 0)
+
+    def set_room(self, size: int, retries: int) -> None:
+        """
+        Leaves GPU 0 so many bytes more than are in use, and lets an allocation
+        that fails be tried again so often.
+        """
+        before = paddle.get_flags(RETRIES)
+        self.addCleanup(paddle.set_flags, before)
+        paddle.set_flags({RETRIES: retries})
+        self.addCleanup(gpu.set_limit, 0, 1 << 40)
+        gpu.set_limit(0, gpu.used(0) + size)
+
+    @needs_stand_in
+    def test_what_a_killed_receiver_held_is_found_when_memory_runs_out(self):
+        with self.another_peer() as receiver:
+            size = self.given_to(receiver)
+            self.set_room(size - 1, retries=1)
+            receiver.kill()
+            tensor = vector(5.0)
+            self.assertEqual(self.gpu_bytes(), size)
+            self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
+
+    @needs_stand_in
+    def test_allocation_waits_for_what_a_receiver_is_about_to_drop(self):
+        size = self.given_to(self.peer)
+        self.set_room(size - 1, retries=100)
+        self.peer.send(ForkingPickler.dumps((forget_soon, ())))
+        tensor = vector(5.0)
+        self.peer.receive()
+        self.assertEqual(self.gpu_bytes(), size)
+        self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
+
+    @needs_stand_in
+    def test_memory_that_is_all_in_use_runs_out_as_ever(self):
+        size = self.given_to(self.peer)
+        self.set_room(size - 1, retries=1)
+        with self.assertRaisesRegex(MemoryError, "no memory on the device"):
+            vector(5.0)
+        self.assertEqual(self.gpu_bytes(), size)
+        gpu.set_limit(0, 1 << 40)
+        self.assert_kept_is_right(self.peer)
+
+    def test_message_keeps_its_tensor(self):
+        message = message_of(vector())
+        sharing.collect_shared_memory()
+        sharing.collect_shared_memory(message_timeout=3600)
+        self.make_noise()
+        self.assertEqual(
+            self.peer.call(load_and_describe_on_gpu, message), on_gpu(vector())
+        )
+
+    def test_message_that_nobody_takes_is_given_up_on_demand(self):
+        message = message_of(vector())
+        self.assertGreater(self.gpu_bytes(), 0)
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(self.gpu_bytes(), 0)
+        with self.assertRaisesRegex(RuntimeError, "given up"):
+            ForkingPickler.loads(message)
+        with self.assertRaises(PeerError) as caught:
+            self.peer.call(load_and_describe_on_gpu, message)
+        self.assertEqual(caught.exception.kind, "RuntimeError")
+        self.assertIn("given up", caught.exception.message)
+
+    def test_tensors_in_flight_are_told_apart(self):
+        messages = [message_of(vector(float(n))) for n in range(3)]
+        for n in (2, 0, 1):
+            self.assertEqual(
+                self.peer.call(load_and_describe_on_gpu, messages[n]),
+                on_gpu(vector(float(n))),
+            )
+
+    def test_tensor_that_comes_back_is_memory_of_the_sender(self):
+        tensor = vector()
+        address = gpu.address(tensor)
+        message = message_of(tensor)
+        size = self.gpu_bytes()
+        del tensor
+        back = ForkingPickler.loads(message)
+        self.assertEqual(gpu.address(back), address)
+        self.assertEqual(self.gpu_bytes(), size)
+        self.make_noise()
+        self.assertEqual(on_gpu(back), on_gpu(vector()))
+        del back
+        self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_tensor_that_comes_back_from_a_receiver_is_memory_of_the_sender(
+        self,
+    ):
+        tensor = vector()
+        address = gpu.address(tensor)
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        del tensor
+        back = ForkingPickler.loads(self.peer.call(message_of_kept, "tensor"))
+        self.assertEqual(gpu.address(back), address)
+        self.assertEqual(on_gpu(back), on_gpu(vector()))
+
+    def test_tensor_sent_twice_arrives_as_one_memory(self):
+        tensor = vector()
+        self.peer.call(keep_on_gpu, "one", tensor)
+        self.peer.call(keep_on_gpu, "other", tensor)
+        self.assertEqual(
+            self.peer.call(kept_address, "one"),
+            self.peer.call(kept_address, "other"),
+        )
+        self.assertEqual(self.peer.call(in_common_of_peer)["handles"], 1)
+
+    def test_tensor_passed_on_needs_its_maker_and_its_last_user(self):
+        with self.another_peer() as third:
+            size = self.given_to(self.peer)
+            message = self.peer.call(message_of_kept, "tensor")
+            self.peer.call(forget)
+            third.call(load_and_keep, "tensor", message)
+            sharing.collect_shared_memory()
+            self.assertEqual(self.gpu_bytes(), size)
+            self.assert_kept_is_right(third)
+            third.call(forget)
+            sharing.collect_shared_memory()
+            self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_tensor_passed_on_by_a_process_that_then_ended_arrives(self):
+        tensor = vector()
+        with self.another_peer() as ended:
+            ended.call(keep_on_gpu, "tensor", tensor)
+            message = ended.call(message_of_kept, "tensor")
+        back = ForkingPickler.loads(message)
+        self.assertEqual(gpu.address(back), gpu.address(tensor))
+        self.assertEqual(on_gpu(back), on_gpu(vector()))
+
+    @needs_stand_in
+    def test_figures_tell_what_is_in_common(self):
+        def figures(**expected):
+            return {**dict.fromkeys(before, 0), **expected}
+
+        before = in_common()
+        self.assertEqual(before, figures())
+        tensor = vector()
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        sent = {"sent": 1, "sent_bytes": 4000}
+        self.assertEqual(in_common(), figures(**sent))
+        self.assertEqual(
+            self.peer.call(in_common_of_peer),
+            figures(received=1, received_bytes=4000, handles=1),
+        )
+        del tensor
+        self.assertEqual(
+            in_common(), figures(**sent, limbo=1, limbo_bytes=4000)
+        )
+        self.peer.call(forget)
+        self.assertEqual(in_common(), figures())
+
+    def test_summary_names_the_process_that_holds_and_counts_messages(self):
+        tensor = vector()
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        message = message_of(tensor)
+        self.assertRegex(
+            sharing.ipc_memory_summary(),
+            f"on GPU 0: messages not received: 1, held by process "
+            f"{self.peer.pid}",
+        )
+        self.peer.call(load_and_describe_on_gpu, message)
+
+
+class TestRefusals(GpuTestCase):
+    def assert_refused_by(self, peer, what: str, call, *args) -> None:
+        with self.assertRaises(PeerError) as caught:
+            peer.call(call, *args)
+        self.assertEqual(caught.exception.kind, "RuntimeError")
+        self.assertIn(what, caught.exception.message)
+
+    def forked_peer(self, **kept) -> Peer:
+        context = multiprocessing.get_context("fork")
+        peer = Peer(context, self.strategy, **kept)
+        self.addCleanup(peer.close)
+        return peer
+
+    def test_child_of_fork_is_told_to_be_started_by_spawn(self):
+        tensor = vector()
+        message = message_of(tensor)
+        child = self.forked_peer(tensor=tensor)
+        self.assert_refused_by(
+            child, "'spawn'", load_and_describe_on_gpu, message
+        )
+        self.assert_refused_by(child, "'spawn'", message_of_kept, "tensor")
+        self.peer.call(load_and_describe_on_gpu, message)
+
+    def test_child_of_fork_keeps_no_memory_of_its_parent(self):
+        tensor = vector()
+        message_of(tensor)
+        received = self.peer.call(new_vector)
+        child = self.forked_peer(own=tensor, received=received)
+        del tensor, received
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(self.gpu_bytes(), 0)
+        self.assertFalse(any(self.peer.call(in_common_of_peer).values()))
+        self.assertTrue(child.alive)
+
+    @needs_stand_in
+    def test_child_of_fork_is_told_so_though_nothing_was_sent_before(self):
+        run_script(
+            self,
+            """
+            from cuda_ipc_base import vector
+            from shared_tensor_base import Peer, PeerError
+            from test_cuda_ipc import message_of_kept
+
+            tensor = vector()
+            context = multiprocessing.get_context("fork")
+            child = Peer(context, "file_system", tensor=tensor)
+            try:
+                child.call(message_of_kept, "tensor")
+            except PeerError as error:
+                assert "'spawn'" in error.message, error.message
+            else:
+                raise AssertionError("no refusal")
+            child.close()
+            """,
+        )
+
+    def peer_that_sees(self, devices: str) -> Peer:
+        vector()  # so that this process has seen its own
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=devices):
+            peer = self.new_peer()
+        self.addCleanup(peer.close)
+        return peer
+
+    @needs_two_gpus
+    def test_gpu_that_is_hidden_from_the_receiver_is_named(self):
+        receiver = self.peer_that_sees("0")
+        for tensor in (
+            vector(device=1),
+            gpu.view(vector(device=1), paddle.zeros([0])),
+        ):
+            self.assert_refused_by(receiver, "GPU-", describe_on_gpu, tensor)
+            self.assert_refused_by(
+                receiver, "tensor.cpu()", describe_on_gpu, tensor
+            )
+        self.assertEqual(
+            receiver.call(describe_on_gpu, vector()), on_gpu(vector())
+        )
+        sharing.collect_shared_memory(message_timeout=0)
+
+    @needs_two_gpus
+    def test_gpu_of_another_number_in_the_receiver_is_the_same_gpu(self):
+        receiver = self.peer_that_sees("1,0")
+        for here, there in ((0, 1), (1, 0)):
+            with self.subTest(f"GPU {here} is GPU {there} there"):
+                tensor = vector(device=here)
+                place, rest = receiver.call(describe_on_gpu, tensor)
+                self.assertEqual(place, f"Place(gpu:{there})")
+                self.assertEqual(rest, on_gpu(tensor)[1])
+                receiver.call(keep_on_gpu, "tensor", tensor)
+                receiver.call(write_kept, "tensor", 5.0)
+                self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
+                receiver.call(forget)
+
+    @needs_stand_in
+    def test_view_of_memory_without_a_handle_is_to_be_cloned(self):
+        with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
+            base = gpu.to_gpu(matrix(), 0)
+        with self.assertRaisesRegex(NotImplementedError, r"tensor\.clone\(\)"):
+            message_of(gpu.view(base, VIEWS["row"](matrix())))
+
+    @needs_stand_in
+    def test_tensor_whose_memory_has_no_handle_goes_the_way_of_paddle(self):
+        with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
+            tensor = vector()
+        # Which needs a Paddle that was built for GPUs.
+        with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
+            message_of(tensor)
+
+    def test_tensor_of_a_sender_that_has_ended_is_a_clear_error(self):
+        with self.another_peer() as sender:
+            message = sender.call(new_message)
+        with self.assertRaisesRegex(
+            RuntimeError, "process that made a received tensor has ended"
+        ):
+            ForkingPickler.loads(message)
+
+    @needs_stand_in
+    def test_damaged_handle_is_an_error_or_the_memory_that_was_sent(self):
+        print(f"PADDLE_SHARED_TENSOR_SEED={SEED}")
+        tensor = gpu.to_gpu(matrix(), 0)
+        self.peer.call(keep_on_gpu, "right", tensor)
+        rebuild = reduce_tensor(tensor)[0]
+        handles = [reduce_tensor(tensor)[1][0] for _ in range(500)]
+        errors, right = self.peer.call(rebuild_damaged, rebuild, handles, SEED)
+        self.assertEqual(errors + right, len(handles))
+        self.assertGreater(errors, len(handles) // 2)
+        sharing.collect_shared_memory(message_timeout=0)
+
+
+@needs_gpu
+class TestExit(unittest.TestCase):
+    def assert_quiet(self, errors: str) -> None:
+        self.assertNotRegex(
+            errors, "Traceback|Exception|terminate|Segmentation|violation|leak"
+        )
+
+    def test_sender_that_ends_says_who_still_has_its_memory(self):
+        done = run_script(
+            self,
+            """
+            import subprocess
+            from cuda_ipc_base import vector
+
+            holder = subprocess.Popen(
+                [sys.executable, "-c", "import test_cuda_ipc as t; t.hold()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            message = ForkingPickler.dumps(vector())
+            print(bytes(message).hex(), file=holder.stdin, flush=True)
+            assert holder.stdout.readline() == "held\\n"
+            print(holder.pid)
+            """,
+        )
+        self.assertIn("This process ends, and its GPU memory", done.stderr)
+        self.assertIn(f"held by process {done.stdout.strip()}", done.stderr)
+        self.assert_quiet(done.stderr)
+
+    def test_process_that_has_sent_and_received_ends_quietly(self):
+        done = run_script(
+            self,
+            """
+            from cuda_ipc_base import keep_on_gpu, new_vector, vector
+            from shared_tensor_base import Peer, forget
+
+            peer = Peer(
+                multiprocessing.get_context("spawn"),
+                "file_system",
+                first=keep_on_gpu,
+            )
+            own = vector()
+            peer.call(keep_on_gpu, "own", own)
+            received = peer.call(new_vector)
+            peer.call(keep_on_gpu, "received", received)
+            peer.call(forget)
+            cycle = [own, received]
+            cycle.append(cycle)
+            """,
+        )
+        self.assert_quiet(done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,196 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""GPU tensors between processes that are killed at any instant."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+import unittest
+from collections import deque
+from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
+from typing import NamedTuple
+
+import numpy as np
+from cuda_ipc_base import devices, gpu, in_common, needs_gpu
+from shared_tensor_base import (  # noqa: F401
+    LONG,
+    WAIT_S,
+    setUpModule,
+    tearDownModule,
+)
+from test_shared_tensor_storm import KEPT, SEED, SIZES
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+
+STORM_S = 120 if LONG else 10
+CONSUMERS = 2
+
+
+class Message(NamedTuple):
+    """A pickled tensor, the process whose memory it is, and its elements."""
+
+    maker: int
+    value: int
+    pickled: bytes
+
+
+class Held(NamedTuple):
+    """A tensor that is held for a while, and what it must be."""
+
+    maker: int
+    value: int
+    tensor: paddle.Tensor
+
+    def check(self) -> None:
+        found = np.unique(gpu.to_cpu(self.tensor).numpy()).tolist()
+        assert found == [self.value], f"{found} in place of {self.value}"
+
+
+class Store:
+    """The tensors that a process holds, and the messages that it sends."""
+
+    def __init__(self, seed: int):
+        self._rng = random.Random(seed)
+        self._held: deque[Held] = deque()
+
+    def take(self, message: Message) -> None:
+        """
+        Receives a tensor. Checks it, and the one that is dropped for it.
+
+        Raises RuntimeError if its memory is gone.
+        """
+        tensor = ForkingPickler.loads(message.pickled)
+        self._held.append(Held(message.maker, message.value, tensor))
+        self._held[-1].check()
+        if len(self._held) > KEPT:
+            self._held.popleft().check()
+
+    def next_message(self) -> Message:
+        """Returns a message for a tensor that is held, or for a new one."""
+        if self._held and self._rng.random() < 0.3:
+            held = self._rng.choice(self._held)
+        else:
+            held = self._new()
+        pickled = bytes(ForkingPickler.dumps(held.tensor))
+        return Message(held.maker, held.value, pickled)
+
+    def clear(self) -> None:
+        while self._held:
+            self._held.popleft().check()
+
+    def _new(self) -> Held:
+        value = self._rng.randrange(256)
+        tensor = paddle.full([self._rng.choice(SIZES)], value, "uint8")
+        device = self._rng.randrange(devices)
+        return Held(os.getpid(), value, gpu.to_gpu(tensor, device))
+
+
+def consume(connection, seed: int) -> None:
+    """Answers each message with one; None ends it."""
+    store = Store(seed)
+    for message in iter(connection.recv, None):
+        try:
+            store.take(message)
+        except RuntimeError:
+            # Of this process and of its parent, both alive, none may be lost.
+            if message.maker in (os.getpid(), os.getppid()):
+                raise
+        connection.send(store.next_message())
+    store.clear()
+
+
+class Consumer:
+    """A process that is sent to while it has nothing else to answer."""
+
+    def __init__(self, context, seed: int):
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=consume, args=(theirs, seed), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(WAIT_S)
+
+    def end(self) -> int | None:
+        """Takes the answer that is due, and returns the exit code."""
+        if self.connection.poll(WAIT_S):
+            self.connection.recv()
+            self.connection.send(None)
+        self.process.join(WAIT_S)
+        return self.process.exitcode
+
+
+@needs_gpu
+class TestStorm(unittest.TestCase):
+    def storm(self) -> tuple[int, int]:
+        """Returns how many consumers were killed, and messages received."""
+        rng = random.Random(SEED)
+        context = multiprocessing.get_context("spawn")
+        store = Store(rng.getrandbits(32))
+        consumers: dict = {}
+        killed: set[int] = set()
+        received = 0
+        start = time.monotonic()
+        next_kill = 0.0
+        while (passed := time.monotonic() - start) < STORM_S or (
+            # On a machine so busy that none has got to work yet.
+            not (killed and received) and passed < STORM_S + WAIT_S
+        ):
+            while len(consumers) < CONSUMERS:
+                consumer = Consumer(context, rng.getrandbits(32))
+                consumers[consumer.connection] = consumer
+                consumer.connection.send(store.next_message())
+                # Let it get to work, or not.
+                next_kill = time.monotonic() + rng.expovariate(1)
+            for connection in wait(consumers, timeout=0.01):
+                message = connection.recv()
+                try:
+                    store.take(message)
+                except RuntimeError:
+                    self.assertIn(message.maker, killed)
+                received += 1
+                connection.send(store.next_message())
+            if time.monotonic() >= next_kill:
+                victim = consumers.pop(rng.choice(list(consumers)))
+                victim.kill()
+                killed.add(victim.process.pid)
+        for consumer in consumers.values():
+            self.assertEqual(consumer.end(), 0)
+        store.clear()
+        return len(killed), received
+
+    def test_everything_is_right_and_given_back(self):
+        print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
+        used = [gpu.used(device) for device in range(devices)]
+        common = in_common()
+        killed, received = self.storm()
+        # Of the messages in the pipes of the dead nothing else is known.
+        sharing.collect_shared_memory(message_timeout=0)
+        self.assertEqual(in_common(), common)
+        self.assertEqual([gpu.used(device) for device in range(devices)], used)
+        print(f"{killed} consumers killed, {received} messages received")
+        self.assertGreater(killed, 0)
+        self.assertGreater(received, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,175 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// The memory of a GPU between processes, for one thread of Python: as much of
+// an allocator as a benchmark needs, on device 0 and its default stream.
+//
+// Functions return null or the text of an error, which the next one ends.
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+
+namespace {
+
+using namespace paddle::memory::allocation;  // NOLINT(build/namespaces)
+
+constexpr void* kDefaultStream = nullptr;
+constexpr uint64_t kLeastChunk = uint64_t{2} << 20;  // as torch has it
+
+// Calls a function of the driver that the core has no use for.
+template <typename... Arguments>
+void Call(const char* name, Arguments... arguments) {
+  static void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  void* function = library ? dlsym(library, name) : nullptr;
+  if (!function) throw std::runtime_error(dlerror());
+  int code = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+  if (code == 0) return;
+  throw std::runtime_error(std::string(name) + " failed with the code " +
+                           std::to_string(code) + ".");
+}
+
+// Memory that is cut from chunks and not in use, by size.
+std::map<uint64_t, std::vector<char*>> unused;
+
+// Cut from a chunk, or received.
+struct Storage {
+  ~Storage() {
+    CudaIPCHeap& heap = CudaIPCHeap::Instance();
+    auto free = [size = size, data = data] { unused[size].push_back(data); };
+    if (received) {
+      heap.Drop(received);
+    } else if (!heap.Drop(data, free)) {
+      free();
+    }
+  }
+
+  uint64_t size;
+  char* data;
+  std::shared_ptr<CudaIPCData> received;
+};
+
+using Kept = std::shared_ptr<Storage>;
+
+const char* ErrorOf(const std::function<void()>& act) {
+  static std::string text;
+  try {
+    act();
+    return nullptr;
+  } catch (const std::exception& error) {
+    text = error.what();
+    return text.c_str();
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+uint64_t MessageBytes() { return sizeof(CudaIPCMessage); }
+
+// Processes that get each other's messages are of one family, which is not 0.
+const char* Start(uint64_t family) {
+  return ErrorOf([&] {
+    SharedHeap::Instance().Join(family);
+    CudaIPCDriver::Instance();
+    int device = 0;
+    void* context = nullptr;
+    Call("cuDeviceGet", &device, 0);
+    Call("cuDevicePrimaryCtxRetain", &context, device);
+    Call("cuCtxPushCurrent_v2", context);
+  });
+}
+
+// A storage that has the word at its start.
+const char* Cut(uint64_t size, uint32_t word, Kept** made) {
+  return ErrorOf([&] {
+    std::vector<char*>& pieces = unused[size];
+    if (pieces.empty()) {
+      char* chunk = nullptr;
+      uint64_t count = (kLeastChunk + size - 1) / size;
+      Call("cuMemAlloc_v2", &chunk, size_t{count * size});
+      while (count-- > 0) pieces.push_back(chunk + count * size);
+    }
+    char* data = pieces.back();
+    Call("cuMemcpyHtoDAsync_v2", data, &word, sizeof(word), kDefaultStream);
+    Call("cuStreamSynchronize", kDefaultStream);
+    pieces.pop_back();
+    *made = new Kept(new Storage{size, data, nullptr});
+  });
+}
+
+const char* Send(const Kept* kept, CudaIPCMessage* message) {
+  return ErrorOf([&] {
+    CudaIPCHeap& heap = CudaIPCHeap::Instance();
+    CudaIPCMemory memory = {0, (*kept)->data, (*kept)->size};
+    if (!heap.Share(SharingStrategy::kFileSystem, memory, *kept, [] {})) {
+      throw std::runtime_error("The driver makes no handle of cuMemAlloc's.");
+    }
+    *message = *heap.Send(memory.data, kDefaultStream);
+  });
+}
+
+const char* Receive(const char* bytes, Kept** made) {
+  return ErrorOf([&] {
+    CudaIPCMessage message;
+    std::memcpy(&message, bytes, sizeof(message));
+    CudaIPCHeap& heap = CudaIPCHeap::Instance();
+    auto [storage, data] =
+        heap.Receive(message, [](int) { return kDefaultStream; });
+    if (!storage) {
+      storage = Kept(new Storage{data->memory.size, data->memory.data, data});
+      heap.Bind(*data, storage);
+    }
+    *made = new Kept(std::static_pointer_cast<Storage>(storage));
+  });
+}
+
+const char* ReadWord(const Kept* kept, uint32_t* word) {
+  return ErrorOf([&] {
+    char* data = (*kept)->data;
+    Call("cuMemcpyDtoHAsync_v2", word, data, sizeof(*word), kDefaultStream);
+    Call("cuStreamSynchronize", kDefaultStream);
+  });
+}
+
+const char* Drop(const Kept* kept) {
+  return ErrorOf([&] { delete kept; });
+}
+
+// Collects. `sent` is the bytes that others may still use.
+const char* Collect(uint64_t* sent) {
+  return ErrorOf([&] {
+    CudaIPCHeap::Instance().Collect({});
+    *sent = CudaIPCHeap::Instance().Stats().sent_bytes;
+  });
+}
+
+// Nothing may follow.
+const char* Leave() {
+  return ErrorOf([] {
+    CudaIPCHeap::Instance().Leave();
+    SharedHeap::Instance().Leave();
+  });
+}
+
+}  // extern "C"

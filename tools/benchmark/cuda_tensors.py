@@ -1,0 +1,355 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures GPU memory sent between processes: ours against torch.
+
+    python -m tools.benchmark.cuda_tensors [--report FILE.md]
+
+Needs a GPU, torch with CUDA, CMake, Ninja and a C++ compiler; no Paddle, since
+ours is the core alone. A time is from the sending of storages that nobody has
+sent before to the receiver's answer, which is a word of each message. Without
+torch.cuda, or on the stand-in for a driver, ours runs alone: no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import multiprocessing.util
+import secrets
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.command_line import reports_errors
+from tools.series import PatchError
+from tools.wheel import BUILD, cmake_build, step
+
+PATIENCE = 120  # seconds that an answer may take
+VISITS = 5
+WARM_UP = 2  # rounds of a visit
+MIB = 1 << 20
+DROPPED = "dropped"
+
+
+class Row(NamedTuple):
+    """Messages in a row, each a list of storages, or an int for none."""
+
+    size: int
+    storages: int
+    messages: int
+    rounds: int
+
+
+FLOOR, SMALLEST, BURST = "an int", "1 KiB", "1,000 x 1 KiB"
+ROWS = {
+    FLOOR: Row(0, 0, 1, 50),
+    SMALLEST: Row(1 << 10, 1, 1, 50),
+    "64 MiB": Row(64 * MIB, 1, 1, 10),
+    "1 GiB": Row(1024 * MIB, 1, 1, 5),
+    "64 x 4 KiB": Row(4 << 10, 64, 1, 10),
+    BURST: Row(1 << 10, 1, 1000, 2),
+}
+HELD = Row(64 * MIB, 1, 4, 1)
+
+
+class Storage:
+    """A storage of the core's, dropped with the last reference to this."""
+
+    def __init__(self, call, maker: str, *arguments) -> None:
+        self._call, self.pointer = call, ctypes.c_void_p()
+        call(maker, *arguments, ctypes.byref(self.pointer))
+
+    def __del__(self) -> None:
+        self._call("Drop", self.pointer)
+
+
+class Ours:
+    """The core: a library, loaded in a process of a family."""
+
+    def __init__(self, library: Path, family: int) -> None:
+        self._core = ctypes.CDLL(str(library))
+        self._message = ctypes.create_string_buffer(self._core.MessageBytes())
+        self._call("Start", ctypes.c_uint64(family))
+        # After the receivers have ended.
+        multiprocessing.util.Finalize(
+            None, self._call, args=("Leave",), exitpriority=-1
+        )
+
+    def _call(self, name: str, *arguments) -> None:
+        function = getattr(self._core, name)
+        function.restype = ctypes.c_char_p
+        error = function(*arguments)
+        if error:
+            raise PatchError(error.decode())
+
+    def make(self, size: int, count: int, word: int) -> list:
+        arguments = (self._call, "Cut", ctypes.c_uint64(size), word)
+        return [Storage(*arguments) for _ in range(count)]
+
+    def sendable(self, storage: Storage) -> bytes:
+        self._call("Send", storage.pointer, self._message)
+        return self._message.raw
+
+    def usable(self, message: bytes) -> Storage:
+        return Storage(self._call, "Receive", message)
+
+    def word(self, storage: Storage) -> int:
+        word = ctypes.c_uint32()
+        self._call("ReadWord", storage.pointer, ctypes.byref(word))
+        return word.value
+
+    def bytes_held(self) -> int:
+        sent = ctypes.c_uint64()
+        self._call("Collect", ctypes.byref(sent))
+        return sent.value
+
+
+class Torch:
+    """The same of torch, which sends tensors as they are."""
+
+    def __init__(self) -> None:
+        import torch.multiprocessing
+
+        self._torch = torch
+
+    def make(self, size: int, count: int, word: int) -> list:
+        options = {"dtype": self._torch.int32, "device": "cuda"}
+        made = [self._torch.empty(size // 4, **options) for _ in range(count)]
+        for tensor in made:
+            tensor[0] = word
+        self._torch.cuda.synchronize()
+        return made
+
+    def sendable(self, tensor):
+        return tensor
+
+    usable = sendable
+
+    def word(self, tensor) -> int:
+        return int(tensor[0])
+
+    def bytes_held(self) -> int:
+        self._torch.cuda.ipc_collect()
+        return self._torch.cuda.memory_allocated()
+
+
+def receive(contestant, count: int, messages) -> tuple[list, int]:
+    """Returns the storages of so many messages, and the sum of their words."""
+    held, words = [], 0
+    for _ in range(count):
+        message = messages.get()
+        if isinstance(message, int):
+            words += message
+        else:
+            held += [contestant.usable(sent) for sent in message]
+            words += contestant.word(held[-1])
+    return held, words
+
+
+def serve(contestant_of, messages, answers) -> None:
+    """The receiver: is told how many messages come and, later, to drop them."""
+    try:
+        contestant = contestant_of()
+        gc.freeze()
+        while True:
+            count = messages.get()
+            held, words = receive(contestant, count, messages)
+            answers.send(words)
+            messages.get()
+            del held
+            answers.send(DROPPED)
+    except Exception as error:
+        answers.send(repr(error))
+
+
+class Pair:
+    """A contestant in this process, and its receiver.
+
+    Raises:
+        PatchError: by its methods: the receiver gave another answer than due.
+    """
+
+    def __init__(self, contestant_of) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._messages = spawn.SimpleQueue()
+        self._answers, theirs = spawn.Pipe(duplex=False)
+        args = (contestant_of, self._messages, theirs)
+        self._receiver = spawn.Process(target=serve, args=args, daemon=True)
+        self._receiver.start()
+        # Or else nobody would see that the receiver has ended.
+        theirs.close()
+        self._messages._reader.close()
+        self._contestant = contestant_of()
+        gc.freeze()
+
+    def _expect(self, due: int | str) -> None:
+        answer = f"none in {PATIENCE} s"
+        if self._answers.poll(PATIENCE):
+            try:
+                answer = self._answers.recv()
+            except EOFError:
+                answer = "its end"
+        if answer != due:
+            raise PatchError(f"the receiver's answer is not {due}: {answer}")
+
+    def _send(self, row: Row, word: int) -> tuple[list, float]:
+        """Returns what the receiver holds now, and the seconds until then."""
+        self._messages.put(row.messages)
+        count = row.storages * row.messages
+        made = self._contestant.make(row.size, count, word)
+        lists = [made[i :: row.messages] for i in range(row.messages)]
+        sendable = self._contestant.sendable
+        start = time.perf_counter()
+        # Why the receiver has ended is in its answer.
+        with contextlib.suppress(BrokenPipeError):
+            for each in lists:
+                self._messages.put([sendable(one) for one in each] or word)
+        self._expect(word * row.messages)
+        return made, time.perf_counter() - start
+
+    def seconds(self, row: Row) -> list[float]:
+        """Returns what each round takes; the burst ends with the drop."""
+        rounds = []
+        for word in range(1, WARM_UP + row.rounds + 1):
+            made, seconds = self._send(row, word)
+            start = time.perf_counter()
+            self._messages.put(DROPPED)
+            self._expect(DROPPED)
+            dropping = time.perf_counter() - start
+            rounds.append(seconds + (dropping if row == ROWS[BURST] else 0))
+            del made
+        return rounds[WARM_UP:]
+
+    def bytes_left(self) -> int:
+        """Returns what stays of HELD when its receiver is killed."""
+        before = self._contestant.bytes_held()
+        made, _ = self._send(HELD, 1)
+        self._receiver.kill()
+        self._receiver.join()
+        del made
+        return self._contestant.bytes_held() - before
+
+
+def measure(pairs: dict[str, Pair], rows: dict[str, Row]) -> list[dict]:
+    """Returns a column of the table for each pair. They take turns."""
+    seconds = {name: {label: [] for label in rows} for name in pairs}
+    for _ in range(VISITS):
+        for label, row in rows.items():
+            for name, pair in pairs.items():
+                seconds[name][label] += pair.seconds(row)
+    return [column(seconds[name], pairs[name].bytes_left()) for name in pairs]
+
+
+def column(seconds: dict[str, list[float]], left: int) -> dict[str, float]:
+    medians = {row: statistics.median(of) for row, of in seconds.items()}
+    burst = medians.pop(BURST)
+    over = medians[SMALLEST] - medians[FLOOR]
+    return {
+        **{f"{row}, µs": 1e6 * median for row, median in medians.items()},
+        f"{SMALLEST} less {FLOOR}, µs": 1e6 * over,
+        f"{BURST}, kept and dropped: storages a second": 1000 / burst,
+        "left of 4 x 64 MiB, the receiver killed, MiB": left / MIB,
+    }
+
+
+def table(names: list[str], columns: list[dict], mark: str) -> list[str]:
+    """Returns a Markdown table, which has the ratio of two columns."""
+    lines = [
+        f"| median | {' | '.join(names)} | ours / torch |",
+        "|---|" + "---:|" * (len(names) + 1),
+    ]
+    for label in columns[0]:
+        values = [of[label] for of in columns]
+        cells = [label + mark, *(f"{value:,.1f}" for value in values)]
+        has_ratio = len(values) == 2 and values[1]
+        cells.append(f"{values[0] / values[1]:.2f}" if has_ratio else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def obstacle() -> str:
+    """Returns why nothing can be measured here; empty if it can.
+
+    Raises:
+        PatchError: not even ours can run.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise PatchError(f"there is no driver of a GPU: {error}") from None
+    if hasattr(driver, "StandInCalls"):
+        return "stand-in"
+    try:
+        import torch
+    except ImportError:
+        return "no torch"
+    return "" if torch.cuda.is_available() else "no torch.cuda"
+
+
+def machine() -> str:
+    """Returns what the measurement is of."""
+    import torch
+
+    query = [
+        "nvidia-smi",
+        "--query-gpu=driver_version",
+        "--format=csv,noheader",
+    ]
+    drivers = subprocess.check_output(query, text=True).split()
+    return (
+        f"{torch.cuda.get_device_name(0)}, driver {drivers[0]}, torch "
+        f"{torch.__version__}. Ours sends bytes of the core, torch tensors."
+    )
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.cuda_tensors"
+    )
+    parser.add_argument("--report", type=Path, help="printed without it")
+    args = parser.parse_args(argv)
+    missing = obstacle()
+    facts = "No report is written." if missing else machine()
+    folder = BUILD / "benchmark" / "cuda_core"
+    with step(f"building {folder}"):
+        cmake_build(Path(__file__).with_name("cuda_core"), folder)
+    family = 1 + secrets.randbits(63)
+    contestants = {"ours": partial(Ours, folder / "libcuda_core.so", family)}
+    largest = max(row.size for row in ROWS.values())
+    if missing:
+        # The memory of the stand-in is the host's.
+        largest = HELD.size
+    else:
+        contestants["torch"] = Torch
+    rows = {k: row for k, row in ROWS.items() if row.size <= largest}
+    pairs = {name: Pair(of) for name, of in contestants.items()}
+    mark = f" ({missing}, no measurement)" if missing else ""
+    lines = table(list(pairs), measure(pairs, rows), mark)
+    if missing or not args.report:
+        print(facts, "", *lines, sep="\n")
+    else:
+        args.report.write_text("\n".join([facts, "", *lines, ""]), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

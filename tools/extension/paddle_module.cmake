@@ -1,0 +1,82 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+# What an extension module for an installed Paddle is built with.
+
+set(PADDLE_ROOT
+    ""
+    CACHE PATH "The folder of the Paddle package; holds base/libpaddle.so.")
+set(PYBIND_ABI
+    ""
+    CACHE STRING "The platform that libpaddle gives pybind11's internals.")
+
+foreach(file base/libpaddle.so include/third_party/pybind11/pybind11.h)
+  if(NOT EXISTS "${PADDLE_ROOT}/${file}")
+    message(
+      FATAL_ERROR
+        "PADDLE_ROOT is \"${PADDLE_ROOT}\", which holds no ${file}. Pass the "
+        "package of a Paddle wheel: -DPADDLE_ROOT=.../site-packages/paddle")
+  endif()
+endforeach()
+if(NOT PYBIND_ABI)
+  message(
+    FATAL_ERROR
+      "PYBIND_ABI is empty. Pass what libpaddle.so has between "
+      "__pybind11_internals_v4 (v5 from Python 3.12 on) and the next two "
+      "underscores: -DPYBIND_ABI=_gcc_libstdcpp_cxxabi1016")
+endif()
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
+get_filename_component(repo "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+set(repo_allocation "${repo}/paddle/phi/core/memory/allocation")
+
+function(paddle_module name)
+  python_add_library(${name} MODULE WITH_SOABI ${ARGN})
+
+  # Errors name the file that they were raised in: by its path in this
+  # repository.
+  target_compile_options(${name} PRIVATE -Wall -Wextra
+                                         "-ffile-prefix-map=${repo}/=")
+  target_include_directories(${name} PRIVATE "${repo}")
+  target_include_directories(
+    ${name} SYSTEM PRIVATE "${PADDLE_ROOT}/include"
+                           "${PADDLE_ROOT}/include/third_party")
+
+  # Modules that name the same ABI share their types. pybind11 names the version
+  # of the compiler as well; what the module shares with libpaddle has the same
+  # layout under each.
+  target_compile_definitions(
+    ${name} PRIVATE PYBIND11_COMPILER_TYPE=\"\" PYBIND11_STDLIB=\"\"
+                    PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
+
+  target_link_libraries(
+    ${name}
+    PRIVATE "${PADDLE_ROOT}/base/libpaddle.so"
+            "${PADDLE_ROOT}/libs/libphi_core.so"
+            "${PADDLE_ROOT}/libs/libcommon.so" ${CMAKE_DL_LIBS})
+  # A symbol that some libpaddle does not have is told at import, not at the
+  # call.
+  target_link_options(${name} PRIVATE LINKER:-z,now LINKER:--as-needed
+                      LINKER:--strip-all)
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                                           VISIBILITY_INLINES_HIDDEN ON)
+endfunction()

@@ -1,0 +1,184 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Tensors on a GPU for a Paddle that was built without: their storage has a GPU
+// place, is memory of the stand-in for the driver, and goes through Paddle's
+// RetryAllocator, as on a GPU. What the stand-in calls memory of a device can
+// be read by the CPU.
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/memory/allocation/allocator.h"
+#include "paddle/phi/core/memory/allocation/allocator_facade.h"
+#include "paddle/phi/core/memory/allocation/retry_allocator.h"
+#include "paddle/utils/pybind.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using paddle::memory::allocation::Allocation;
+using paddle::memory::allocation::Allocator;
+using paddle::memory::allocation::AllocatorFacade;
+using paddle::memory::allocation::BadAlloc;
+using paddle::memory::allocation::RetryAllocator;
+
+constexpr int kDevices = 2;
+
+// A function of the driver that the process has loaded.
+template <typename... Arguments>
+void Call(const char* name, Arguments... arguments) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  auto function = reinterpret_cast<int (*)(Arguments...)>(
+      driver ? dlsym(driver, name) : nullptr);
+  int code = function ? function(arguments...) : -1;
+  if (code != 0) {
+    throw std::runtime_error(std::string(name) + " failed with " +
+                             std::to_string(code));
+  }
+}
+
+// Makes a device's context current.
+class Current {
+ public:
+  explicit Current(int device) {
+    Call("cuInit", 0u);
+    void* context = nullptr;
+    Call("cuDevicePrimaryCtxRetain", &context, device);
+    Call("cuCtxPushCurrent_v2", context);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    void* context = nullptr;
+    Call("cuCtxPopCurrent_v2", &context);
+  }
+};
+
+class StandInAllocator : public Allocator {
+ public:
+  explicit StandInAllocator(int device) : device_(device) {}
+
+  bool IsAllocThreadSafe() const override { return true; }
+  void SetLimit(size_t limit) { limit_ = limit; }
+  size_t used() const { return used_; }
+
+ protected:
+  phi::Allocation* AllocateImpl(size_t size) override {
+    if (size > limit_ - used_) {
+      throw BadAlloc("no memory on the device", __FILE__, __LINE__);
+    }
+    Current current(device_);
+    void* data = nullptr;
+    Call("cuMemAlloc_v2", &data, size);
+    used_ += size;
+    return std::make_unique<Allocation>(data, size, phi::GPUPlace(device_))
+        .release();
+  }
+
+  void FreeImpl(phi::Allocation* allocation) override {
+    std::unique_ptr<Allocation> freed(static_cast<Allocation*>(allocation));
+    used_ -= freed->size();
+    Current current(device_);
+    Call("cuMemFree_v2", freed->ptr());
+  }
+
+ private:
+  int device_;
+  std::atomic<size_t> used_{0};
+  std::atomic<size_t> limit_{SIZE_MAX};
+};
+
+struct Device {
+  explicit Device(int id)
+      : memory(std::make_shared<StandInAllocator>(id)),
+        allocator(memory, phi::GPUPlace(id), 0) {}
+
+  std::shared_ptr<StandInAllocator> memory;
+  RetryAllocator allocator;
+};
+
+Device& DeviceOf(int id) {
+  static Device devices[kDevices] = {Device(0), Device(1)};
+  return devices[id];
+}
+
+const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
+  return static_cast<const phi::DenseTensor&>(*tensor.impl());
+}
+
+// A tensor like another, over other memory.
+phi::DenseTensor Over(std::shared_ptr<phi::Allocation> storage,
+                      const phi::DenseTensor& like) {
+  return phi::DenseTensor(std::move(storage), like.meta());
+}
+
+py::object ToPython(phi::DenseTensor tensor) {
+  paddle::Tensor made(std::make_shared<phi::DenseTensor>(std::move(tensor)));
+  return py::reinterpret_steal<py::object>(paddle::pybind::ToPyObject(made));
+}
+
+std::shared_ptr<phi::Allocation> CopyOf(const phi::Allocation& storage,
+                                        Allocator* allocator) {
+  std::shared_ptr<phi::Allocation> copy = allocator->Allocate(storage.size());
+  std::memcpy(copy->ptr(), storage.ptr(), storage.size());
+  return copy;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(stand_in_gpu, module) {
+  module.def("to_gpu", [](const paddle::Tensor& tensor, int device) {
+    const phi::DenseTensor& like = DenseTensorOf(tensor);
+    return ToPython(
+        Over(CopyOf(*like.Holder(), &DeviceOf(device).allocator), like));
+  });
+  module.def("to_cpu", [](const paddle::Tensor& tensor) {
+    const phi::DenseTensor& like = DenseTensorOf(tensor);
+    std::shared_ptr<phi::Allocation> copy =
+        AllocatorFacade::Instance().AllocShared(phi::CPUPlace(),
+                                                like.Holder()->size());
+    std::memcpy(copy->ptr(), like.Holder()->ptr(), like.Holder()->size());
+    return ToPython(Over(copy, like));
+  });
+  // A tensor over the memory of `base`, of which `like` is a view elsewhere.
+  module.def("view",
+             [](const paddle::Tensor& base, const paddle::Tensor& like) {
+               return ToPython(
+                   Over(DenseTensorOf(base).Holder(), DenseTensorOf(like)));
+             });
+  module.def("put_in", [](py::handle tensor, const paddle::Tensor& content) {
+    paddle::pybind::CastPyArg2Tensor(tensor.ptr(), 0).set_impl(content.impl());
+  });
+  module.def("address", [](const paddle::Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(DenseTensorOf(tensor).Holder()->ptr());
+  });
+  module.def("write", [](const paddle::Tensor& to, const paddle::Tensor& from) {
+    std::memcpy(DenseTensorOf(to).Holder()->ptr(),
+                DenseTensorOf(from).Holder()->ptr(),
+                DenseTensorOf(from).Holder()->size());
+  });
+  module.def("used",
+             [](int device) { return DeviceOf(device).memory->used(); });
+  module.def("set_limit", [](int device, size_t bytes) {
+    DeviceOf(device).memory->SetLimit(bytes);
+  });
+}
