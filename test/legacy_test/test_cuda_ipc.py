@@ -16,10 +16,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import multiprocessing
 import os
 import random
 import sys
+import threading
 import time
 import unittest
 from multiprocessing.reduction import ForkingPickler
@@ -66,6 +69,24 @@ RETRIES = "FLAGS_offload_retry_times"
 
 def message_of(tensor) -> bytes:
     return bytes(ForkingPickler.dumps(tensor))
+
+
+@contextlib.contextmanager
+def slow_work_on(address: int):
+    """Has the stand-in's GPU 0 take a fifth of a second for a memory."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    driver.cuCtxPushCurrent_v2(context)
+    driver.StandInSetDelay(200_000)
+    try:
+        driver.cuMemsetD32Async(
+            ctypes.c_void_p(address), 0, ctypes.c_size_t(1), None
+        )
+        yield
+    finally:
+        driver.StandInSetDelay(0)
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 
 def gpu_parameter() -> paddle.Tensor:
@@ -492,6 +513,30 @@ class TestLifetime(GpuTestCase):
         del back
         self.assertEqual(self.gpu_bytes(), 0)
 
+    @needs_stand_in
+    def test_other_threads_run_while_a_tensor_that_came_back_is_waited_for(
+        self,
+    ):
+        message = message_of(vector())
+        back = ForkingPickler.loads(message)
+        laps = itertools.count()
+        goes_on = threading.Event()
+        goes_on.set()
+
+        def run():
+            while goes_on.is_set():
+                next(laps)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with slow_work_on(gpu.address(back)):
+            before = next(laps)
+            del back
+            after = next(laps)
+        goes_on.clear()
+        thread.join()
+        self.assertGreater(after, before + 100)
+
     def test_tensor_that_comes_back_from_a_receiver_is_memory_of_the_sender(
         self,
     ):
@@ -676,6 +721,13 @@ class TestRefusals(GpuTestCase):
         # Which needs a Paddle that was built for GPUs.
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
+
+    @needs_stand_in
+    def test_flag_by_which_sending_would_overwrite_a_tensor_is_refused(self):
+        paddle.set_flags({"FLAGS_alloc_fill_value": 0})
+        self.addCleanup(paddle.set_flags, {"FLAGS_alloc_fill_value": -1})
+        with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):
+            message_of(vector())
 
     def test_tensor_of_a_sender_that_has_ended_is_a_clear_error(self):
         with self.another_peer() as sender:

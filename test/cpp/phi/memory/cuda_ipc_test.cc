@@ -255,6 +255,28 @@ TEST_BOTH(AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
   CHECK(SharesNothing());
 }
 
+TEST_BOTH(MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
+  NEEDS_STAND_IN;
+  bool done_when_freed = false;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  const auto done = driver.MakeEvent(0);
+  REQUIRE(done.has_value());
+  const CudaIPCMemory memory = AllocateMemory(kMiB);
+  Storage storage = StorageIn(memory, [&] {
+    done_when_freed = driver.IsDone(0, done->event);
+    FreeMemory(memory);
+  });
+  const CudaIPCMessage message = MessageOf(storage, strategy);
+  storage.reset();
+  const Stream stream = MakeStream();
+  storage = StorageOf(message, stream);
+  SetDelay(kSlow);
+  Fill(storage->memory, 1, stream);
+  driver.Record(0, done->event, stream);
+  storage.reset();
+  CHECK(done_when_freed);
+}
+
 TEST_BOTH(ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
   Worker last([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -496,7 +518,9 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
   End(&receiver);
 }
 
-TEST_BOTH(EventsAreUsedAgainInOrder) { SendManyOnTwoStreams(strategy, 150); }
+TEST_BOTH(ManySendsOnTwoStreamsKeepTheirOrder) {
+  SendManyOnTwoStreams(strategy, 150);
+}
 
 TEST_BOTH(OneEventIsEnough) {
   NEEDS_STAND_IN;
@@ -510,6 +534,49 @@ TEST_BOTH(WithoutEventsTheSenderWaitsForItsWork) {
   setenv("STAND_IN_EVENTS", "0", 1);
   SendManyOnTwoStreams(strategy, 20);
   CHECK(DeviceHeap().Stats().events == 0);
+}
+
+// Whether a message can be received while work goes on that came after it. Also
+// false if this process was kept from the processor for as long as the work is.
+bool IsReceivedBeforeLaterWork() {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  const Stream later = MakeStream();
+  const Storage storage = AllocateFilled(kMiB, 1);
+  const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
+  const Storage other = Allocate(4);
+  const auto done = driver.MakeEvent(0);
+  REQUIRE(done.has_value());
+  SetDelay(10 * kSlow);
+  Fill(other->memory, 2, later);
+  driver.Record(0, done->event, later);
+  std::vector<CudaIPCMessage> late;
+  for (int i = 0; i < 30; ++i) {
+    late.push_back(MessageOf(other, SharingStrategy::kFileSystem, later));
+  }
+  SetDelay(0);
+  const Stream stream = MakeStream();
+  CHECK(StorageOf(early, stream) == storage);
+  CHECK(HasContent(storage->memory, 1, stream));
+  const bool before = !driver.IsDone(0, done->event);
+  for (const CudaIPCMessage& message : late) StorageOf(message);
+  return before;
+}
+
+TEST(AReceiverWaitsForNothingThatCameAfterItsMessage) {
+  NEEDS_STAND_IN;
+  int tries = 0;
+  while (!IsReceivedBeforeLaterWork() && ++tries < 5) {
+  }
+  CHECK(tries < 5);
+}
+
+TEST(AnEventWhoseMessageWasReceivedIsUsedAgain) {
+  const Storage storage = AllocateFilled(kMiB, 1);
+  for (int i = 0; i < 100; ++i) {
+    StorageOf(MessageOf(storage, SharingStrategy::kFileSystem));
+    CHECK(HasContent(storage->memory, 1));
+  }
+  CHECK(DeviceHeap().Stats().events < 10);
 }
 
 TEST(EventsOfOthersAreClosedInTurn) {
@@ -987,6 +1054,17 @@ TEST_BOTH(AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
   CHECK(!HasStandIn() || CallsOf("cuCtxPushCurrent") == calls);
   DeviceHeap().SetWarning(nullptr);
   End(&receiver);
+}
+
+TEST(AProcessThatExitsSendsAndReceivesNoMore) {
+  const Storage storage = AllocateFilled(kMiB, 1);
+  const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
+  DeviceHeap().Leave();
+  for (const auto& error :
+       {ErrorOf([&] { MessageOf(storage, SharingStrategy::kFileSystem); }),
+        ErrorOf([&] { StorageOf(message); })}) {
+    CHECK(error && error->kind() == Kind::kUnavailable);
+  }
 }
 
 TEST_BOTH(NothingIsLeftOfWhatWasSentAndReceived) {

@@ -20,7 +20,7 @@
 //
 // It keeps the rules of the driver that such code depends on:
 //  - no use in a child of fork; a current context, for each thread, for all
-//    but devices, contexts, attributes of pointers and names of errors;
+//    but devices, contexts and names of errors;
 //  - handles are not opened by the process that made them, twice in a process,
 //    on another device, or when what they name is gone;
 //  - work of streams is done later, by a thread of its own for each stream;
@@ -63,7 +63,6 @@
 #include <functional>
 #include <initializer_list>
 #include <iterator>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -161,8 +160,6 @@ enum EventFlag : unsigned {
   kInterprocess = 4,
 };
 
-enum PointerAttribute { kDeviceOrdinal = 9, kLegacyIpcCapable = 13 };
-
 constexpr unsigned kNonBlockingStream = 1;
 constexpr unsigned kLazyPeerAccess = 1;
 constexpr size_t kDeviceMemory = size_t{8} << 30;
@@ -223,26 +220,21 @@ Function functions[] = {
     {"cuMemFree"},
     {"cuMemGetInfo"},
     {"cuMemGetAddressRange"},
-    {"cuPointerGetAttribute"},
     {"cuIpcGetMemHandle"},
     {"cuIpcOpenMemHandle"},
     {"cuIpcCloseMemHandle"},
     {"cuIpcGetEventHandle"},
     {"cuIpcOpenEventHandle"},
     {"cuStreamCreate"},
-    {"cuStreamDestroy"},
     {"cuStreamSynchronize"},
-    {"cuStreamQuery"},
     {"cuStreamWaitEvent"},
     {"cuEventCreate"},
     {"cuEventDestroy"},
     {"cuEventRecord"},
     {"cuEventQuery"},
-    {"cuEventSynchronize"},
     {"cuMemsetD32Async"},
     {"cuMemcpyDtoHAsync"},
     {"cuMemcpyHtoDAsync"},
-    {"cuMemcpyDtoDAsync"},
     {"cuGetErrorName"},
     {"cuGetErrorString"},
 };
@@ -319,24 +311,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
     changed_.wait(lock, [&] { return completed_ >= wanted; });
   }
 
-  bool Idle() {
-    std::lock_guard<std::mutex> guard(mutex_);
-    return completed_ == submitted_;
-  }
-
-  // There will be no more work; what there is will be done.
-  void End() {
-    std::lock_guard<std::mutex> guard(mutex_);
-    ended_ = true;
-    changed_.notify_all();
-  }
-
  private:
   void Run() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [&] { return ended_ || !queue_.empty(); });
-      if (queue_.empty()) return;
+      changed_.wait(lock, [&] { return !queue_.empty(); });
       std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
@@ -354,7 +333,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::deque<std::function<void()>> queue_;
   uint64_t submitted_{0};
   uint64_t completed_{0};
-  bool ended_{false};
 };
 
 // ---- Regions: what memory and events are in ---------------------------------
@@ -598,8 +576,8 @@ struct State {
   std::map<CUdeviceptr, std::unique_ptr<Region>> memory;
   std::map<CUevent, std::shared_ptr<Event>> events;
   std::map<CUstream, std::shared_ptr<Stream>> streams;
-  // With the default ones, and those destroyed that still have work to do.
-  std::list<std::weak_ptr<Stream>> all_streams;
+  // With the default ones.
+  std::vector<std::shared_ptr<Stream>> all_streams;
 
   std::shared_ptr<Stream> AddStream(Device* device) {
     auto stream = std::make_shared<Stream>(device);
@@ -690,11 +668,8 @@ void Synchronize(Device* device) {
   std::vector<std::shared_ptr<Stream>> streams;
   {
     auto guard = Guard();
-    auto& all = Now().all_streams;
-    all.remove_if([](const auto& stream) { return stream.expired(); });
-    for (const std::weak_ptr<Stream>& weak : all) {
-      std::shared_ptr<Stream> stream = weak.lock();
-      if (stream && stream->device() == device) streams.push_back(stream);
+    for (const std::shared_ptr<Stream>& stream : Now().all_streams) {
+      if (stream->device() == device) streams.push_back(stream);
     }
   }
   for (const auto& stream : streams) stream->Synchronize();
@@ -920,26 +895,6 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base,
   return kSuccess;
 }
 
-CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
-  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
-  auto guard = Guard();
-  Region* region = Containing(address);
-  if (region == nullptr) return kInvalidValue;
-  int value;
-  switch (attribute) {
-    case kDeviceOrdinal:
-      value = region->device()->ordinal;
-      break;
-    case kLegacyIpcCapable:
-      value = region->exportable();
-      break;
-    default:
-      return kInvalidValue;
-  }
-  std::memcpy(data, &value, sizeof(value));
-  return kSuccess;
-}
-
 CUresult cuIpcGetMemHandle(CUipcHandle* handle, CUdeviceptr address) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   auto guard = Guard();
@@ -1003,14 +958,6 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to,
   return Copy(stream, to, reinterpret_cast<CUdeviceptr>(from), size, {to});
 }
 
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to,
-                              CUdeviceptr from,
-                              size_t size,
-                              CUstream stream) {
-  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
-  return Copy(stream, to, from, size, {to, from});
-}
-
 // ---- Streams and events -----------------------------------------------------
 
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
@@ -1023,29 +970,12 @@ CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   return kSuccess;
 }
 
-CUresult cuStreamDestroy_v2(CUstream stream) {
-  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
-  auto guard = Guard();
-  auto found = Now().streams.find(stream);
-  if (found == Now().streams.end()) return kInvalidHandle;
-  found->second->End();
-  Now().streams.erase(found);
-  return kSuccess;
-}
-
 CUresult cuStreamSynchronize(CUstream stream) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   std::shared_ptr<Stream> kept = StreamOf(stream);
   if (kept == nullptr) return kInvalidHandle;
   kept->Synchronize();
   return kSuccess;
-}
-
-CUresult cuStreamQuery(CUstream stream) {
-  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
-  std::shared_ptr<Stream> kept = StreamOf(stream);
-  if (kept == nullptr) return kInvalidHandle;
-  return kept->Idle() ? kSuccess : kNotReady;
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
@@ -1104,14 +1034,6 @@ CUresult cuEventQuery(CUevent event) {
   std::shared_ptr<Event> kept = EventOf(event);
   if (kept == nullptr) return kInvalidHandle;
   return kept->IsComplete(kept->Last()) ? kSuccess : kNotReady;
-}
-
-CUresult cuEventSynchronize(CUevent event) {
-  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
-  std::shared_ptr<Event> kept = EventOf(event);
-  if (kept == nullptr) return kInvalidHandle;
-  kept->WaitFor(kept->Last());
-  return kSuccess;
 }
 
 CUresult cuIpcGetEventHandle(CUipcHandle* handle, CUevent event) {
