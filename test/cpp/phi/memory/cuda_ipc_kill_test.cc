@@ -17,25 +17,14 @@
 // it, for which the driver's stand-in ends a process, and in the end all of it
 // must be.
 
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <memory>
-#include <new>
-#include <optional>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "devices.h"  // NOLINT(build/include_subdir)
+#include "storm.h"    // NOLINT(build/include_subdir)
 
 namespace {
 
@@ -43,7 +32,6 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 constexpr int kProcesses = 4;  // the first owns all memory; it is not killed
 constexpr size_t kMostHeld = 8;
-constexpr auto kDuration = std::chrono::seconds(4);
 constexpr int kLongestLifeMicroseconds = 60000;
 
 struct Mail {
@@ -51,44 +39,7 @@ struct Mail {
   uint32_t word;
 };
 
-// A queue that processes share. It takes and gives each mail as a whole, so
-// that it outlives whoever is killed.
-class Mailbox {
- public:
-  Mailbox() {
-    const int type = SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-    REQUIRE(socketpair(AF_UNIX, type, 0, ends_) == 0);
-  }
-
-  // What does not fit is lost, as messages can be.
-  void Put(const Mail& mail) {
-    const ssize_t written = send(ends_[1], &mail, sizeof(mail), 0);
-    CHECK(written == sizeof(mail) || written == -1);
-  }
-
-  std::optional<Mail> Take() {
-    Mail mail;
-    const ssize_t got = recv(ends_[0], &mail, sizeof(mail), 0);
-    if (got == -1) return std::nullopt;
-    CHECK(got == sizeof(mail));
-    return mail;
-  }
-
- private:
-  int ends_[2];
-};
-
-using Mailboxes = std::array<Mailbox, kProcesses>;
-
-enum Stage { kSharing, kDraining, kCollecting, kLeaving };
-
-// What all processes of the test see.
-struct Board {
-  std::atomic<int> stage{kSharing};
-  std::atomic<int> drained{0};
-  std::atomic<int> collected{0};
-  std::atomic<uint64_t> received{0};
-};
+using Mailboxes = std::array<ProcessMailbox<Mail>, kProcesses>;
 
 struct Held {
   Storage storage;
@@ -125,7 +76,7 @@ class Sharer {
 
  private:
   uint64_t Below(uint64_t end) { return random_() % end; }
-  Mailbox& Mine() { return (*mailboxes_)[index_]; }
+  ProcessMailbox<Mail>& Mine() { return (*mailboxes_)[index_]; }
 
   void Step() {
     const uint64_t choice = Below(100);
@@ -188,54 +139,12 @@ class Sharer {
   std::vector<Held> held_;
 };
 
-Board* MakeBoard() {
-  void* page = mmap(nullptr,
-                    sizeof(Board),
-                    PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_ANONYMOUS,
-                    -1,
-                    0);
-  REQUIRE(page != MAP_FAILED);
-  return new (page) Board;
-}
-
-// A process that ends by itself has failed.
-bool Ended(const Worker& worker) {
-  siginfo_t info = {};
-  waitid(P_PID, worker.pid(), &info, WEXITED | WNOHANG | WNOWAIT);
-  return info.si_pid != 0;
-}
-
 TEST_BOTH(MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
-  Board* board = MakeBoard();
   Mailboxes mailboxes;
-  uint64_t life = 0;
-  auto start = [&](int index) {
-    ++life;
-    return std::make_unique<Worker>([&, index](const Channel&) {
-      Sharer(board, &mailboxes, strategy, index, life).Run();
-    });
+  const auto share = [&](Board* board, int index, uint64_t life) {
+    Sharer(board, &mailboxes, strategy, index, life).Run();
   };
-  std::array<std::unique_ptr<Worker>, kProcesses> workers;
-  for (int i = 0; i < kProcesses; ++i) workers[i] = start(i);
-  std::mt19937_64 random(Seed());
-  const auto end = std::chrono::steady_clock::now() + kDuration;
-  while (std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(
-        std::chrono::microseconds(random() % kLongestLifeMicroseconds));
-    const int victim = 1 + random() % (kProcesses - 1);
-    for (const auto& worker : workers) REQUIRE(!Ended(*worker));
-    workers[victim]->Kill();
-    workers[victim] = start(victim);
-  }
-  board->stage = kDraining;
-  CHECK(Eventually([&] { return board->drained == kProcesses; }));
-  board->stage = kCollecting;
-  CHECK(Eventually([&] { return board->collected == kProcesses; }));
-  board->stage = kLeaving;
-  for (const auto& worker : workers) worker->Finish();
-  CHECK(board->received > 100);
-  CHECK(Files().empty());
+  CHECK(Storm(kProcesses, kLongestLifeMicroseconds, share) > 100);
 }
 
 }  // namespace

@@ -16,16 +16,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "devices.h"  // NOLINT(build/include_subdir)
+#include "storm.h"    // NOLINT(build/include_subdir)
 
 namespace {
 
@@ -60,26 +59,6 @@ struct Held {
   uint32_t word;
 };
 
-class Mailbox {
- public:
-  void Put(const Mail& mail) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    mails_.push_back(mail);
-  }
-
-  std::optional<Mail> Take() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    if (mails_.empty()) return std::nullopt;
-    const Mail mail = mails_.front();
-    mails_.pop_front();
-    return mail;
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<Mail> mails_;
-};
-
 Held MakeHeld(std::mt19937_64* random, Stream stream) {
   const uint32_t word = (*random)();
   const Storage storage = Allocate(4 * (1 + (*random)() % 2000));
@@ -88,7 +67,7 @@ Held MakeHeld(std::mt19937_64* random, Stream stream) {
 }
 
 TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
-  Mailbox mailbox;
+  ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);
     const Stream stream = MakeStream();

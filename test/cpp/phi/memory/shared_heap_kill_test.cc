@@ -15,33 +15,24 @@
 // Processes that send, receive and send on, and are killed at any instant.
 // Those that live must not notice, and in the end nothing may be left.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <memory>
-#include <new>
-#include <optional>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "storm.h"  // NOLINT(build/include_subdir)
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 constexpr int kWorkers = 4;  // the first is never killed
-constexpr auto kDuration = std::chrono::seconds(4);
 constexpr int kLongestLifeMicroseconds = 8000;
 
 struct Mail {
@@ -49,41 +40,7 @@ struct Mail {
   uint64_t seed;
 };
 
-// A queue that processes share and that the death of one leaves intact: a pipe,
-// since it takes and gives each mail as a whole.
-class Mailbox {
- public:
-  Mailbox() {
-    REQUIRE(pipe2(ends_, O_NONBLOCK | O_CLOEXEC) == 0);
-    REQUIRE(fcntl(ends_[1], F_SETPIPE_SZ, 4096) > 0);
-  }
-
-  // What does not fit is lost, as messages can be.
-  void Put(const Mail& mail) {
-    const ssize_t written = write(ends_[1], &mail, sizeof(mail));
-    CHECK(written == sizeof(mail) || written == -1);
-  }
-
-  std::optional<Mail> Take() {
-    Mail mail;
-    const ssize_t got = read(ends_[0], &mail, sizeof(mail));
-    if (got == -1) return std::nullopt;
-    CHECK(got == sizeof(mail));
-    return mail;
-  }
-
- private:
-  int ends_[2];
-};
-
-enum Stage { kSharing, kDraining, kCollecting, kLeaving };
-
-// What all processes of the test see.
-struct Board {
-  std::atomic<int> stage{kSharing};
-  std::atomic<int> drained{0};
-  std::atomic<int> collected{0};
-};
+using Mailboxes = std::array<ProcessMailbox<Mail>, kWorkers>;
 
 struct Held {
   SharedBlock block;
@@ -93,7 +50,7 @@ struct Held {
 class Sharer {
  public:
   Sharer(Board* board,
-         std::array<Mailbox, kWorkers>* mailboxes,
+         Mailboxes* mailboxes,
          SharingStrategy strategy,
          int index,
          uint64_t life)
@@ -190,60 +147,19 @@ class Sharer {
   }
 
   Board* board_;
-  std::array<Mailbox, kWorkers>* mailboxes_;
+  Mailboxes* mailboxes_;
   SharingStrategy strategy_;
   int index_;
   std::mt19937_64 random_;
   std::vector<Held> held_;
 };
 
-Board* MakeBoard() {
-  void* page = mmap(nullptr,
-                    sizeof(Board),
-                    PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_ANONYMOUS,
-                    -1,
-                    0);
-  REQUIRE(page != MAP_FAILED);
-  return new (page) Board;
-}
-
-// A process that ends by itself has failed.
-bool Ended(pid_t pid) {
-  siginfo_t info = {};
-  waitid(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT);
-  return info.si_pid != 0;
-}
-
 TEST_BOTH(ProcessesThatAreKilledDisturbNobodyAndLeaveNothing) {
-  Board* board = MakeBoard();
-  std::array<Mailbox, kWorkers> mailboxes;
-  uint64_t life = 0;
-  auto start = [&](int index) {
-    ++life;
-    return std::make_unique<Worker>([&, index](const Channel&) {
-      Sharer(board, &mailboxes, strategy, index, life).Run();
-    });
+  Mailboxes mailboxes;
+  const auto share = [&](Board* board, int index, uint64_t life) {
+    Sharer(board, &mailboxes, strategy, index, life).Run();
   };
-  std::array<std::unique_ptr<Worker>, kWorkers> workers;
-  for (int i = 0; i < kWorkers; ++i) workers[i] = start(i);
-  std::mt19937_64 random(Seed());
-  const auto end = std::chrono::steady_clock::now() + kDuration;
-  while (std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(
-        std::chrono::microseconds(random() % kLongestLifeMicroseconds));
-    const int victim = 1 + random() % (kWorkers - 1);
-    for (const auto& worker : workers) CHECK(!Ended(worker->pid()));
-    workers[victim]->Kill();
-    workers[victim] = start(victim);
-  }
-  board->stage = kDraining;
-  CHECK(Eventually([&] { return board->drained == kWorkers; }));
-  board->stage = kCollecting;
-  CHECK(Eventually([&] { return board->collected == kWorkers; }));
-  board->stage = kLeaving;
-  for (const auto& worker : workers) worker->Finish();
-  CHECK(Files().empty());
+  Storm(kWorkers, kLongestLifeMicroseconds, share);
 }
 
 }  // namespace

@@ -17,16 +17,14 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "storm.h"  // NOLINT(build/include_subdir)
 
 namespace {
 
@@ -70,28 +68,8 @@ std::shared_ptr<Storage> Open(const Mail& mail) {
   return std::static_pointer_cast<Storage>(received.storage);
 }
 
-class Mailbox {
- public:
-  void Put(const Mail& mail) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    mails_.push_back(mail);
-  }
-
-  std::optional<Mail> Take() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    if (mails_.empty()) return std::nullopt;
-    const Mail mail = mails_.front();
-    mails_.pop_front();
-    return mail;
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<Mail> mails_;
-};
-
 TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
-  Mailbox mailbox;
+  ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);
     std::vector<std::shared_ptr<Storage>> held;

@@ -1,0 +1,85 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "storm.h"  // NOLINT(build/include_subdir)
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <memory>
+#include <new>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace shared_memory_test {
+
+namespace {
+
+constexpr auto kDuration = std::chrono::seconds(4);
+
+Board* MakeBoard() {
+  void* page = mmap(nullptr,
+                    sizeof(Board),
+                    PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_ANONYMOUS,
+                    -1,
+                    0);
+  REQUIRE(page != MAP_FAILED);
+  return new (page) Board;
+}
+
+// A process that ends by itself has failed.
+bool Ended(const Worker& worker) {
+  siginfo_t info = {};
+  waitid(P_PID, worker.pid(), &info, WEXITED | WNOHANG | WNOWAIT);
+  return info.si_pid != 0;
+}
+
+}  // namespace
+
+uint64_t Storm(int processes,
+               int longest_life_microseconds,
+               const std::function<void(Board*, int, uint64_t)>& share) {
+  Board* board = MakeBoard();
+  uint64_t life = 0;
+  auto start = [&](int index) {
+    ++life;
+    return std::make_unique<Worker>(
+        [&, index](const Channel&) { share(board, index, life); });
+  };
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = 0; i < processes; ++i) workers.push_back(start(i));
+  std::mt19937_64 random(Seed());
+  const auto end = std::chrono::steady_clock::now() + kDuration;
+  while (std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(random() % longest_life_microseconds));
+    const int victim = 1 + random() % (processes - 1);
+    for (const auto& worker : workers) REQUIRE(!Ended(*worker));
+    workers[victim]->Kill();
+    workers[victim] = start(victim);
+  }
+  board->stage = kDraining;
+  CHECK(Eventually([&] { return board->drained == processes; }));
+  board->stage = kCollecting;
+  CHECK(Eventually([&] { return board->collected == processes; }));
+  board->stage = kLeaving;
+  for (const auto& worker : workers) worker->Finish();
+  CHECK(Files().empty());
+  return board->received;
+}
+
+}  // namespace shared_memory_test

@@ -1,0 +1,100 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "processes.h"  // NOLINT(build/include_subdir)
+
+// What tests are made of in which many share at once.
+namespace shared_memory_test {
+
+// A queue that processes share and that the death of one leaves intact: a pipe,
+// since it takes and gives each mail as a whole.
+template <typename Mail>
+class ProcessMailbox {
+ public:
+  ProcessMailbox() {
+    REQUIRE(pipe2(ends_, O_NONBLOCK | O_CLOEXEC) == 0);
+    REQUIRE(fcntl(ends_[1], F_SETPIPE_SZ, 4096) > 0);
+  }
+
+  // What does not fit is lost, as messages can be.
+  void Put(const Mail& mail) {
+    const ssize_t written = write(ends_[1], &mail, sizeof(mail));
+    CHECK(written == sizeof(mail) || written == -1);
+  }
+
+  std::optional<Mail> Take() {
+    Mail mail;
+    const ssize_t got = read(ends_[0], &mail, sizeof(mail));
+    if (got == -1) return std::nullopt;
+    CHECK(got == sizeof(mail));
+    return mail;
+  }
+
+ private:
+  int ends_[2];
+};
+
+template <typename Mail>
+class ThreadMailbox {
+ public:
+  void Put(const Mail& mail) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    mails_.push_back(mail);
+  }
+
+  std::optional<Mail> Take() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (mails_.empty()) return std::nullopt;
+    const Mail mail = mails_.front();
+    mails_.pop_front();
+    return mail;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Mail> mails_;
+};
+
+enum Stage { kSharing, kDraining, kCollecting, kLeaving };
+
+// What all processes of a storm see.
+struct Board {
+  std::atomic<int> stage{kSharing};
+  std::atomic<int> drained{0};
+  std::atomic<int> collected{0};
+  std::atomic<uint64_t> received{0};
+};
+
+// Has so many processes share for a few seconds, and kills and replaces all but
+// the first at random. Then those that are left are to drain what is under way,
+// to collect and to leave, each stage when all are done with the one before.
+// `share` runs in each, and is told which it is and how many were started so
+// far. Returns how many messages were received.
+uint64_t Storm(int processes,
+               int longest_life_microseconds,
+               const std::function<void(Board*, int, uint64_t)>& share);
+
+}  // namespace shared_memory_test
