@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import unittest
+from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
@@ -87,6 +88,19 @@ def slow_work_on(address: int):
     finally:
         driver.StandInSetDelay(0)
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+
+def send_by_a_thread_that_stays(connection) -> None:
+    """Returns at once; a thread of the process sends a tensor later."""
+    left = threading.Event()
+    util.Finalize(None, left.set, exitpriority=-1000)
+
+    def send():
+        left.wait(WAIT_S)
+        connection.send(vector())
+        connection.recv()
+
+    threading.Thread(target=send).start()
 
 
 def gpu_parameter() -> paddle.Tensor:
@@ -779,6 +793,21 @@ class TestExit(unittest.TestCase):
         self.assertIn("This process ends, and its GPU memory", done.stderr)
         self.assertIn(f"held by process {done.stdout.strip()}", done.stderr)
         self.assert_quiet(done.stderr)
+
+    def test_thread_that_outlives_the_work_of_its_process_can_send(self):
+        context = multiprocessing.get_context("spawn")
+        connection, theirs = context.Pipe()
+        child = context.Process(
+            target=send_by_a_thread_that_stays, args=(theirs,)
+        )
+        child.start()
+        self.assertTrue(connection.poll(WAIT_S))
+        tensor = connection.recv()
+        self.assertEqual(on_gpu(tensor), on_gpu(vector()))
+        del tensor
+        connection.send(None)
+        child.join(WAIT_S)
+        self.assertEqual(child.exitcode, 0)
 
     def test_process_that_has_sent_and_received_ends_quietly(self):
         done = run_script(

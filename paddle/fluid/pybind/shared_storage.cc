@@ -15,11 +15,13 @@
 #include "paddle/fluid/pybind/shared_storage.h"
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "paddle/common/flags.h"
@@ -80,6 +82,36 @@ CudaStreamOf StreamOf(const py::function& stream_of) {
   return [&stream_of](int device) {
     return reinterpret_cast<void*>(stream_of(device).cast<uintptr_t>());
   };
+}
+
+bool HasGil() {
+  // PyGILState_Check would say yes to all once there was a subinterpreter.
+#if PY_VERSION_HEX >= 0x030D0000
+  PyThreadState* current = PyThreadState_GetUnchecked();
+#else
+  PyThreadState* current = _PyThreadState_UncheckedGet();
+#endif
+  return Py_IsInitialized() && current != nullptr &&
+         current == PyGILState_GetThisThreadState();
+}
+
+bool IsFinalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+// Runs what may wait for a device, which may have to wait for what another
+// thread of Python has yet to give to it. It runs in destructors too, which a
+// thread must not be ended in: one that the interpreter has left behind stays.
+void WaitWithoutGil(const std::function<void()>& wait) {
+  if (!HasGil() || IsFinalizing()) return wait();
+  PyThreadState* state = PyEval_SaveThread();
+  wait();
+  while (IsFinalizing()) std::this_thread::sleep_for(std::chrono::hours(1));
+  PyEval_RestoreThread(state);
 }
 
 // A copy of the tensor, since other threads run while the GIL is released.
@@ -158,14 +190,7 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
 void BindSharedStorage(py::module* m) {
   // The first use registers the handlers for fork, before any of them counts.
   SharedHeap& heap = SharedHeap::Instance();
-  // A device may have to wait for what another thread has yet to give to it.
-  CudaIPCHeap::Instance().SetWaiting([](const std::function<void()>& wait) {
-    if (Py_IsInitialized() && PyGILState_Check()) {
-      WithoutGil(wait);
-    } else {
-      wait();
-    }
-  });
+  CudaIPCHeap::Instance().SetWaiting(WaitWithoutGil);
 
   m->def("share_tensor",
          [](const paddle::Tensor& tensor,
@@ -205,10 +230,9 @@ void BindSharedStorage(py::module* m) {
   m->def("join", [&heap](uint64_t family) {
     RaisingPaddleErrors([&] { heap.Join(family); });
   });
-  m->def("leave", [&heap] {
-    WithoutGil([] { CudaIPCHeap::Instance().Leave(); });
-    heap.Leave();
-  });
+  m->def("leave", [&heap] { heap.Leave(); });
+  m->def("leave_cuda",
+         [] { WithoutGil([] { CudaIPCHeap::Instance().Leave(); }); });
   m->def("random_bits", [] {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });

@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 from multiprocessing import util
 
@@ -279,8 +281,17 @@ def _family() -> int:
     return family
 
 
+def _leave() -> None:
+    native.leave()
+    if multiprocessing.parent_process() is None:
+        native.leave_cuda()
+    else:
+        # multiprocessing comes here before it waits for the threads of a child.
+        atexit.register(native.leave_cuda)
+
+
 def _leave_at_exit() -> None:
-    util.Finalize(None, native.leave, exitpriority=_LAST)
+    util.Finalize(None, _leave, exitpriority=_LAST)
 
 
 def join_process_tree() -> None:

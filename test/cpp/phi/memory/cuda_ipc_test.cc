@@ -536,28 +536,37 @@ TEST_BOTH(WithoutEventsTheSenderWaitsForItsWork) {
   CHECK(DeviceHeap().Stats().events == 0);
 }
 
-// Whether a message can be received while work goes on that came after it. Also
-// false if this process was kept from the processor for as long as the work is.
+// Whether a message can be received, by one who takes its time, while work goes
+// on that came after it. Also false if this process was kept from the processor
+// for as long as the work is.
 bool IsReceivedBeforeLaterWork() {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   const Stream later = MakeStream();
-  const Storage storage = AllocateFilled(kMiB, 1);
-  const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
-  const Storage other = Allocate(4);
+  const Stream stream = MakeStream();
   const auto done = driver.MakeEvent(0);
-  REQUIRE(done.has_value());
+  const auto received = driver.MakeEvent(0);
+  REQUIRE(done && received);
+  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage other = Allocate(4);
+  const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
+  std::vector<CudaIPCMessage> late;
+  auto send_on = [&] {
+    for (int i = 0; i < 10; ++i) {
+      late.push_back(MessageOf(other, SharingStrategy::kFileSystem, later));
+    }
+  };
   SetDelay(10 * kSlow);
   Fill(other->memory, 2, later);
   driver.Record(0, done->event, later);
-  std::vector<CudaIPCMessage> late;
-  for (int i = 0; i < 30; ++i) {
-    late.push_back(MessageOf(other, SharingStrategy::kFileSystem, later));
-  }
-  SetDelay(0);
-  const Stream stream = MakeStream();
-  CHECK(StorageOf(early, stream) == storage);
-  CHECK(HasContent(storage->memory, 1, stream));
+  send_on();
+  DeviceHeap().Receive(early, [&](int) {
+    send_on();
+    return stream;
+  });
+  driver.Record(0, received->event, stream);
+  CHECK(Eventually([&] { return driver.IsDone(0, received->event); }));
   const bool before = !driver.IsDone(0, done->event);
+  SetDelay(0);
   for (const CudaIPCMessage& message : late) StorageOf(message);
   return before;
 }
@@ -568,6 +577,17 @@ TEST(AReceiverWaitsForNothingThatCameAfterItsMessage) {
   while (!IsReceivedBeforeLaterWork() && ++tries < 5) {
   }
   CHECK(tries < 5);
+}
+
+TEST(AMessageThatNobodyReceivesKeepsOneEventAlone) {
+  const Storage storage = AllocateFilled(kMiB, 1);
+  MessageOf(storage, SharingStrategy::kFileSystem);
+  for (int i = 0; i < 100; ++i) {
+    const Storage sent = AllocateFilled(64, 1);
+    StorageOf(MessageOf(sent, SharingStrategy::kFileSystem));
+    CHECK(HasContent(sent->memory, 1));
+  }
+  CHECK(DeviceHeap().Stats().events < 10);
 }
 
 TEST(AnEventWhoseMessageWasReceivedIsUsedAgain) {
@@ -845,6 +865,24 @@ TEST_BOTH(ADeviceThatTheReceiverCannotSeeIsNamed) {
   receiver.channel().Await();
   storage.reset();
   CHECK(SharesNothing());
+  End(&receiver);
+}
+
+TEST(ADeviceWithoutAccessToTheMemoryIsRefused) {
+  NEEDS_STAND_IN;
+  constexpr int kPeerAccessUnsupported = 217;
+  Worker receiver([](const Channel& channel) {
+    const auto message = channel.Receive<CudaIPCMessage>();
+    FailCall("cuIpcOpenMemHandle", 1, kPeerAccessUnsupported);
+    const auto error = ErrorOfReceiving(message);
+    CHECK(error && error->kind() == Kind::kUnavailable);
+    CHECK(Says(error, "no access") && Says(error, "tensor.cpu()"));
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilled(kMiB, 1);
+  receiver.channel().Send(MessageOf(storage, SharingStrategy::kFileSystem));
+  receiver.channel().Await();
   End(&receiver);
 }
 

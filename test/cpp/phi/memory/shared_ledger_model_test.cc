@@ -42,6 +42,9 @@ constexpr size_t kTableSize = size_t{1} << 25;
 
 enum class Scheme {
   kLedger,
+  // The same for memory of a device: a receiver looks at the ticket, and spends
+  // it when it is ready to use the memory.
+  kTicketLast,
   // The ledger with something left out.
   kTicketFirst,  // spent before the holder bit is set
   kNoEpoch,
@@ -528,7 +531,8 @@ class Model {
       case kLookRedeem: {
         bool valid = UsesOf(ticket) != 0 && NonceOf(ticket) == message.nonce;
         actor.seen = valid ? ticket : 0;
-        return step->To(valid ? kRedeem : after_ticket,
+        bool looks_only = scheme_ == Scheme::kTicketLast && actor.uses == 0;
+        return step->To(valid && !looks_only ? kRedeem : after_ticket,
                         "looks at the ticket of message #");
       }
       case kRedeem:
@@ -547,7 +551,10 @@ class Model {
     if (s.generation == message.generation &&
         (actor.seen != 0 || !s.deciding)) {
       actor.uses = message.generation;
-      return step->To(kIdle, "finds the generation of message # and uses it");
+      bool spends = scheme_ == Scheme::kTicketLast && actor.seen != 0;
+      actor.seen = 0;
+      return step->To(spends ? kLookRedeem : kIdle,
+                      "finds the generation of message # and uses it");
     }
     step->wrong = WhyNotReceived(s, message);
     actor.about = step->who;
@@ -776,6 +783,11 @@ TEST(TheLedgerIsRightInEveryOrderOfSteps) {
 TEST(TheLedgerIsRightWhoeverIsKilled) {
   CHECK(Explorer(Scheme::kLedger, kCreatorDies).FindsNothing());
   CHECK(Explorer(Scheme::kLedger, kTwoDie).FindsNothing());
+}
+
+TEST(TheTicketMayBeSpentOnceTheReceiverIsReady) {
+  CHECK(Explorer(Scheme::kTicketLast, kCreatorDies).FindsNothing());
+  CHECK(Explorer(Scheme::kTicketLast, kTwoDie).FindsNothing());
 }
 
 TEST(TwoLoadsOfOnePickleMayCostAMessageThatSharesItsTicket) {

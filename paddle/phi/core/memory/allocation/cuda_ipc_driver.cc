@@ -177,15 +177,15 @@ class CudaIPCDriver::Current {
 };
 
 CudaIPCDriver& CudaIPCDriver::Instance() {
+  static const int handler = pthread_atfork(nullptr, nullptr, [] {
+    used_before_fork.store(in_use.load(std::memory_order_relaxed),
+                           std::memory_order_relaxed);
+  });
+  if (handler != 0) throw std::bad_alloc();
   if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
+  // Before the driver starts: a child that is forked meanwhile cannot use it.
+  in_use.store(true, std::memory_order_relaxed);
   static CudaIPCDriver& driver = *[] {
-    static const int handler = pthread_atfork(nullptr, nullptr, [] {
-      used_before_fork.store(in_use.load(std::memory_order_relaxed),
-                             std::memory_order_relaxed);
-    });
-    if (handler != 0) throw std::bad_alloc();
-    // Before the driver starts: a child that is forked meanwhile cannot use it.
-    in_use.store(true, std::memory_order_relaxed);
     try {
       return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();
     } catch (...) {

@@ -32,10 +32,12 @@ using Kind = SharedMemoryError::Kind;
 using Stream = CudaIPCDriver::Stream;
 using Event = CudaIPCDriver::Event;
 
-constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDIPC1", say
+constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDDIPC1"
 
 // For threads that wait for a device while the process ends.
 constexpr std::chrono::seconds kPatience(5);
+// Of giving back what the driver would not let go: it may wait each time.
+constexpr std::chrono::seconds kBetweenTries(1);
 
 // What is in the block that stands for memory of a device.
 struct CudaIPCRecord {
@@ -76,26 +78,30 @@ bool CudaIPCEvents::Make(int device, std::deque<Made>* events) {
   return event.has_value();
 }
 
+bool CudaIPCEvents::FindFree(int device, std::deque<Made>* events) {
+  // Mostly it is the first, or near it; to look at all is for when there are no
+  // more.
+  constexpr size_t kNear = 8;
+  for (size_t i = 0; i < events->size(); ++i) {
+    if (i == kNear && Make(device, events)) return true;
+    bool is_free = IsFree(device, events->front());
+    events->push_back(events->front());
+    events->pop_front();
+    if (is_free) return true;
+  }
+  return events->size() <= kNear && Make(device, events);
+}
+
 std::optional<CudaIPCStamp> CudaIPCEvents::Record(int device, Stream stream) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   std::lock_guard<std::mutex> guard(mutex_);
   if (maker_ == 0) maker_ = RandomBits();
   std::deque<Made>& events = made_[device];
-  auto is_free = [&](const Made& made) { return IsFree(device, made); };
-  auto free = events.begin();
-  // Mostly it is the oldest; looking at all is for when there are no more.
-  if (free == events.end() || !is_free(*free)) {
-    free = Make(device, &events)
-               ? std::prev(events.end())
-               : std::find_if(events.begin(), events.end(), is_free);
-  }
-  if (free == events.end()) return std::nullopt;
-  Made made = *free;
+  if (!FindFree(device, &events)) return std::nullopt;
+  Made& made = events.back();
   driver.Record(device, made.shared.event, stream);
   made.sending = true;
   made.message.reset();
-  events.erase(free);
-  events.push_back(made);
   return CudaIPCStamp{maker_, made.shared.handle};
 }
 
@@ -124,10 +130,13 @@ Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
   if (known != opened_.end()) return known->second;
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   if (oldest_opened_.size() == kOpened) {
-    auto oldest = opened_.find(oldest_opened_.front());
-    driver.DestroyEvent(std::get<int>(oldest->first), oldest->second);
-    opened_.erase(oldest);
+    auto oldest = opened_.extract(oldest_opened_.front());
     oldest_opened_.pop_front();
+    try {
+      driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
+    } catch (const SharedMemoryError&) {
+      // Of a process that is gone, maybe; it is not needed here any more.
+    }
   }
   Event event = driver.OpenEvent(device, stamp.event);
   opened_[key] = event;
@@ -151,11 +160,16 @@ uint64_t CudaIPCEvents::count() {
 
 char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = opened_.find({device, handle});
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::pair key(device, handle);
+  closed_.wait(lock, [&] {
+    auto known = opened_.find(key);
+    return known == opened_.end() || !known->second.closing;
+  });
+  auto known = opened_.find(key);
   if (known == opened_.end()) {
-    Opened opened = {driver.Open(device, handle), 0};
-    known = opened_.emplace(std::pair(device, handle), opened).first;
+    Opened opened = {driver.Open(device, handle), 0, false};
+    known = opened_.emplace(key, opened).first;
   }
   ++known->second.uses;
   return known->second.base;
@@ -163,14 +177,26 @@ char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
 
 void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   auto known = opened_.find({device, handle});
-  if (known->second.uses == 1) {
-    driver.Close(device, known->second.base);
-    opened_.erase(known);
-  } else {
+  if (known->second.uses > 1) {
     --known->second.uses;
+    return;
   }
+  // The driver may wait for all work here; other handles are not to.
+  known->second.closing = true;
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    driver.Close(device, known->second.base);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  known->second.closing = false;
+  if (!failure) opened_.erase(known);
+  closed_.notify_all();
+  if (failure) std::rethrow_exception(failure);
 }
 
 uint64_t CudaIPCOpenedHandles::count() {
@@ -243,7 +269,7 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
   EnforceNotLeaving();
   std::shared_ptr<CudaIPCData> data = Find(address);
   if (!data) return std::nullopt;
-  GiveBackLate();
+  GiveBackLateInTime();
   if (HasLimbo()) shared_.Reclaim({});
   // Before there is a message, so that a failure leaves none behind.
   CudaIPCStamp stamp = Stamp(*data, stream);
@@ -271,32 +297,32 @@ CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data, Stream stream) {
   // this process may be gone when the message is received.
   std::optional<CudaIPCStamp> stamp;
   if (made_here) stamp = events_->Record(data.memory.device, stream);
-  if (!stamp) WaitForWork(data.memory.device);
+  if (!stamp) {
+    Aside([&] { CudaIPCDriver::Instance().Synchronize(data.memory.device); });
+  }
   return stamp.value_or(CudaIPCStamp{});
 }
 
-bool CudaIPCHeap::WaitForWork(int device) {
+bool CudaIPCHeap::Aside(const std::function<void()>& act) {
   std::function<void(const std::function<void()>&)> around;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (leaving_) return false;
-    ++waiting_;
+    ++aside_;
     around = around_waiting_;
   }
   std::exception_ptr failure;
-  auto wait = [&] {
+  auto kept = [&] {
     try {
-      CudaIPCDriver::Instance().Synchronize(device);
+      act();
     } catch (...) {
       failure = std::current_exception();
     }
-  };
-  around ? around(wait) : wait();
-  {
     std::lock_guard<std::mutex> guard(mutex_);
-    --waiting_;
-  }
-  waited_.notify_all();
+    --aside_;
+    came_back_.notify_all();
+  };
+  around ? around(kept) : kept();
   if (failure) std::rethrow_exception(failure);
   return true;
 }
@@ -363,7 +389,8 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
   char* base = nullptr;
   try {
     EnforceMakerLives(block);
-    base = handles_->Open(device, exported.handle);
+    Aside([&] { base = handles_->Open(device, exported.handle); });
+    if (base == nullptr) EnforceNotLeaving();
   } catch (const SharedMemoryError&) {
     // Drivers say in many ways that there is no such memory any more.
     EnforceMakerLives(block);
@@ -405,26 +432,41 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     const CudaIPCMessage& message,
     const std::function<Stream(int)>& stream_of) {
   EnforceNotLeaving();
-  GiveBackLate();
-  SharedHeap::Received record =
-      shared_.Receive(message.record, Inheritance::kNone);
+  GiveBackLateInTime();
+  SharedHeap::Received record = shared_.ReceiveRecord(message.record);
   Received received{record.storage, nullptr};
   if (!received.storage) {
     try {
       received.data = UseOrOpen(record.block);
     } catch (...) {
+      shared_.Redeem(message.record);
       shared_.Release(record.block);
       throw;
     }
   }
   try {
     int device = DeviceOf(record.block);
-    events_->Wait(device, stream_of(device), message.stamp);
+    Wait(record.block, device, stream_of(device), message.stamp);
   } catch (...) {
+    shared_.Redeem(message.record);
     if (received.data) Drop(received.data);
     throw;
   }
+  // Last: from now on the sender may use the event again.
+  shared_.Redeem(message.record);
   return received;
+}
+
+void CudaIPCHeap::Wait(const SharedBlock& block,
+                       int device,
+                       Stream stream,
+                       const CudaIPCStamp& stamp) {
+  try {
+    events_->Wait(device, stream, stamp);
+  } catch (const SharedMemoryError&) {
+    EnforceMakerLives(block);
+    throw;
+  }
 }
 
 int CudaIPCHeap::DeviceOf(const SharedBlock& block) {
@@ -458,13 +500,13 @@ void CudaIPCHeap::Drop(const std::shared_ptr<CudaIPCData>& data) {
 }
 
 bool CudaIPCHeap::Drop(const void* data, std::function<void()> free) {
-  std::shared_ptr<CudaIPCData> sent;
+  std::shared_ptr<CudaIPCSentData> sent;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     auto found = by_address_.find(static_cast<const char*>(data));
     if (found == by_address_.end()) return leaving_;
-    sent = found->second;
-    sent_.at(IdOf(sent->block))->free = std::move(free);
+    sent = sent_.at(IdOf(found->second->block));
+    sent->free = std::move(free);
   }
   Drop(sent);
   return true;
@@ -475,32 +517,45 @@ void CudaIPCHeap::End(const CudaIPCSentData& data) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     auto ended = sent_.find(IdOf(data.block));
-    // The process that ends gives it back, which needs no call.
-    if (!leaving_) free = std::move(ended->second->free);
+    free = std::move(ended->second->free);
     freed_ += data.memory.size;
     limbo_.Remove(&data);
     by_address_.erase(data.memory.data);
     sent_.erase(ended);
+    // The process that ends gives it back, which needs no call.
+    if (leaving_) return;
+    ++aside_;
   }
-  if (free) free();
+  free();
+  std::lock_guard<std::mutex> guard(mutex_);
+  --aside_;
+  came_back_.notify_all();
 }
 
 void CudaIPCHeap::GiveBack(const std::shared_ptr<CudaIPCData>& data) {
-  auto* received = dynamic_cast<CudaIPCReceivedData*>(data.get());
-  auto* sent = dynamic_cast<CudaIPCSentData*>(data.get());
-  try {
+  std::shared_ptr<CudaIPCReceivedData> received =
+      std::dynamic_pointer_cast<CudaIPCReceivedData>(data);
+  bool waits = received != nullptr;
+  if (auto sent = std::dynamic_pointer_cast<CudaIPCSentData>(data)) {
     // Of its own memory Paddle's allocator knows which streams use it, but not
     // of what came back in a message.
-    bool waits = received != nullptr || sent->received_here;
-    if (waits && !WaitForWork(data->memory.device)) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    waits = sent->received_here;
+  }
+  auto wait = [&] {
+    CudaIPCDriver::Instance().Synchronize(data->memory.device);
     if (received) handles_->Close(data->memory.device, received->base);
+  };
+  try {
+    if (waits && !Aside(wait)) return;
   } catch (const SharedMemoryError&) {
     std::lock_guard<std::mutex> guard(mutex_);
     late_.push_back(data);
+    late_since_ = std::chrono::steady_clock::now();
     return;
   }
   shared_.Release(data->block);
-  if (sent) {
+  if (!received) {
     shared_.Reclaim({});
     WarnIfCrowded();
   }
@@ -513,6 +568,15 @@ void CudaIPCHeap::GiveBackLate() {
     late.swap(late_);
   }
   for (const auto& data : late) GiveBack(data);
+}
+
+void CudaIPCHeap::GiveBackLateInTime() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto now = std::chrono::steady_clock::now();
+    if (late_.empty() || now < late_since_ + kBetweenTries) return;
+  }
+  GiveBackLate();
 }
 
 bool CudaIPCHeap::HasLimbo() {
@@ -614,7 +678,7 @@ void CudaIPCHeap::Leave() {
     std::unique_lock<std::mutex> lock(mutex_);
     leaving_ = true;
     // A device that never gets done is no reason to stay for ever.
-    waited_.wait_for(lock, kPatience, [this] { return waiting_ == 0; });
+    came_back_.wait_for(lock, kPatience, [this] { return aside_ == 0; });
     warn = warn_;
     if (warn) others = DescribeOthers();
   }
@@ -637,7 +701,7 @@ void CudaIPCHeap::ChildAfterFork() {
   late_.clear();
   by_address_.clear();
   limbo_ = {};
-  waiting_ = 0;
+  aside_ = 0;
   mutex_.unlock();
 }
 

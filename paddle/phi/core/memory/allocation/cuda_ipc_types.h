@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -102,8 +103,9 @@ class CudaIPCSentDataLimbo {
 // Events that tell other processes when work is done.
 //
 // Invariant: an event is recorded again only when the work of its last message
-// is done and the message was received, or given up. So who waits for an event
+// is done and the message was received, or given up. So whoever receives it
 // waits for what was there when the message was sent, and for nothing later.
+// Who loads a pickle a second time may wait for more, never for less.
 //
 // Thread-safe.
 class CudaIPCEvents {
@@ -134,12 +136,14 @@ class CudaIPCEvents {
 
   bool IsFree(int device, const Made& made);
   bool Make(int device, std::deque<Made>* events);
+  // Brings an event that is free to the end; false if there is none.
+  bool FindFree(int device, std::deque<Made>* events);
   CudaIPCDriver::Event Find(int device, const CudaIPCStamp& stamp);
 
   SharedHeap* shared_;
   uint64_t maker_{0};  // once there is an event
   std::mutex mutex_;
-  std::map<int, std::deque<Made>> made_;  // last recorded last
+  std::map<int, std::deque<Made>> made_;
   std::map<Key, CudaIPCDriver::Event> opened_;
   std::deque<Key> oldest_opened_;
 };
@@ -159,9 +163,11 @@ class CudaIPCOpenedHandles {
   struct Opened {
     char* base;
     uint64_t uses;
+    bool closing;
   };
 
   std::mutex mutex_;
+  std::condition_variable closed_;
   std::map<std::pair<int, CudaIPCHandle>, Opened> opened_;
 };
 
@@ -248,14 +254,21 @@ class CudaIPCHeap {
   // When the work of this process on the memory is done.
   CudaIPCStamp Stamp(const CudaIPCData& data, CudaIPCDriver::Stream stream);
   int DeviceOf(const SharedBlock& block);
+  void Wait(const SharedBlock& block,
+            int device,
+            CudaIPCDriver::Stream stream,
+            const CudaIPCStamp& stamp);
   // One more use of a block, for the user of it that the caller has.
   std::shared_ptr<CudaIPCData> Use(const SharedBlock& block);
   std::shared_ptr<CudaIPCData> UseOrOpen(const SharedBlock& block);
   std::shared_ptr<CudaIPCReceivedData> Open(const SharedBlock& block);
-  // Waits for all work of this process; false if the process ends.
-  bool WaitForWork(int device);
+  // Does what may take as long as work on a device, in a way that lets others
+  // go on. False, and nothing is done, if the process ends.
+  bool Aside(const std::function<void()>& act);
   void GiveBack(const std::shared_ptr<CudaIPCData>& data);
   void GiveBackLate();
+  // The same unless it was tried just now.
+  void GiveBackLateInTime();
   void End(const CudaIPCSentData& data);
   void EnforceMakerLives(const SharedBlock& block);
   void EnforceNotLeaving();
@@ -278,10 +291,11 @@ class CudaIPCHeap {
   CudaIPCSentDataLimbo limbo_;
   // What the driver would not let go when it was dropped.
   std::vector<std::shared_ptr<CudaIPCData>> late_;
+  std::chrono::steady_clock::time_point late_since_;
   std::function<void(const std::string&)> warn_;
   std::function<void(const std::function<void()>&)> around_waiting_;
-  std::condition_variable waited_;
-  int waiting_{0};  // threads, for a device
+  std::condition_variable came_back_;
+  int aside_{0};  // threads that are at what may call the driver
   bool warned_{false};
   bool leaving_{false};
   uint64_t freed_{0};

@@ -495,9 +495,25 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   return &attached;
 }
 
-SharedHeap::Received SharedHeap::Receive(const SharedMessage& message,
-                                         Inheritance inheritance) {
+SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(mutex_);
+  return ReceiveBlock(message, Inheritance::kChild, Ticket::kSpend);
+}
+
+SharedHeap::Received SharedHeap::ReceiveRecord(const SharedMessage& message) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return ReceiveBlock(message, Inheritance::kNone, Ticket::kKeep);
+}
+
+void SharedHeap::Redeem(const SharedMessage& message) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  SharedLedger& ledger = segments_.at(message.id.segment).segment->ledger();
+  ledger.RedeemTicket(message.block, message.ticket);
+}
+
+SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
+                                              Inheritance inheritance,
+                                              Ticket ticket) {
   Attached* attached = Attach(message);
   SharedSegment& segment = *attached->segment;
   SharedLedger& ledger = segment.ledger();
@@ -524,7 +540,7 @@ SharedHeap::Received SharedHeap::Receive(const SharedMessage& message,
   if (found != attached->holds.end() &&
       found->second.generation == message.generation) {
     // A pickle may be loaded twice; then its ticket is spent, and not needed.
-    ledger.RedeemTicket(index, message.ticket);
+    if (ticket == Ticket::kSpend) ledger.RedeemTicket(index, message.ticket);
     Hold& hold = found->second;
     if (inheritance == Inheritance::kChild) hold.inheritance = inheritance;
     std::shared_ptr<void> storage = hold.storage.lock();
@@ -535,9 +551,13 @@ SharedHeap::Received SharedHeap::Receive(const SharedMessage& message,
   if (found == attached->holds.end() &&
       ledger.generation(index) == message.generation) {
     segment.AddHolder(index);
-    bool redeemed = ledger.RedeemTicket(index, message.ticket);
-    if (redeemed ? ledger.generation(index) == message.generation
-                 : ledger.StillIs(index, message.generation)) {
+    // A ticket that is there, or was until now, has kept the block; the bit
+    // does from now on.
+    bool carried = ticket == Ticket::kSpend
+                       ? ledger.RedeemTicket(index, message.ticket)
+                       : ledger.HasTicket(index, message.ticket);
+    if (carried ? ledger.generation(index) == message.generation
+                : ledger.StillIs(index, message.generation)) {
       attached->holds[offset] = {
           index, message.generation, capacity, 1, inheritance, {}};
       return {BlockOf(*attached, offset), nullptr};
@@ -600,8 +620,7 @@ SharedBlockUsers SharedHeap::OtherUsers(const SharedBlock& block) {
 bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
   Attached& attached = segments_.at(block.segment);
-  return attached.own || !(attached.segment->ledger().orphaned() ||
-                           attached.segment->OwnerDied());
+  return attached.own || attached.segment->OwnerIsAlive();
 }
 
 void SharedHeap::CollectOthers(uint64_t deadline) {

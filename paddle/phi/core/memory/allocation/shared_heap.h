@@ -189,8 +189,11 @@ class SharedHeap {
     // more, who binds and releases it.
     std::shared_ptr<void> storage;
   };
-  Received Receive(const SharedMessage& message,
-                   Inheritance inheritance = Inheritance::kChild);
+  Received Receive(const SharedMessage& message);
+  // The same of a block that a child of fork does not inherit, in two steps:
+  // the message counts as not received before Redeem.
+  Received ReceiveRecord(const SharedMessage& message);
+  void Redeem(const SharedMessage& message);
   void Release(const SharedBlock& block);
 
   // Says what to do when nobody holds the block and no message carries it any
@@ -217,6 +220,8 @@ class SharedHeap {
   void Leave();
 
  private:
+  enum class Ticket { kSpend, kKeep };
+
   struct Hold {
     uint32_t index;
     uint64_t generation;
@@ -237,6 +242,9 @@ class SharedHeap {
 
   SharedHeap();
 
+  Received ReceiveBlock(const SharedMessage& message,
+                        Inheritance inheritance,
+                        Ticket ticket);
   SharedBlock AddHold(Attached* attached,
                       uint32_t index,
                       Inheritance inheritance);

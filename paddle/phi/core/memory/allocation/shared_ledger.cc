@@ -195,8 +195,9 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
 }
 
 bool SharedLedger::HasTicket(uint32_t index, SharedTicket ticket) const {
+  if (ticket.index >= kTickets || ticket.nonce == 0) return false;
   uint64_t word =
-      block(index).tickets[ticket.index].word.load(std::memory_order_relaxed);
+      block(index).tickets[ticket.index].word.load(std::memory_order_seq_cst);
   return NonceOf(word) == ticket.nonce && UsesOf(word) != 0;
 }
 

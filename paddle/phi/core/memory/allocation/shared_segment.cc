@@ -28,8 +28,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -128,23 +126,31 @@ bool TryLockAllSlots(int fd) {
 // then in an order of its own: the lock that says that the process lives may be
 // gone while work that it gave to a GPU, or a mapping, still is there. A number
 // that was given to another process since is no matter: that one is not ending.
+// What cannot be known is taken for an end that is under way.
 bool IsEnding(uint32_t process) {
   constexpr unsigned kExiting = 0x4;  // PF_EXITING, in the flags of a thread
-  std::string folder = "/proc/" + std::to_string(process) + "/task";
+  auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
+  std::string folder = "/proc/" + std::to_string(process) + "/task/";
   std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
                                               closedir);
-  if (!threads) return false;
+  if (!threads) return !is_gone();
   while (const dirent* thread = readdir(threads.get())) {
-    std::ifstream file(folder + "/" + thread->d_name + "/stat");
-    std::string stat;
-    if (!std::getline(file, stat)) continue;
+    if (thread->d_name[0] == '.') continue;
+    FileDescriptor file = OpenFile(folder + thread->d_name + "/stat", O_RDONLY);
+    char text[512] = {};
+    if (!file || read(file.get(), text, sizeof(text) - 1) <= 0) {
+      if (is_gone()) continue;
+      return true;
+    }
     // After the name, which may have anything in it.
-    std::istringstream fields(stat.substr(stat.rfind(')') + 1));
+    const char* fields = std::strrchr(text, ')');
     char state = 0;
-    int64_t parent, group, session, terminal, foreground;
     unsigned flags = 0;
-    fields >> state >> parent >> group >> session >> terminal >> foreground >>
-        flags;
+    if (!fields ||
+        std::sscanf(fields + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) !=
+            2) {
+      return true;
+    }
     if ((flags & kExiting) != 0 && state != 'Z' && state != 'X') return true;
   }
   return false;
@@ -443,6 +449,7 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
   // so full is only what was found so three times in a row.
   int found_full = 0;
   for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
+    bool soon_free = false;
     for (uint32_t slot = first; slot < SharedLedger::kSlots; ++slot) {
       if (!TryLockSlot(fd, slot)) {
         if (errno == EAGAIN || errno == EACCES) continue;
@@ -451,6 +458,7 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
       if (ledger_.slot_state(slot) != SharedLedger::kFree) {
         if (IsEnding(ledger_.slot_pid(slot))) {
           UnlockSlots(fd, slot, slot + 1);
+          soon_free = true;
           continue;
         }
         ledger_.ReapSlot(slot);
@@ -459,7 +467,7 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
       return slot;
     }
     bool looking = IsLocked(fd, SharedLedger::kPinnedSlot);
-    found_full = looking ? 0 : found_full + 1;
+    found_full = looking || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw SharedMemoryError(Kind::kExhausted,
@@ -576,6 +584,11 @@ void SharedSegment::ReapDead() {
        ++slot) {
     ReapIfDead(slot);
   }
+}
+
+bool SharedSegment::OwnerIsAlive() {
+  return !ledger_.orphaned() &&
+         (!Usable() || IsLocked(fd_.get(), SharedLedger::kOwnerSlot));
 }
 
 bool SharedSegment::OwnerDied() {

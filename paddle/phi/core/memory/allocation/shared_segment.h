@@ -158,7 +158,9 @@ class SharedSegment {
 
   // Takes back what dead processes held here.
   void ReapDead();
-  // Whether the process that made the segment is dead; then it is orphaned.
+  // Whether the process that made the segment has not begun to end.
+  bool OwnerIsAlive();
+  // Whether it is dead; then the segment is orphaned.
   bool OwnerDied();
   // In an orphaned segment, of `count` blocks: gives up messages sent before
   // `deadline`, and gives memory that nobody references to the system.
