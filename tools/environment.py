@@ -95,10 +95,10 @@ def host_device(python: Path, sanitizer: str = "") -> Path:
     )
 
 
-def stand_in_gpu(python: Path) -> list[Path]:
+def stand_in_gpu(python: Path) -> Path:
     """
-    Returns the folders of what stands for a GPU in tests: of the module that
-    makes tensors on it, for the Paddle of an environment, and of its driver.
+    Returns the folder of the module that makes tensors on what stands for a GPU
+    in tests, for the Paddle of an environment.
     """
     package = site_packages(python) / "paddle"
     folder = BUILD / "test" / "stand_in_gpu"
@@ -110,12 +110,13 @@ def stand_in_gpu(python: Path) -> list[Path]:
             PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
             Python_EXECUTABLE=python,
         )
-    return [folder, shared_memory() / "stand_in"]
+    return folder
 
 
 def shared_memory(sanitizer: str = "") -> Path:
     """
     Returns the folder of the test programs of the shared memory's C++ core,
-    which needs no Paddle, built under a sanitizer if one is named.
+    which needs no Paddle, built under a sanitizer if one is named. In it,
+    `stand_in` has the driver of what stands for a GPU.
     """
     return _built("cpp/phi/memory", sanitizer)

@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
-    programs = [("shared memory", shared_memory())]
+    core = shared_memory()
+    gpu = (stand_in_gpu(ours), core / "stand_in")
+    programs = [("shared memory", core)]
     for sanitizer in ("address", "thread"):
         under = f"under the {sanitizer} sanitizer"
         programs += [
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             "Paddle",
             *(ours, "-m", "pytest", "-q", "-rs", *arguments),
             CUSTOM_DEVICE_ROOT=plugin,
-            PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, stand_in_gpu(ours))),
+            PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, gpu)),
         ),
     ]
     return 0 if all(results) else 1

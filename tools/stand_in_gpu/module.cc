@@ -17,12 +17,9 @@
 // RetryAllocator, as on a GPU. What the stand-in calls memory of a device can
 // be read by the CPU.
 
-#include <dlfcn.h>
-
+#include <atomic>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "paddle/phi/core/dense_tensor.h"
@@ -30,6 +27,7 @@
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #include "paddle/phi/core/memory/allocation/retry_allocator.h"
 #include "paddle/utils/pybind.h"
+#include "test/cpp/phi/memory/driver_calls.h"
 
 namespace py = pybind11;
 
@@ -43,35 +41,12 @@ using paddle::memory::allocation::RetryAllocator;
 
 constexpr int kDevices = 2;
 
-// A function of the driver that the process has loaded.
-template <typename... Arguments>
-void Call(const char* name, Arguments... arguments) {
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  auto function = reinterpret_cast<int (*)(Arguments...)>(
-      driver ? dlsym(driver, name) : nullptr);
-  int code = function ? function(arguments...) : -1;
-  if (code != 0) {
-    throw std::runtime_error(std::string(name) + " failed with " +
-                             std::to_string(code));
-  }
-}
+using driver_calls::Call;
 
-// Makes a device's context current.
-class Current {
- public:
-  explicit Current(int device) {
-    Call("cuInit", 0u);
-    void* context = nullptr;
-    Call("cuDevicePrimaryCtxRetain", &context, device);
-    Call("cuCtxPushCurrent_v2", context);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  ~Current() {
-    void* context = nullptr;
-    Call("cuCtxPopCurrent_v2", &context);
-  }
-};
+driver_calls::Context Current(int device) {
+  Call("cuInit", 0u);
+  return driver_calls::Context(device);
+}
 
 class StandInAllocator : public Allocator {
  public:
@@ -86,7 +61,7 @@ class StandInAllocator : public Allocator {
     if (size > limit_ - used_) {
       throw BadAlloc("no memory on the device", __FILE__, __LINE__);
     }
-    Current current(device_);
+    const auto context = Current(device_);
     void* data = nullptr;
     Call("cuMemAlloc_v2", &data, size);
     used_ += size;
@@ -97,7 +72,7 @@ class StandInAllocator : public Allocator {
   void FreeImpl(phi::Allocation* allocation) override {
     std::unique_ptr<Allocation> freed(static_cast<Allocation*>(allocation));
     used_ -= freed->size();
-    Current current(device_);
+    const auto context = Current(device_);
     Call("cuMemFree_v2", freed->ptr());
   }
 

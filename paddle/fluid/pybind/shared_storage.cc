@@ -240,10 +240,9 @@ void BindSharedStorage(py::module* m) {
     WithoutGil(
         [&] { RaisingPaddleErrors([&] { heap.Collect(message_timeout); }); });
   });
-  m->def("collect_cuda", [](std::optional<double> message_timeout) {
-    WithoutGil([&] {
-      RaisingPaddleErrors(
-          [&] { CudaIPCHeap::Instance().Collect(message_timeout); });
+  m->def("collect_cuda", [] {
+    WithoutGil([] {
+      RaisingPaddleErrors([] { CudaIPCHeap::Instance().Collect({}); });
     });
   });
   m->def("set_limit", [&heap](uint64_t bytes) { heap.SetLimit(bytes); });

@@ -62,7 +62,7 @@ def ipc_collect() -> None:
     itself when tensors are sent, and when memory runs out.
     """
     if is_available:
-        native.collect_cuda(None)
+        native.collect_cuda()
     libpaddle._ipc_collect()
 
 

@@ -17,8 +17,6 @@
 //
 // Functions return null or the text of an error, which the next one ends.
 
-#include <dlfcn.h>
-
 #include <cstring>
 #include <functional>
 #include <map>
@@ -28,25 +26,15 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "test/cpp/phi/memory/driver_calls.h"
 
 namespace {
 
 using namespace paddle::memory::allocation;  // NOLINT(build/namespaces)
+using driver_calls::Call;
 
 constexpr void* kDefaultStream = nullptr;
 constexpr uint64_t kLeastChunk = uint64_t{2} << 20;  // as torch has it
-
-// Calls a function of the driver that the core has no use for.
-template <typename... Arguments>
-void Call(const char* name, Arguments... arguments) {
-  static void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  void* function = library ? dlsym(library, name) : nullptr;
-  if (!function) throw std::runtime_error(dlerror());
-  int code = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
-  if (code == 0) return;
-  throw std::runtime_error(std::string(name) + " failed with the code " +
-                           std::to_string(code) + ".");
-}
 
 // Memory that is cut from chunks and not in use, by size.
 std::map<uint64_t, std::vector<char*>> unused;

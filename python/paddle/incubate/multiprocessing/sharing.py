@@ -266,7 +266,7 @@ def collect_shared_memory(message_timeout: float | None = None) -> None:
             f"{message_timeout!r}."
         )
     native.collect(message_timeout)
-    native.collect_cuda(message_timeout)
+    native.collect_cuda()
 
 
 def _family() -> int:

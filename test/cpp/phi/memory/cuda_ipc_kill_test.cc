@@ -61,17 +61,18 @@ class Sharer {
         stream_(MakeStream()) {}
 
   void Run() {
-    while (board_->stage == kSharing) Step();
-    while (const auto mail = Mine().Take()) Receive(*mail);
-    while (!held_.empty()) Drop(0);
-    ++board_->drained;
-    CHECK(Eventually([&] { return board_->stage == kCollecting; }));
-    CHECK(Eventually([] {
-      DeviceHeap().Collect(0.0);
-      return SharesNothing();
-    }));
-    ++board_->collected;
-    CHECK(Eventually([&] { return board_->stage == kLeaving; }));
+    const auto drain = [&] {
+      while (const auto mail = Mine().Take()) Receive(*mail);
+      while (!held_.empty()) Drop(0);
+    };
+    TakePart(
+        board_,
+        [&] { Step(); },
+        drain,
+        [] {
+          DeviceHeap().Collect(0.0);
+          return SharesNothing();
+        });
   }
 
  private:

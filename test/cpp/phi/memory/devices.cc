@@ -14,13 +14,12 @@
 
 #include "devices.h"  // NOLINT(build/include_subdir)
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
-#include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "driver_calls.h"  // NOLINT(build/include_subdir)
 
 namespace shared_memory_test {
 
@@ -28,44 +27,14 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1;
 
-void* Library() {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  return library;
-}
+using driver_calls::Call;
+using driver_calls::CallFunction;
+using driver_calls::Library;
 
-// The arguments have to be of the function's own types.
-template <typename Result, typename... Arguments>
-Result CallFunction(const std::string& name, Arguments... arguments) {
-  void* const function = Library() ? dlsym(Library(), name.c_str()) : nullptr;
-  if (function == nullptr) throw std::runtime_error("There is no " + name);
-  return reinterpret_cast<Result (*)(Arguments...)>(function)(arguments...);
+driver_calls::Context Current(int device) {
+  DeviceHeap();
+  return driver_calls::Context(device);
 }
-
-template <typename... Arguments>
-void Call(const std::string& name, Arguments... arguments) {
-  const int code = CallFunction<int>(name, arguments...);
-  if (code != 0) {
-    throw std::runtime_error(name + " returned " + std::to_string(code));
-  }
-}
-
-class Context {
- public:
-  explicit Context(int device) {
-    DeviceHeap();
-    int id = 0;
-    void* context = nullptr;
-    Call("cuDeviceGet", &id, device);
-    Call("cuDevicePrimaryCtxRetain", &context, id);
-    Call("cuCtxPushCurrent_v2", context);
-  }
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-  ~Context() {
-    void* context = nullptr;
-    CallFunction<int>("cuCtxPopCurrent_v2", &context);
-  }
-};
 
 // Of this process's making.
 class OwnStorage : public DeviceStorage {
@@ -133,14 +102,14 @@ bool SharesNothing() {
 }
 
 Stream MakeStream(int device) {
-  const Context context(device);
+  const auto context = Current(device);
   Stream stream = nullptr;
   Call("cuStreamCreate", &stream, kNonBlocking);
   return stream;
 }
 
 uint64_t FreeBytes(int device) {
-  const Context context(device);
+  const auto context = Current(device);
   size_t free = 0;
   size_t total = 0;
   Call("cuMemGetInfo_v2", &free, &total);
@@ -148,14 +117,14 @@ uint64_t FreeBytes(int device) {
 }
 
 CudaIPCMemory AllocateMemory(uint64_t size, int device) {
-  const Context context(device);
+  const auto context = Current(device);
   CudaIPCMemory memory = {device, nullptr, size};
   Call("cuMemAlloc_v2", &memory.data, size_t{size});
   return memory;
 }
 
 void FreeMemory(const CudaIPCMemory& memory) {
-  const Context context(memory.device);
+  const auto context = Current(memory.device);
   Call("cuMemFree_v2", memory.data);
 }
 
@@ -166,7 +135,7 @@ CudaIPCMemory PartOf(const CudaIPCMemory& memory,
 }
 
 void Fill(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
-  const Context context(memory.device);
+  const auto context = Current(memory.device);
   Call("cuMemsetD32Async",
        memory.data,
        word,
@@ -175,7 +144,7 @@ void Fill(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
 }
 
 bool HasContent(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
-  const Context context(memory.device);
+  const auto context = Current(memory.device);
   std::vector<uint32_t> words(memory.size / sizeof(word), ~word);
   Call("cuMemcpyDtoHAsync_v2",
        words.data(),

@@ -61,18 +61,19 @@ class Sharer {
         random_(Seed() + life * kWorkers + index) {}
 
   void Run() {
-    while (board_->stage == kSharing) Step();
-    while (const auto mail = (*mailboxes_)[index_].Take()) Receive(*mail);
-    while (!held_.empty()) Drop(0);
-    ++board_->drained;
-    CHECK(Eventually([&] { return board_->stage == kCollecting; }));
-    CHECK(Eventually([] {
-      Heap().Collect(0.0);
-      return Heap().Stats().used == 0;
-    }));
+    const auto drain = [&] {
+      while (const auto mail = (*mailboxes_)[index_].Take()) Receive(*mail);
+      while (!held_.empty()) Drop(0);
+    };
+    TakePart(
+        board_,
+        [&] { Step(); },
+        drain,
+        [] {
+          Heap().Collect(0.0);
+          return Heap().Stats().used == 0;
+        });
     CHECK(Heap().Stats().messages == 0 && Heap().Stats().reserved == 0);
-    ++board_->collected;
-    CHECK(Eventually([&] { return board_->stage == kLeaving; }));
   }
 
  private:

@@ -82,4 +82,17 @@ uint64_t Storm(int processes,
   return board->received;
 }
 
+void TakePart(Board* board,
+              const std::function<void()>& step,
+              const std::function<void()>& drain,
+              const std::function<bool()>& collect) {
+  while (board->stage == kSharing) step();
+  drain();
+  ++board->drained;
+  CHECK(Eventually([&] { return board->stage == kCollecting; }));
+  CHECK(Eventually(collect));
+  ++board->collected;
+  CHECK(Eventually([&] { return board->stage == kLeaving; }));
+}
+
 }  // namespace shared_memory_test

@@ -97,4 +97,11 @@ uint64_t Storm(int processes,
                int longest_life_microseconds,
                const std::function<void(Board*, int, uint64_t)>& share);
 
+// What a process of a storm does: `step` again and again, `drain` at the end of
+// that, and then collect until nothing is left.
+void TakePart(Board* board,
+              const std::function<void()>& step,
+              const std::function<void()>& drain,
+              const std::function<bool()>& collect);
+
 }  // namespace shared_memory_test

@@ -287,15 +287,11 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
 }
 
 CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data, Stream stream) {
-  bool made_here = false;
-  {
-    std::lock_guard<std::mutex> guard(mutex_);
-    made_here = sent_.count(IdOf(data.block)) != 0;
-  }
   // An event goes with the process that made it. Memory does too, so an event
   // of the same process is good as long as it matters. Of what another made
   // this process may be gone when the message is received.
   std::optional<CudaIPCStamp> stamp;
+  bool made_here = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
   if (made_here) stamp = events_->Record(data.memory.device, stream);
   if (!stamp) {
     Aside([&] { CudaIPCDriver::Instance().Synchronize(data.memory.device); });
@@ -342,8 +338,8 @@ std::shared_ptr<CudaIPCData> CudaIPCHeap::Use(const SharedBlock& block) {
     std::lock_guard<std::mutex> guard(mutex_);
     data = Known(block);
     if (!data) return nullptr;
-    auto sent = sent_.find(IdOf(block));
-    if (sent != sent_.end()) sent->second->received_here = true;
+    auto sent = std::dynamic_pointer_cast<CudaIPCSentData>(data);
+    if (sent) sent->received_here = true;
     if (data->uses++ == 0) {
       limbo_.Remove(data.get());
       return data;
@@ -387,8 +383,8 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
   int device = CudaIPCDriver::Instance().DeviceOf(record.uuid);
   auto data = std::make_shared<CudaIPCReceivedData>();
   char* base = nullptr;
+  EnforceMakerLives(block);
   try {
-    EnforceMakerLives(block);
     Aside([&] { base = handles_->Open(device, exported.handle); });
     if (base == nullptr) EnforceNotLeaving();
   } catch (const SharedMemoryError&) {

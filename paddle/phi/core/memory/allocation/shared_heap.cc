@@ -303,16 +303,19 @@ SharedBlock SharedHeap::AddHold(Attached* attached,
   return BlockOf(*attached, offset);
 }
 
+bool SharedHeap::Serves(Attached* own, SharingStrategy strategy) {
+  // Others could not open a segment whose descriptor is lost.
+  return own->segment->strategy() == strategy && own->segment->Usable();
+}
+
 std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
                                                     uint64_t capacity,
                                                     Inheritance inheritance) {
   for (Attached* own : own_) {
-    // Others could not open a segment whose descriptor is lost.
-    if (own->segment->strategy() != strategy || !own->segment->Usable()) {
-      continue;
-    }
-    if (auto block = own->own->TakeWarm(capacity))
+    if (!Serves(own, strategy)) continue;
+    if (auto block = own->own->TakeWarm(capacity)) {
       return AddHold(own, *block, inheritance);
+    }
   }
   return std::nullopt;
 }
@@ -376,9 +379,7 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
 std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
     SharingStrategy strategy, uint64_t capacity) {
   for (Attached* own : own_) {
-    if (own->segment->strategy() != strategy || !own->segment->Usable()) {
-      continue;
-    }
+    if (!Serves(own, strategy)) continue;
     if (auto run = own->own->TakeCold(capacity)) return {own, *run};
   }
   Attached* made = MakeSegment(strategy, capacity);

@@ -249,6 +249,8 @@ class SharedHeap {
                       uint32_t index,
                       Inheritance inheritance);
   SharedBlock BlockOf(const Attached& attached, uint64_t offset) const;
+  // Whether blocks of an own segment are of the strategy, and can be opened.
+  static bool Serves(Attached* own, SharingStrategy strategy);
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
                                           Inheritance inheritance);
