@@ -549,6 +549,8 @@ bool IsReceivedBeforeLaterWork() {
   const Storage storage = AllocateFilled(kMiB, 1);
   const Storage other = Allocate(4);
   const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
+  // Or its event would not be used again for its own work's sake.
+  CHECK(HasContent(storage->memory, 1));
   std::vector<CudaIPCMessage> late;
   auto send_on = [&] {
     for (int i = 0; i < 10; ++i) {
