@@ -129,20 +129,28 @@ struct Error {
 };
 
 constexpr Error kErrors[] = {
-    {kSuccess, "CUDA_SUCCESS", "no error"},
-    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kSuccess, "CUDA_SUCCESS", "all went well"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "an argument that cannot be"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "nothing is left"},
+    {kNotInitialized,
+     "CUDA_ERROR_NOT_INITIALIZED",
+     "the driver was not started here"},
     {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no device can be seen"},
-    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {kAlreadyMapped, "CUDA_ERROR_ALREADY_MAPPED", "already mapped"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "no device of that number"},
+    {kInvalidContext,
+     "CUDA_ERROR_INVALID_CONTEXT",
+     "no context, or a wrong one"},
+    {kAlreadyMapped,
+     "CUDA_ERROR_ALREADY_MAPPED",
+     "open in this process before"},
     {kPeerAccessUnsupported,
      "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
      "no access from one device to the other"},
-    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {kNotFound, "CUDA_ERROR_NOT_FOUND", "symbol not found"},
-    {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kInvalidHandle,
+     "CUDA_ERROR_INVALID_HANDLE",
+     "a handle of nothing that exists"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND", "nothing is there"},
+    {kNotReady, "CUDA_ERROR_NOT_READY", "work is not done yet"},
 };
 
 // Null if it is none of those above.
