@@ -27,11 +27,14 @@ import unittest
 from typing import TYPE_CHECKING
 
 import numpy as np
+from host_device_control import Operation, delay, take_trace
 
 import paddle
 from paddle import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddle.base.core import Place
 
 DEVICE_TYPE = "custom_cpu"
@@ -56,6 +59,10 @@ def place_of(index: int) -> paddle.CustomPlace:
 
 def on_host(values: np.ndarray) -> paddle.Tensor:
     return paddle.to_tensor(values, place=paddle.CPUPlace())
+
+
+def random(shape: list[int]) -> np.ndarray:
+    return np.asarray(np.random.rand(*shape), dtype="float32")
 
 
 def run_python(
@@ -262,7 +269,288 @@ class TestStreams(HostDeviceTest):
 
 
 class TestKernels(HostDeviceTest):
+    """The device has kernels for float32, which run on its streams."""
+
+    DELAY = 200_000  # In microseconds: ample time for what does not wait.
+
+    def operations_of(self, run: Callable[[], object]) -> list[Operation]:
+        """Return the operations on device 0 that a call leads to."""
+        paddle.device.synchronize(name_of(0))
+        take_trace()
+        run()
+        paddle.device.synchronize(name_of(0))
+        return take_trace()
+
+    def assert_computes(
+        self,
+        kind: str,
+        compute: Callable[..., paddle.Tensor],
+        expected: np.ndarray,
+        *operands: np.ndarray,
+    ) -> None:
+        """Check the answer of one kernel of the device, and that it is its."""
+        tensors = [on_host(operand).to(name_of(0)) for operand in operands]
+        answers = []
+        trace = self.operations_of(lambda: answers.append(compute(*tensors)))
+        self.assertEqual([operation.kind for operation in trace], [kind])
+        self.assertEqual(answers[0].place, place_of(0))
+        got = answers[0].numpy()
+        self.assertEqual(got.dtype, np.float32)
+        self.assertEqual(got.shape, expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+    def test_full_is_as_in_numpy(self):
+        for shape in ([2, 3], [], [0, 3]):
+            with self.subTest(shape=shape):
+                self.assert_computes(
+                    "full",
+                    lambda shape=shape: paddle.full(shape, 2.5),
+                    np.full(shape, 2.5),
+                )
+
+    def test_scale_is_as_in_numpy(self):
+        for shape in ([2, 3], [], [0, 3]):
+            x = random(shape)
+            for after, expected in ((True, 2 * x + 3), (False, 2 * (x + 3))):
+                with self.subTest(shape=shape, bias_after_scale=after):
+                    self.assert_computes(
+                        "scale",
+                        lambda x, after=after: paddle.scale(x, 2.0, 3.0, after),
+                        expected,
+                        x,
+                    )
+
+    def test_relu_is_as_in_numpy(self):
+        x = np.array([[-1, -0.0, 0, 2], [np.nan, np.inf, -np.inf, 1]])
+        x = x.astype("float32")
+        self.assert_computes("relu", nn.functional.relu, np.maximum(x, 0), x)
+
+    def test_add_broadcasts_as_in_numpy(self):
+        for x_shape, y_shape in (
+            ([2, 3], [2, 3]),
+            ([2, 3], [3]),
+            ([2, 1, 3], [4, 1]),
+            ([], [2, 2]),
+            ([0, 3], [3]),
+        ):
+            x = random(x_shape)
+            y = random(y_shape)
+            with self.subTest(x=x_shape, y=y_shape):
+                self.assert_computes("add", paddle.add, x + y, x, y)
+
+    def test_matmul_is_as_in_numpy(self):
+        for x_shape, y_shape in (
+            ([2, 3], [3, 4]),
+            ([3], [3]),
+            ([3], [3, 4]),
+            ([2, 3], [3]),
+            ([5, 2, 3], [3, 4]),
+            ([5, 1, 2, 3], [6, 3, 4]),
+            ([3], [5, 3, 4]),
+            ([2, 0], [0, 4]),
+        ):
+            x = random(x_shape)
+            y = random(y_shape)
+            with self.subTest(x=x_shape, y=y_shape):
+                self.assert_computes("matmul", paddle.matmul, x @ y, x, y)
+
+    def test_matmul_transposes_as_in_numpy(self):
+        def turned(values: np.ndarray) -> np.ndarray:
+            return np.ascontiguousarray(np.swapaxes(values, -1, -2))
+
+        for batch in ([], [5]):
+            x = random([*batch, 2, 3])
+            y = random([*batch, 3, 4])
+            for flags, operands in (
+                ((True, False), (turned(x), y)),
+                ((False, True), (x, turned(y))),
+                ((True, True), (turned(x), turned(y))),
+            ):
+                with self.subTest(batch=batch, flags=flags):
+                    self.assert_computes(
+                        "matmul",
+                        lambda x, y, flags=flags: paddle.matmul(x, y, *flags),
+                        x @ y,
+                        *operands,
+                    )
+
+    def test_matmul_transposes_no_vector(self):
+        x, y = random([3]), random([3])
+        self.assert_computes(
+            "matmul", lambda x, y: paddle.matmul(x, y, True, True), x @ y, x, y
+        )
+        matrix = random([3, 4])
+        self.assert_computes(
+            "matmul",
+            lambda x, y: paddle.matmul(x, y, True),
+            x @ matrix,
+            x,
+            matrix,
+        )
+
+    def test_a_kernel_works_in_place(self):
+        x = paddle.full([3], 2.0)
+        x.scale_(3.0)
+        x.add_(x)
+        np.testing.assert_array_equal(x.numpy(), np.full([3], 12.0))
+
+    def test_a_kernel_runs_on_the_current_stream(self):
+        x = paddle.ones([4])
+        stream = paddle.device.Stream(name_of(0))
+
+        def on_both_streams() -> None:
+            paddle.add(x, x)
+            with paddle.device.stream_guard(stream):
+                nn.functional.relu(x)
+
+        default = paddle.device.current_stream(name_of(0))
+        trace = self.operations_of(on_both_streams)
+        self.assertEqual(
+            [(each.device, each.stream, each.kind) for each in trace],
+            [
+                (0, default.stream_base.raw_stream, "add"),
+                (0, stream.stream_base.raw_stream, "relu"),
+            ],
+        )
+
+    def test_the_host_reads_what_delayed_kernels_are_yet_to_compute(self):
+        # Intermediate results are let go of, so that their memory is used
+        # again, before they have been computed.
+        for stream in (None, paddle.device.Stream(name_of(0))):
+            with paddle.device.stream_guard(stream):
+                with delay(0, 5_000):
+                    total = paddle.zeros([4])
+                    for _ in range(10):
+                        total = total + 1
+                np.testing.assert_array_equal(total.numpy(), np.full([4], 10.0))
+
+    def test_a_cpu_kernel_uses_what_delayed_kernels_are_yet_to_compute(self):
+        x = paddle.zeros([4])
+        with delay(0, self.DELAY):
+            x = x + 1
+        np.testing.assert_allclose(paddle.exp(x).numpy(), np.full([4], np.e))
+
+    def test_a_stream_that_does_not_wait_for_another_reads_too_early(self):
+        x = paddle.ones([4])
+        producer = paddle.device.Stream(name_of(0))
+        consumer = paddle.device.Stream(name_of(0))
+        with delay(0, self.DELAY, producer.stream_base.raw_stream):
+            with paddle.device.stream_guard(producer):
+                x.scale_(5.0)
+        with paddle.device.stream_guard(consumer):
+            early = (x + 1).numpy()
+        paddle.device.synchronize(name_of(0))
+        np.testing.assert_array_equal(early, np.full([4], 2.0))
+        np.testing.assert_array_equal(x.numpy(), np.full([4], 5.0))
+
+    def test_a_stream_that_waits_for_an_event_reads_what_was_before_it(self):
+        x = paddle.ones([4])
+        producer = paddle.device.Stream(name_of(0))
+        consumer = paddle.device.Stream(name_of(0))
+        results = []
+
+        def produce_and_consume() -> None:
+            with delay(0, self.DELAY, producer.stream_base.raw_stream):
+                with paddle.device.stream_guard(producer):
+                    x.scale_(5.0)
+            consumer.wait_event(producer.record_event())
+            with paddle.device.stream_guard(consumer):
+                results.append(x + x)
+
+        trace = self.operations_of(produce_and_consume)
+        np.testing.assert_array_equal(results[0].numpy(), np.full([4], 10.0))
+        ran = {operation.kind: operation for operation in trace}
+        self.assertLessEqual(ran["scale"].end_ns, ran["add"].begin_ns)
+
+    def test_kernels_on_streams_without_order_overlap(self):
+        x = paddle.ones([4])
+
+        def on_two_streams() -> None:
+            with delay(0, self.DELAY):
+                for kernel in (paddle.scale, nn.functional.relu):
+                    stream = paddle.device.Stream(name_of(0))
+                    with paddle.device.stream_guard(stream):
+                        kernel(x)
+
+        first, second = self.operations_of(on_two_streams)
+        self.assertNotEqual(first.stream, second.stream)
+        self.assertLess(first.begin_ns, second.end_ns)
+        self.assertLess(second.begin_ns, first.end_ns)
+
+    def test_kernels_on_one_stream_run_one_after_the_other(self):
+        x = paddle.ones([4])
+
+        def twice() -> None:
+            with delay(0, 5_000):
+                paddle.scale(x)
+                nn.functional.relu(x)
+
+        first, second = self.operations_of(twice)
+        self.assertEqual((first.kind, second.kind), ("scale", "relu"))
+        self.assertLessEqual(first.end_ns, second.begin_ns)
+
+
+class TestControl(HostDeviceTest):
+    def test_a_delay_ends_with_its_context(self):
+        stream = paddle.device.current_stream(name_of(0))
+        for of in (None, stream.stream_base.raw_stream):
+            with self.assertRaises(KeyError), delay(0, 10_000_000, of):
+                raise KeyError
+        event = paddle.device.Event()
+        paddle.ones([2])
+        event.record(stream)
+        self.assertTrue(event.query())
+
+    def test_a_delay_that_the_device_refuses_raises(self):
+        for device, microseconds, stream in (
+            (4, 1, None),
+            (0, 10_000_001, None),
+            (0, 1, 12345678),
+        ):
+            with self.assertRaisesRegex(ValueError, f"{microseconds} micro"):
+                with delay(device, microseconds, stream):
+                    self.fail("the device has taken the delay")
+
+    def test_the_trace_is_taken_once_in_the_order_of_completion(self):
+        take_trace()
+        for _ in range(3):
+            paddle.full([1], 1.0)
+        paddle.device.synchronize(name_of(0))
+        trace = take_trace()
+        numbers = [operation.number for operation in trace]
+        self.assertEqual(numbers, list(range(numbers[0], numbers[0] + 3)))
+        self.assertEqual(take_trace(), [])
+
+
+class TestFallback(HostDeviceTest):
     """Paddle's CPU kernels stand in for those that the device has not."""
+
+    def test_other_dtypes_compute_on_the_host(self):
+        for dtype in ("float64", "int32", "int64"):
+            with self.subTest(dtype=dtype):
+                x = np.arange(1, 5).astype(dtype).reshape(2, 2)
+                tensor = paddle.to_tensor(x)
+                take_trace()
+                self.assertEqual(tensor.dtype, getattr(paddle, dtype))
+                got = paddle.matmul(tensor * 2 + tensor, tensor)
+                self.assertEqual(got.place, place_of(0))
+                np.testing.assert_array_equal(got.numpy(), (x * 3) @ x)
+                self.assertEqual(take_trace(), [])
+
+    def test_a_view_with_strides_is_copied_or_refused(self):
+        program = """
+import paddle
+paddle.set_device('custom_cpu')
+x = paddle.to_tensor([[1.0, 2.0], [3.0, 4.0]])
+print((x.T + 1).tolist())
+"""
+        copied = run_python(program, FLAGS_use_stride_kernel="0")
+        self.assertEqual(
+            copied.stdout.strip(), "[[2.0, 4.0], [3.0, 5.0]]", copied.stderr
+        )
+        refused = run_python(program, FLAGS_use_stride_kernel="1")
+        self.assertEqual(refused.stdout, "")
+        self.assertIn("kernel `contiguous` is not registered", refused.stderr)
 
     def train(
         self, layer: nn.Layer, inputs: np.ndarray, place: Place

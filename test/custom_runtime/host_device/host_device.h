@@ -14,23 +14,36 @@
 
 // The parts of a device that lives in host memory. Any number of threads may
 // use an object of any class here at the same time.
+//
+// A process that forks keeps in its child all but the threads: see
+// Runtime::BeginAnewInChild.
 
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "control.h"
 #include "paddle/phi/backends/device_ext.h"
 
 namespace host_device {
@@ -39,15 +52,76 @@ namespace host_device {
 // widest vector instructions of a CPU kernel.
 inline constexpr size_t kAlignment = 64;
 
-// Invariant: blocks do not overlap; `used_` is the sum of their sizes and never
-// exceeds `total_`.
+// The most bytes that a Memory may have.
+inline constexpr size_t kMaxMemory = size_t{1} << 40;
+
+// Guards all that is not the queue of a stream. It is held for moments only,
+// never during a wait or while work runs. There is one for all, so that fork
+// can hold it and a child finds everything whole.
+inline std::mutex state_mutex;
+
+using StateLock = std::lock_guard<std::mutex>;
+
+// Whether this thread is the worker of a stream. What such a thread runs must
+// not wait for streams, as in a callback of CUDA: it might wait for itself.
+inline thread_local bool is_worker = false;
+
+// A number that only grows, and that threads can wait for. It lives on a bare
+// futex, since a condition variable does not survive fork.
+class Counter {
+ public:
+  // The calls of several threads must be kept apart by a lock.
+  void Advance() { Set(value_.load(std::memory_order_relaxed) + 1); }
+
+  // As if all that is yet to be counted had been.
+  void Exhaust() { Set(UINT64_MAX); }
+
+  uint64_t Value() const { return value_.load(std::memory_order_acquire); }
+
+  bool Reached(uint64_t value) const { return Value() >= value; }
+
+  void Wait(uint64_t value) const {
+    // Most waits are short. To sleep and be woken takes longer than this.
+    const auto patience =
+        std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+    while (std::chrono::steady_clock::now() < patience) {
+      if (Reached(value)) return;
+      std::this_thread::yield();
+    }
+    ++sleepers_;
+    for (;;) {
+      const uint32_t seen = changes_;
+      if (Reached(value)) break;
+      // Returns at once when there has been a change since.
+      syscall(SYS_futex, &changes_, FUTEX_WAIT_PRIVATE, seen, nullptr);
+    }
+    --sleepers_;
+  }
+
+ private:
+  void Set(uint64_t value) {
+    value_.store(value, std::memory_order_release);
+    // One of the two threads sees what the other one writes first: this one the
+    // sleeper, or the sleeper the change.
+    ++changes_;
+    if (sleepers_ == 0) return;
+    syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, INT_MAX);
+  }
+
+  std::atomic<uint64_t> value_{0};
+  std::atomic<uint32_t> changes_{0};
+  mutable std::atomic<uint32_t> sleepers_{0};
+};
+
+// Invariant: blocks do not overlap; `used_` is the sum of their sizes and of
+// those that Free is about to release, and never exceeds `total_`.
 class Memory {
  public:
   explicit Memory(size_t total) : total_(total) {}
 
   // Returns null when `size` is more than Available().
   void* Allocate(size_t size) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const StateLock lock(state_mutex);
     if (size > total_ - used_) return nullptr;
     // An empty block takes space too, so that it has an address of its own.
     const size_t units =
@@ -61,102 +135,181 @@ class Memory {
     return ptr;
   }
 
-  // Returns false when `ptr` is not a live block of `size` bytes.
+  // Returns once nothing pins the block any more, or returns false when `ptr`
+  // is not a live block of `size` bytes.
   bool Free(const void* ptr, size_t size) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(state_mutex);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(ptr));
     if (found == blocks_.end() || found->second.size != size) return false;
+    const auto node = blocks_.extract(found);
+    while (node.mapped().pins > 0) {
+      const uint64_t seen = unpinned_.Value();
+      lock.unlock();
+      unpinned_.Wait(seen + 1);
+      lock.lock();
+    }
     used_ -= size;
-    blocks_.erase(found);
     return true;
   }
 
-  // Returns the live block that holds all of [ptr, ptr + size), or null. The
-  // bytes stay mapped while the result is held, even past Free: a copy needs no
-  // lock while it moves them.
-  std::shared_ptr<void> Pin(const void* ptr, size_t size) const {
+  // Returns what keeps the live block that holds all of [ptr, ptr + size), or
+  // null when there is none: until the result is gone, Free waits.
+  std::shared_ptr<void> Pin(const void* ptr, size_t size) {
     const auto address = reinterpret_cast<uintptr_t>(ptr);
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const StateLock lock(state_mutex);
     const auto after = blocks_.upper_bound(address);
     if (after == blocks_.begin()) return nullptr;
-    const auto& [start, block] = *std::prev(after);
+    auto& [start, block] = *std::prev(after);
     const size_t offset = address - start;
-    const bool inside = offset <= block.size && size <= block.size - offset;
-    return inside ? block.data : nullptr;
+    if (offset > block.size || size > block.size - offset) return nullptr;
+    ++block.pins;
+    return {block.data.get(), [this, pins = &block.pins](void*) {
+              const StateLock lock(state_mutex);
+              --*pins;
+              unpinned_.Advance();
+            }};
   }
 
   size_t Total() const { return total_; }
 
   size_t Available() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const StateLock lock(state_mutex);
     return total_ - used_;
+  }
+
+  // Forgets the pins of threads that a child does not have. To be called with
+  // the state locked.
+  void Unpin() {
+    for (auto& [start, block] : blocks_) block.pins = 0;
   }
 
  private:
   struct Block {
-    std::shared_ptr<void> data;
+    std::unique_ptr<void, void (*)(void*)> data;
     size_t size;
+    int pins = 0;
   };
 
   const size_t total_;
-  mutable std::mutex mutex_;  // Guards what follows.
+  // All that follows is guarded by the state's lock.
   size_t used_ = 0;
   std::map<uintptr_t, Block> blocks_;  // By first address.
+  Counter unpinned_;
 };
 
-// Invariant: pieces of work run one at a time; `completed_` <= `submitted_`,
-// and the two differ only while some thread is inside Run.
-//
-// Work runs in the thread that submits it. A thread thus never finds work of
-// its own outstanding, but it can find another thread's.
+// A position of a stream: all of its work up to some piece. A position of no
+// stream is complete. It may outlive its stream.
+class Position {
+ public:
+  Position() = default;
+  Position(std::shared_ptr<const Counter> completed, uint64_t value)
+      : completed_(std::move(completed)), value_(value) {}
+
+  bool Complete() const {
+    return completed_ == nullptr || completed_->Reached(value_);
+  }
+
+  // Whether all work before the last piece is complete.
+  bool IsNext() const {
+    return completed_ == nullptr || completed_->Reached(value_ - 1);
+  }
+
+  void Wait() const {
+    if (!Complete()) completed_->Wait(value_);
+  }
+
+ private:
+  std::shared_ptr<const Counter> completed_;
+  uint64_t value_ = 0;
+};
+
+// Invariant: pieces of work run one at a time, in the order of their
+// submission, in a thread of the stream, which starts with the first of them.
 class Stream {
  public:
   using Handle = C_Stream;
+  using Work = std::function<void()>;
 
   explicit Stream(int device) : device_(device) {}
 
+  // Returns once all work has completed. Not for the worker of the stream.
+  ~Stream() {
+    if (!queue_->worker.joinable()) return;
+    Submit(nullptr);
+    queue_->worker.join();
+  }
+
   int Device() const { return device_; }
 
-  // Runs `work` and returns its status. As in a callback of CUDA, `work` must
-  // neither submit to this stream nor wait for it.
-  template <typename Work>
-  C_Status Run(const Work& work) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    // Relaxed: a mere count; what the work writes is published below.
-    const uint64_t position =
-        submitted_.fetch_add(1, std::memory_order_relaxed) + 1;
-    const C_Status status = work();
-    // Release, for Reached: who reads this position sees what the work wrote.
-    completed_.store(position, std::memory_order_release);
-    return status;
+  // Submits `work` and returns the position that it completes. Work must not
+  // wait, other than for positions that it did not itself bring about.
+  Position Submit(Work work) {
+    const std::lock_guard<std::mutex> lock(queue_->mutex);
+    if (!queue_->worker.joinable()) {
+      queue_->worker = std::thread(Run, queue_.get(), completed_);
+    }
+    queue_->work.push_back(std::move(work));
+    queue_->submitted.Advance();
+    return {completed_, queue_->submitted.Value()};
   }
 
-  // How many pieces of work have been submitted. Relaxed: a thread reads its
-  // own submissions, and those it has synchronized with, under any order.
-  uint64_t Position() const {
-    return submitted_.load(std::memory_order_relaxed);
+  // The position of all work submitted so far.
+  Position Last() const { return {completed_, queue_->submitted.Value()}; }
+
+  // Notes what a piece of work came to. Of several, the first failure stays.
+  void Fail(C_Status status) {
+    C_Status none = C_SUCCESS;
+    failure_.compare_exchange_strong(none, status);
   }
 
-  // Whether the first `position` pieces of work have completed.
-  bool Reached(uint64_t position) const {
-    return completed_.load(std::memory_order_acquire) >= position;
+  // Returns the failure noted since the last call, C_SUCCESS if none was.
+  C_Status TakeFailure() { return failure_.exchange(C_SUCCESS); }
+
+  // In a child after fork: forgets all work and the thread. The lock of the
+  // queue may be held by a thread that is no more, so the queue is not touched.
+  void BeginAnew() {
+    completed_->Exhaust();
+    completed_ = std::make_shared<Counter>();
+    queue_.release();  // NOLINT
+    queue_ = std::make_unique<Queue>();
   }
 
-  bool Complete() const { return Reached(Position()); }
-
-  // Returns once all work submitted so far has completed. Work holds the mutex
-  // while it runs, so to have locked it is to have waited.
-  void Synchronize() const { const std::lock_guard<std::mutex> lock(mutex_); }
+  std::atomic<uint64_t> delay{0};  // In microseconds.
 
  private:
+  struct Queue {
+    Counter submitted;
+    std::mutex mutex;  // Guards what follows, and Submit.
+    std::deque<Work> work;
+    std::thread worker;
+  };
+
+  // Runs work until a null one.
+  static void Run(Queue* queue, const std::shared_ptr<Counter>& completed) {
+    is_worker = true;
+    for (uint64_t position = 1;; ++position) {
+      queue->submitted.Wait(position);
+      std::unique_lock<std::mutex> lock(queue->mutex);
+      Work work = std::move(queue->work.front());
+      queue->work.pop_front();
+      lock.unlock();
+      if (work == nullptr) return;
+      work();
+      // What work holds is let go of before it counts as completed.
+      work = nullptr;
+      completed->Advance();
+    }
+  }
+
   const int device_;
-  mutable std::mutex mutex_;
-  std::atomic<uint64_t> submitted_{0};
-  std::atomic<uint64_t> completed_{0};
+  std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
+  std::shared_ptr<Counter> completed_ = std::make_shared<Counter>();
+  std::atomic<C_Status> failure_{C_SUCCESS};
 };
 
-// Invariant: names one position of one stream, the last one recorded. Before
-// the first Record there is none and the event is complete, as CUDA has it.
+// Invariant: stands for one position of one stream, the last one recorded.
+// Before the first Record there is none and the event is complete, as CUDA has
+// it.
 class Event {
  public:
   using Handle = C_Event;
@@ -165,30 +318,19 @@ class Event {
 
   int Device() const { return device_; }
 
-  void Record(std::shared_ptr<const Stream> stream) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    position_ = stream->Position();
-    stream_ = std::move(stream);
+  void Record(Position position) {
+    const StateLock lock(state_mutex);
+    last_ = std::move(position);
   }
 
-  bool Complete() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return stream_ == nullptr || stream_->Reached(position_);
-  }
-
-  void Synchronize() const {
-    if (Complete()) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    const std::shared_ptr<const Stream> stream = stream_;
-    lock.unlock();  // Others may use the event during the wait.
-    stream->Synchronize();
+  Position Last() const {
+    const StateLock lock(state_mutex);
+    return last_;
   }
 
  private:
   const int device_;
-  mutable std::mutex mutex_;  // Guards what follows.
-  std::shared_ptr<const Stream> stream_;
-  uint64_t position_ = 0;
+  Position last_;  // Guarded by the state's lock.
 };
 
 // Invariant: a handle is not null, is given out once only, and stands for its
@@ -200,7 +342,7 @@ class HandleTable {
   using Handle = typename Object::Handle;
 
   Handle Create(int device) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const StateLock lock(state_mutex);
     const auto handle = reinterpret_cast<Handle>(++last_);  // NOLINT
     objects_[handle] = std::make_shared<Object>(device);
     return handle;
@@ -208,38 +350,130 @@ class HandleTable {
 
   // Returns null when the handle is not live.
   std::shared_ptr<Object> Find(Handle handle) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const StateLock lock(state_mutex);
     const auto found = objects_.find(handle);
     return found == objects_.end() ? nullptr : found->second;
   }
 
-  // Returns false when the handle is not live.
-  bool Destroy(Handle handle) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return objects_.erase(handle) == 1;
+  // Returns what the handle stood for, or null when it is not live.
+  std::shared_ptr<Object> Destroy(Handle handle) {
+    const StateLock lock(state_mutex);
+    const auto node = objects_.extract(handle);
+    return node.empty() ? nullptr : node.mapped();
   }
 
-  std::vector<std::shared_ptr<Object>> All() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::shared_ptr<Object>> all;
-    for (const auto& [handle, object] : objects_) all.push_back(object);
-    return all;
+  // To be called with the state locked.
+  const std::unordered_map<Handle, std::shared_ptr<Object>>& All() const {
+    return objects_;
   }
 
  private:
-  mutable std::mutex mutex_;  // Guards what follows.
+  // All that follows is guarded by the state's lock.
   uintptr_t last_ = 0;
   std::unordered_map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-// Invariant: the number of devices, memory.size(), never changes.
-struct Runtime {
-  Runtime(size_t device_count, size_t memory_size) {
-    while (memory.size() < device_count) memory.emplace_back(memory_size);
+// The last operations that streams have completed.
+class Trace {
+ public:
+  // Numbers the operation and adds it.
+  void Add(HostDeviceOperation operation) {
+    const StateLock lock(state_mutex);
+    operation.number = count_++;
+    if (operations_.size() == kCapacity) operations_.pop_front();
+    operations_.push_back(operation);
   }
 
-  std::deque<Memory> memory;  // By device.
+  size_t Take(HostDeviceOperation* operations, size_t capacity) {
+    const StateLock lock(state_mutex);
+    const size_t size = std::min(capacity, operations_.size());
+    const auto end = operations_.begin() + size;
+    std::copy(operations_.begin(), end, operations);
+    operations_.erase(operations_.begin(), end);
+    return size;
+  }
+
+  // To be called with the state locked.
+  void Clear() { operations_.clear(); }
+
+ private:
+  static constexpr size_t kCapacity = 4096;
+
+  // All that follows is guarded by the state's lock.
+  uint64_t count_ = 0;
+  std::deque<HostDeviceOperation> operations_;
+};
+
+// Invariant: the number of devices, devices.size(), never changes.
+class Runtime {
+ public:
+  struct Device {
+    Device(size_t memory_size, uint64_t delay)
+        : memory(memory_size), delay(delay) {}
+
+    Memory memory;
+    std::atomic<uint64_t> delay;  // In microseconds.
+  };
+
+  Runtime(size_t device_count, size_t memory_size, uint64_t delay) {
+    while (devices.size() < device_count) {
+      devices.emplace_back(memory_size, delay);
+    }
+  }
+
+  // Work is never lost: what has been submitted completes first. It may still
+  // use all of the runtime.
+  ~Runtime() {
+    for (const auto& stream : Streams()) stream->Last().Wait();
+  }
+
+  // Lets a stream that has no handle any more live on until its work has
+  // completed.
+  void Retire(std::shared_ptr<Stream> stream) {
+    std::vector<std::shared_ptr<Stream>> done;  // Ends after the lock does.
+    const StateLock lock(state_mutex);
+    retired_.push_back(std::move(stream));
+    const auto end =
+        std::partition(retired_.begin(), retired_.end(), [](const auto& each) {
+          return each.use_count() > 1 || !each->Last().Complete();
+        });
+    std::move(end, retired_.end(), std::back_inserter(done));
+    retired_.erase(end, retired_.end());
+  }
+
+  // Returns every stream that may yet have work, retired ones too.
+  std::vector<std::shared_ptr<Stream>> Streams() const {
+    const StateLock lock(state_mutex);
+    auto streams = retired_;
+    for (const auto& [handle, stream] :
+         std::get<HandleTable<Stream>>(tables).All()) {
+      streams.push_back(stream);
+    }
+    return streams;
+  }
+
+  // In a child after fork, with the state locked. A child has none of the
+  // threads that ran work: its streams have none, and the events recorded on
+  // them are complete, for whoever waited would wait for ever.
+  void BeginAnewInChild() {
+    for (const auto& [handle, stream] :
+         std::get<HandleTable<Stream>>(tables).All()) {
+      stream->BeginAnew();
+    }
+    for (const auto& stream : retired_) stream->BeginAnew();
+    for (Device& device : devices) device.memory.Unpin();
+    host.Unpin();
+    trace.Clear();
+  }
+
+  std::deque<Device> devices;
+  Memory host{kMaxMemory};  // What copies on streams use when their turn comes.
+  Trace trace;
   std::tuple<HandleTable<Stream>, HandleTable<Event>> tables;
+
+ private:
+  // Guarded by the state's lock.
+  std::vector<std::shared_ptr<Stream>> retired_;
 };
 
 }  // namespace host_device

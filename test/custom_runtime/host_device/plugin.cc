@@ -13,13 +13,37 @@
 // limitations under the License.
 
 // The plugin that Paddle loads: C_DeviceInterface over the parts in
-// host_device.h. It brings no kernels, so Paddle copies operands to the host
-// and runs its CPU kernels on them. Paddle has no such fallback
-// for strided views, so programs that use them want FLAGS_use_stride_kernel=0.
+// host_device.h. For what kernels.cc has no kernel for, Paddle copies operands
+// to the host and runs its CPU kernels on them. Paddle has no such fallback for
+// strided views, so programs that use them want FLAGS_use_stride_kernel=0.
 //
-// InitPlugin reads two variables of the environment:
+// Streams run their work in threads of their own, and wait for each other only
+// where events say so. Calls that name no stream act at once, in the thread
+// that calls, and wait for no stream. That is how CUDA has it for streams made
+// with cudaStreamNonBlocking. As in CUDA, to free memory waits for all work of
+// its device.
+//
+// A copy on a stream, the record of an event and the launch of a kernel are
+// done when the call returns, unless the stream has other work or a delay. They
+// still run in the thread of the stream. Paddle 3.3 copies from one device to
+// another without any wait for the streams of the source: only a fast device
+// hides that, and only a delay shows it each time.
+//
+// As in CUDA again, host memory is of two kinds. What host_memory_allocate has
+// returned, a copy on a stream uses when its turn comes. With all other host
+// memory the caller may do as it likes as soon as the call returns: bytes on
+// their way to the device are set aside by the call, and a call that brings
+// bytes from the device returns when the copy, in its turn, is done.
+//
+// What work on a stream calls must not wait for streams, which is refused.
+//
+// InitPlugin reads three variables of the environment:
 //   HOST_DEVICE_COUNT   the number of devices, 1 to 16; 4 by default;
-//   HOST_DEVICE_MEMORY  the bytes of memory of each; 1 GiB by default.
+//   HOST_DEVICE_MEMORY  the bytes of memory of each; 1 GiB by default;
+//   HOST_DEVICE_DELAY   the microseconds that each operation on a stream sleeps
+//                       before it acts, at most 10 s; none by default.
+
+#include <pthread.h>
 
 #include <charconv>
 #include <cstring>
@@ -37,8 +61,11 @@ namespace {
 using host_device::Event;
 using host_device::HandleTable;
 using host_device::Memory;
+using host_device::Position;
 using host_device::Runtime;
 using host_device::Stream;
+
+constexpr uint64_t kMaxDelay = 10'000'000;  // In microseconds.
 
 char device_type[] = "custom_cpu";  // Paddle takes it as non-const.
 
@@ -59,17 +86,22 @@ void Complain(const Parts&... parts) {
 }
 
 // Returns null, having said so, when there is no such device.
-Memory* FindMemory(C_Device device) {
+Runtime::Device* FindDevice(C_Device device) {
   const auto index = static_cast<size_t>(device->id);
-  if (index < runtime->memory.size()) return &runtime->memory[index];
+  if (index < runtime->devices.size()) return &runtime->devices[index];
   Complain("there is no device ", device->id);
   return nullptr;
+}
+
+Memory* FindMemory(C_Device device) {
+  Runtime::Device* const found = FindDevice(device);
+  return found == nullptr ? nullptr : &found->memory;
 }
 
 // Returns the block that holds [ptr, ptr + size), or null, having said so, when
 // no live block of the device does.
 std::shared_ptr<void> Pin(C_Device device, const void* ptr, size_t size) {
-  const Memory* const memory = FindMemory(device);
+  Memory* const memory = FindMemory(device);
   if (memory == nullptr) return nullptr;
   auto block = memory->Pin(ptr, size);
   if (block == nullptr) {
@@ -101,81 +133,156 @@ std::shared_ptr<Object> Find(C_Device device, typename Object::Handle handle) {
 
 template <typename Object>
 C_Status Create(C_Device device, typename Object::Handle* handle) {
-  if (FindMemory(device) == nullptr) return C_ERROR;
+  if (FindDevice(device) == nullptr) return C_ERROR;
   *handle = Table<Object>().Create(device->id);
   return C_SUCCESS;
 }
 
-template <typename Object>
-C_Status Destroy(C_Device device, typename Object::Handle handle) {
-  if (Find<Object>(device, handle) == nullptr) return C_ERROR;
+C_Status DestroyStream(C_Device device, C_Stream handle) {
+  if (Find<Stream>(device, handle) == nullptr) return C_ERROR;
   // Of several threads that have found it, one destroys it.
-  return Table<Object>().Destroy(handle) ? C_SUCCESS : C_ERROR;
+  auto stream = Table<Stream>().Destroy(handle);
+  if (stream == nullptr) return C_ERROR;
+  runtime->Retire(std::move(stream));
+  return C_SUCCESS;
+}
+
+C_Status DestroyEvent(C_Device device, C_Event handle) {
+  if (Find<Event>(device, handle) == nullptr) return C_ERROR;
+  return Table<Event>().Destroy(handle) == nullptr ? C_ERROR : C_SUCCESS;
 }
 
 template <typename Object>
 C_Status Query(C_Device device, typename Object::Handle handle) {
   const auto object = Find<Object>(device, handle);
   if (object == nullptr) return C_ERROR;
-  return object->Complete() ? C_SUCCESS : C_FAILED;
+  return object->Last().Complete() ? C_SUCCESS : C_FAILED;
 }
 
-template <typename Object>
-C_Status Synchronize(C_Device device, typename Object::Handle handle) {
-  const auto object = Find<Object>(device, handle);
-  if (object == nullptr) return C_ERROR;
-  object->Synchronize();
+// Returns false, having said so, when this thread must not wait: it could wait
+// for the very work that it runs.
+bool MayWait() {
+  if (!host_device::is_worker) return true;
+  Complain(
+      "work on a stream must not wait for streams or events, free memory or "
+      "copy to the host; do it in another thread");
+  return false;
+}
+
+C_Status SynchronizeEvent(C_Device device, C_Event handle) {
+  const auto event = Find<Event>(device, handle);
+  if (event == nullptr || !MayWait()) return C_ERROR;
+  event->Last().Wait();
   return C_SUCCESS;
 }
 
-template <typename Work>
-C_Status Submit(C_Device device, C_Stream handle, const Work& work) {
+// Waits for a stream and returns the failure of its work, if any, since it was
+// last waited for.
+C_Status Finish(Stream* stream) {
+  stream->Last().Wait();
+  return stream->TakeFailure();
+}
+
+C_Status SynchronizeStream(C_Device device, C_Stream handle) {
   const auto stream = Find<Stream>(device, handle);
-  return stream == nullptr ? C_ERROR : stream->Run(work);
+  if (stream == nullptr || !MayWait()) return C_ERROR;
+  return Finish(stream.get());
+}
+
+// Returns the first failure, if any, once all streams of the device have been
+// waited for.
+C_Status SynchronizeDevice(C_Device device) {
+  if (FindDevice(device) == nullptr || !MayWait()) return C_ERROR;
+  C_Status status = C_SUCCESS;
+  for (const auto& stream : runtime->Streams()) {
+    if (stream->Device() != device->id) continue;
+    const C_Status failure = Finish(stream.get());
+    if (status == C_SUCCESS) status = failure;
+  }
+  return status;
+}
+
+uint64_t Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+std::chrono::microseconds DelayOf(const Stream& stream) {
+  return std::chrono::microseconds(runtime->devices[stream.Device()].delay +
+                                   stream.delay);
+}
+
+// Submits work that the trace is to call `kind`. A status of `work` other than
+// C_SUCCESS is a failure of the stream.
+template <typename Work>
+Position Submit(C_Stream handle, Stream* stream, const char* kind, Work work) {
+  const int device = stream->Device();
+  const std::chrono::microseconds delay = DelayOf(*stream);
+  // The stream outlives its work, and so does the runtime.
+  return stream->Submit([=, trace = &runtime->trace] {
+    const uint64_t begin = Now();
+    if (delay.count() > 0) std::this_thread::sleep_for(delay);
+    const C_Status status = work();
+    trace->Add({0, device, handle, kind, begin, Now()});
+    if (status != C_SUCCESS) stream->Fail(status);
+  });
+}
+
+// Submits work that never waits, and waits for it when nothing holds it up.
+template <typename Work>
+Position SubmitShort(C_Stream handle,
+                     Stream* stream,
+                     const char* kind,
+                     Work work) {
+  const Position done = Submit(handle, stream, kind, std::move(work));
+  if (DelayOf(*stream).count() == 0 && done.IsNext()) done.Wait();
+  return done;
 }
 
 C_Status AddCallback(C_Device device,
-                     C_Stream stream,
+                     C_Stream handle,
                      C_Callback callback,
                      void* data) {
-  return Submit(device, stream, [=] {
+  const auto stream = Find<Stream>(device, handle);
+  if (stream == nullptr) return C_ERROR;
+  // A C_Device_st of its own, since the caller's may be gone by then.
+  const auto call = [callback, id = device->id, handle, data] {
+    C_Device_st own{id};
     C_Status status = C_SUCCESS;
-    callback(device, stream, data, &status);
+    callback(&own, handle, data, &status);
     return status;
-  });
-}
-
-C_Status WaitEvent(C_Device device, C_Stream stream, C_Event handle) {
-  // Not Find: to wait for another device is to wait for an event of its own.
-  const auto event = Table<Event>().Find(handle);
-  if (event == nullptr) {
-    Complain("there is no live event ", handle, " to wait for");
-    return C_ERROR;
-  }
-  return Submit(device, stream, [&] {
-    event->Synchronize();
-    return C_SUCCESS;
-  });
-}
-
-C_Status RecordEvent(C_Device device, C_Stream stream, C_Event event) {
-  const auto found_stream = Find<Stream>(device, stream);
-  const auto found_event = Find<Event>(device, event);
-  if (found_stream == nullptr || found_event == nullptr) return C_ERROR;
-  found_event->Record(found_stream);
+  };
+  Submit(handle, stream.get(), "stream_add_callback", call);
   return C_SUCCESS;
 }
 
-C_Status SynchronizeDevice(C_Device device) {
-  if (FindMemory(device) == nullptr) return C_ERROR;
-  for (const auto& stream : Table<Stream>().All()) {
-    if (stream->Device() == device->id) stream->Synchronize();
+C_Status WaitEvent(C_Device device, C_Stream handle, C_Event event_handle) {
+  // Not Find: to wait for another device is to wait for an event of its own.
+  const auto event = Table<Event>().Find(event_handle);
+  if (event == nullptr) {
+    Complain("there is no live event ", event_handle, " to wait for");
+    return C_ERROR;
   }
+  const auto stream = Find<Stream>(device, handle);
+  if (stream == nullptr) return C_ERROR;
+  Submit(handle, stream.get(), "stream_wait_event", [last = event->Last()] {
+    last.Wait();
+    return C_SUCCESS;
+  });
+  return C_SUCCESS;
+}
+
+C_Status RecordEvent(C_Device device, C_Stream handle, C_Event event_handle) {
+  const auto stream = Find<Stream>(device, handle);
+  const auto event = Find<Event>(device, event_handle);
+  if (stream == nullptr || event == nullptr) return C_ERROR;
+  event->Record(SubmitShort(
+      handle, stream.get(), "record_event", [] { return C_SUCCESS; }));
   return C_SUCCESS;
 }
 
 C_Status SetDevice(C_Device device) {
-  if (FindMemory(device) == nullptr) return C_ERROR;
+  if (FindDevice(device) == nullptr) return C_ERROR;
   current_device = device->id;
   return C_SUCCESS;
 }
@@ -186,12 +293,12 @@ C_Status GetDevice(C_Device device) {
 }
 
 C_Status GetDeviceCount(size_t* count) {
-  *count = runtime->memory.size();
+  *count = runtime->devices.size();
   return C_SUCCESS;
 }
 
 C_Status GetDeviceList(size_t* devices) {
-  std::iota(devices, devices + runtime->memory.size(), 0);
+  std::iota(devices, devices + runtime->devices.size(), 0);
   return C_SUCCESS;
 }
 
@@ -212,12 +319,33 @@ C_Status Allocate(C_Device device, void** ptr, size_t size) {
   return C_FAILED;
 }
 
+// Waits for the work of the device, which may use the block without the plugin
+// knowing, and for what the plugin knows to use it: copies of other devices.
 C_Status Deallocate(C_Device device, void* ptr, size_t size) {
   Memory* const memory = FindMemory(device);
-  if (memory == nullptr) return C_ERROR;
+  if (memory == nullptr || !MayWait()) return C_ERROR;
+  for (const auto& stream : runtime->Streams()) {
+    if (stream->Device() == device->id) stream->Last().Wait();
+  }
   if (memory->Free(ptr, size)) return C_SUCCESS;
   Complain(
       "device ", device->id, " has no live block of ", size, " bytes at ", ptr);
+  return C_ERROR;
+}
+
+C_Status AllocateHost(C_Device device, void** ptr, size_t size) {
+  if (FindDevice(device) == nullptr) return C_ERROR;
+  *ptr = runtime->host.Allocate(size);
+  if (*ptr != nullptr) return C_SUCCESS;
+  Complain("the host cannot allocate ", size, " bytes");
+  return C_FAILED;
+}
+
+// Waits for the copies that use the block.
+C_Status DeallocateHost(C_Device device, void* ptr, size_t size) {
+  if (FindDevice(device) == nullptr || !MayWait()) return C_ERROR;
+  if (runtime->host.Free(ptr, size)) return C_SUCCESS;
+  Complain("the host has no live block of ", size, " bytes at ", ptr);
   return C_ERROR;
 }
 
@@ -238,6 +366,16 @@ C_Status GetMinChunkSize(C_Device, size_t* size) {
 // A copy of nothing may come without a pointer, which memcpy does not take.
 void Copy(void* dst, const void* src, size_t size) {
   if (size > 0) std::memcpy(dst, src, size);
+}
+
+C_Status SetMemory(C_Device device,
+                   void* ptr,
+                   unsigned char value,
+                   size_t size) {
+  const auto block = Pin(device, ptr, size);
+  if (block == nullptr) return C_ERROR;
+  std::memset(ptr, value, size);
+  return C_SUCCESS;
 }
 
 C_Status CopyH2D(C_Device device, void* dst, const void* src, size_t size) {
@@ -264,10 +402,85 @@ C_Status CopyD2D(C_Device device, void* dst, const void* src, size_t size) {
   return CopyP2P(device, device, dst, src, size);
 }
 
-template <C_Status (*copy)(C_Device, void*, const void*, size_t)>
-C_Status Async(
+// What keeps the memory of a copy in place until the copy is done.
+using Block = std::shared_ptr<const void>;
+
+// A device copy between the blocks that hold its two ends.
+Position SubmitCopy(C_Stream handle,
+                    Stream* stream,
+                    const char* kind,
+                    void* dst,
+                    const void* src,
+                    size_t size,
+                    const std::array<Block, 2>& blocks) {
+  return SubmitShort(handle, stream, kind, [dst, src, size, blocks] {
+    Copy(dst, src, size);
+    return C_SUCCESS;
+  });
+}
+
+C_Status AsyncH2D(
+    C_Device device, C_Stream handle, void* dst, const void* src, size_t size) {
+  const auto stream = Find<Stream>(device, handle);
+  const Block dst_block = Pin(device, dst, size);
+  if (stream == nullptr || dst_block == nullptr) return C_ERROR;
+  Block src_block = runtime->host.Pin(src, size);
+  if (src_block == nullptr) {
+    const std::shared_ptr<unsigned char[]> bytes(new unsigned char[size]);
+    Copy(bytes.get(), src, size);
+    src = bytes.get();
+    src_block = bytes;
+  }
+  SubmitCopy(handle,
+             stream.get(),
+             "async_memory_copy_h2d",
+             dst,
+             src,
+             size,
+             {dst_block, src_block});
+  return C_SUCCESS;
+}
+
+C_Status AsyncD2H(
+    C_Device device, C_Stream handle, void* dst, const void* src, size_t size) {
+  const auto stream = Find<Stream>(device, handle);
+  const Block src_block = Pin(device, src, size);
+  if (stream == nullptr || src_block == nullptr) return C_ERROR;
+  const Block dst_block = runtime->host.Pin(dst, size);
+  if (dst_block == nullptr && !MayWait()) return C_ERROR;
+  const Position copied = SubmitCopy(handle,
+                                     stream.get(),
+                                     "async_memory_copy_d2h",
+                                     dst,
+                                     src,
+                                     size,
+                                     {dst_block, src_block});
+  if (dst_block == nullptr) copied.Wait();
+  return C_SUCCESS;
+}
+
+C_Status SubmitDeviceCopy(C_Device to,
+                          C_Device from,
+                          C_Stream handle,
+                          const char* kind,
+                          void* dst,
+                          const void* src,
+                          size_t size) {
+  const auto stream = Find<Stream>(to, handle);
+  const Block dst_block = Pin(to, dst, size);
+  const Block src_block = Pin(from, src, size);
+  if (stream == nullptr || dst_block == nullptr || src_block == nullptr) {
+    return C_ERROR;
+  }
+  SubmitCopy(
+      handle, stream.get(), kind, dst, src, size, {dst_block, src_block});
+  return C_SUCCESS;
+}
+
+C_Status AsyncD2D(
     C_Device device, C_Stream stream, void* dst, const void* src, size_t size) {
-  return Submit(device, stream, [=] { return copy(device, dst, src, size); });
+  return SubmitDeviceCopy(
+      device, device, stream, "async_memory_copy_d2d", dst, src, size);
 }
 
 // Paddle passes a stream of the device that it copies to.
@@ -277,7 +490,8 @@ C_Status AsyncP2P(C_Device to,
                   void* dst,
                   const void* src,
                   size_t size) {
-  return Submit(to, stream, [=] { return CopyP2P(to, from, dst, src, size); });
+  return SubmitDeviceCopy(
+      to, from, stream, "async_memory_copy_p2p", dst, src, size);
 }
 
 void FillInterface(C_DeviceInterface* interface) {
@@ -287,27 +501,30 @@ void FillInterface(C_DeviceInterface* interface) {
   interface->get_device_list = GetDeviceList;
   interface->synchronize_device = SynchronizeDevice;
   interface->create_stream = Create<Stream>;
-  interface->destroy_stream = Destroy<Stream>;
+  interface->destroy_stream = DestroyStream;
   interface->query_stream = Query<Stream>;
-  interface->synchronize_stream = Synchronize<Stream>;
+  interface->synchronize_stream = SynchronizeStream;
   interface->stream_add_callback = AddCallback;
   interface->stream_wait_event = WaitEvent;
   interface->create_event = Create<Event>;
-  interface->destroy_event = Destroy<Event>;
+  interface->destroy_event = DestroyEvent;
   interface->query_event = Query<Event>;
-  interface->synchronize_event = Synchronize<Event>;
+  interface->synchronize_event = SynchronizeEvent;
   interface->record_event = RecordEvent;
   interface->device_memory_allocate = Allocate;
   interface->device_memory_deallocate = Deallocate;
+  interface->device_memory_set = SetMemory;
+  interface->host_memory_allocate = AllocateHost;
+  interface->host_memory_deallocate = DeallocateHost;
   interface->device_memory_stats = GetMemoryStats;
   interface->device_min_chunk_size = GetMinChunkSize;
   interface->memory_copy_h2d = CopyH2D;
   interface->memory_copy_d2h = CopyD2H;
   interface->memory_copy_d2d = CopyD2D;
   interface->memory_copy_p2p = CopyP2P;
-  interface->async_memory_copy_h2d = Async<CopyH2D>;
-  interface->async_memory_copy_d2h = Async<CopyD2H>;
-  interface->async_memory_copy_d2d = Async<CopyD2D>;
+  interface->async_memory_copy_h2d = AsyncH2D;
+  interface->async_memory_copy_d2h = AsyncD2H;
+  interface->async_memory_copy_d2d = AsyncD2D;
   interface->async_memory_copy_p2p = AsyncP2P;
 }
 
@@ -328,17 +545,81 @@ std::optional<size_t> ReadVariable(const char* name,
   return std::nullopt;
 }
 
+void LockState() { host_device::state_mutex.lock(); }
+
+void UnlockState() { host_device::state_mutex.unlock(); }
+
+void BeginAnewInChild() {
+  if (runtime != nullptr) runtime->BeginAnewInChild();
+  UnlockState();
+}
+
 }  // namespace
 
 // Paddle leaves out a plugin that sets no device type.
 [[gnu::visibility("default")]] void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
   const auto count = ReadVariable("HOST_DEVICE_COUNT", 4, 16);
-  const auto memory =
-      ReadVariable("HOST_DEVICE_MEMORY", size_t{1} << 30, size_t{1} << 40);
-  if (!count || !memory) return;
-  runtime = std::make_unique<Runtime>(*count, *memory);
+  const auto memory = ReadVariable(
+      "HOST_DEVICE_MEMORY", size_t{1} << 30, host_device::kMaxMemory);
+  const auto delay = ReadVariable("HOST_DEVICE_DELAY", 0, kMaxDelay);
+  if (!count || !memory || !delay) return;
+  // Once, although tests call this again and again.
+  static const int fork_handlers =
+      pthread_atfork(LockState, UnlockState, BeginAnewInChild);
+  if (fork_handlers != 0) {
+    Complain("no devices: pthread_atfork fails with error ", fork_handlers);
+    return;
+  }
+  runtime = std::make_unique<Runtime>(*count, *memory, *delay);
   FillInterface(params->interface);
   params->device_type = device_type;
   params->sub_device_type = device_type;
+}
+
+C_Status HostDeviceSetDelay(int32_t device,
+                            C_Stream stream,
+                            uint64_t microseconds) {
+  if (microseconds > kMaxDelay) {
+    Complain("a delay of ",
+             microseconds,
+             " microseconds is more than the longest one, ",
+             kMaxDelay);
+    return C_ERROR;
+  }
+  C_Device_st handle{device};
+  Runtime::Device* const whole = FindDevice(&handle);
+  if (whole == nullptr) return C_ERROR;
+  if (stream == nullptr) {
+    whole->delay = microseconds;
+    return C_SUCCESS;
+  }
+  const auto found = Find<Stream>(&handle, stream);
+  if (found == nullptr) return C_ERROR;
+  found->delay = microseconds;
+  return C_SUCCESS;
+}
+
+C_Status HostDeviceLaunch(C_Stream stream,
+                          const char* kind,
+                          void (*function)(void* argument),
+                          void* argument) {
+  if (function == nullptr) {
+    Complain("there is no function to launch as ", kind);
+    return C_ERROR;
+  }
+  const auto found = Table<Stream>().Find(stream);
+  if (found == nullptr) {
+    Complain("there is no live stream ", stream, " to launch ", kind, " on");
+    return C_ERROR;
+  }
+  SubmitShort(stream, found.get(), kind, [=] {
+    function(argument);
+    return C_SUCCESS;
+  });
+  return C_SUCCESS;
+}
+
+size_t HostDeviceTakeTrace(HostDeviceOperation* operations, size_t capacity) {
+  return runtime->trace.Take(operations, capacity);
 }

@@ -1,0 +1,139 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What tests ask of the plugin in host_device/ beyond what Paddle does.
+
+CUSTOM_DEVICE_ROOT must name the folder of the plugin, which Paddle must have
+loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Operation(NamedTuple):
+    """An operation that a stream has completed.
+
+    Attributes:
+        number: its place among all operations, in the order of completion.
+        device: the number of the device that the stream is of.
+        stream: the stream's handle, as `stream_base.raw_stream` has it.
+        kind: the function of the plugin's interface that has submitted it, such
+            as "async_memory_copy_h2d", or the name of its kernel.
+        begin_ns: when it was its turn; what delays it, and what it waits for,
+            is after that.
+        end_ns: when it was complete.
+    """
+
+    number: int
+    device: int
+    stream: int
+    kind: str
+    begin_ns: int
+    end_ns: int
+
+
+class _Operation(ctypes.Structure):
+    # HostDeviceOperation of host_device/control.h.
+    _fields_ = [
+        ("number", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("kind", ctypes.c_char_p),
+        ("begin_ns", ctypes.c_uint64),
+        ("end_ns", ctypes.c_uint64),
+    ]
+
+
+_TRACE_CAPACITY = 4096  # What the trace of the plugin holds.
+
+
+@functools.cache
+def _plugin() -> ctypes.CDLL:
+    # Only a library that is loaded already has the state that Paddle works on.
+    library = Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libhost_device.so"
+    plugin = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    plugin.HostDeviceSetDelay.argtypes = [
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+    ]
+    plugin.HostDeviceSetDelay.restype = ctypes.c_int
+    plugin.HostDeviceTakeTrace.argtypes = [
+        ctypes.POINTER(_Operation),
+        ctypes.c_size_t,
+    ]
+    plugin.HostDeviceTakeTrace.restype = ctypes.c_size_t
+    return plugin
+
+
+def _set_delay(device: int, stream: int | None, microseconds: int) -> None:
+    if _plugin().HostDeviceSetDelay(device, stream, microseconds) != 0:
+        raise ValueError(
+            f"cannot delay stream {stream} of device {device} by "
+            f"{microseconds} microseconds: stderr has the reason"
+        )
+
+
+@contextlib.contextmanager
+def delay(
+    device: int, microseconds: int, stream: int | None = None
+) -> Iterator[None]:
+    """Let operations sleep before they act, if submitted within the context.
+
+    Args:
+        device: the number of the device that they run on.
+        microseconds: how long each of them sleeps, at most 10 seconds.
+        stream: the handle of the stream that they run on, all streams of the
+            device if None.
+
+    Raises:
+        ValueError: if there is no such device or stream, or the delay is too
+            long.
+    """
+    _set_delay(device, stream, microseconds)
+    try:
+        yield
+    finally:
+        _set_delay(device, stream, 0)
+
+
+def take_trace() -> list[Operation]:
+    """Return the operations completed since the last call, oldest first.
+
+    They are the last 4096; a gap between their numbers shows that there were
+    more. What is yet to complete is not among them, so synchronize first.
+    """
+    operations = (_Operation * _TRACE_CAPACITY)()
+    count = _plugin().HostDeviceTakeTrace(operations, _TRACE_CAPACITY)
+    return [
+        Operation(
+            operation.number,
+            operation.device,
+            operation.stream,
+            operation.kind.decode(),
+            operation.begin_ns,
+            operation.end_ns,
+        )
+        for operation in operations[:count]
+    ]
