@@ -43,6 +43,7 @@ namespace pybind {
 
 namespace {
 
+using memory::allocation::CudaIPCDriver;
 using memory::allocation::CudaIPCHeap;
 using memory::allocation::CudaStreamOf;
 using memory::allocation::IsOnHost;
@@ -138,7 +139,10 @@ py::object Share(phi::DenseTensor tensor,
     return ShareOnHost(std::move(tensor), long_lived);
   }
   if (!phi::is_gpu_place(tensor.place())) return py::none();
-  void* stream = StreamOf(stream_of)(tensor.place().GetDeviceId());
+  auto number =
+      stream_of(tensor.place().GetDeviceId()).cast<std::optional<uintptr_t>>();
+  std::optional<CudaIPCDriver::Stream> stream;
+  if (number) stream = reinterpret_cast<void*>(*number);  // NOLINT
   std::optional<std::string> handle =
       ShareCudaTensor(std::move(tensor), Strategy(), stream);
   if (!handle) return py::none();

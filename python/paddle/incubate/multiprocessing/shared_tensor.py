@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from paddle.base import core
+from paddle.base import core, thread_stream
 from paddle.base.framework import EagerParamBase
 from paddle.base.shared_storage import is_available, native
 
@@ -34,6 +34,18 @@ def _current_stream(device: int) -> int:
     if not paddle.is_compiled_with_cuda():
         return 0
     return core._get_current_stream(device).cuda_stream
+
+
+def _sending_stream(device: int) -> int | None:
+    """
+    Returns the stream that has the work on a tensor that is sent now, None if
+    it may be any: a `Queue` pickles on a thread of its own.
+    """
+    if paddle.is_compiled_with_cuda() and thread_stream.others_have_streams(
+        core.CUDAPlace(device)
+    ):
+        return None
+    return _current_stream(device)
 
 
 def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
@@ -71,7 +83,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     if not is_available:
         return None
     is_parameter = type(tensor) is EagerParamBase
-    handle = native.share_tensor(tensor, is_parameter, _current_stream)
+    handle = native.share_tensor(tensor, is_parameter, _sending_stream)
     if handle is None:
         return None
     if is_parameter:
@@ -86,5 +98,5 @@ def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
         return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)
-    handle = native.share_dense_tensor(tensor, _current_stream)
+    handle = native.share_dense_tensor(tensor, _sending_stream)
     return None if handle is None else (_rebuild_dense_tensor, (handle,))

@@ -441,7 +441,9 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
   End(&holder);
 }
 
-TEST_BOTH(AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+// Sends a storage while work on it is under way; with `names_stream`, of which
+// stream.
+void SendEarly(SharingStrategy strategy, bool names_stream) {
   Worker receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
@@ -456,9 +458,20 @@ TEST_BOTH(AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
   SetDelay(kSlow);
   Fill(storage->memory, 3, stream);
   Fill(storage->memory, 2, stream);
-  receiver.channel().Send(MessageOf(storage, strategy, stream));
+  receiver.channel().Send(
+      MessageOf(storage,
+                strategy,
+                names_stream ? std::optional<Stream>(stream) : std::nullopt));
   receiver.channel().Await();
   End(&receiver);
+}
+
+TEST_BOTH(AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+  SendEarly(strategy, true);
+}
+
+TEST_BOTH(AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
+  SendEarly(strategy, false);
 }
 
 TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {

@@ -181,7 +181,7 @@ bool Share(const Storage& storage, SharingStrategy strategy) {
 
 CudaIPCMessage MessageOf(const Storage& storage,
                          SharingStrategy strategy,
-                         Stream stream,
+                         std::optional<Stream> stream,
                          uint64_t offset) {
   const char* address = storage->memory.data + offset;
   std::optional<CudaIPCMessage> message = DeviceHeap().Send(address, stream);

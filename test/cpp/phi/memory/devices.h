@@ -100,7 +100,7 @@ bool Share(const Storage& storage, SharingStrategy strategy);
 // A message for the byte at the offset, of the work that the stream has.
 CudaIPCMessage MessageOf(const Storage& storage,
                          SharingStrategy strategy,
-                         Stream stream = nullptr,
+                         std::optional<Stream> stream = nullptr,
                          uint64_t offset = 0);
 // The storage of a message in this process, for the work of the stream.
 Storage StorageOf(const CudaIPCMessage& message, Stream stream = nullptr);

@@ -133,9 +133,10 @@ bool Share(const std::shared_ptr<phi::Allocation>& holder,
 
 }  // namespace
 
-std::optional<std::string> ShareCudaTensor(phi::DenseTensor tensor,
-                                           SharingStrategy strategy,
-                                           CudaIPCDriver::Stream stream) {
+std::optional<std::string> ShareCudaTensor(
+    phi::DenseTensor tensor,
+    SharingStrategy strategy,
+    std::optional<CudaIPCDriver::Stream> stream) {
   EnforceHasHandle(tensor);
   SharedTensorHandle handle{tensor.meta(), {}};
   bool has_handle = RaisingPaddleErrors([&] {

@@ -32,15 +32,17 @@ using CudaStreamOf = std::function<CudaIPCDriver::Stream(int device)>;
 // The handle of a tensor on a GPU, over memory of which no copy is made.
 // The memory is freed when neither this process nor another uses it and no
 // message carries it, wherever the tensor is dropped first. Whoever receives
-// it may use it when the work is done that `stream` has now.
+// it may use it when the work is done that `stream` has now; without a stream,
+// the work of all streams on the device, which is waited for.
 //
 // The tensor is a copy, which keeps the storage meanwhile.
 //
 // None for memory that the driver makes no handles of, of the virtual-memory
 // allocator. Refuses memory that Paddle did not allocate.
-std::optional<std::string> ShareCudaTensor(phi::DenseTensor tensor,
-                                           SharingStrategy strategy,
-                                           CudaIPCDriver::Stream stream);
+std::optional<std::string> ShareCudaTensor(
+    phi::DenseTensor tensor,
+    SharingStrategy strategy,
+    std::optional<CudaIPCDriver::Stream> stream);
 
 // The allocation of a message in this process: the one that the process has
 // already, if it has one.

@@ -265,7 +265,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
 }
 
 std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
-                                                Stream stream) {
+                                                std::optional<Stream> stream) {
   EnforceNotLeaving();
   std::shared_ptr<CudaIPCData> data = Find(address);
   if (!data) return std::nullopt;
@@ -286,13 +286,16 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
   return CudaIPCMessage{*record, stamp, offset};
 }
 
-CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data, Stream stream) {
+CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data,
+                                std::optional<Stream> stream) {
   // An event goes with the process that made it. Memory does too, so an event
   // of the same process is good as long as it matters. Of what another made
   // this process may be gone when the message is received.
   std::optional<CudaIPCStamp> stamp;
   bool made_here = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
-  if (made_here) stamp = events_->Record(data.memory.device, stream);
+  if (made_here && stream) {
+    stamp = events_->Record(data.memory.device, *stream);
+  }
   if (!stamp) {
     Aside([&] { CudaIPCDriver::Instance().Synchronize(data.memory.device); });
   }

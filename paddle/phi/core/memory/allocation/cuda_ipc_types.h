@@ -203,9 +203,10 @@ class CudaIPCHeap {
              std::weak_ptr<void> storage,
              const std::function<void()>& take_over);
   // A message for the memory that the address is in, of use when the work is
-  // done that the stream has; none if it has no record.
-  std::optional<CudaIPCMessage> Send(const void* address,
-                                     CudaIPCDriver::Stream stream);
+  // done that the stream has; without a stream, that all streams of this
+  // process have on the device, which is waited for. None if it has no record.
+  std::optional<CudaIPCMessage> Send(
+      const void* address, std::optional<CudaIPCDriver::Stream> stream);
 
   struct Received {
     // What has the memory in this process, if something does; else its owner
@@ -252,7 +253,8 @@ class CudaIPCHeap {
   std::shared_ptr<CudaIPCData> Known(const SharedBlock& block) const;
   std::shared_ptr<CudaIPCData> Find(const void* address);
   // When the work of this process on the memory is done.
-  CudaIPCStamp Stamp(const CudaIPCData& data, CudaIPCDriver::Stream stream);
+  CudaIPCStamp Stamp(const CudaIPCData& data,
+                     std::optional<CudaIPCDriver::Stream> stream);
   int DeviceOf(const SharedBlock& block);
   void Wait(const SharedBlock& block,
             int device,
