@@ -113,6 +113,15 @@ def stand_in_gpu(python: Path) -> Path:
     return folder
 
 
+def thread_contexts(python: Path, sanitizer: str) -> Path:
+    """
+    Returns the folder of the test program of the device contexts of threads,
+    built for the Paddle of an environment under a sanitizer.
+    """
+    package = site_packages(python) / "paddle"
+    return _built("cpp/phi/backends", sanitizer, PADDLE_ROOT=package)
+
+
 def shared_memory(sanitizer: str = "") -> Path:
     """
     Returns the folder of the test programs of the shared memory's C++ core,

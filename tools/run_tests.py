@@ -33,6 +33,7 @@ from tools.environment import (
     site_packages,
     stand_in_gpu,
     stock_and_ours,
+    thread_contexts,
 )
 from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
@@ -66,12 +67,15 @@ def main(argv: list[str] | None = None) -> int:
         programs += [
             (f"test device {under}", host_device(stock, sanitizer)),
             (f"shared memory {under}", shared_memory(sanitizer)),
+            (f"contexts of threads {under}", thread_contexts(stock, sanitizer)),
         ]
     results = [
         passes(
             "tools",
             *(sys.executable, "-m", "pytest", "-q", "tools/tests"),
             PADDLE_WHEEL_TREE=site_packages(stock),
+            PADDLE_PYTHON=ours,
+            CUSTOM_DEVICE_ROOT=plugin,
         ),
         *(passes(title, *ctest, folder) for title, folder in programs),
         passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),

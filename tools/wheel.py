@@ -15,10 +15,9 @@
 
     python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
 
-The C++ of shared tensors is compiled into it as an extension module for the
-running Python. The name of the wheel has a digest of all that goes into it as
-its local version, so that the wheel of a state that has been built is found,
-not built.
+Our C++ is compiled into it as extension modules for the running Python. The
+name of the wheel has a digest of all that goes into it as its local version, so
+that the wheel of a state that has been built is found, not built.
 """
 
 from __future__ import annotations
@@ -238,8 +237,14 @@ def pybind_abi(library: Path) -> str:
     raise PatchError(f"{library} does not name pybind11's internals")
 
 
+def is_for_cuda(package: Path) -> bool:
+    """Returns whether the Paddle of an unpacked wheel is one for CUDA."""
+    version = (package / "version" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r"^cuda_version\s*=\s*'\d", version, re.M) is not None
+
+
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
-    """Compiles the extension module for an unpacked wheel and puts it there.
+    """Compiles the extension modules for an unpacked wheel and puts them there.
 
     Args:
         repo: the repository that has the sources.
@@ -247,7 +252,7 @@ def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
         scratch: what to build in.
 
     Raises:
-        PatchError: it does not compile.
+        PatchError: one does not compile.
     """
     package = folder / "paddle"
     cmake_build(
@@ -256,9 +261,10 @@ def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
         PADDLE_ROOT=package,
         PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
         Python_EXECUTABLE=sys.executable,
+        WITH_GPU="ON" if is_for_cuda(package) else "OFF",
     )
-    (module,) = scratch.glob("*.so")
-    shutil.copy(module, package / "base")
+    for module in scratch.glob("*.so"):
+        shutil.copy(module, package / "base")
 
 
 def build(base: Path, output: Path, repo: Path = REPO) -> Path:
@@ -286,7 +292,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
             run(sys.executable, "-m", "wheel", "unpack", "-d", scratch, base)
         (folder,) = Path(scratch).iterdir()
         apply(repo, open_tree(folder))
-        with step("compiling the extension module"):
+        with step("compiling the extension modules"):
             add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)
         packed = Path(scratch) / "packed"

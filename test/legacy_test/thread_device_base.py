@@ -129,6 +129,51 @@ def place_name(tensor: paddle.Tensor) -> str:
     return str(tensor.place)[len("Place(") : -1]
 
 
+def handle(stream: paddle.device.Stream) -> int:
+    """Returns what tells a stream from all others of its device."""
+    return stream.stream_base.raw_stream
+
+
+def current_handles(devices: list[str]) -> list[int]:
+    """Returns the current stream of the calling thread on each device."""
+    return [handle(paddle.device.current_stream(device)) for device in devices]
+
+
+class StreamTestCase(unittest.TestCase):
+    """
+    Base of the tests of streams, for `on_every_device_list`: `accelerators` are
+    the devices that have streams, `defaults` their default streams. Each test
+    leaves the main thread, and new ones, on these.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.accelerators = self.devices[:-1]
+        self.defaults = self.current()
+        self.addCleanup(self.check_all_are_on_the_defaults)
+
+    def current(self) -> list[int]:
+        return current_handles(self.accelerators)
+
+    def check_all_are_on_the_defaults(self):
+        self.assertEqual(self.current(), self.defaults)
+        self.assertEqual(in_thread(self.current), self.defaults)
+
+    def with_first(self, stream: paddle.device.Stream) -> list[int]:
+        """Returns the current streams if only the first device's is another."""
+        return [handle(stream), *self.defaults[1:]]
+
+    def second_accelerator(self) -> str:
+        if len(self.accelerators) == 1:
+            self.skipTest("one device alone here")
+        return self.accelerators[1]
+
+    def check_computes(self):
+        """Checks an answer that the current device has to compute."""
+        twice = paddle.full([4], 3.0) * 2
+        self.assertEqual((twice + twice).tolist(), [12.0] * 4)
+
+
 SCRIPT_HEAD = """
 import multiprocessing, os, sys, threading
 def forked(function):
@@ -144,20 +189,23 @@ def forked(function):
 """
 
 
-def run_script(case: unittest.TestCase, body: str, devices: list[str]):
+def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
     """
     Runs `body`, with the helpers and `devices`, in a process of its own: it
-    forks, or imports Paddle in its own way.
+    forks, or imports Paddle in its own way. Returns what it has written to
+    stderr.
     """
     head = SCRIPT_HEAD + f"devices = {devices!r}\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(body)],
         cwd=os.path.dirname(os.path.abspath(__file__)),
+        env={**os.environ, "GLOG_minloglevel": "2"},
         capture_output=True,
         text=True,
         timeout=WAIT_S,
     )
     case.assertEqual(done.returncode, 0, done.stderr[-4000:])
+    return done.stderr
 
 
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")

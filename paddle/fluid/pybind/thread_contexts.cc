@@ -1,0 +1,130 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/thread_contexts.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "paddle/phi/backends/thread_contexts.h"
+#include "paddle/phi/core/device_context.h"
+#include "pybind11/stl.h"
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+#include "paddle/phi/core/cuda_stream.h"
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+#include "paddle/phi/backends/stream.h"
+#endif
+
+namespace py = pybind11;
+
+namespace paddle {
+namespace pybind {
+namespace {
+
+// Python sees a context as what keeps it.
+struct StreamContext {
+  std::shared_ptr<phi::DeviceContext> context;
+};
+
+// The same, and what keeps the stream of the context.
+struct KeptStream {
+  py::object stream;
+  std::shared_ptr<phi::DeviceContext> context;
+};
+
+struct Contexts {
+  phi::ThreadContexts by_place;
+};
+
+// Whether the calling thread runs Python, and not only work that was given to a
+// worker of C++.
+bool IsPythonThread() { return PyGILState_GetThisThreadState() != nullptr; }
+
+}  // namespace
+
+void BindThreadContexts(py::module* m) {
+  // The streams that a context can be bound to.
+  py::list stream_types;
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  stream_types.append(py::type::of<phi::CUDAStream>());
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  stream_types.append(py::type::of<phi::stream::Stream>());
+#endif
+  m->attr("stream_types") = py::tuple(stream_types);
+
+  // The GIL is held wherever a context is made or goes, see NewStreamContext.
+  py::class_<StreamContext>(*m, "StreamContext")
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+      .def(py::init([](phi::CUDAStream* stream) {
+             return StreamContext{phi::NewStreamContext(stream)};
+           }),
+           py::arg("stream").none(false))
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+      .def(py::init([](std::shared_ptr<phi::stream::Stream> stream) {
+             return StreamContext{phi::NewStreamContext(std::move(stream))};
+           }),
+           py::arg("stream").none(false))
+#endif
+      ;
+
+  py::class_<Contexts>(*m, "ThreadContexts")
+      .def(py::init(
+          [](const std::vector<std::pair<py::object, StreamContext>>& streams) {
+            Contexts made;
+            for (const auto& [stream, of_stream] : streams) {
+              auto kept = std::make_shared<KeptStream>(
+                  KeptStream{stream, of_stream.context});
+              phi::DeviceContext* const context = kept->context.get();
+              made.by_place.insert_or_assign(
+                  context->GetPlace(),
+                  std::shared_ptr<phi::DeviceContext>(std::move(kept),
+                                                      context));
+            }
+            return made;
+          }));
+
+  // Python keeps `contexts` while the thread uses it.
+  m->def("use_thread_contexts", [](const Contexts* contexts) {
+    phi::UseThreadContexts(contexts == nullptr ? nullptr : &contexts->by_place);
+  });
+  m->def("number_of_thread_contexts", &phi::NumberOfThreadContexts);
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  m->def("use_memory_of",
+         [](const phi::CUDAStream& stream) { phi::UseMemoryOf(stream); });
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  m->def("use_memory_of",
+         [](const phi::stream::Stream& stream) { phi::UseMemoryOf(stream); });
+#endif
+  m->def("become_main_thread", &phi::BecomeMainThread);
+  m->def("keep_default_context", [](const StreamContext& kept) {
+    phi::KeepDefaultContext(
+        kept.context->GetPlace(), kept.context, &IsPythonThread);
+  });
+  m->def("with_process_contexts",
+         [](const py::function& function,
+            const py::args& args,
+            const py::kwargs& kwargs) -> py::object {
+           const phi::OrderedProcessContextsGuard guard;
+           return function(*args, **kwargs);
+         });
+  m->def("places_apart", &phi::PlacesApart);
+}
+
+}  // namespace pybind
+}  // namespace paddle

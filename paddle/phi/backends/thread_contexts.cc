@@ -1,0 +1,285 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/backends/thread_contexts.h"
+
+#include <atomic>
+#include <future>
+#include <list>
+#include <mutex>
+#include <utility>
+
+#include "paddle/phi/backends/context_pool.h"
+#include "paddle/phi/common/memory_utils.h"
+#include "paddle/phi/core/device_context.h"
+#include "paddle/phi/core/memory/allocation/allocator_facade.h"
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+#include "paddle/phi/api/profiler/event.h"
+#include "paddle/phi/backends/gpu/gpu_context.h"
+#include "paddle/phi/core/cuda_stream.h"
+#if defined(PADDLE_WITH_CUDA)
+#include "paddle/phi/backends/gpu/cuda/cuda_graph.h"
+#else
+#include "paddle/phi/backends/gpu/rocm/hip_graph.h"
+#endif
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+#include "paddle/phi/backends/custom/custom_context.h"
+#include "paddle/phi/backends/event.h"
+#include "paddle/phi/backends/stream.h"
+#endif
+
+namespace phi {
+namespace {
+
+using paddle::memory::allocation::AllocatorFacade;
+
+struct Defaults {
+  ThreadContexts contexts;
+  bool (*is_follower)();
+};
+
+// Has no destructor: a thread may free tensors while it ends.
+struct Thread {
+  const ThreadContexts* own = nullptr;
+  bool is_main = false;
+  bool is_guarded = false;
+};
+
+thread_local Thread this_thread;
+
+// What look-ups read. A look-up may still be at an older one, so that none is
+// ever destroyed: there is one a device.
+std::atomic<const Defaults*> last_defaults{nullptr};
+
+DeviceContext* Find(const ThreadContexts& contexts, const Place& place) {
+  const auto found = contexts.find(place);
+  return found == contexts.end() ? nullptr : found->second.get();
+}
+
+// What the thread finds where it has chosen nothing, or null.
+const Defaults* DefaultsOf(const Thread& thread) {
+  // Acquire: see KeepDefaultContext.
+  const auto* defaults = last_defaults.load(std::memory_order_acquire);
+  if (defaults == nullptr || thread.is_main || !defaults->is_follower()) {
+    return nullptr;
+  }
+  return defaults;
+}
+
+// All that the thread finds before the contexts of the process.
+ThreadContexts AllOf(const Thread& thread) {
+  if (thread.is_guarded) return {};
+  ThreadContexts all;
+  if (const auto* defaults = DefaultsOf(thread)) all = defaults->contexts;
+  if (thread.own != nullptr) {
+    for (const auto& [place, context] : *thread.own) {
+      all.insert_or_assign(place, context);
+    }
+  }
+  return all;
+}
+
+// Makes a context allocate from the memory of a stream.
+template <typename RawStream>
+void SetAllocator(const Place& place,
+                  RawStream stream,
+                  DeviceContext* context) {
+  context->SetAllocator(
+      AllocatorFacade::Instance().GetAllocator(place, stream).get());
+}
+
+bool IsCapturing() {
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  return backends::gpu::CUDAGraph::IsThisThreadCapturing();
+#else
+  return false;
+#endif
+}
+
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+bool IsOnStreamOf(const DeviceContext* one, const DeviceContext* other) {
+  return static_cast<const GPUContext*>(one)->stream() ==
+         static_cast<const GPUContext*>(other)->stream();
+}
+
+void LetWait(const DeviceContext* waiting, const DeviceContext* other) {
+  const backends::gpu::GPUDeviceGuard guard(other->GetPlace().GetDeviceId());
+  CudaEvent event;
+  event.Record(static_cast<const GPUContext*>(other)->stream());
+  static_cast<const GPUContext*>(waiting)->cuda_stream()->WaitEvent(
+      event.GetRawCudaEvent());
+}
+#elif defined(PADDLE_WITH_CUSTOM_DEVICE)
+bool IsOnStreamOf(const DeviceContext* one, const DeviceContext* other) {
+  return static_cast<const CustomContext*>(one)->stream() ==
+         static_cast<const CustomContext*>(other)->stream();
+}
+
+void LetWait(const DeviceContext* waiting, const DeviceContext* other) {
+  event::Event event;
+  event.Init(other->GetPlace());
+  event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
+  static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
+}
+#else
+bool IsOnStreamOf(const DeviceContext*, const DeviceContext*) { return true; }
+
+void LetWait(const DeviceContext*, const DeviceContext*) {}
+#endif
+
+std::vector<std::pair<DeviceContext*, DeviceContext*>> ContextsApart() {
+  const ThreadContexts all = AllOf(this_thread);
+  const ProcessContextsGuard guard;
+  std::vector<std::pair<DeviceContext*, DeviceContext*>> apart;
+  for (const auto& [place, own] : all) {
+    auto* const process = DeviceContextPool::Instance().Get(place);
+    if (!IsOnStreamOf(own.get(), process)) {
+      apart.emplace_back(own.get(), process);
+    }
+  }
+  return apart;
+}
+
+std::shared_ptr<DeviceContext> NewContext(const Place& place) {
+  // The first context of a place gives the allocator its default stream.
+  DeviceContextPool::Instance().Get(place);
+  std::map<Place, std::shared_future<std::unique_ptr<DeviceContext>>> made;
+  memory_utils::EmplaceDeviceContexts(
+      &made,
+      {place},
+      /*disable_setting_default_stream_for_allocator=*/true,
+      /*stream_priority=*/0);
+  const auto context = made.begin()->second;
+  return {context.get().get(), [context](DeviceContext*) {}};
+}
+
+}  // namespace
+
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
+  const Place place = stream->place();
+  auto context = NewContext(place);
+  SetAllocator(place, stream->raw_stream(), context.get());
+  // The stream that the context was made with goes.
+  static_cast<GPUContext*>(context.get())
+      ->SetCUDAStream(stream, /*clear=*/true);
+  return context;
+}
+
+void UseMemoryOf(const CUDAStream& stream) {
+  const Place place = stream.place();
+  SetAllocator(
+      place, stream.raw_stream(), DeviceContextPool::Instance().Get(place));
+}
+#endif
+
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+std::shared_ptr<DeviceContext> NewStreamContext(
+    std::shared_ptr<stream::Stream> stream) {
+  const Place place = stream->GetPlace();
+  auto context = NewContext(place);
+  SetAllocator(place, stream->raw_stream(), context.get());
+  static_cast<CustomContext*>(context.get())->SetStream(std::move(stream));
+  return context;
+}
+
+void UseMemoryOf(const stream::Stream& stream) {
+  const Place& place = stream.GetPlace();
+  SetAllocator(
+      place, stream.raw_stream(), DeviceContextPool::Instance().Get(place));
+}
+#endif
+
+void UseThreadContexts(const ThreadContexts* contexts) {
+  this_thread.own = contexts;
+}
+
+void BecomeMainThread() { this_thread.is_main = true; }
+
+void KeepDefaultContext(const Place& place,
+                        std::shared_ptr<DeviceContext> context,
+                        bool (*is_follower)()) {
+  static std::mutex mutex;
+  // Never destroyed, see last_defaults.
+  static auto& all = *std::make_unique<std::list<Defaults>>().release();
+  const std::lock_guard<std::mutex> lock(mutex);
+  Defaults next{{}, is_follower};
+  if (!all.empty()) next.contexts = all.back().contexts;
+  next.contexts.insert_or_assign(place, std::move(context));
+  all.push_back(std::move(next));
+  // Release: a look-up that reads the pointer sees all of the map.
+  last_defaults.store(&all.back(), std::memory_order_release);
+}
+
+DeviceContext* FindThreadContext(const Place& place) {
+  const Thread& thread = this_thread;
+  if (thread.is_guarded) return nullptr;
+  if (thread.own != nullptr) {
+    if (auto* context = Find(*thread.own, place)) return context;
+  }
+  const auto* defaults = DefaultsOf(thread);
+  return defaults == nullptr ? nullptr : Find(defaults->contexts, place);
+}
+
+Allocator* FindThreadAllocator(const Place& place) {
+  const auto* context = FindThreadContext(place);
+  if (context == nullptr) {
+    const auto* defaults = last_defaults.load(std::memory_order_acquire);
+    if (defaults == nullptr || Find(defaults->contexts, place) == nullptr) {
+      return nullptr;
+    }
+    // The context of the process may be on another stream than the default one.
+    context = DeviceContextPool::Instance().Get(place);
+  }
+  if (IsCapturing()) return nullptr;
+  return const_cast<Allocator*>(&context->GetAllocator());
+}
+
+int64_t NumberOfThreadContexts() {
+  ThreadContexts found = AllOf(this_thread);
+  if (found.empty()) return 0;
+  static std::mutex mutex;
+  // Never destroyed: threads may be here while the process ends.
+  static auto& numbers =
+      *std::make_unique<std::map<ThreadContexts, int64_t>>().release();
+  const std::lock_guard<std::mutex> lock(mutex);
+  return numbers.emplace(std::move(found), numbers.size() + 1).first->second;
+}
+
+ProcessContextsGuard::ProcessContextsGuard()
+    : outer_(std::exchange(this_thread.is_guarded, true)) {}
+
+ProcessContextsGuard::~ProcessContextsGuard() {
+  this_thread.is_guarded = outer_;
+}
+
+std::vector<Place> PlacesApart() {
+  std::vector<Place> places;
+  for (const auto& [own, process] : ContextsApart()) {
+    places.push_back(own->GetPlace());
+  }
+  return places;
+}
+
+OrderedProcessContextsGuard::OrderedProcessContextsGuard()
+    : apart_(ContextsApart()) {
+  for (const auto& [own, process] : apart_) LetWait(process, own);
+}
+
+OrderedProcessContextsGuard::~OrderedProcessContextsGuard() {
+  for (const auto& [own, process] : apart_) LetWait(own, process);
+}
+
+}  // namespace phi

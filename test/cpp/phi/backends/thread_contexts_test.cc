@@ -1,0 +1,140 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/backends/thread_contexts.h"
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../memory/testing.h"
+#include "paddle/phi/backends/cpu/cpu_context.h"
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+using Context = std::shared_ptr<phi::DeviceContext>;
+
+constexpr int kDevices = 32;
+constexpr int kFollowers = 4;
+constexpr int kRounds = 20000;
+
+thread_local bool follows = true;
+
+bool Follows() { return follows; }
+
+phi::Place Device(int id) { return phi::CustomPlace("test", id); }
+
+// Any context will do: nothing here looks into it.
+Context NewContext() {
+  return std::make_shared<phi::CPUContext>(phi::CPUPlace());
+}
+
+template <typename Body>
+void OnThread(const Body& body) {
+  std::thread(body).join();
+}
+
+TEST(AThreadFindsWhatItHasChosenAndNobodyElseDoes) {
+  const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+  phi::UseThreadContexts(&chosen);
+  CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
+  CHECK(phi::FindThreadContext(Device(1)) == nullptr);
+  OnThread([] { CHECK(phi::FindThreadContext(Device(0)) == nullptr); });
+  phi::UseThreadContexts(nullptr);
+  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+}
+
+TEST(FollowersFindADefaultContextOnceItIsKeptAndTheMainThreadDoesNot) {
+  const Context kept = NewContext();
+  phi::BecomeMainThread();
+  phi::KeepDefaultContext(Device(0), kept, Follows);
+  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+  OnThread([&] {
+    CHECK(phi::FindThreadContext(Device(0)) == kept.get());
+    CHECK(phi::FindThreadContext(Device(1)) == nullptr);
+  });
+  OnThread([] {
+    follows = false;
+    CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+  });
+}
+
+TEST(WhatAThreadHasChosenComesBeforeTheDefaultContext) {
+  phi::BecomeMainThread();
+  phi::KeepDefaultContext(Device(0), NewContext(), Follows);
+  OnThread([] {
+    const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+    phi::UseThreadContexts(&chosen);
+    CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
+    phi::UseThreadContexts(nullptr);
+  });
+}
+
+TEST(AGuardHidesAllButTheContextsOfTheProcess) {
+  phi::BecomeMainThread();
+  phi::KeepDefaultContext(Device(1), NewContext(), Follows);
+  OnThread([] {
+    const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+    phi::UseThreadContexts(&chosen);
+    {
+      const phi::ProcessContextsGuard outer;
+      { const phi::ProcessContextsGuard inner; }
+      CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+      CHECK(phi::FindThreadContext(Device(1)) == nullptr);
+      CHECK(phi::FindThreadAllocator(Device(0)) == nullptr);
+    }
+    CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
+    phi::UseThreadContexts(nullptr);
+  });
+}
+
+TEST(FollowersLookUpWhileDefaultContextsAreKept) {
+  std::vector<Context> kept;
+  for (int id = 0; id < kDevices; ++id) kept.push_back(NewContext());
+  std::atomic<int> ready{0};  // Those below it are kept.
+  std::vector<std::thread> followers;
+  for (int i = 0; i < kFollowers; ++i) {
+    followers.emplace_back([&, i] {
+      std::mt19937_64 random(Seed() + i);
+      const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+      for (int round = 0; round < kRounds; ++round) {
+        const bool chooses = random() % 2 == 0;
+        phi::UseThreadContexts(chooses ? &chosen : nullptr);
+        const int known = ready;
+        const int id = static_cast<int>(random() % kDevices);
+        const auto* found = phi::FindThreadContext(Device(id));
+        if (chooses && id == 0) {
+          CHECK(found == chosen.at(Device(0)).get());
+        } else {
+          CHECK(found == kept[id].get() || (found == nullptr && id >= known));
+        }
+      }
+      phi::UseThreadContexts(nullptr);
+    });
+  }
+  phi::BecomeMainThread();
+  for (int id = 0; id < kDevices; ++id) {
+    phi::KeepDefaultContext(Device(id), kept[id], Follows);
+    ready = id + 1;
+    CHECK(phi::FindThreadContext(Device(id)) == nullptr);
+    std::this_thread::yield();
+  }
+  for (auto& follower : followers) follower.join();
+}
+
+}  // namespace

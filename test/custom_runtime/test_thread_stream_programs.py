@@ -1,0 +1,274 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""One current stream a thread: what keeps contexts, or works for a thread.
+
+CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+import unittest
+
+import numpy as np
+from host_device_control import delay
+from test_thread_stream_order import (
+    SIZE,
+    WAIT_S,
+    StreamTest,
+    filled,
+    handle,
+    in_thread,
+    name_of,
+    setUpModule,
+    slow,
+)
+
+import paddle
+from paddle.device import Stream, current_stream, set_stream, stream_guard
+from paddle.distributed.communication.group import Group
+from paddle.io import DataLoader, Dataset
+from paddle.nn.functional import relu
+
+__all__ = ["setUpModule"]
+
+
+class Doubling(paddle.nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(4, 4)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return relu(self.linear(x) * 2)
+
+
+class Numbers(Dataset):
+    """Samples that the reader thread computes on the current device."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> paddle.Tensor:
+        return paddle.to_tensor(np.full(SIZE, index, "float32")) * 2
+
+
+class TestProgramsOfToStatic(StreamTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.program = paddle.jit.to_static(Doubling(), full_graph=True)
+        self.x = paddle.ones([2, 4])
+
+    def loss(self) -> paddle.Tensor:
+        return self.program(self.x).sum()
+
+    def gradient(self) -> list:
+        weight = self.program.linear.weight
+        gradient = weight.grad.numpy().tolist()
+        weight.clear_grad()
+        return gradient
+
+    def test_backward_on_a_stream_that_goes_leaves_others_right(self):
+        self.loss().backward()
+        expected = self.gradient()
+        loss = self.loss()
+        loss.numpy()
+
+        def backward_on_a_stream():
+            with stream_guard(Stream()):
+                loss.backward()
+                return self.gradient()
+
+        self.assertEqual(in_thread(backward_on_a_stream), expected)
+        gc.collect()
+        for _ in range(3):
+            self.loss().backward()
+            self.assertEqual(self.gradient(), expected)
+
+    def test_first_backward_on_another_stream_than_the_forward_pass(self):
+        stream = Stream()
+
+        def forward_on_a_stream():
+            with stream_guard(stream):
+                loss = self.loss()
+                loss.numpy()
+                return loss
+
+        loss = in_thread(forward_on_a_stream)
+        loss.backward()
+        expected = self.gradient()
+        self.loss().backward()
+        self.assertEqual(self.gradient(), expected)
+
+
+class TestStaticGraphs(StreamTest):
+    """Their work is in order with that of the thread."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.three = filled(3.0)
+        # Lazy loading of kernels is slow.
+        (self.three * 2).numpy()
+
+    def run_program(self, feed: paddle.Tensor) -> np.ndarray:
+        paddle.enable_static()
+        try:
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program):
+                x = paddle.static.data("x", [SIZE], "float32")
+                twice = paddle.scale(x, 2.0)
+            executor = paddle.static.Executor(
+                paddle.CustomPlace("custom_cpu", 0)
+            )
+            (answer,) = executor.run(
+                program, feed={"x": feed.get_tensor()}, fetch_list=[twice]
+            )
+            return answer
+        finally:
+            paddle.disable_static()
+
+    def check_executor(self) -> None:
+        with slow(current_stream()):
+            answer = self.run_program(self.three * 5)
+        self.assertEqual(set(answer.tolist()), {30.0})
+
+    def test_executor_reads_what_a_thread_in_a_guard_has_pending(self):
+        def run():
+            with stream_guard(Stream()):
+                self.check_executor()
+
+        in_thread(run)
+
+    def test_executor_reads_what_a_thread_has_pending_beside_the_main_one(self):
+        with stream_guard(Stream()):
+            in_thread(self.check_executor)
+
+    def test_predictor_reads_what_a_thread_has_pending(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model")
+            net = paddle.jit.to_static(
+                Doubling(),
+                full_graph=True,
+                input_spec=[paddle.static.InputSpec([None, 4], "float32")],
+            )
+            paddle.jit.save(net, path)
+            ones = paddle.ones([2, 4])
+            expected = net(ones * 5).numpy()
+            config = paddle.inference.Config(
+                path + ".json", path + ".pdiparams"
+            )
+            config.disable_glog_info()
+            config.enable_custom_device("custom_cpu", 0)
+            predictor = paddle.inference.create_predictor(config)
+
+        def predict():
+            with stream_guard(Stream()), slow(current_stream()):
+                (name,) = predictor.get_input_names()
+                predictor.get_input_handle(name).share_external_data(ones * 5)
+                predictor.run()
+                (name,) = predictor.get_output_names()
+                return predictor.get_output_handle(name).copy_to_cpu()
+
+        np.testing.assert_allclose(in_thread(predict), expected, rtol=1e-6)
+
+
+class TestWorkForAThread(StreamTest):
+    def check_loader(self) -> None:
+        loader = DataLoader(
+            Numbers(),
+            batch_size=None,
+            places=paddle.CustomPlace("custom_cpu", 0),
+        )
+        with delay(0, 5_000, handle(self.default)):
+            for i, batch in enumerate(loader):
+                once = batch * 1
+                current_stream().synchronize()
+                self.assertEqual(set(once.numpy().tolist()), {2.0 * i})
+
+    def test_loader_computes_on_the_stream_of_the_thread_that_made_it(self):
+        def run():
+            with stream_guard(Stream()):
+                self.check_loader()
+
+        in_thread(run)
+
+    def test_loader_computes_on_the_stream_of_the_main_thread(self):
+        with stream_guard(Stream()):
+            self.check_loader()
+
+    def test_process_group_is_refused_on_a_stream_that_it_does_not_know(self):
+        group = Group(0, 0, [0], pg="a process group")
+
+        def use_in_a_guard():
+            with stream_guard(Stream(name_of(0))):
+                return group.process_group
+
+        with self.assertRaisesRegex(RuntimeError, "stream of the process"):
+            in_thread(use_in_a_guard)
+        self.assertEqual(in_thread(lambda: group.process_group), group._pg)
+        with stream_guard(Stream()):
+            self.assertEqual(group.process_group, group._pg)
+            with self.assertRaisesRegex(RuntimeError, "stream of the process"):
+                in_thread(lambda: group.process_group)
+
+
+class TestMemoryOfTheMainThread(StreamTest):
+    def test_what_it_frees_in_a_guard_is_not_taken_by_others_yet(self):
+        five = np.full(SIZE, 5.0, "float32")
+        seven = np.full(SIZE, 7.0, "float32")
+
+        def take_memory():
+            taken = [paddle.to_tensor(seven) for _ in range(3)]
+            current_stream().synchronize()
+            return taken
+
+        stream = Stream()
+        with stream_guard(stream):
+            x = paddle.to_tensor(five)
+            stream.synchronize()
+            with slow(stream):
+                twice = x * 2
+                del x
+                in_thread(take_memory)
+            stream.synchronize()
+            self.assert_holds(twice, 10.0)
+
+
+class TestForkBesideAThread(StreamTest):
+    def test_child_does_not_wait_for_the_streams_of_other_threads(self):
+        is_set, may_end = threading.Event(), threading.Event()
+
+        def own():
+            # Nothing else keeps the stream.
+            set_stream(Stream())
+            filled(1.0)
+            is_set.set()
+            may_end.wait(WAIT_S)
+
+        thread = threading.Thread(target=own)
+        thread.start()
+        self.addCleanup(thread.join, WAIT_S)
+        self.addCleanup(may_end.set)
+        self.assertTrue(is_set.wait(WAIT_S))
+        loader = DataLoader(
+            paddle.io.TensorDataset([np.arange(4)]), num_workers=1
+        )
+        self.assertEqual(len(list(loader)), 4)
+
+
+if __name__ == "__main__":
+    unittest.main()

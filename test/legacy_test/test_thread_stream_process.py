@@ -1,0 +1,585 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One current stream a thread: the ends of threads and processes, and forks."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import textwrap
+import unittest
+import weakref
+
+from thread_device_base import (
+    WAIT_S,
+    ForkTestCase,
+    StreamTestCase,
+    Worker,
+    current_handles,
+    in_thread,
+    on_every_device_list,
+    run_script,
+)
+
+import paddle
+from paddle.device import Stream, set_stream, stream_guard
+
+# What scripts check with, on the first device.
+CHECK = """
+from thread_device_base import *
+from paddle.device import Stream, set_stream, stream_guard
+
+def current():
+    return handle(paddle.device.current_stream())
+
+def check_computes():
+    assert (paddle.full([4], 3.0) * 2).tolist() == [6.0] * 4
+
+def check_on(expected):
+    assert current() == expected, (current(), expected)
+    check_computes()
+
+default = current()
+"""
+
+
+def with_checks(body: str) -> str:
+    return CHECK + textwrap.dedent(body)
+
+
+def compute_in_new_process(devices: list[str]):
+    """Checks, in a process that another one has started, that it is as new."""
+    paddle.set_device(devices[0])
+    defaults = current_handles(devices[:-1])
+    assert in_thread(current_handles, devices[:-1]) == defaults
+    stream = Stream()
+    with stream_guard(stream):
+        assert (paddle.full([4], 3.0) * 2).tolist() == [6.0] * 4
+    assert current_handles(devices[:-1]) == defaults
+
+
+@on_every_device_list
+class TestEndOfThread(StreamTestCase):
+    def test_stream_goes_with_the_thread_that_has_set_it(self):
+        def own():
+            stream = Stream()
+            set_stream(stream)
+            self.check_computes()
+            return weakref.ref(stream.stream_base)
+
+        stream = in_thread(own)
+        gc.collect()
+        self.assertIsNone(stream())
+
+    def test_stream_goes_with_its_guard(self):
+        def own():
+            stream = Stream()
+            with stream_guard(stream):
+                self.check_computes()
+            reference = weakref.ref(stream.stream_base)
+            del stream
+            gc.collect()
+            self.assertIsNone(reference())
+
+        in_thread(own)
+
+    def test_threads_leave_nothing_of_their_streams_behind(self):
+        if self.devices[0] != "custom_cpu:0" or not os.path.isdir("/proc"):
+            self.skipTest("counts the threads that the plugin has for streams")
+
+        def own():
+            set_stream(Stream())
+            for device in self.accelerators:
+                with stream_guard(Stream(device)):
+                    self.check_computes()
+
+        def count():
+            gc.collect()
+            return len(os.listdir("/proc/self/task"))
+
+        in_thread(own)
+        before = count()
+        for _ in range(200):
+            in_thread(own)
+        self.assertEqual(count(), before)
+
+    def test_thread_that_fails_leaves_its_stream(self):
+        def fail():
+            set_stream(Stream())
+            raise KeyError
+
+        with self.assertRaises(KeyError):
+            in_thread(fail)
+        self.assertEqual(in_thread(self.current), self.defaults)
+
+    def test_stream_of_another_thread_outlives_the_thread_that_made_it(self):
+        stream = in_thread(Stream)
+
+        def own():
+            with stream_guard(stream):
+                self.check_computes()
+                self.assertEqual(self.current(), self.with_first(stream))
+
+        in_thread(own)
+        in_thread(own)
+
+    def test_stream_dropped_while_it_is_current_is_kept_until_it_is_left(self):
+        def own():
+            default = paddle.device.current_stream()
+            stream = Stream()
+            expected = self.with_first(stream)
+            reference = weakref.ref(stream.stream_base)
+            set_stream(stream)
+            del stream
+            gc.collect()
+            self.check_computes()
+            self.assertEqual(self.current(), expected)
+            set_stream(default)
+            gc.collect()
+            self.assertIsNone(reference())
+
+        in_thread(own)
+
+    def test_stream_dropped_inside_a_nested_guard_is_there_on_the_way_out(self):
+        def own():
+            stream = Stream()
+            expected = self.with_first(stream)
+            set_stream(stream)
+            with stream_guard(Stream()):
+                del stream
+                gc.collect()
+                self.check_computes()
+            self.check_computes()
+            self.assertEqual(self.current(), expected)
+
+        in_thread(own)
+
+    def test_tensors_outlive_the_thread_and_the_stream(self):
+        def make():
+            stream = Stream()
+            with stream_guard(stream):
+                x = paddle.full([4], 3.0)
+                leaf = paddle.full([4], 1.0)
+                leaf.stop_gradient = False
+                total = (leaf * x).sum()
+                stream.synchronize()
+            return x, leaf, total, weakref.ref(stream.stream_base)
+
+        x, leaf, total, stream = in_thread(make)
+        gc.collect()
+        self.assertIsNone(stream())
+        self.assertEqual((x * 2).tolist(), [6.0] * 4)
+        total.backward()
+        self.assertEqual(leaf.grad.tolist(), [3.0] * 4)
+        del x, leaf, total
+        gc.collect()
+        self.check_computes()
+
+    def test_main_thread_lets_go_of_a_stream(self):
+        stream = Stream()
+        with stream_guard(stream):
+            self.check_computes()
+        reference = weakref.ref(stream.stream_base)
+        del stream
+        gc.collect()
+        self.assertIsNone(reference())
+        self.check_computes()
+
+    def test_thread_that_is_no_threading_thread(self):
+        run_script(
+            self,
+            with_checks(
+                """
+                import _thread, queue
+
+                answers = queue.Queue()
+
+                def raw():
+                    try:
+                        check_on(default)
+                        stream = Stream()
+                        set_stream(stream)
+                        check_on(handle(stream))
+                    except BaseException as error:
+                        answers.put(error)
+                    else:
+                        answers.put(None)
+
+                for _ in range(5):
+                    _thread.start_new_thread(raw, ())
+                    error = answers.get(timeout=60)
+                    if error is not None:
+                        raise error
+                    check_on(default)
+                """
+            ),
+            self.devices,
+        )
+
+    def test_paddle_imported_first_in_a_thread(self):
+        run_script(
+            self,
+            """
+            def first():
+                import paddle
+                from paddle.device import Stream, stream_guard
+                with stream_guard(Stream()):
+                    assert (paddle.full([4], 3.0) * 2).tolist() == [6.0] * 4
+
+            thread = threading.Thread(target=first)
+            thread.start()
+            thread.join()
+            from thread_device_base import *
+            from paddle.device import Stream, set_stream
+
+            default = current_handles(devices[:1])
+            stream = Stream()
+            set_stream(stream)
+            assert current_handles(devices[:1]) == [handle(stream)]
+            assert in_thread(current_handles, devices[:1]) == default
+            """,
+            self.devices,
+        )
+
+
+@on_every_device_list
+class TestEndOfProcess(StreamTestCase):
+    """A process ends without a word, whatever streams its threads are on."""
+
+    def run_quietly(self, body):
+        quiet = 'import warnings\nwarnings.simplefilter("ignore")\n'
+        said = run_script(self, quiet + with_checks(body), self.devices)
+        self.assertEqual(said, "")
+
+    def test_globals_keep_streams_and_tensors_of_threads_that_ended(self):
+        self.run_quietly(
+            """
+            kept = []
+
+            def own():
+                stream = Stream()
+                set_stream(stream)
+                kept.append((stream, paddle.full([4], 3.0) * 2))
+
+            for _ in range(3):
+                in_thread(own)
+            """
+        )
+
+    def test_thread_of_a_pool_has_a_stream(self):
+        self.run_quietly(
+            """
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = ThreadPoolExecutor(1)
+            pool.submit(lambda: set_stream(Stream())).result(60)
+            pool.submit(check_computes).result(60)
+            """
+        )
+
+    def test_thread_ends_after_the_main_thread_has(self):
+        self.run_quietly(
+            """
+            entered = threading.Event()
+
+            def own():
+                with stream_guard(Stream()):
+                    entered.set()
+                    threading.main_thread().join()
+                    check_computes()
+
+            threading.Thread(target=own).start()
+            assert entered.wait(60)
+            """
+        )
+
+    def test_daemon_threads_sleep_inside_guards(self):
+        self.run_quietly(
+            """
+            entered = threading.Barrier(4, timeout=60)
+
+            def sleep_inside():
+                with stream_guard(Stream()):
+                    check_computes()
+                    kept = paddle.full([4], 3.0)
+                    entered.wait()
+                    threading.Event().wait()
+
+            for _ in range(3):
+                threading.Thread(target=sleep_inside, daemon=True).start()
+            entered.wait()
+            """
+        )
+
+    def test_main_thread_is_on_a_stream(self):
+        self.run_quietly(
+            """
+            set_stream(Stream())
+            check_computes()
+            in_thread(check_on, default)
+            """
+        )
+
+    def test_main_and_other_threads_are_on_streams_of_all_devices(self):
+        self.run_quietly(
+            """
+            kept = []
+
+            def own():
+                for device in devices[:-1]:
+                    set_stream(Stream(device))
+                    paddle.set_device(device)
+                    kept.append(paddle.full([4], 3.0) * 2)
+
+            in_thread(own)
+            own()
+            """
+        )
+
+    def test_process_ends_by_an_exception_inside_a_guard(self):
+        self.run_quietly(
+            """
+            def exit_inside():
+                with stream_guard(Stream()):
+                    check_computes()
+                    sys.exit(0)
+
+            thread = threading.Thread(target=exit_inside)
+            thread.start()
+            thread.join(60)
+            exit_inside()
+            """
+        )
+
+
+class TestFork(ForkTestCase):
+    def run_with_checks(self, body):
+        run_script(self, with_checks(body), self.devices)
+
+    def test_fork_from_the_main_thread_in_a_guard(self):
+        self.run_with_checks(
+            """
+            stream = Stream()
+
+            def in_child():
+                check_on(handle(stream))
+                in_thread(check_on, default)
+
+            with stream_guard(stream):
+                forked(in_child)
+                check_on(handle(stream))
+            check_on(default)
+            """
+        )
+
+    def test_fork_from_a_thread_in_a_guard(self):
+        self.run_with_checks(
+            """
+            def fork_inside():
+                stream = Stream()
+
+                def in_child():
+                    check_on(handle(stream))
+                    in_thread(check_on, default)
+
+                with stream_guard(stream):
+                    forked(in_child)
+                    check_on(handle(stream))
+                check_on(default)
+
+            in_thread(fork_inside)
+            check_on(default)
+            """
+        )
+
+    def test_fork_from_a_thread_without_a_stream(self):
+        self.run_with_checks(
+            """
+            def in_child():
+                check_on(default)
+                in_thread(check_on, default)
+
+            with stream_guard(Stream()):
+                in_thread(forked, in_child)
+            check_on(default)
+            """
+        )
+
+    def test_fork_from_a_thread_while_another_is_in_a_guard(self):
+        self.run_with_checks(
+            """
+            entered, may_leave = threading.Event(), threading.Event()
+
+            def stay_inside():
+                stream = Stream()
+                with stream_guard(stream):
+                    entered.set()
+                    assert may_leave.wait(60)
+                    check_on(handle(stream))
+
+            def in_child():
+                check_on(default)
+                in_thread(check_on, default)
+
+            worker = Worker(stay_inside)
+            assert entered.wait(60)
+            forked(in_child)
+            in_thread(forked, in_child)
+            may_leave.set()
+            worker.result()
+            """
+        )
+
+    def test_child_of_a_fork_leaves_the_guard_that_it_was_forked_in(self):
+        self.run_with_checks(
+            """
+            def fork_inside():
+                guard = stream_guard(Stream())
+
+                def in_child():
+                    guard.__exit__(None, None, None)
+                    check_on(default)
+                    in_thread(check_on, default)
+
+                with guard:
+                    forked(in_child)
+
+            in_thread(fork_inside)
+            fork_inside()
+            """
+        )
+
+    def test_forking_thread_is_the_main_one_of_its_child(self):
+        self.run_with_checks(
+            """
+            def own_stream():
+                stream = Stream()
+                with stream_guard(stream):
+                    check_on(handle(stream))
+                check_on(default)
+
+            def in_child():
+                stream = Stream()
+                with stream_guard(stream):
+                    check_on(handle(stream))
+                    in_thread(check_on, default)
+                    in_thread(own_stream)
+                check_on(default)
+
+            def fork_here():
+                with stream_guard(Stream()):
+                    pass
+                forked(in_child)
+
+            in_thread(fork_here)
+            forked(in_child)
+            """
+        )
+
+    def test_child_of_a_child(self):
+        self.run_with_checks(
+            """
+            def in_grandchild(stream):
+                check_on(handle(stream))
+                in_thread(check_on, default)
+
+            def in_child():
+                def fork_again():
+                    stream = Stream()
+                    with stream_guard(stream):
+                        forked(lambda: in_grandchild(stream))
+
+                in_thread(fork_again)
+
+            def fork_inside():
+                with stream_guard(Stream()):
+                    forked(in_child)
+
+            in_thread(fork_inside)
+            """
+        )
+
+    def test_streams_of_the_parent_are_let_go_of_in_the_child(self):
+        self.run_with_checks(
+            """
+            import gc
+
+            def fork_inside():
+                stream = Stream()
+                set_stream(stream)
+                held = [stream]
+
+                def in_child():
+                    set_stream(Stream())
+                    held.clear()
+                    gc.collect()
+                    check_computes()
+
+                del stream
+                forked(in_child)
+
+            in_thread(fork_inside)
+            """
+        )
+
+    def test_process_started_by_multiprocessing_from_a_thread(self):
+        self.run_with_checks(
+            """
+            def start_process():
+                stream = Stream()
+                with stream_guard(stream):
+                    process = multiprocessing.get_context("fork").Process(
+                        target=check_on, args=(handle(stream),)
+                    )
+                    process.start()
+                    process.join(60)
+                    return process.exitcode
+
+            assert in_thread(start_process) == 0
+            """
+        )
+
+
+@on_every_device_list
+class TestSpawn(StreamTestCase):
+    def start_process(self):
+        process = multiprocessing.get_context("spawn").Process(
+            target=compute_in_new_process, args=(self.devices,)
+        )
+        process.start()
+        self.addCleanup(process.kill)
+        process.join(WAIT_S)
+        self.assertEqual(process.exitcode, 0)
+
+    def test_process_spawned_by_a_thread_in_a_guard(self):
+        def spawn_inside():
+            stream = Stream()
+            with stream_guard(stream):
+                self.start_process()
+                self.check_computes()
+                self.assertEqual(self.current(), self.with_first(stream))
+
+        Worker(spawn_inside).result()
+
+    def test_process_spawned_by_the_main_thread_in_a_guard(self):
+        stream = Stream()
+        with stream_guard(stream):
+            self.start_process()
+            self.check_computes()
+            self.assertEqual(self.current(), self.with_first(stream))
+
+
+if __name__ == "__main__":
+    unittest.main()
