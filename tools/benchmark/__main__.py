@@ -11,11 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Both benchmarks, one after the other, with the rounds that they choose.
+"""The benchmarks, one after the other, with the rounds that they choose.
 
     python -m tools.benchmark
 
-Each is a command of its own as well: `python -m tools.benchmark.devices` and
+Each is a command of its own as well: `python -m tools.benchmark.devices`,
+`python -m tools.benchmark.streams` and
 `python -m tools.benchmark.shared_tensors`.
 """
 
@@ -23,7 +24,8 @@ from __future__ import annotations
 
 import sys
 
-from tools.benchmark import devices, shared_tensors
+from tools.benchmark import devices, shared_tensors, streams
 
 if __name__ == "__main__":
-    sys.exit(max(devices.main([]), shared_tensors.main([])))
+    benchmarks = (devices, streams, shared_tensors)
+    sys.exit(max(benchmark.main([]) for benchmark in benchmarks))

@@ -1,0 +1,243 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures streams of threads: ours against Paddle's own wheel, in one run.
+
+    python -m tools.benchmark.streams [--rounds N] [--report FILE.md]
+
+Runs on the test device. The two wheels take turns, so that a machine that
+changes its speed changes it for both: at the same calls, timed on one core, and
+at serving one model to several threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.benchmark import devices
+from tools.command_line import reports_errors
+from tools.environment import host_device, stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("streams_worker.py")
+
+# Calls a round: about 5 ms each.
+NUMBERS = {
+    "current_stream()": 4_000,
+    "set_stream(s)": 1_000,
+    "with stream_guard(s)": 500,
+    "with stream_guard(Stream())": 50,
+    "zeros([1]) on the CPU": 500,
+    "x * 2 on the CPU": 1_000,
+    "zeros([1])": 300,
+    "x * 2": 300,
+    "to_static(relu(x @ w))": 50,
+}
+OPERATORS = [name for name in NUMBERS if "stream" not in name]
+
+# "At first" is before any thread of the process has set a stream, so that it
+# comes first.
+CASES = [
+    *(("main, at first", name) for name in OPERATORS),
+    *(("child, at first", name) for name in OPERATORS),
+    *(("main", name) for name in NUMBERS),
+    *(("child", name) for name in NUMBERS),
+    *(("child with a stream", name) for name in NUMBERS),
+    *(("main while a child has a stream", name) for name in NUMBERS),
+]
+
+THREADS = (1, 2, 4)
+REQUESTS = 50  # A round, for each number of threads.
+
+
+class Service(NamedTuple):
+    """How a model is served: by which wheel, on which streams."""
+
+    wheel: str
+    own_streams: bool
+    with_lock: bool
+
+
+SERVICES = {
+    f"{wheel}, {streams}": Service(wheel, own_streams, with_lock)
+    for wheel in ("stock", "ours")
+    for streams, own_streams, with_lock in (
+        ("default stream", False, False),
+        ("own streams, one lock", True, True),
+        ("own streams", True, False),
+    )
+}
+
+SERVING = f"""\
+A queue of {REQUESTS} requests is served by 1, 2 or 4 threads on **one** device:
+to_tensor, twice relu(x @ w + b), numpy(). On *own streams* each request is
+within `stream_guard` of its thread's stream. *One lock* lets one thread at a
+time into the guard, which is what a service on the stock wheel needs, since a
+guard moves all threads there. A wrong answer is one that differs from that of
+a single thread.
+
+The test device is no fast one: a stream is a thread of the same two cores. To
+stand for a device that computes elsewhere, each of its operations sleeps for
+0.4 ms, and uses no core meanwhile. So the figures say how far requests overlap
+on the device, and not how fast a real one would be: one that a single request
+fills has nothing to gain from a second stream."""
+
+
+class Worker:
+    """A process that measures under the Paddle of one environment."""
+
+    def __init__(self, python: Path, plugin: Path, cores: set[int]) -> None:
+        self._process = subprocess.Popen(
+            [str(python), str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={
+                **os.environ,
+                "CUSTOM_DEVICE_ROOT": str(plugin),
+                "PYTHONPATH": str(REPO / "test" / "custom_runtime"),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        os.sched_setaffinity(self._process.pid, cores)
+
+    def ask(self, *question: Any) -> Any:
+        """Returns what the worker answers."""
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def seconds(self, where: str, name: str) -> float:
+        """Returns what one call takes, over one round."""
+        number = NUMBERS[name]
+        return self.ask("seconds", where, name, number) / number
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
+    """Returns the table of what calls take, in Markdown."""
+    lines = [
+        "| thread | call | stock | ours | ours / stock |",
+        "|---|---|---:|---:|---:|",
+    ]
+    print(*lines, sep="\n")
+    # Cores of a shared machine differ in speed from moment to moment.
+    core = {max(os.sched_getaffinity(0))}
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                contextlib.closing(Worker(python, plugin, core))
+            )
+            for python in pythons.values()
+        ]
+        return lines + devices.measure(*workers, CASES, rounds)
+
+
+def services(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
+    """Returns the table of what services do, in Markdown."""
+    rates = {(name, n): [] for name in SERVICES for n in THREADS}
+    wrong = dict.fromkeys(rates, 0)
+    with contextlib.ExitStack() as stack:
+        # A process each: one where threads move each other does not recover.
+        workers = {
+            name: stack.enter_context(
+                contextlib.closing(
+                    Worker(
+                        pythons[service.wheel], plugin, os.sched_getaffinity(0)
+                    )
+                )
+            )
+            for name, service in SERVICES.items()
+        }
+        for _ in range(rounds):
+            for name, threads in rates:
+                seconds, mistakes = workers[name].ask(
+                    "serve", *SERVICES[name][1:], threads, REQUESTS
+                )
+                rates[name, threads].append(REQUESTS / seconds)
+                wrong[name, threads] += mistakes
+    titles = [f"{n} thread{'s' * (n > 1)}" for n in THREADS]
+    lines = [
+        f"| requests/s | {' | '.join(titles)} | wrong answers, of "
+        f"{rounds * REQUESTS:,} each |",
+        f"|---|{'---:|' * (len(THREADS) + 1)}",
+    ]
+    for name in SERVICES:
+        medians = [f"{statistics.median(rates[name, n]):,.0f}" for n in THREADS]
+        mistakes = [f"{wrong[name, n]:,}" for n in THREADS]
+        lines.append(
+            f"| {name} | {' | '.join(medians)} | {' + '.join(mistakes)} |"
+        )
+    print(*lines, sep="\n")
+    return lines
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmark.streams")
+    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "streams.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    pythons = {"stock": stock, "ours": ours}
+    measured = (pythons, host_device(stock), args.rounds)
+    lines = [
+        "# One current stream a thread",
+        "",
+        "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
+        "and ours take turns, on the test device of `test/custom_runtime`.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; {args.rounds} rounds.",
+        "",
+        "## What a call takes",
+        "",
+        "Times in ns, with what the device has to do for the call; the ratio",
+        "is the median of the rounds' ratios. *At first* is a process in which",
+        "no stream was ever set. *Main* and *child* are on the default stream,",
+        "of a process in which streams were set. `s` is a known stream: with",
+        "`set_stream`, one of two in turn.",
+        "",
+        *calls(*measured),
+        "",
+        "## Several threads serve one model on one device",
+        "",
+        SERVING,
+        "",
+        *services(*measured),
+    ]
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"\nThe report is {args.report}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Times calls, and serves requests, on streams under one Paddle, on demand.
+
+Reads lines of JSON, [FUNCTION, ARGUMENT, ...], and answers each with what that
+function returns. Runs on the test device, with the folder of its Python module
+on the search path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import sys
+import threading
+import time
+
+import numpy as np
+from devices_worker import DEVICES, on_a_thread
+from host_device_control import delay
+
+import paddle
+
+# How long an operation of the device takes while requests are served.
+OPERATION_MICROSECONDS = 400
+
+
+def setting(streams):
+    """Returns a call that sets each of the streams in turn, for ever."""
+    turn = [0]
+
+    def set_next():
+        turn[0] = (turn[0] + 1) % len(streams)
+        paddle.device.set_stream(streams[turn[0]])
+
+    return set_next
+
+
+def entering(new_stream):
+    """Returns a call that enters and leaves a guard of `new_stream()`."""
+
+    def enter_and_leave():
+        with paddle.device.stream_guard(new_stream()):
+            pass
+
+    return enter_and_leave
+
+
+def calls(streams):
+    """Returns what is timed, by name."""
+    on_cpu = paddle.ones([1], device="cpu")
+    x = paddle.ones([1])
+    weight, row = paddle.ones([8, 8]), paddle.ones([1, 8])
+
+    @paddle.jit.to_static(full_graph=True)
+    def program(row):
+        return paddle.nn.functional.relu(row @ weight)
+
+    return {
+        "current_stream()": paddle.device.current_stream,
+        "set_stream(s)": setting(streams),
+        "with stream_guard(s)": entering(lambda: streams[0]),
+        "with stream_guard(Stream())": entering(paddle.device.Stream),
+        "zeros([1]) on the CPU": lambda: paddle.zeros([1], device="cpu"),
+        "x * 2 on the CPU": lambda: on_cpu * 2,
+        "zeros([1])": lambda: paddle.zeros([1]),
+        "x * 2": lambda: x * 2,
+        "to_static(relu(x @ w))": lambda: program(row),
+    }
+
+
+def on_a_stream(stream, function):
+    """Runs `function` on this thread with a stream set that it then leaves."""
+    previous = paddle.device.set_stream(stream)
+    try:
+        return function()
+    finally:
+        paddle.device.set_stream(previous)
+
+
+def while_another_is(on_stream, function):
+    """Runs `function` here, while another thread waits with a stream set."""
+    is_set, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        is_set.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=on_a_stream, args=(on_stream, wait))
+    thread.start()
+    is_set.wait()
+    try:
+        return function()
+    finally:
+        may_end.set()
+        thread.join()
+
+
+class Calls:
+    """Times calls on threads that have set a stream and that have not."""
+
+    def __init__(self):
+        default = paddle.device.current_stream()
+        *streams, own = (paddle.device.Stream() for _ in range(3))
+        self._calls = calls(streams)
+        # To set the default stream is to have none, and to leave it puts back
+        # what a timed call of set_stream has left.
+        self._where = {
+            "main, at first": lambda f: f(),
+            "child, at first": on_a_thread,
+            "main": lambda f: on_a_stream(default, f),
+            "child": lambda f: on_a_thread(lambda: on_a_stream(default, f)),
+            "child with a stream": lambda f: on_a_thread(
+                lambda: on_a_stream(own, f)
+            ),
+            "main while a child has a stream": lambda f: while_another_is(
+                own, f
+            ),
+        }
+
+    def seconds(self, where, name, number):
+        """Returns what so many calls took, the device's work included."""
+        call = self._calls[name]
+
+        def timed():
+            begin = time.perf_counter()
+            for _ in range(number):
+                call()
+            paddle.device.synchronize()
+            return time.perf_counter() - begin
+
+        return self._where[where](timed)
+
+
+class Service:
+    """Serves one small model to threads."""
+
+    def __init__(self):
+        paddle.seed(0)
+        self._weights = [paddle.rand([16, 16]) - 0.5 for _ in range(2)]
+        self._bias = paddle.rand([16])
+        self._inputs = np.random.default_rng(0).random((64, 4, 16), "float32")
+        self._answers = [self._answer(x) for x in self._inputs]
+
+    def _answer(self, x):
+        x = paddle.to_tensor(x)
+        for weight in self._weights:
+            x = paddle.nn.functional.relu(x @ weight + self._bias)
+        # Unlike Stream.synchronize(), this waits without the GIL.
+        return x.numpy()
+
+    def serve(self, own_streams, with_lock, threads, requests):
+        """
+        Returns the seconds that so many threads took for so many requests, and
+        how many of the answers were not those of a single thread.
+
+        Args:
+            own_streams: each thread serves within a guard of a stream of its
+                own, not on the default stream.
+            with_lock: one thread at a time serves.
+        """
+        numbers = queue.SimpleQueue()
+        for number in range(requests):
+            numbers.put(number % len(self._inputs))
+        lock = threading.Lock() if with_lock else contextlib.nullcontext()
+        wrong = []
+        may_begin = threading.Barrier(threads + 1)
+
+        def work():
+            stream = paddle.device.Stream() if own_streams else None
+            may_begin.wait()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    number = numbers.get_nowait()
+                    with lock, paddle.device.stream_guard(stream):
+                        answer = self._answer(self._inputs[number])
+                    if not np.array_equal(answer, self._answers[number]):
+                        wrong.append(number)
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        with delay(0, OPERATION_MICROSECONDS):
+            may_begin.wait()
+            begin = time.perf_counter()
+            for worker in workers:
+                worker.join()
+            return time.perf_counter() - begin, len(wrong)
+
+
+def main():
+    paddle.set_device(DEVICES[0])
+    functions = {"seconds": Calls().seconds, "serve": Service().serve}
+    for line in sys.stdin:
+        function, *arguments = json.loads(line)
+        print(json.dumps(functions[function](*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
