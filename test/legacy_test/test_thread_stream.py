@@ -770,9 +770,9 @@ class TestErrors(StreamTestCase):
             stream = Stream()
             with stream_guard(stream):
                 for wrong, its_type in ((None, "NoneType"), ("gpu", "str")):
-                    with self.assertRaisesRegex(AttributeError, its_type):
+                    with self.assertRaisesRegex(TypeError, its_type):
                         set_stream(wrong)
-                with self.assertRaisesRegex(AttributeError, "str"):
+                with self.assertRaisesRegex(TypeError, "str"):
                     stream_guard("gpu").__enter__()
                 self.assertEqual(self.current(), self.with_first(stream))
 

@@ -250,29 +250,26 @@ class Library {
   uintptr_t relro_end_ = 0;
 };
 
-// Returns the libraries, or none when there are no others than at the last
-// call.
-std::vector<Library> NewlyLoadedLibraries() {
-  struct Loaded {
-    std::vector<Library> libraries;
-    bool known;
-  };
-  Loaded loaded{{}, true};
+struct Loaded {
+  std::vector<Library> libraries;
+  uint64_t additions = 0;  // How often a library was loaded so far.
+};
+
+// Without libraries when none was loaded since `additions`.
+Loaded LoadedSince(uint64_t additions) {
+  Loaded loaded{{}, additions};
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* data) {
-        static std::atomic<uint64_t> last_additions{0};
         auto* const loaded = static_cast<Loaded*>(data);
-        if (loaded->known) {
-          if (last_additions.exchange(info->dlpi_adds) == info->dlpi_adds) {
-            return 1;
-          }
-          loaded->known = false;
+        if (loaded->libraries.empty() && loaded->additions == info->dlpi_adds) {
+          return 1;
         }
+        loaded->additions = info->dlpi_adds;
         loaded->libraries.emplace_back(*info);
         return 0;
       },
       &loaded);
-  return std::move(loaded.libraries);
+  return loaded;
 }
 
 uintptr_t BaseOfThisModule() {
@@ -284,8 +281,9 @@ uintptr_t BaseOfThisModule() {
 }  // namespace
 
 void RedirectLookUps() {
-  const std::vector<Library> libraries = NewlyLoadedLibraries();
-  if (libraries.empty()) return;
+  static std::atomic<uint64_t> seen_additions{0};
+  const Loaded loaded = LoadedSince(seen_additions);
+  if (loaded.libraries.empty()) return;
   std::vector<Redirection> redirections = {
       {"_ZN3phi17DeviceContextPool3GetE", reinterpret_cast<void*>(&Get)},
       {"_ZN6paddle12experimental17DeviceContextPool3GetE",
@@ -300,7 +298,7 @@ void RedirectLookUps() {
        reinterpret_cast<void*>(&RunLegacyGradientOfThread),
        &run_legacy_gradient}};
   const uintptr_t own_base = BaseOfThisModule();
-  for (const auto& library : libraries) {
+  for (const auto& library : loaded.libraries) {
     if (library.Base() != own_base) library.Redirect(&redirections);
   }
   for (const auto& redirection : redirections) {
@@ -309,4 +307,5 @@ void RedirectLookUps() {
         "no library of this Paddle calls " + std::string(redirection.symbol) +
         " through a slot, so that threads cannot have streams of their own");
   }
+  seen_additions = loaded.additions;
 }

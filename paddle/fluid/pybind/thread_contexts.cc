@@ -66,7 +66,6 @@ void BindThreadContexts(py::module* m) {
 #endif
   m->attr("stream_types") = py::tuple(stream_types);
 
-  // The GIL is held wherever a context is made or goes, see NewStreamContext.
   py::class_<StreamContext>(*m, "StreamContext")
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
       .def(py::init([](phi::CUDAStream* stream) {
@@ -123,6 +122,8 @@ void BindThreadContexts(py::module* m) {
            const phi::OrderedProcessContextsGuard guard;
            return function(*args, **kwargs);
          });
+  m->def("is_capturing", &phi::IsCapturing);
+  m->def("keep_for_ever", [](const py::object& kept) { kept.inc_ref(); });
   m->def("places_apart", &phi::PlacesApart);
 }
 

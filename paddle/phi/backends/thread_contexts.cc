@@ -23,6 +23,7 @@
 #include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/common/memory_utils.h"
 #include "paddle/phi/core/device_context.h"
+#include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/api/profiler/event.h"
@@ -100,14 +101,6 @@ void SetAllocator(const Place& place,
       AllocatorFacade::Instance().GetAllocator(place, stream).get());
 }
 
-bool IsCapturing() {
-#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-  return backends::gpu::CUDAGraph::IsThisThreadCapturing();
-#else
-  return false;
-#endif
-}
-
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 bool IsOnStreamOf(const DeviceContext* one, const DeviceContext* other) {
   return static_cast<const GPUContext*>(one)->stream() ==
@@ -153,6 +146,13 @@ std::vector<std::pair<DeviceContext*, DeviceContext*>> ContextsApart() {
 }
 
 std::shared_ptr<DeviceContext> NewContext(const Place& place) {
+  PADDLE_ENFORCE_EQ(
+      IsCapturing(),
+      false,
+      common::errors::PreconditionNotMet(
+          "A stream of %s cannot be set on a thread for the first time while "
+          "the thread captures a CUDA graph. Set it before the capture begins.",
+          place));
   // The first context of a place gives the allocator its default stream.
   DeviceContextPool::Instance().Get(place);
   std::map<Place, std::shared_future<std::unique_ptr<DeviceContext>>> made;
@@ -167,6 +167,14 @@ std::shared_ptr<DeviceContext> NewContext(const Place& place) {
 
 }  // namespace
 
+bool IsCapturing() {
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  return backends::gpu::CUDAGraph::IsThisThreadCapturing();
+#else
+  return false;
+#endif
+}
+
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
   const Place place = stream->place();
@@ -179,6 +187,7 @@ std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
 }
 
 void UseMemoryOf(const CUDAStream& stream) {
+  if (IsCapturing()) return;
   const Place place = stream.place();
   SetAllocator(
       place, stream.raw_stream(), DeviceContextPool::Instance().Get(place));
@@ -274,12 +283,20 @@ std::vector<Place> PlacesApart() {
 }
 
 OrderedProcessContextsGuard::OrderedProcessContextsGuard()
-    : apart_(ContextsApart()) {
+    : apart_(IsCapturing() ? decltype(apart_)() : ContextsApart()),
+      guard_(IsCapturing() ? std::nullopt
+                           : std::make_optional<ProcessContextsGuard>()) {
   for (const auto& [own, process] : apart_) LetWait(process, own);
 }
 
 OrderedProcessContextsGuard::~OrderedProcessContextsGuard() {
-  for (const auto& [own, process] : apart_) LetWait(own, process);
+  for (const auto& [own, process] : apart_) {
+    try {
+      LetWait(own, process);
+    } catch (...) {  // NOLINT
+      // The device fails, and says so again at the thread's next call.
+    }
+  }
 }
 
 }  // namespace phi

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -50,9 +51,7 @@ using ThreadContexts = std::map<Place, std::shared_ptr<DeviceContext>>;
 
 // Returns a new context on the stream, which has to exist as long as the
 // context is used. It shares the generators and the memory of the host with the
-// context of the process, and has the allocator of its stream. To be called,
-// and the context to be destroyed, by one thread at a time: phi lists streams
-// without a lock.
+// context of the process, and has the allocator of its stream.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream);
 #endif
@@ -63,7 +62,8 @@ PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(
 
 // Gives the context of the process the allocator of a stream that it is about
 // to be bound to. Streams of CUDA leave that to the caller, who then would
-// share memory with those that stay on the stream of before.
+// share memory with those that stay on the stream of before. Does nothing while
+// the thread captures a CUDA graph.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API void UseMemoryOf(const CUDAStream& stream);
 #endif
@@ -74,6 +74,10 @@ PADDLE_API void UseMemoryOf(const stream::Stream& stream);
 // Makes the calling thread find what is in `contexts`, which has to stay as it
 // is until the thread calls this again or ends. Null: nothing of its own.
 PADDLE_API void UseThreadContexts(const ThreadContexts* contexts);
+
+// Whether the calling thread captures a CUDA graph: then no context can be
+// made.
+PADDLE_API bool IsCapturing();
 
 // Makes the calling thread the one that always finds the context of the process
 // where it has chosen none. To be called by the main thread before it binds
@@ -94,10 +98,10 @@ PADDLE_API void KeepDefaultContext(const Place& place,
 DeviceContext* FindThreadContext(const Place& place);
 
 // Returns the allocator of the stream that the calling thread's work goes to,
-// or null for the default stream: what is freed goes back to the memory of its
-// stream, where no other one takes it while work on it may be under way. Null
-// too while the thread captures a CUDA graph, which has its memory from a pool
-// of its own.
+// or null where no thread has ever set one: what is freed goes back to the
+// memory of its stream, where no other one takes it while work on it may be
+// under way. Null too while the thread captures a CUDA graph, which has its
+// memory from a pool of its own.
 PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 
 // Returns a number for the set of contexts that the calling thread finds, 0
@@ -123,7 +127,9 @@ class PADDLE_API ProcessContextsGuard {
 PADDLE_API std::vector<Place> PlacesApart();
 
 // A ProcessContextsGuard for work in order: on each device it comes after what
-// the thread has started before, and before what it starts afterwards.
+// the thread has started before, and before what it starts afterwards. The
+// thread has to keep its contexts meanwhile. Does nothing while the thread
+// captures a CUDA graph, which is a matter of its own context.
 class PADDLE_API OrderedProcessContextsGuard {
  public:
   OrderedProcessContextsGuard();
@@ -135,7 +141,7 @@ class PADDLE_API OrderedProcessContextsGuard {
  private:
   // The thread's contexts and the process's.
   const std::vector<std::pair<DeviceContext*, DeviceContext*>> apart_;
-  const ProcessContextsGuard guard_;
+  const std::optional<ProcessContextsGuard> guard_;
 };
 
 }  // namespace phi

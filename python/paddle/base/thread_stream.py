@@ -68,14 +68,12 @@ _native = _binding()
 # All keys are hashes of places, which is what Place's own equality compares.
 _default_streams: dict[int, StreamBase] = {}
 # The places whose default stream threads find where they have set none, since
-# the main thread has left it once.
-_left_by_main: set[int] = set()
+# the main thread has set a stream there once.
+_set_by_main: set[int] = set()
 # A context goes with its stream.
 _contexts: weakref.WeakKeyDictionary[StreamBase, Any] = (
     weakref.WeakKeyDictionary()
 )
-# What another thread uses, or used in the process that forked this one.
-_never_destroyed = []
 
 
 class _Own:
@@ -101,7 +99,7 @@ class _Own:
         else:
             # A fork drops what other threads had, whose work would be waited
             # for; the end of the interpreter what they have yet.
-            _never_destroyed.append((self._native, self.streams))
+            _native.keep_for_ever((self._native, self.streams))
 
 
 class _Local(threading.local):
@@ -146,8 +144,6 @@ def _default_stream(place: core.Place) -> StreamBase:
 def _context_of(stream: StreamBase) -> Any:
     context = _contexts.get(stream)
     if context is None:
-        if hasattr(_native, "redirect_look_ups"):
-            _native.redirect_look_ups()
         # Of two threads that come here at once both go on with one context.
         made = _native.StreamContext(stream)
         context = _contexts.setdefault(stream, made)
@@ -156,11 +152,11 @@ def _context_of(stream: StreamBase) -> Any:
 
 def _keep_default(place: core.Place) -> None:
     key = hash(place)
-    if key not in _left_by_main:
+    if key not in _set_by_main:
         context = _context_of(_default_stream(place))
         _native.become_main_thread()
         _native.keep_default_context(context)
-        _left_by_main.add(key)
+        _set_by_main.add(key)
 
 
 def set_stream(stream: StreamBase) -> StreamBase | None:
@@ -178,11 +174,19 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
     if _native is None or not isinstance(stream, _native.stream_types):
         return None
     place = stream.place
+    if hasattr(_native, "redirect_look_ups"):
+        _native.redirect_look_ups()
     if framework._is_main_thread():
-        _keep_default(place)
+        # In a capture no context can be made: then other threads are moved.
+        if not _native.is_capturing():
+            _keep_default(place)
         previous = _current(place)
         _native.use_memory_of(stream)
-        _bind_process_context(stream)
+        try:
+            _bind_process_context(stream)
+        except BaseException:
+            _native.use_memory_of(previous)
+            raise
         return previous
     default = _default_stream(place)
     own = _local.own
@@ -213,11 +217,20 @@ def with_streams_of_creator(
     Returns what a thread is to run that works for the calling one: `target`, on
     the streams that are current now.
     """
+    current = [
+        (_current(default.place), default)
+        for default in list(_default_streams.values())
+    ]
     streams = [
-        _current(default.place) for default in list(_default_streams.values())
+        stream
+        for stream, default in current
+        if stream.raw_stream != default.raw_stream
     ]
     if not streams:
         return target
+    for stream in streams:
+        # Where an error reaches somebody.
+        _context_of(stream)
 
     def on_streams_of_creator(*args: Any) -> None:
         for stream in streams:
@@ -262,7 +275,12 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     def function_on_process_contexts(*args: Any, **kwargs: Any) -> Any:
         if framework._is_main_thread():
             return function(*args, **kwargs)
-        return _native.with_process_contexts(function, *args, **kwargs)
+        # `function` may set a stream: what is current now is still waited for.
+        kept = _local.own.streams
+        try:
+            return _native.with_process_contexts(function, *args, **kwargs)
+        finally:
+            del kept
 
     return function_on_process_contexts
 
@@ -280,7 +298,7 @@ def enforce_process_streams(what: str) -> None:
             f"{what} waits for work on the stream of the process, but the "
             f"work of thread {threading.current_thread().name!r} on "
             f"{place} goes to another one. Please leave stream_guard "
-            "first, after stream.synchronize(), or use the main thread."
+            "first, after stream.synchronize(), here and on the main thread."
         )
 
 
@@ -294,10 +312,10 @@ def _make_forking_thread_the_main_one() -> None:
     own = _local.own.streams
     if own:
         # To destroy a context waits for work of threads that are not here.
-        _never_destroyed.append(own)
+        _native.keep_for_ever(own)
         _local.own.use({})
     _native.become_main_thread()
-    for key in _left_by_main - own.keys():
+    for key in _set_by_main - own.keys():
         set_stream(_default_streams[key])
     for stream, _ in own.values():
         set_stream(stream)
