@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from host_device_control import Operation, delay, take_trace
+from test_host_device import DEVICE_TYPE, name_of, setUpModule
 
 import paddle
 from paddle.device import Stream, current_stream, stream_guard
@@ -37,26 +38,15 @@ from paddle.nn.functional import relu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["setUpModule"]
+
 T = TypeVar("T")
 
-DEVICE_TYPE = "custom_cpu"
 WAIT_S = 60
 # Ample time, in microseconds, for what does not wait.
 DELAY = 300_000
 # So many numbers that the memory of a tensor is not shared with small ones.
 SIZE = 1 << 16
-
-
-def setUpModule() -> None:
-    if DEVICE_TYPE not in paddle.device.get_all_custom_device_type():
-        raise unittest.SkipTest(
-            f"there is no device type {DEVICE_TYPE}: build the plugin in "
-            "host_device/ and set CUSTOM_DEVICE_ROOT to its folder"
-        )
-
-
-def name_of(index: int) -> str:
-    return f"{DEVICE_TYPE}:{index}"
 
 
 def handle(stream: Stream) -> int:

@@ -27,6 +27,7 @@ import unittest
 
 import numpy as np
 from host_device_control import delay
+from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -34,8 +35,6 @@ from test_thread_stream_order import (
     filled,
     handle,
     in_thread,
-    name_of,
-    setUpModule,
     slow,
 )
 

@@ -26,10 +26,10 @@ import argparse
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
+from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
 from tools.tree import SUPPORTED
@@ -65,40 +65,8 @@ ON_TWO_DEVICES = [
 ]
 
 
-class Runner:
-    """A process that times calls under the Paddle of one environment."""
-
-    def __init__(self, python: Path, plugin: Path | None) -> None:
-        environ = {
-            k: v for k, v in os.environ.items() if "CUSTOM_DEVICE" not in k
-        }
-        if plugin:
-            environ["CUSTOM_DEVICE_ROOT"] = str(plugin)
-        self._process = subprocess.Popen(
-            [str(python), str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environ,
-        )
-        # Cores of a shared machine differ in speed from moment to moment.
-        os.sched_setaffinity(self._process.pid, [max(os.sched_getaffinity(0))])
-
-    def seconds(self, where: str, name: str) -> float:
-        """Returns what one call takes, over one round."""
-        number = NUMBERS[name]
-        self._process.stdin.write(f"{where}/{name} {number}\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline()) / number
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
 def measure(
-    stock: Runner, ours: Runner, cases: list[tuple[str, str]], rounds: int
+    stock: Worker, ours: Worker, cases: list[tuple[str, str]], rounds: int
 ) -> list[str]:
     """Returns a line of a Markdown table for each case."""
     lines = []
@@ -133,7 +101,12 @@ def main(argv: list[str] | None = None) -> int:
         ("One device, the CPU", None, ON_CPU),
         ("Two devices in turn", plugin, ON_TWO_DEVICES),
     ):
-        runners = [Runner(python, root) for python in (stock, ours)]
+        # Cores of a shared machine differ in speed from moment to moment.
+        core = {max(os.sched_getaffinity(0))}
+        workers = [
+            Worker(python, WORKER, NUMBERS, root, core)
+            for python in (stock, ours)
+        ]
         lines += [
             "",
             f"{title}:",
@@ -142,9 +115,9 @@ def main(argv: list[str] | None = None) -> int:
             "|---|---|---:|---:|---:|",
         ]
         print(*lines[-5:], sep="\n")
-        lines += measure(*runners, cases, args.rounds)
-        for runner in runners:
-            runner.close()
+        lines += measure(*workers, cases, args.rounds)
+        for worker in workers:
+            worker.close()
     args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"\nThe table is in {args.report}")

@@ -13,12 +13,13 @@
 # limitations under the License.
 """Runs timed cases under one Paddle, on demand.
 
-Reads lines `CASE NUMBER` and answers each with the seconds that NUMBER calls
-took. A case is named WHERE/WHAT: the thread it runs on, and what it calls.
+Reads lines `["seconds", WHERE, WHAT, NUMBER]`, in JSON, and answers each with
+the seconds that NUMBER calls took: the thread they run on, and what is called.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import timeit
@@ -76,16 +77,18 @@ def on_a_thread(function):
     return result[0]
 
 
-def while_another_has_a_device(function):
-    """Runs `function` here, while a thread with a device of its own waits."""
+def while_another_waits(inside, function):
+    """
+    Runs `function` here, while another thread waits in what it calls `inside`
+    with: a function to be called in the state that the thread is to be in.
+    """
     is_set, may_end = threading.Event(), threading.Event()
 
-    def own():
-        paddle.set_device(DEVICES[0])
+    def wait():
         is_set.set()
         may_end.wait()
 
-    thread = threading.Thread(target=own)
+    thread = threading.Thread(target=inside, args=(wait,))
     thread.start()
     is_set.wait()
     try:
@@ -96,33 +99,40 @@ def while_another_has_a_device(function):
 
 
 def with_a_device(function):
-    """Runs `function` on a thread that has set a device of its own."""
-
-    def own():
-        paddle.set_device(DEVICES[0])
-        return function()
-
-    return on_a_thread(own)
+    """Runs `function` on this thread, which has set a device of its own."""
+    paddle.set_device(DEVICES[0])
+    return function()
 
 
 WHERE = {
     "main": lambda function: function(),
     "child": on_a_thread,
-    "child with a device": with_a_device,
-    "main while a child has a device": while_another_has_a_device,
+    "child with a device": lambda f: on_a_thread(lambda: with_a_device(f)),
+    "main while a child has a device": lambda f: while_another_waits(
+        with_a_device, f
+    ),
 }
+
+
+def answer_questions(functions):
+    """
+    Calls, for each line of input, the function that it names with the arguments
+    that it has, and prints what that returns.
+    """
+    for line in sys.stdin:
+        function, *arguments = json.loads(line)
+        print(json.dumps(functions[function](*arguments)), flush=True)
 
 
 def main():
     what = calls()
     for call in what.values():
         call()
-    for line in sys.stdin:
-        case, number = line.rsplit(" ", 1)
-        where, _, name = case.partition("/")
-        call, count = what[name], int(number)
-        took = WHERE[where](lambda c=call, n=count: timeit.timeit(c, number=n))
-        print(took, flush=True)
+
+    def seconds(where, name, number):
+        return WHERE[where](lambda: timeit.timeit(what[name], number=number))
+
+    answer_questions({"seconds": seconds})
 
 
 if __name__ == "__main__":

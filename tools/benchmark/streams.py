@@ -24,22 +24,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tools.benchmark import devices
+from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
 from tools.tree import SUPPORTED
 from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("streams_worker.py")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 # Calls a round: about 5 ms each.
 NUMBERS = {
@@ -103,40 +103,6 @@ on the device, and not how fast a real one would be: one that a single request
 fills has nothing to gain from a second stream."""
 
 
-class Worker:
-    """A process that measures under the Paddle of one environment."""
-
-    def __init__(self, python: Path, plugin: Path, cores: set[int]) -> None:
-        self._process = subprocess.Popen(
-            [str(python), str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={
-                **os.environ,
-                "CUSTOM_DEVICE_ROOT": str(plugin),
-                "PYTHONPATH": str(REPO / "test" / "custom_runtime"),
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        os.sched_setaffinity(self._process.pid, cores)
-
-    def ask(self, *question: Any) -> Any:
-        """Returns what the worker answers."""
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
-
-    def seconds(self, where: str, name: str) -> float:
-        """Returns what one call takes, over one round."""
-        number = NUMBERS[name]
-        return self.ask("seconds", where, name, number) / number
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
 def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
     """Returns the table of what calls take, in Markdown."""
     lines = [
@@ -149,7 +115,9 @@ def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(
-                contextlib.closing(Worker(python, plugin, core))
+                contextlib.closing(
+                    Worker(python, WORKER, NUMBERS, plugin, core, **ONE_THREAD)
+                )
             )
             for python in pythons.values()
         ]
@@ -166,7 +134,12 @@ def services(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
             name: stack.enter_context(
                 contextlib.closing(
                     Worker(
-                        pythons[service.wheel], plugin, os.sched_getaffinity(0)
+                        pythons[service.wheel],
+                        WORKER,
+                        NUMBERS,
+                        plugin,
+                        os.sched_getaffinity(0),
+                        **ONE_THREAD,
                     )
                 )
             )

@@ -21,14 +21,17 @@ on the search path.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
-import sys
 import threading
 import time
 
 import numpy as np
-from devices_worker import DEVICES, on_a_thread
+from devices_worker import (
+    DEVICES,
+    answer_questions,
+    on_a_thread,
+    while_another_waits,
+)
 from host_device_control import delay
 
 import paddle
@@ -90,24 +93,6 @@ def on_a_stream(stream, function):
         paddle.device.set_stream(previous)
 
 
-def while_another_is(on_stream, function):
-    """Runs `function` here, while another thread waits with a stream set."""
-    is_set, may_end = threading.Event(), threading.Event()
-
-    def wait():
-        is_set.set()
-        may_end.wait()
-
-    thread = threading.Thread(target=on_a_stream, args=(on_stream, wait))
-    thread.start()
-    is_set.wait()
-    try:
-        return function()
-    finally:
-        may_end.set()
-        thread.join()
-
-
 class Calls:
     """Times calls on threads that have set a stream and that have not."""
 
@@ -125,8 +110,8 @@ class Calls:
             "child with a stream": lambda f: on_a_thread(
                 lambda: on_a_stream(own, f)
             ),
-            "main while a child has a stream": lambda f: while_another_is(
-                own, f
+            "main while a child has a stream": lambda f: while_another_waits(
+                lambda wait: on_a_stream(own, wait), f
             ),
         }
 
@@ -202,10 +187,7 @@ class Service:
 
 def main():
     paddle.set_device(DEVICES[0])
-    functions = {"seconds": Calls().seconds, "serve": Service().serve}
-    for line in sys.stdin:
-        function, *arguments = json.loads(line)
-        print(json.dumps(functions[function](*arguments)), flush=True)
+    answer_questions({"seconds": Calls().seconds, "serve": Service().serve})
 
 
 if __name__ == "__main__":
