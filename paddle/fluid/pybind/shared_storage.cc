@@ -22,7 +22,9 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "paddle/common/flags.h"
 #include "paddle/phi/core/enforce.h"
@@ -32,6 +34,7 @@
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_storage.h"
 #include "paddle/utils/pybind.h"
+#include "pybind11/numpy.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
@@ -46,12 +49,18 @@ namespace {
 using memory::allocation::CudaIPCDriver;
 using memory::allocation::CudaIPCHeap;
 using memory::allocation::CudaStreamOf;
+using memory::allocation::EnforceHasSize;
+using memory::allocation::IsInSharedMemory;
 using memory::allocation::IsOnHost;
+using memory::allocation::MoveIntoSharedMemory;
 using memory::allocation::RaisingPaddleErrors;
 using memory::allocation::RebuildDenseTensor;
+using memory::allocation::RebuildViews;
 using memory::allocation::ShareCudaTensor;
+using memory::allocation::SharedAllocator;
 using memory::allocation::ShareDenseTensor;
 using memory::allocation::SharedHeap;
+using memory::allocation::SharedView;
 using memory::allocation::SharingStrategy;
 
 // Below this, taking the GIL again costs more than the copy.
@@ -115,18 +124,22 @@ void WaitWithoutGil(const std::function<void()>& wait) {
   PyEval_RestoreThread(state);
 }
 
+// Runs a call that may copy the storage of a tensor.
+template <typename Call>
+void Copying(const phi::DenseTensor& tensor, const Call& call) {
+  if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
+    WithoutGil(call);
+  } else {
+    call();
+  }
+}
+
 // A copy of the tensor, since other threads run while the GIL is released.
 py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
-  bool large = tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil;
   std::string handle;
-  auto share = [&] {
+  Copying(tensor, [&] {
     handle = ShareDenseTensor(std::move(tensor), Strategy(), long_lived);
-  };
-  if (large) {
-    WithoutGil(share);
-  } else {
-    share();
-  }
+  });
   return py::bytes(handle);
 }
 
@@ -149,12 +162,6 @@ py::object Share(phi::DenseTensor tensor,
   return py::bytes(*handle);
 }
 
-std::shared_ptr<phi::DenseTensor> Rebuild(const std::string& handle,
-                                          const py::function& stream_of) {
-  return std::make_shared<phi::DenseTensor>(
-      RebuildDenseTensor(handle, StreamOf(stream_of)));
-}
-
 const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
   static const phi::DenseTensor uninitialized;
   if (!tensor.impl()) return uninitialized;
@@ -165,6 +172,44 @@ const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
           "Only dense tensors go to another process, this is another kind. "
           "Send the dense tensors that it is made of."));
   return *dense;
+}
+
+// A tensor of Python's.
+py::object ToPython(phi::DenseTensor dense, const char* kind) {
+  paddle::Tensor tensor(std::make_shared<phi::DenseTensor>(std::move(dense)));
+  // A name of its own, which optimizers and to_static know tensors by.
+  static std::atomic<uint64_t> count{0};
+  tensor.set_name(
+      kind + std::to_string(count.fetch_add(1, std::memory_order_relaxed)));
+  return py::reinterpret_steal<py::object>(ToPyObject(tensor));
+}
+
+// Memory that holds anything.
+phi::DenseTensor Empty(const std::vector<int64_t>& shape, phi::DataType dtype) {
+  phi::DenseTensorMeta meta(dtype, common::make_ddim(shape));
+  EnforceHasSize(meta);
+  return phi::DenseTensor(SharedAllocator(Strategy()), meta);
+}
+
+// The bytes of a tensor, which stay as long as the array or a view of it.
+py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
+  PADDLE_ENFORCE_EQ(
+      IsOnHost(tensor.place()) && tensor.meta().is_contiguous(),
+      true,
+      common::errors::InvalidArgument(
+          "The tensor must be contiguous and in host memory, but it is on %s "
+          "with strides [%s].",
+          tensor.place(),
+          tensor.strides()));
+  using Holder = std::shared_ptr<phi::Allocation>;
+  auto holder = std::make_unique<Holder>(tensor.Holder());
+  py::capsule kept(holder.get(), [](void* pointer) {
+    std::unique_ptr<Holder> dropped(static_cast<Holder*>(pointer));
+  });
+  holder.release();
+  return py::array_t<uint8_t>(tensor.numel() * phi::SizeOf(tensor.dtype()),
+                              static_cast<const uint8_t*>(tensor.data()),
+                              kept);
 }
 
 // Makes a DenseTensor that refers to the inside of a Tensor keep the inside.
@@ -206,6 +251,26 @@ void BindSharedStorage(py::module* m) {
          [](const phi::DenseTensor& tensor, const py::function& stream_of) {
            return Share(tensor, false, stream_of);
          });
+  m->def("move", [](const paddle::Tensor& tensor, bool long_lived) {
+    // A copy, since other threads run while the GIL is released.
+    phi::DenseTensor dense = DenseTensorOf(tensor);
+    Copying(dense, [&] {
+      MoveIntoSharedMemory(std::move(dense), Strategy(), long_lived);
+    });
+  });
+  m->def("is_shared", [](const paddle::Tensor& tensor) {
+    return IsInSharedMemory(DenseTensorOf(tensor));
+  });
+  m->def("empty", [](const std::vector<int64_t>& shape, phi::DataType dtype) {
+    return ToPython(Empty(shape, dtype), "shared_tensor_");
+  });
+  m->def("array_of", [](const paddle::Tensor& tensor) {
+    return ArrayOf(DenseTensorOf(tensor));
+  });
+  // What HostContext of thread_contexts.cc takes.
+  m->def("allocator", [] {
+    return py::capsule(SharedAllocator(Strategy()), "phi::Allocator");
+  });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
   m->def("rebuild_dense_tensor",
          [](const std::string& handle, const py::function& stream_of) {
@@ -213,20 +278,28 @@ void BindSharedStorage(py::module* m) {
          });
   m->def("rebuild_tensor",
          [](const std::string& handle, const py::function& stream_of) {
-           paddle::Tensor tensor(Rebuild(handle, stream_of));
-           // A name of its own, which optimizers and to_static know tensors by.
-           static std::atomic<uint64_t> count{0};
-           tensor.set_name(
-               "received_tensor_" +
-               std::to_string(count.fetch_add(1, std::memory_order_relaxed)));
-           return py::reinterpret_steal<py::object>(ToPyObject(tensor));
+           return ToPython(RebuildDenseTensor(handle, StreamOf(stream_of)),
+                           "received_tensor_");
+         });
+  m->def("rebuild_in",
+         [](py::handle tensor,
+            const std::string& handle,
+            const py::function& stream_of) {
+           CastPyArg2Tensor(tensor.ptr(), 0)
+               .set_impl(std::make_shared<phi::DenseTensor>(
+                   RebuildDenseTensor(handle, StreamOf(stream_of))));
          });
   m->def(
-      "rebuild_in",
-      [](py::handle tensor,
-         const std::string& handle,
-         const py::function& stream_of) {
-        CastPyArg2Tensor(tensor.ptr(), 0).set_impl(Rebuild(handle, stream_of));
+      "rebuild_views",
+      [](const std::string& handle,
+         const std::vector<
+             std::tuple<phi::DataType, std::vector<int64_t>, uint64_t>>& of) {
+        std::vector<SharedView> views;
+        views.reserve(of.size());
+        for (const auto& [dtype, dims, offset] : of) {
+          views.push_back({dtype, dims, offset});
+        }
+        return RebuildViews(handle, views);
       });
   m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
     if (tensor.impl()) KeepAlive(inside, tensor);

@@ -15,11 +15,13 @@
 #include "paddle/fluid/pybind/thread_contexts.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "paddle/phi/backends/thread_contexts.h"
 #include "paddle/phi/core/device_context.h"
+#include "paddle/phi/core/generator.h"
 #include "pybind11/stl.h"
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/core/cuda_stream.h"
@@ -42,6 +44,11 @@ struct StreamContext {
 // The same, and what keeps the stream of the context.
 struct KeptStream {
   py::object stream;
+  std::shared_ptr<phi::DeviceContext> context;
+};
+
+// Python sees it as what keeps it, too.
+struct HostContext {
   std::shared_ptr<phi::DeviceContext> context;
 };
 
@@ -97,7 +104,20 @@ void BindThreadContexts(py::module* m) {
             return made;
           }));
 
-  // Python keeps `contexts` while the thread uses it.
+  py::class_<HostContext>(*m, "HostContext")
+      .def(py::init([](const std::optional<py::capsule>& allocator,
+                       std::shared_ptr<phi::Generator> generator) {
+             return HostContext{phi::NewHostContext(
+                 allocator ? allocator->get_pointer<phi::Allocator>() : nullptr,
+                 std::move(generator))};
+           }),
+           py::arg("allocator"),
+           py::arg("generator"));
+
+  // Python keeps what it passes here while the thread uses it.
+  m->def("use_host_context", [](const HostContext* host) {
+    phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
+  });
   m->def("use_thread_contexts", [](const Contexts* contexts) {
     phi::UseThreadContexts(contexts == nullptr ? nullptr : &contexts->by_place);
   });

@@ -24,6 +24,7 @@
 #include "paddle/phi/common/memory_utils.h"
 #include "paddle/phi/core/device_context.h"
 #include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/generator.h"
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/api/profiler/event.h"
@@ -54,6 +55,7 @@ struct Defaults {
 // Has no destructor: a thread may free tensors while it ends.
 struct Thread {
   const ThreadContexts* own = nullptr;
+  DeviceContext* host = nullptr;
   bool is_main = false;
   bool is_guarded = false;
 };
@@ -146,13 +148,6 @@ std::vector<std::pair<DeviceContext*, DeviceContext*>> ContextsApart() {
 }
 
 std::shared_ptr<DeviceContext> NewContext(const Place& place) {
-  PADDLE_ENFORCE_EQ(
-      IsCapturing(),
-      false,
-      common::errors::PreconditionNotMet(
-          "A stream of %s cannot be set on a thread for the first time while "
-          "the thread captures a CUDA graph. Set it before the capture begins.",
-          place));
   // The first context of a place gives the allocator its default stream.
   DeviceContextPool::Instance().Get(place);
   std::map<Place, std::shared_future<std::unique_ptr<DeviceContext>>> made;
@@ -178,6 +173,13 @@ bool IsCapturing() {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
   const Place place = stream->place();
+  PADDLE_ENFORCE_EQ(
+      IsCapturing(),
+      false,
+      common::errors::PreconditionNotMet(
+          "A stream of %s cannot be set on a thread for the first time while "
+          "the thread captures a CUDA graph. Set it before the capture begins.",
+          place));
   auto context = NewContext(place);
   SetAllocator(place, stream->raw_stream(), context.get());
   // The stream that the context was made with goes.
@@ -211,6 +213,22 @@ void UseMemoryOf(const stream::Stream& stream) {
 }
 #endif
 
+std::shared_ptr<DeviceContext> NewHostContext(
+    Allocator* allocator, std::shared_ptr<Generator> generator) {
+  auto context = NewContext(CPUPlace());
+  if (allocator != nullptr) {
+    context->SetAllocator(allocator);
+    context->SetHostAllocator(allocator);
+  }
+  if (generator == nullptr) return context;
+  context->SetGenerator(generator.get());
+  context->SetHostGenerator(generator.get());
+  auto* const kept = context.get();
+  return {kept, [context, generator](DeviceContext*) {}};
+}
+
+void UseHostContext(DeviceContext* context) { this_thread.host = context; }
+
 void UseThreadContexts(const ThreadContexts* contexts) {
   this_thread.own = contexts;
 }
@@ -235,6 +253,7 @@ void KeepDefaultContext(const Place& place,
 DeviceContext* FindThreadContext(const Place& place) {
   const Thread& thread = this_thread;
   if (thread.is_guarded) return nullptr;
+  if (place.GetType() == AllocationType::CPU) return thread.host;
   if (thread.own != nullptr) {
     if (auto* context = Find(*thread.own, place)) return context;
   }

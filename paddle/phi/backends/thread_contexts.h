@@ -29,6 +29,7 @@ namespace phi {
 class Allocator;
 class CUDAStream;
 class DeviceContext;
+class Generator;
 
 namespace stream {
 class Stream;
@@ -43,7 +44,8 @@ class Stream;
 // own, which the main thread alone binds to the stream that it sets.
 //
 // A look-up finds, in this order, unless a ProcessContextsGuard is alive:
-//   - the context that the calling thread has chosen for the place;
+//   - the context that the calling thread has chosen for the place, the host
+//     included, which has no streams;
 //   - where the main thread has ever set a stream, and on other threads of the
 //     application, the one that is bound to the place's default stream;
 //   - the context of the process.
@@ -70,6 +72,16 @@ PADDLE_API void UseMemoryOf(const CUDAStream& stream);
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
 PADDLE_API void UseMemoryOf(const stream::Stream& stream);
 #endif
+
+// Returns a new context of the host. Operators on it allocate from `allocator`,
+// which is never destroyed, and draw random numbers from `generator`; null:
+// what the context of the process has.
+PADDLE_API std::shared_ptr<DeviceContext> NewHostContext(
+    Allocator* allocator, std::shared_ptr<Generator> generator);
+
+// Makes the calling thread find `context` for the host until it calls this
+// again or ends. Null: that of the process.
+PADDLE_API void UseHostContext(DeviceContext* context);
 
 // Makes the calling thread find what is in `contexts`, which has to stay as it
 // is until the thread calls this again or ends. Null: nothing of its own.

@@ -103,6 +103,20 @@ TEST(AGuardHidesAllButTheContextsOfTheProcess) {
   });
 }
 
+TEST(AThreadFindsTheContextOfTheHostThatItHasChosenAndNobodyElseDoes) {
+  const Context host = NewContext();
+  phi::UseHostContext(host.get());
+  CHECK(phi::FindThreadContext(phi::CPUPlace()) == host.get());
+  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+  OnThread([] { CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr); });
+  {
+    const phi::ProcessContextsGuard guard;
+    CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr);
+  }
+  phi::UseHostContext(nullptr);
+  CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr);
+}
+
 TEST(FollowersLookUpWhileDefaultContextsAreKept) {
   std::vector<Context> kept;
   for (int id = 0; id < kDevices; ++id) kept.push_back(NewContext());

@@ -71,6 +71,14 @@ TEST_BOTH(StrategiesHaveSegmentsOfTheirOwn) {
   CHECK(Heap().Stats().segments == 2);
 }
 
+TEST_BOTH(TheAddressesOfABlockAreKnownAsLongAsItIsHeld) {
+  const SharedBlock block = Heap().Allocate(strategy, 4096);
+  CHECK(Heap().Has(block.data) && Heap().Has(block.data + 4095));
+  CHECK(!Heap().Has(block.data + block.capacity) && !Heap().Has(&block));
+  Heap().Release(block);
+  CHECK(!Heap().Has(block.data));
+}
+
 TEST_BOTH(AnAddressInABlockIsSentWithItsOffset) {
   const SharedBlock before = Heap().Allocate(strategy, 4096);
   const SharedBlock block = Heap().Allocate(strategy, 4096);

@@ -357,7 +357,22 @@ void EnforceHasHandle(const phi::DenseTensor& tensor) {
           tensor.Holder()->size()));
 }
 
+void EnforceHasSize(const phi::DenseTensorMeta& meta) {
+  PADDLE_ENFORCE_EQ(
+      IsKnown(meta.dtype) && SpanOf(meta).has_value(),
+      true,
+      common::errors::InvalidArgument(
+          "The shape and the data type of a tensor must give a size in bytes, "
+          "but received shape [%s] and data type %s.",
+          meta.dims,
+          phi::DataTypeToString(meta.dtype)));
+}
+
 void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size) {
+  PADDLE_ENFORCE_EQ(
+      IsKnown(meta.dtype),
+      true,
+      HandleReader::Broken("unknown data type", static_cast<int>(meta.dtype)));
   std::optional<Span> span = SpanOf(meta);
   PADDLE_ENFORCE_EQ(
       span && span->FitsIn(size, meta.offset),

@@ -41,6 +41,8 @@ struct SharedTensorHandle {
 
 // Raises an error if no handle can say what the tensor is.
 void EnforceHasHandle(const phi::DenseTensor& tensor);
+// Raises an error if a tensor of a shape and a data type cannot have memory.
+void EnforceHasSize(const phi::DenseTensorMeta& meta);
 // Raises an error if what a handle says reaches out of `size` bytes.
 void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size);
 

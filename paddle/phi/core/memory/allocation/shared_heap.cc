@@ -462,9 +462,8 @@ bool SharedHeap::Bind(const SharedBlock& block,
   return true;
 }
 
-std::optional<SharedMessage> SharedHeap::Send(const void* address) {
+std::optional<SharedHeap::Location> SharedHeap::Find(const void* address) {
   const char* byte = static_cast<const char*>(address);
-  std::lock_guard<std::mutex> guard(mutex_);
   auto next = by_address_.upper_bound(byte);
   if (next == by_address_.begin()) return std::nullopt;
   Attached& attached = *std::prev(next)->second;
@@ -474,14 +473,26 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address) {
   if (after == attached.holds.begin()) return std::nullopt;
   auto& [start, hold] = *std::prev(after);
   if (offset - start >= hold.capacity) return std::nullopt;
-  SegmentId id = attached.segment->id();
-  if (id.strategy == SharingStrategy::kFileDescriptor) {
-    id.fd = attached.segment->fd();
-  }
+  return Location{&attached, &hold, offset - start};
+}
+
+std::optional<SharedMessage> SharedHeap::Send(const void* address) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  std::optional<Location> found = Find(address);
+  if (!found) return std::nullopt;
+  SharedSegment& segment = *found->attached->segment;
+  SegmentId id = segment.id();
+  if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
   if (++last_nonce_ == 0) ++last_nonce_;
-  SharedTicket ticket = attached.segment->ledger().IssueTicket(
-      hold.index, last_nonce_, NowNanoseconds());
-  return SharedMessage{id, hold.index, hold.generation, ticket, offset - start};
+  SharedTicket ticket = segment.ledger().IssueTicket(
+      found->hold->index, last_nonce_, NowNanoseconds());
+  return SharedMessage{
+      id, found->hold->index, found->hold->generation, ticket, found->offset};
+}
+
+bool SharedHeap::Has(const void* address) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return Find(address).has_value();
 }
 
 SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {

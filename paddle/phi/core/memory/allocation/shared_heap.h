@@ -182,6 +182,8 @@ class SharedHeap {
             const std::function<bool()>& take_over);
   // A message for the block that has the address; none if no block has it.
   std::optional<SharedMessage> Send(const void* address);
+  // Whether a block that this process holds has the address.
+  bool Has(const void* address);
 
   struct Received {
     SharedBlock block;
@@ -241,6 +243,13 @@ class SharedHeap {
   class Locked;
 
   SharedHeap();
+
+  struct Location {
+    Attached* attached;
+    Hold* hold;
+    uint64_t offset;  // in the block
+  };
+  std::optional<Location> Find(const void* address);
 
   Received ReceiveBlock(const SharedMessage& message,
                         Inheritance inheritance,

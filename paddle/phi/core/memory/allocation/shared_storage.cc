@@ -52,16 +52,37 @@ class MovedStorage : public StorageWatcher {
   SharedBlock block_;
 };
 
-// A storage that came from another process.
-class ReceivedStorage : public Allocation {
+// A storage that was never elsewhere: it came from another process, or was
+// allocated in shared memory.
+class BlockStorage : public Allocation {
  public:
-  explicit ReceivedStorage(const SharedBlock& block)
+  explicit BlockStorage(const SharedBlock& block)
       : Allocation(block.data, block.capacity, phi::CPUPlace()),
         block_(block) {}
-  ~ReceivedStorage() override { SharedHeap::Instance().Release(block_); }
+  ~BlockStorage() override { SharedHeap::Instance().Release(block_); }
 
  private:
   SharedBlock block_;
+};
+
+class BlockAllocator : public phi::Allocator {
+ public:
+  explicit BlockAllocator(SharingStrategy strategy) : strategy_(strategy) {}
+
+  // Nothing is bound to the block: who receives a message for it in this
+  // process gets a storage of their own over the same memory.
+  AllocationPtr Allocate(size_t size) override {
+    SharedBlock block = RaisingPaddleErrors(
+        [&] { return SharedHeap::Instance().Allocate(strategy_, size); });
+    return {std::make_unique<BlockStorage>(block).release(), [](auto* storage) {
+              std::unique_ptr<phi::Allocation> dropped(storage);
+            }};
+  }
+
+  bool IsAllocThreadSafe() const override { return true; }
+
+ private:
+  const SharingStrategy strategy_;
 };
 
 // Takes the pages that lie wholly in a range from it; it reads as anything.
@@ -77,11 +98,26 @@ void DiscardPages(void* start, size_t size) {
   }
 }
 
+void EnforceOnHost(const phi::Place& place) {
+  PADDLE_ENFORCE_EQ(
+      IsOnHost(place),
+      true,
+      common::errors::Unimplemented(
+          "A tensor on %s cannot be put into shared memory of the host. Send "
+          "tensor.cpu() instead.",
+          place));
+}
+
+// Where a tensor begins if its storage begins there.
+const char* FirstElement(const phi::DenseTensor& tensor, const void* storage) {
+  return static_cast<const char*>(storage) + tensor.meta().offset;
+}
+
 // Moves the storage that was seen at `old`, unless another thread has done so.
-void MoveToSharedMemory(const std::shared_ptr<phi::Allocation>& holder,
-                        void* old,
-                        SharingStrategy strategy,
-                        bool long_lived) {
+void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
+                 void* old,
+                 SharingStrategy strategy,
+                 bool long_lived) {
   PADDLE_ENFORCE_EQ(
       StorageWatcher::CanWatch(holder),
       true,
@@ -103,7 +139,7 @@ void MoveToSharedMemory(const std::shared_ptr<phi::Allocation>& holder,
   if (!taken_over) {
     heap.Release(block);
   } else if (long_lived && holder.use_count() == 2) {
-    // Only the tensor and its copy that is being sent have the storage, so
+    // Only the tensor and its copy that was passed here have the storage, so
     // nobody has the old address. For a tensor that is dropped soon it would
     // only cost time.
     DiscardPages(old, holder->size());
@@ -117,7 +153,7 @@ std::shared_ptr<phi::Allocation> StorageOf(const SharedMessage& message) {
     return std::static_pointer_cast<phi::Allocation>(received.storage);
   }
   std::shared_ptr<phi::Allocation> storage =
-      std::make_shared<ReceivedStorage>(received.block);
+      std::make_shared<BlockStorage>(received.block);
   heap.Bind(received.block, storage, [] { return true; });
   return storage;
 }
@@ -131,29 +167,48 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
   SharedTensorHandle handle{tensor.meta(), {}};
   if (tensor.numel() > 0) {
     const std::shared_ptr<phi::Allocation>& holder = tensor.Holder();
-    PADDLE_ENFORCE_EQ(
-        IsOnHost(holder->place()),
-        true,
-        common::errors::Unimplemented(
-            "A tensor on %s cannot be put into shared memory of the host. Send "
-            "tensor.cpu() instead.",
-            holder->place()));
+    EnforceOnHost(holder->place());
     RaisingPaddleErrors([&] {
       SharedHeap& heap = SharedHeap::Instance();
       void* seen = holder->ptr();
-      auto send_from = [&](void* storage) {
-        return heap.Send(static_cast<const char*>(storage) +
-                         tensor.meta().offset);
-      };
-      std::optional<SharedMessage> message = send_from(seen);
+      auto message = heap.Send(FirstElement(tensor, seen));
       if (!message) {
-        MoveToSharedMemory(holder, seen, strategy, long_lived);
-        message = send_from(holder->ptr());
+        MoveStorage(holder, seen, strategy, long_lived);
+        message = heap.Send(FirstElement(tensor, holder->ptr()));
       }
       handle.memory = *message;
     });
   }
   return handle.Encode();
+}
+
+void MoveIntoSharedMemory(phi::DenseTensor tensor,
+                          SharingStrategy strategy,
+                          bool long_lived) {
+  EnforceHasHandle(tensor);
+  if (tensor.numel() == 0) return;
+  const std::shared_ptr<phi::Allocation>& holder = tensor.Holder();
+  EnforceOnHost(holder->place());
+  void* seen = holder->ptr();
+  if (SharedHeap::Instance().Has(FirstElement(tensor, seen))) return;
+  RaisingPaddleErrors([&] { MoveStorage(holder, seen, strategy, long_lived); });
+}
+
+bool IsInSharedMemory(const phi::DenseTensor& tensor) {
+  return tensor.Holder() && tensor.numel() > 0 &&
+         SharedHeap::Instance().Has(
+             FirstElement(tensor, tensor.Holder()->ptr()));
+}
+
+phi::Allocator* SharedAllocator(SharingStrategy strategy) {
+  // Never destroyed: tensors may be made after static destructors ran.
+  static auto& file_system =
+      *std::make_unique<BlockAllocator>(SharingStrategy::kFileSystem).release();
+  static auto& file_descriptor =
+      *std::make_unique<BlockAllocator>(SharingStrategy::kFileDescriptor)
+           .release();
+  return strategy == SharingStrategy::kFileSystem ? &file_system
+                                                  : &file_descriptor;
 }
 
 bool IsOnHost(const phi::Place& place) {
@@ -187,6 +242,32 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle,
   });
   EnforceFits(decoded.meta, storage->size());
   return phi::DenseTensor(storage, decoded.meta);
+}
+
+std::vector<phi::DenseTensor> RebuildViews(
+    const std::string& handle, const std::vector<SharedView>& views) {
+  SharedTensorHandle decoded = SharedTensorHandle::Decode(handle);
+  const auto* message = std::get_if<SharedMessage>(&decoded.memory);
+  PADDLE_ENFORCE_NOT_NULL(
+      message,
+      common::errors::InvalidArgument(
+          "Views are rebuilt in shared memory of the host, but received the "
+          "handle of a tensor that is not there."));
+  const std::shared_ptr<phi::Allocation> storage =
+      RaisingPaddleErrors([&] { return StorageOf(*message); });
+  const uint64_t start = message->offset;
+  std::vector<phi::DenseTensor> tensors;
+  tensors.reserve(views.size());
+  for (const SharedView& view : views) {
+    phi::DenseTensorMeta meta(view.dtype,
+                              common::make_ddim(view.dims),
+                              phi::DataLayout::NCHW,
+                              view.offset);
+    EnforceFits(meta, storage->size() - start);
+    meta.offset += start;
+    tensors.emplace_back(storage, meta);
+  }
+  return tensors;
 }
 
 }  // namespace allocation

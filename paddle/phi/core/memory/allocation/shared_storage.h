@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
@@ -47,6 +48,18 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived);
 
+// Does the same without a handle. Of a tensor without elements nothing is
+// moved.
+void MoveIntoSharedMemory(phi::DenseTensor tensor,
+                          SharingStrategy strategy,
+                          bool long_lived);
+
+// Whether the storage of a tensor is in shared memory of the host.
+bool IsInSharedMemory(const phi::DenseTensor& tensor);
+
+// Allocates straight in shared memory. Never destroyed, and thread-safe.
+phi::Allocator* SharedAllocator(SharingStrategy strategy);
+
 // Whether memory of a place can be moved into shared memory of the host.
 bool IsOnHost(const phi::Place& place);
 
@@ -60,6 +73,18 @@ bool IsInOwnFile(const phi::DenseTensor& tensor);
 // is on a GPU may be used by the stream that `stream_of` names.
 phi::DenseTensor RebuildDenseTensor(const std::string& handle,
                                     const CudaStreamOf& stream_of);
+
+// A contiguous tensor in the bytes of another one.
+struct SharedView {
+  phi::DataType dtype;
+  std::vector<int64_t> dims;
+  uint64_t offset;  // bytes
+};
+
+// The tensors that lie in the bytes of a tensor of the host, which is that of a
+// handle. They share its storage. The views may come from anyone, too.
+std::vector<phi::DenseTensor> RebuildViews(
+    const std::string& handle, const std::vector<SharedView>& views);
 
 }  // namespace allocation
 }  // namespace memory

@@ -1,0 +1,208 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+import threading
+import unittest
+from multiprocessing import get_context
+
+import numpy as np
+from shared_tensor_base import Peer
+from thread_device_base import in_thread
+
+import paddle
+from paddle.base import core
+from paddle.base.host_context import host_context
+from paddle.base.shared_storage import native
+
+
+def seeded(seed):
+    generator = core.Generator()
+    generator.manual_seed(seed)
+    return generator
+
+
+def draw(count=4):
+    return paddle.rand([count]).tolist()
+
+
+def is_shared():
+    return native.is_shared(paddle.zeros([2]))
+
+
+class HostTestCase(unittest.TestCase):
+    def setUp(self):
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device("cpu")
+
+
+class TestRandomNumbers(HostTestCase):
+    def test_operators_draw_from_the_generator_that_is_given(self):
+        expected = {
+            "rand": lambda: paddle.rand([3]),
+            "randperm": lambda: paddle.randperm(9),
+            "normal": lambda: paddle.normal(shape=[3]),
+            "dropout": lambda: paddle.nn.functional.dropout(paddle.ones([9])),
+            "parameter": lambda: paddle.nn.Linear(3, 3).weight,
+        }
+        for name, operator in expected.items():
+            with self.subTest(name), host_context(generator=seeded(5)):
+                first = operator().numpy()
+            with self.subTest(name), host_context(generator=seeded(5)):
+                np.testing.assert_array_equal(operator().numpy(), first)
+                self.assertTrue((operator().numpy() != first).any())
+
+    def test_the_sequence_of_the_process_goes_on_as_if_nothing_was_drawn(self):
+        paddle.seed(3)
+        expected = draw(8)
+        paddle.seed(3)
+        before = draw()
+        with host_context(generator=seeded(5)):
+            draw()
+        self.assertEqual(before + draw(), expected)
+
+    def test_a_sequence_goes_on_when_its_generator_is_used_again(self):
+        with host_context(generator=seeded(5)):
+            expected = draw(8)
+        generator = seeded(5)
+        with host_context(generator=generator):
+            first = draw()
+        with host_context(generator=generator):
+            self.assertEqual(first + draw(), expected)
+
+    def test_the_generator_stays_as_long_as_it_is_used(self):
+        with host_context(generator=seeded(5)):
+            first = draw()
+            filler = [seeded(n) for n in range(100)]
+            self.assertNotEqual(draw(), first)
+            del filler
+
+
+class TestMemory(HostTestCase):
+    def test_operators_allocate_where_they_are_told_to(self):
+        x = paddle.ones([2, 2])
+        operators = {
+            "zeros": lambda: paddle.zeros([3]),
+            "empty": lambda: paddle.empty([3]),
+            "to_tensor": lambda: paddle.to_tensor(np.ones(3)),
+            "stack": lambda: paddle.stack([x, x]),
+            "matmul": lambda: x @ x,
+            "cast": lambda: x.astype("int64"),
+            "rand": lambda: paddle.rand([3]),
+        }
+        for name, operator in operators.items():
+            self.assertFalse(native.is_shared(operator()), name)
+            with host_context(allocator=native.allocator()):
+                self.assertTrue(native.is_shared(operator()), name)
+        self.assertFalse(is_shared())
+
+    def test_gradients_are_allocated_there_too(self):
+        weight = paddle.nn.Linear(3, 3).weight
+        with host_context(allocator=native.allocator()):
+            (weight * 2).sum().backward()
+        self.assertTrue(native.is_shared(weight.grad))
+
+    def test_what_was_allocated_is_freed_outside(self):
+        used = native.stats()["used"]
+        with host_context(allocator=native.allocator()):
+            x = paddle.ones([1000])
+        self.assertGreaterEqual(native.stats()["used"], used + 4000)
+        del x
+        self.assertEqual(native.stats()["used"], used)
+
+    def test_there_is_an_error_when_no_memory_is_left(self):
+        self.addCleanup(native.set_limit, native.stats()["limit"])
+        native.collect(None)
+        native.set_limit(native.stats()["reserved"] + 2**20)
+        with host_context(allocator=native.allocator()):
+            with self.assertRaisesRegex(MemoryError, "set_shared_memory_limit"):
+                paddle.zeros([2**20])
+            self.assertTrue(is_shared())
+
+
+class TestScope(HostTestCase):
+    def test_what_is_not_given_stays_as_outside(self):
+        with host_context(generator=seeded(5)):
+            expected = draw(8)
+        with host_context(generator=seeded(5)):
+            first = draw()
+            with host_context(allocator=native.allocator()):
+                self.assertTrue(is_shared())
+                self.assertEqual(first + draw(), expected)
+            self.assertFalse(is_shared())
+
+    def test_an_error_leaves_it(self):
+        with self.assertRaises(KeyError):
+            with host_context(allocator=native.allocator()):
+                raise KeyError
+        self.assertFalse(is_shared())
+
+    def test_other_threads_are_outside(self):
+        with host_context(allocator=native.allocator()):
+            self.assertFalse(in_thread(is_shared))
+            self.assertTrue(is_shared())
+
+    def test_threads_are_inside_contexts_of_their_own(self):
+        def inside(seed):
+            with host_context(generator=seeded(seed)):
+                return draw(1000)
+
+        alone = [inside(seed) for seed in range(4)]
+        together = [None] * 4
+        barrier = threading.Barrier(4, timeout=60)
+
+        def run(seed):
+            barrier.wait()
+            together[seed] = inside(seed)
+
+        threads = [threading.Thread(target=run, args=[n]) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(together, alone)
+
+    def test_leaving_it_on_another_thread_is_an_error_and_changes_nothing(self):
+        context = host_context(allocator=native.allocator())
+
+        def leave():
+            with self.assertRaisesRegex(RuntimeError, "has not entered it"):
+                context.__exit__(None, None, None)
+
+        with host_context(generator=seeded(5)):
+            in_thread(context.__enter__)
+            leave()
+            first = draw()
+        with host_context(generator=seeded(5)):
+            self.assertEqual(draw(), first)
+
+
+def draw_in_shared_memory(kept):
+    return draw(), is_shared()
+
+
+class TestFork(HostTestCase):
+    def test_a_forked_process_is_inside_what_it_was_forked_in(self):
+        with host_context(generator=seeded(5)):
+            expected = draw()
+        with host_context(allocator=native.allocator(), generator=seeded(5)):
+            peer = Peer(get_context("fork"), "file_system")
+        self.addCleanup(peer.close)
+        answer = peer.call(draw_in_shared_memory)
+        self.assertEqual(answer, (expected, True))
+
+
+if __name__ == "__main__":
+    unittest.main()
