@@ -23,6 +23,7 @@ that the wheel of a state that has been built is found, not built.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import mmap
 import os
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +56,8 @@ REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
 LOCAL_LABEL = "threadsafe"
 EXTENSION = Path("tools", "extension")
+TENSOR_STUB = Path("tensor", "tensor.pyi")
+TENSOR_METHODS = Path("python", "paddle", "base", "tensor_sharing.py")
 COMPILERS = ("c++", "g++", "clang++")
 
 console = Console(highlight=False)
@@ -267,6 +271,39 @@ def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
         shutil.copy(module, package / "base")
 
 
+def _stub(function: ast.FunctionDef) -> str:
+    function.body = function.body[:1]  # the docstring
+    function.args.args[0].annotation = None
+    return textwrap.indent(ast.unparse(function), "    ")
+
+
+def add_to_tensor_stub(repo: Path, package: Path) -> None:
+    """Names our methods of Tensor where type checkers look.
+
+    A build of Paddle makes that file from the methods that Tensor has; an
+    official wheel has it made.
+
+    Raises:
+        PatchError: the file has no such class.
+    """
+    source = (repo / TENSOR_METHODS).read_text(encoding="utf-8")
+    methods = [
+        _stub(node)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+        and ast.unparse(node.args).startswith("self: Tensor")
+    ]
+    path = package / TENSOR_STUB
+    text = path.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef) and node.name == "AbstractTensor":
+            lines = text.split("\n")
+            lines[node.end_lineno : node.end_lineno] = ["", *methods]
+            path.write_text("\n".join(lines), encoding="utf-8")
+            return
+    raise PatchError(f"{path} has no class AbstractTensor")
+
+
 def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     """Returns the custom wheel made from the wheel `base`, built if need be.
 
@@ -292,6 +329,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
             run(sys.executable, "-m", "wheel", "unpack", "-d", scratch, base)
         (folder,) = Path(scratch).iterdir()
         apply(repo, open_tree(folder))
+        add_to_tensor_stub(repo, folder / "paddle")
         with step("compiling the extension modules"):
             add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import os
@@ -36,6 +37,20 @@ METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
 TAGS = str(next(sys_tags()))
 LIBPADDLE = "paddle/base/libpaddle.so"
 MODULE = "paddle/base/_shared_storage.so"
+STUB = "paddle/tensor/tensor.pyi"
+STUB_TEXT = """class AbstractTensor:
+    def abs(self): ...
+
+class Tensor(AbstractTensor): ...
+"""
+METHODS = "python/paddle/base/tensor_sharing.py"
+METHODS_TEXT = """def is_shared(self: Tensor) -> bool:
+    'Tells whether.'
+    return True
+
+def share_memory(self: Layer) -> Layer:
+    return self
+"""
 HEAP = "paddle/phi/core/memory/allocation/shared_heap.cc"
 
 
@@ -73,8 +88,14 @@ def compiled(monkeypatch):
 @pytest.fixture
 def wheel(wheel):
     names = "\0".join(["", "__pybind11_internals_v4_gcc_abi7__", "module"])
-    write(wheel, {LIBPADDLE: names})
+    write(wheel, {LIBPADDLE: names, STUB: STUB_TEXT})
     return wheel
+
+
+@pytest.fixture
+def repo(repo):
+    write(repo, {METHODS: METHODS_TEXT})
+    return repo
 
 
 @pytest.fixture
@@ -89,6 +110,25 @@ def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
         patched = archive.read(DEVICE[len("python/") :])
     assert own == (repo / OWN).read_bytes()
     assert b"def f2(x, w=1):" in patched
+
+
+def test_type_checkers_know_our_methods_of_tensor(official, repo, tmp_path):
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        stub = archive.read(STUB).decode()
+    abstract, _ = ast.parse(stub).body
+    assert [method.name for method in abstract.body] == ["abs", "is_shared"]
+    method = abstract.body[1]
+    assert ast.unparse(method.args) == "self"
+    assert ast.unparse(method.returns) == "bool"
+    assert ast.get_docstring(method) == "Tells whether."
+
+
+def test_stub_without_the_class_is_named(wheel, repo, tmp_path):
+    write(wheel, {STUB: "class Other: ..."})
+    base = pack(wheel, tmp_path / "official")
+    with pytest.raises(PatchError, match=r"tensor\.pyi has no class"):
+        build(base, tmp_path / "out", repo)
 
 
 def test_version_is_local_and_the_same_everywhere(official, repo, tmp_path):
