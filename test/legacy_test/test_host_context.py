@@ -26,6 +26,7 @@ import paddle
 from paddle.base import core
 from paddle.base.host_context import host_context
 from paddle.base.shared_storage import native
+from paddle.distributed.fleet.utils import recompute
 
 
 def seeded(seed):
@@ -81,6 +82,32 @@ class TestRandomNumbers(HostTestCase):
             first = draw()
         with host_context(generator=generator):
             self.assertEqual(first + draw(), expected)
+
+    def test_a_seed_that_is_set_inside_is_that_of_the_given_generator(self):
+        paddle.seed(3)
+        expected = draw(8)
+        paddle.seed(3)
+        before = draw()
+        with host_context(generator=seeded(5)):
+            first = draw()
+            paddle.seed(5)
+            self.assertEqual(draw(), first)
+        self.assertEqual(before + draw(), expected)
+
+    def test_a_state_that_is_got_and_set_is_that_of_the_given_generator(self):
+        with host_context(generator=seeded(5)):
+            state = paddle.get_rng_state("cpu")
+            first = draw()
+            paddle.set_rng_state(state, "cpu")
+            self.assertEqual(draw(), first)
+
+    def test_what_is_recomputed_for_a_gradient_draws_the_same_numbers(self):
+        x = paddle.ones([100])
+        x.stop_gradient = False
+        with host_context(generator=seeded(5)):
+            y = recompute(paddle.nn.functional.dropout, x)
+            y.sum().backward()
+        np.testing.assert_array_equal(y.numpy() != 0, x.grad.numpy() != 0)
 
     def test_the_generator_stays_as_long_as_it_is_used(self):
         with host_context(generator=seeded(5)):

@@ -23,13 +23,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from . import core
 from .thread_device import left_elsewhere
 from .thread_stream import _native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from . import core
 
 __all__ = []
 
@@ -44,6 +43,11 @@ class _Local(threading.local):
 
 
 _local = _Local()
+
+
+def cpu_generator() -> core.Generator:
+    """Returns what draws the calling thread's random numbers on the host."""
+    return _local.generator or core.default_cpu_generator()
 
 
 def _use(allocator: Any, generator: core.Generator | None) -> None:

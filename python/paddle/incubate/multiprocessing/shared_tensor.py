@@ -16,17 +16,27 @@
 The storage of a tensor in host memory is moved into shared memory when the
 tensor is sent for the first time; that of one on a GPU stays where it is. What
 is pickled is a handle of a hundred bytes or two. RFC.md, parts B and C, has the
-model.
+model. Tensors on custom devices are copied, see tensor_by_value.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import paddle
-from paddle.base import core, thread_stream
-from paddle.base.framework import EagerParamBase
+from paddle.base import core, thread_stream, unique_name
+from paddle.base.framework import EagerParamBase, convert_to_proto_type
 from paddle.base.shared_storage import is_available, native
+from paddle.base.tensor_sharing import check_initialized
+
+from .tensor_by_value import by_value
+from .tensor_parts import (
+    give_grad,
+    grad_of,
+    rebuilt_of_parts,
+    subclass_over,
+    taken_apart,
+)
 
 
 def _current_stream(device: int) -> int:
@@ -66,14 +76,69 @@ def _rebuild_parameter(
     return parameter
 
 
+def _rebuild_subclass(
+    handle: bytes,
+    stop_gradient: bool,
+    kind: type[paddle.Tensor],
+    state: dict[str, Any],
+) -> paddle.Tensor:
+    data = native.rebuild_tensor(handle, _current_stream)
+    tensor = subclass_over(kind, data, state)
+    tensor.stop_gradient = stop_gradient
+    return tensor
+
+
 def _rebuild_dense_tensor(handle: bytes) -> core.DenseTensor:
     return native.rebuild_dense_tensor(handle, _current_stream)
+
+
+def _rebuild_with_grad(
+    rebuild: Callable, args: tuple, grad: paddle.Tensor
+) -> paddle.Tensor:
+    tensor = rebuild(*args)
+    give_grad(tensor, grad)
+    return tensor
+
+
+def _rebuild_uninitialized(
+    dtype: paddle.dtype, shape: list[int], stop_gradient: bool
+) -> paddle.Tensor:
+    tensor = core.eager.Tensor(
+        convert_to_proto_type(dtype),
+        shape,
+        unique_name.generate("received_uninitialized"),
+        core.VarDesc.VarType.DENSE_TENSOR,
+        False,
+    )
+    tensor.stop_gradient = stop_gradient
+    return tensor
+
+
+def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
+    kind = type(tensor)
+    is_long_lived = isinstance(tensor, EagerParamBase)
+    handle = native.share_tensor(tensor, is_long_lived, _sending_stream)
+    if handle is None:
+        check_initialized(tensor)
+        if tensor._is_initialized():
+            return None
+        # It has a shape and a data type, as a buffer of paddle.nn.LSTM.
+        meta = (tensor.dtype, list(tensor.shape), tensor.stop_gradient)
+        return _rebuild_uninitialized, meta
+    args = (handle, tensor.stop_gradient)
+    if kind is core.eager.Tensor:
+        return _rebuild_tensor, args
+    state = dict(tensor.__dict__)
+    if kind is EagerParamBase:
+        return _rebuild_parameter, (*args, state)
+    return _rebuild_subclass, (*args, kind, state)
 
 
 def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """Returns what pickle needs to make a tensor over the same memory.
 
-    None if the tensor is of a kind that does not go by shared memory.
+    Over a copy of it, if the tensor is on a custom device. None if it is of a
+    kind that does not go by the ways here.
 
     Raises:
         MemoryError: there is no room for it in shared memory.
@@ -82,14 +147,16 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """
     if not is_available:
         return None
-    is_parameter = type(tensor) is EagerParamBase
-    handle = native.share_tensor(tensor, is_parameter, _sending_stream)
-    if handle is None:
-        return None
-    if is_parameter:
-        attributes = dict(tensor.__dict__)
-        return _rebuild_parameter, (handle, tensor.stop_gradient, attributes)
-    return _rebuild_tensor, (handle, tensor.stop_gradient)
+    if tensor.is_dense():
+        reduced = _reduce_dense(tensor)
+    else:
+        # The parts are tensors, which pickle sends each by its own way.
+        reduced = rebuilt_of_parts, taken_apart(tensor)
+    if reduced is None:
+        is_on_custom_device = tensor.place.is_custom_place()
+        return by_value(tensor).__reduce__() if is_on_custom_device else None
+    grad = grad_of(tensor)
+    return reduced if grad is None else (_rebuild_with_grad, (*reduced, grad))
 
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:

@@ -1,0 +1,201 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tensors and layers in memory that other processes can see."""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from . import core
+from .dygraph.base import no_grad
+from .framework import EagerParamBase
+from .shared_storage import is_available, native
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle.nn import Layer
+
+__all__ = []
+
+
+@no_grad
+def dense_parts(tensor: Tensor) -> list[Tensor]:
+    """
+    Returns the dense tensors that a tensor is made of, over the same memory:
+    the indices and values of a sparse one, the values of selected rows, or the
+    tensor itself.
+    """
+    if tensor.is_sparse_coo():
+        return [tensor.indices(), tensor.values()]
+    if tensor.is_sparse_csr():
+        return [tensor.crows(), tensor.cols(), tensor.values()]
+    if tensor.is_selected_rows():
+        values = tensor.get_selected_rows().get_tensor()
+        return [core.eager.Tensor(values, values._place())]
+    return [tensor]
+
+
+def _is_uninitialized(tensor: Tensor) -> bool:
+    return tensor.size > 0 and not tensor._is_initialized()
+
+
+def check_initialized(tensor: Tensor) -> None:
+    """Raises RuntimeError for a parameter that will get its values later."""
+    if _is_uninitialized(tensor) and isinstance(tensor, EagerParamBase):
+        raise RuntimeError(
+            f"The parameter {tensor.name!r} must be initialized before other "
+            "processes can have it, but has no values yet. Call its "
+            "initialize() first."
+        )
+
+
+def _check_can_be_shared(tensor: Tensor) -> None:
+    place = tensor.place
+    if place.is_custom_place() or place.is_xpu_place():
+        raise NotImplementedError(
+            "The memory of a tensor that is shared must be on the CPU or on a "
+            f"GPU, but received a tensor on {place}. Processes can have copies "
+            "of it: send paddle.incubate.multiprocessing.by_value(tensor)."
+        )
+    check_initialized(tensor)
+
+
+def _move(tensor: Tensor) -> None:
+    for part in dense_parts(tensor):
+        if not (part.place.is_gpu_place() or _is_uninitialized(part)):
+            native.move(part, isinstance(tensor, EagerParamBase))
+
+
+def _is_shared(part: Tensor) -> bool:
+    if part.size == 0 or part.place.is_gpu_place():
+        return True
+    return is_available and native.is_shared(part)
+
+
+def _reduce(tensor: Tensor) -> tuple:
+    # It needs all of Paddle, of which this module is an early part.
+    from paddle.incubate.multiprocessing import reductions
+
+    return reductions._reduce_tensor(tensor)
+
+
+def send_subclasses(cls: type[Tensor], **kwargs: Any) -> None:
+    """
+    `Tensor.__init_subclass__`: makes tensors of a user's class go to other
+    processes as such, unless the class says itself how it is pickled.
+    """
+    super(core.eager.Tensor, cls).__init_subclass__(**kwargs)
+    if all(
+        getattr(cls, name) is getattr(core.eager.Tensor, name)
+        for name in ("__reduce__", "__reduce_ex__")
+    ):
+        # A pickler looks for the class itself, not for one that it is of.
+        ForkingPickler.register(cls, _reduce)
+
+
+def share_memory_(self: Tensor) -> Tensor:
+    """
+    Moves the memory of this tensor to where other processes see it, as sending
+    it does. All views of it, and what it is a view of, go with it. Processes
+    that are forked later share it; others, when it is sent.
+
+    It happens once: a tensor that is shared stays where it is, and so does one
+    on a GPU, whose memory can always be shared. The gradient is not moved. The
+    idea is torch's.
+
+    Returns:
+        Tensor: this tensor.
+
+    Raises:
+        MemoryError: there is no room for it in shared memory.
+        NotImplementedError: it is on a device whose memory cannot be shared, or
+            Paddle was built without memory that processes share.
+        RuntimeError: it is a parameter that is not initialized yet.
+        ValueError: its memory is not Paddle's, it came by DLPack, for example.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> x = paddle.zeros([2, 3]).cpu()
+            >>> row = x[1]
+            >>> print(x.share_memory_() is x)
+            True
+            >>> print(row.is_shared())
+            True
+    """
+    for part in dense_parts(self):
+        _check_can_be_shared(part)
+    _move(self)
+    return self
+
+
+def is_shared(self: Tensor) -> bool:
+    """
+    Tells whether other processes can have the memory of this tensor: after
+    `share_memory_()`, after it was sent, if it was received, or if it is on a
+    GPU. So it is for a sparse tensor when all its parts are.
+
+    Returns:
+        bool: whether it is shared; True for a tensor without elements.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> x = paddle.zeros([2, 3]).cpu()
+            >>> print(x.is_shared(), x.share_memory_().is_shared())
+            False True
+    """
+    return all(_is_shared(part) for part in dense_parts(self))
+
+
+def share_memory(self: Layer) -> Layer:
+    """
+    Moves the parameters and buffers of this layer and of its sublayers, and the
+    gradients that there are, to where other processes see them. See
+    `Tensor.share_memory_`; tensors that are tied stay tied.
+
+    A process that has the layer then, by `fork` or sent to it, has the same
+    parameters: what one writes, as its optimizer does, all see. A gradient that
+    there is not yet will be the own one of each process. The idea is torch's.
+
+    Returns:
+        Layer: this layer.
+
+    Raises:
+        MemoryError: there is no room for all in shared memory; what had room is
+            moved, and all values are as they were.
+        NotImplementedError: a tensor is on a device whose memory cannot be
+            shared. Nothing is moved then, nor in the following cases.
+        RuntimeError: a parameter is not initialized yet.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> _ = paddle.set_device('cpu')
+            >>> layer = paddle.nn.Linear(4, 2).share_memory()
+            >>> print(layer.weight.is_shared())
+            True
+    """
+    tensors = [*self.parameters(), *self.buffers()]
+    tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
+    for tensor in tensors:
+        for part in dense_parts(tensor):
+            _check_can_be_shared(part)
+    for tensor in tensors:
+        _move(tensor)
+    return self

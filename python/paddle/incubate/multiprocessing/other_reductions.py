@@ -1,0 +1,78 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What else of Paddle goes to other processes, or is refused with a reason."""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import NoReturn
+
+from paddle.base import core
+from paddle.jit.dy2static.program_translator import (
+    ASTStaticFunction,
+    StaticFunction,
+    SymbolicStaticFunction,
+)
+
+from .tensor_by_value import name_of, place_of
+
+_PLACES = (
+    core.Place,
+    core.CPUPlace,
+    core.CUDAPinnedPlace,
+    core.CUDAPlace,
+    core.CustomPlace,
+    core.XPUPlace,
+)
+
+
+def _rebuild_place(device: str) -> core.Place:
+    place = core.Place()
+    place.set_place(place_of(device))
+    return place
+
+
+def _reduce_place(place: core.Place) -> tuple:
+    # What Tensor.place returns is of one type, whatever the device.
+    rebuild = _rebuild_place if type(place) is core.Place else place_of
+    return rebuild, (name_of(place),)
+
+
+def _rebuild_generator(state: core.GeneratorState) -> core.Generator:
+    generator = core.Generator()
+    generator.set_state(state)
+    return generator
+
+
+def _reduce_generator(generator: core.Generator) -> tuple:
+    return _rebuild_generator, (generator.get_state(),)
+
+
+def _refuse_compiled(function: StaticFunction) -> NoReturn:
+    layer = function.class_instance
+    owner = function if layer is None else type(layer).__name__
+    raise TypeError(
+        "A layer or function that is sent to another process must not be "
+        f"compiled, but paddle.jit.to_static has compiled {owner}. Call "
+        "forward.rollback() of the layer before, and compile it there."
+    )
+
+
+def register() -> None:
+    """Teaches the pickler of `multiprocessing` what this module says."""
+    for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
+        ForkingPickler.register(kind, _refuse_compiled)
+    for kind in _PLACES:
+        ForkingPickler.register(kind, _reduce_place)
+    ForkingPickler.register(core.Generator, _reduce_generator)

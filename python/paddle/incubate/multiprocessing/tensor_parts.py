@@ -1,0 +1,156 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What tensors consist of that are more than dense memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.base.framework import EagerParamBase
+from paddle.base.shared_storage import native
+from paddle.base.tensor_sharing import dense_parts
+
+
+def parameter_over(
+    data: paddle.Tensor, attributes: dict[str, Any]
+) -> EagerParamBase:
+    """Returns a parameter over the memory of a dense tensor."""
+    # Shape and type only satisfy the constructor.
+    parameter = EagerParamBase([1], paddle.float32, **attributes)
+    parameter._set_impl(data)
+    parameter.__dict__.update(attributes)
+    return parameter
+
+
+def subclass_over(
+    kind: type[paddle.Tensor], data: paddle.Tensor, state: dict[str, Any]
+) -> paddle.Tensor:
+    """
+    Returns a tensor of a user's class over the memory of a dense one. As pickle
+    does, it does not call `__init__`.
+    """
+    tensor = kind.__new__(kind)
+    tensor._set_impl(data)
+    tensor.__dict__.update(state)
+    tensor.persistable = issubclass(kind, EagerParamBase)
+    return tensor
+
+
+def taken_apart(
+    tensor: paddle.Tensor,
+) -> tuple[list[paddle.Tensor], str, tuple, bool]:
+    """Returns what `rebuilt_of_parts` makes a tensor of that is not dense."""
+    if tensor.is_sparse_coo():
+        kind, rest = "coo", (list(tensor.shape), tensor.is_coalesced())
+    elif tensor.is_sparse_csr():
+        kind, rest = "csr", (list(tensor.shape),)
+    elif tensor.is_selected_rows():
+        rows = tensor.get_selected_rows()
+        kind, rest = "rows", (rows.rows(), rows.height())
+    else:
+        raise NotImplementedError(
+            "A tensor that is sent to another process must be dense, sparse or "
+            f"selected rows, but {tensor.name!r} is of another kind. Send the "
+            "dense tensors that it is made of."
+        )
+    return dense_parts(tensor), kind, rest, tensor.stop_gradient
+
+
+def rebuilt_of_parts(
+    parts: list[paddle.Tensor], kind: str, rest: tuple, stop_gradient: bool
+) -> paddle.Tensor:
+    """Returns the tensor that was taken apart, over the memory of its parts.
+
+    Raises:
+        ValueError: the parts do not fit each other.
+    """
+    if not _fit([list(part.shape) for part in parts], kind, rest):
+        raise ValueError(
+            "The parts of a tensor that is received must fit each other, but "
+            f"received {kind!r}, {rest} and parts of the shapes "
+            f"{[list(part.shape) for part in parts]}."
+        )
+    if kind == "coo":
+        shape, coalesced = rest
+        tensor = core.eager.sparse_coo_tensor(*parts, shape, True)
+        native.set_coalesced(tensor, coalesced)
+    elif kind == "csr":
+        tensor = core.eager.sparse_csr_tensor(*parts, *rest, True)
+    else:
+        tensor = _selected_rows(*rest, *parts)
+    tensor.stop_gradient = stop_gradient
+    return tensor
+
+
+def _fit(shapes: list[list[int]], kind: str, rest: tuple) -> bool:
+    if kind == "coo":
+        indices, values = shapes
+        return (
+            len(indices) == 2
+            and len(values) > 0
+            and indices[1] == values[0]
+            and len(rest[0]) == indices[0] + len(values) - 1
+            and rest[0][indices[0] :] == values[1:]
+        )
+    if kind == "csr":
+        crows, cols, values = shapes
+        return len(crows) == len(cols) == 1 and cols == values
+    (values,) = shapes
+    return len(values) > 0 and len(rest[0]) == values[0]
+
+
+def _selected_rows(
+    rows: list[int], height: int, values: paddle.Tensor
+) -> paddle.Tensor:
+    types = core.VarDesc.VarType
+    name = paddle.utils.unique_name.generate("received_rows")
+    tensor = core.eager.Tensor(types.FP32, [], name, types.SELECTED_ROWS, False)
+    inside = tensor.get_selected_rows()
+    inside.set_rows(rows)
+    inside.set_height(height)
+    # The data type comes with the memory.
+    inside.get_tensor()._share_data_with(values.get_tensor())
+    return tensor
+
+
+def grad_of(tensor: paddle.Tensor) -> paddle.Tensor | None:
+    """Returns the gradient of a tensor, which `give_grad` can set.
+
+    Raises:
+        NotImplementedError: it is sparse, which can only be copied.
+    """
+    grad = tensor.grad
+    if grad is not None and grad.is_sparse():
+        raise NotImplementedError(
+            "The gradient of a tensor that goes to another process must be "
+            f"dense or selected rows, but that of {tensor.name!r} is sparse. "
+            "Set its grad to None first, or send the gradient by itself."
+        )
+    return grad
+
+
+def give_grad(tensor: paddle.Tensor, grad: paddle.Tensor) -> None:
+    """Makes `grad` the gradient of a tensor, over the same memory."""
+    # What was never differentiated has no place for a gradient; this makes one.
+    tensor.stop_gradient = tensor.stop_gradient
+    # Setting it copies, so that the memory is put in its place afterwards.
+    if grad.is_dense():
+        tensor.grad = paddle.empty([0], grad.dtype)
+        tensor.grad.get_tensor()._share_data_with(grad.get_tensor())
+    else:
+        tensor.grad = grad
+        mine, given = (each.get_selected_rows() for each in (tensor.grad, grad))
+        mine.get_tensor()._share_data_with(given.get_tensor())

@@ -1,0 +1,80 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Optimizers go to other processes with the state that they have."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from ..base import core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paddle import Tensor
+
+    from .optimizer import Optimizer
+
+__all__ = []
+
+_PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
+
+
+def make_sendable(kind: type[Optimizer]) -> None:
+    """
+    Makes optimizers of a class go through the queues and pipes of
+    `multiprocessing`, unless the class says itself how it is pickled.
+    """
+    if all(
+        getattr(kind, name, None) is getattr(object, name, None)
+        for name in _PICKLE_METHODS
+    ):
+        ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(optimizer: Optimizer) -> tuple:
+    new, args, state = optimizer.__reduce_ex__(4)[:3]
+    state = {
+        **state,
+        # What it makes by default is made by a lambda.
+        "_accumulators": dict(state["_accumulators"]),
+        # It is filled at each step, by a program that is of this process.
+        "_learning_rate_map": {},
+    }
+    # A tensor that is received has a new name. The state of a parameter is
+    # looked up by its name, so these keep theirs.
+    names = [(tensor, tensor.name) for tensor in _tensors_in(state)]
+    return new, args, (state, names), None, None, _restore
+
+
+def _restore(optimizer: Optimizer, received: tuple) -> None:
+    state, names = received
+    for tensor, name in names:
+        tensor.name = name
+    state["_accumulators"] = defaultdict(dict, state["_accumulators"])
+    optimizer.__dict__.update(state)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in containers of containers."""
+    if isinstance(value, core.eager.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each)

@@ -1,0 +1,94 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+import pickle
+import unittest
+from multiprocessing.reduction import ForkingPickler
+
+from shared_tensor_base import (  # noqa: F401
+    SharingTestCase,
+    echo,
+    over_every_way_to_send,
+    setUpModule,
+    tearDownModule,
+)
+
+import paddle
+from paddle.base import core
+
+
+def places():
+    """Returns the places that a Paddle for this machine can name."""
+    found = [core.CPUPlace()]
+    if "custom_cpu" in paddle.device.get_all_custom_device_type():
+        found.append(core.CustomPlace("custom_cpu", 1))
+    if paddle.is_compiled_with_cuda():
+        found += [core.CUDAPlace(0), core.CUDAPinnedPlace()]
+    return found
+
+
+def general(place):
+    """Returns a place as `Tensor.place` does."""
+    wrapped = core.Place()
+    wrapped.set_place(place)
+    return wrapped
+
+
+def passed_on(value):
+    return pickle.loads(ForkingPickler.dumps(value))
+
+
+class TestPlaces(unittest.TestCase):
+    def test_a_place_arrives_as_it_is(self):
+        for place in places():
+            with self.subTest(place):
+                arrived = passed_on(place)
+                self.assertIs(type(arrived), type(place))
+                self.assertEqual(arrived, place)
+
+    def test_what_tensors_say_of_their_place_arrives(self):
+        for place in places():
+            with self.subTest(place):
+                arrived = passed_on(general(place))
+                self.assertIs(type(arrived), core.Place)
+                self.assertEqual(arrived, general(place))
+                self.assertEqual(str(arrived), str(place))
+
+
+class TestGenerators(unittest.TestCase):
+    def test_a_generator_arrives_with_its_seed_and_its_state(self):
+        generator = core.Generator()
+        generator.manual_seed(7)
+        generator.random()
+        arrived = passed_on(generator)
+        self.assertEqual(arrived.initial_seed(), 7)
+        drawn = [arrived.random() for _ in range(4)]
+        self.assertEqual(drawn, [generator.random() for _ in range(4)])
+
+
+@over_every_way_to_send()
+class TestInAnotherProcess(SharingTestCase):
+    def test_places_and_generators_go_there_and_back(self):
+        generator = core.Generator()
+        generator.manual_seed(7)
+        sent = places() + [general(place) for place in places()]
+        *arrived, returned = self.peer.call(echo, [*sent, generator])
+        self.assertEqual(arrived, sent)
+        self.assertEqual(returned.random(), generator.random())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,654 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Models shared between processes: layers, gradients, optimizers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import unittest
+from collections import OrderedDict
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+from shared_tensor_base import (  # noqa: F401
+    WAIT_S,
+    SharingTestCase,
+    description,
+    echo,
+    over_every_way_to_send,
+    setUpModule,
+    tearDownModule,
+)
+from shared_tensor_leaks import no_leak
+
+import paddle
+import paddle.incubate.multiprocessing as sharing
+from paddle import nn
+
+
+def matrix() -> paddle.Tensor:
+    return paddle.arange(6, dtype="float32").reshape([2, 3])
+
+
+class Tied(nn.Layer):
+    """Two layers with one weight, and an attribute that only users have."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("mean", paddle.zeros([3]))
+        self.register_buffer("seen", paddle.zeros([1]), persistable=False)
+        self.settings = {"scale": scale, "sizes": [3, 3]}
+
+    def forward(self, x):
+        x = self.second(self.first(x - self.mean))
+        return x * self.settings["scale"]
+
+
+def layers() -> dict[str, tuple[nn.Layer, paddle.Tensor]]:
+    """Returns layers, each with an input."""
+    image = paddle.rand([2, 1, 4, 4])
+    sequence = paddle.rand([2, 3, 4])
+    return {
+        "linear": (nn.Linear(3, 2), matrix()),
+        "convolution and batch norm": (
+            nn.Sequential(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2)),
+            image,
+        ),
+        "LSTM": (nn.LSTM(4, 3, num_layers=2), sequence),
+        "transformer": (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), 2
+            ),
+            sequence,
+        ),
+        "embedding": (nn.Embedding(5, 3), paddle.to_tensor([1, 4])),
+        "a user's layer": (Tied(2.0), matrix()),
+    }
+
+
+def output_of(layer: nn.Layer, x: paddle.Tensor) -> np.ndarray:
+    result = layer(x)
+    return (result[0] if isinstance(result, tuple) else result).numpy()
+
+
+def loss_of(layer: nn.Layer) -> paddle.Tensor:
+    return (layer(matrix()) ** 2).mean()
+
+
+def step(layer: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
+    optimizer.clear_grad()
+    loss_of(layer).backward()
+    optimizer.step()
+
+
+def values_of(layer: nn.Layer) -> list[list]:
+    return [parameter.tolist() for parameter in layer.parameters()]
+
+
+def optimizers(parameters: list[paddle.Tensor]) -> dict[str, Any]:
+    schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
+    return {
+        "Adam": paddle.optimizer.Adam(0.1, parameters=parameters),
+        "AdamW": paddle.optimizer.AdamW(0.1, parameters=parameters),
+        "Momentum": paddle.optimizer.Momentum(0.1, parameters=parameters),
+        "a schedule and clipping": paddle.optimizer.Adam(
+            schedule,
+            parameters=parameters,
+            grad_clip=nn.ClipGradByGlobalNorm(1.0),
+        ),
+        "groups": paddle.optimizer.AdamW(
+            0.1, parameters=[{"params": parameters, "weight_decay": 0.5}]
+        ),
+        "a user's class": UsersOptimizer(0.1, parameters=parameters),
+    }
+
+
+class UsersOptimizer(paddle.optimizer.Adam):
+    pass
+
+
+class OddOptimizer(paddle.optimizer.SGD):
+    def __reduce__(self):
+        return str, ("as its class has it",)
+
+
+class Pair(NamedTuple):
+    first: paddle.Tensor
+    second: paddle.Tensor
+
+
+@dataclass
+class Sample:
+    image: paddle.Tensor
+    label: int
+
+
+class UsersTensor(paddle.Tensor):
+    def total(self) -> float:
+        return self.sum().item() * self.scale
+
+
+class UsersParameter(paddle.base.framework.EagerParamBase):
+    pass
+
+
+class OddTensor(paddle.Tensor):
+    def __reduce_ex__(self, protocol):
+        return str, ("as its class has it",)
+
+
+# Functions for `Peer.call`.
+
+
+def output_in_peer(kept, layer, x):
+    kept["layer"] = layer
+    return output_of(layer, x)
+
+
+def tensors_of(layer: nn.Layer) -> list[paddle.Tensor]:
+    """Returns the tensors of a layer; one of the LSTM's has no values."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return [tensor for tensor in tensors if tensor._is_initialized()]
+
+
+def add_one_to_all(kept, layer):
+    with paddle.no_grad():
+        for tensor in tensors_of(layer):
+            tensor.add_(paddle.ones(tensor.shape, tensor.dtype))
+
+
+def tied_in_peer(kept, layer):
+    return layer.first.weight is layer.second.weight
+
+
+def attributes_in_peer(kept, layer):
+    return layer.settings, layer._non_persistable_buffer_names_set
+
+
+def backward(kept, layer):
+    loss_of(layer).backward()
+
+
+def grad_of(kept, parameter):
+    return None if parameter.grad is None else parameter.grad.tolist()
+
+
+def add_to_grad(kept, parameter):
+    parameter.grad.add_(paddle.ones(parameter.grad.shape))
+
+
+def backward_of_embedding(kept, layer):
+    layer(paddle.to_tensor([3])).sum().backward()
+
+
+def rows_of_grad(kept, layer):
+    grad = layer.weight.grad
+    rows = grad.get_selected_rows()
+    return grad.is_selected_rows(), rows.rows(), rows.height(), grad.tolist()
+
+
+def fill_grad_of_rows(kept, layer, value):
+    values = layer.weight.grad.get_selected_rows().get_tensor()
+    paddle.Tensor(values).fill_(value)
+
+
+def parameters_are_the_optimizers(kept, layer, optimizer):
+    theirs = optimizer._param_groups
+    theirs = theirs[0]["params"] if isinstance(theirs[0], dict) else theirs
+    return all(a is b for a, b in zip(layer.parameters(), theirs))
+
+
+def step_in_peer(kept, layer, optimizer):
+    step(layer, optimizer)
+    return list(optimizer.state_dict())
+
+
+def load_and_step(kept, layer, state):
+    optimizer = paddle.optimizer.Adam(0.1, parameters=layer.parameters())
+    optimizer.set_state_dict(state)
+    step(layer, optimizer)
+
+
+def rates_in_peer(kept, schedule):
+    rates = []
+    for _ in range(3):
+        rates.append(schedule.get_lr())
+        schedule.step()
+    return rates
+
+
+def fill_users(kept, tensor, value):
+    tensor.fill_(value)
+    return type(tensor).__name__, tensor.total()
+
+
+def users_parameter(kept, parameter):
+    return (
+        type(parameter).__name__,
+        parameter.tolist(),
+        parameter.stop_gradient,
+        parameter.persistable,
+        parameter.optimize_attr,
+    )
+
+
+def are_one(kept, first, second):
+    return first is second
+
+
+def fill_all(kept, container, value):
+    for tensor in tensors_in(container):
+        tensor.detach().fill_(value)
+    return type(container).__name__
+
+
+def tensors_in(container: Any) -> list[paddle.Tensor]:
+    if isinstance(container, paddle.Tensor):
+        return [container]
+    if isinstance(container, Sample):
+        return [container.image]
+    if isinstance(container, dict):
+        container = list(container.values())
+    if isinstance(container, (list, tuple)):
+        return [tensor for each in container for tensor in tensors_in(each)]
+    return []
+
+
+def containers() -> dict[str, Any]:
+    return {
+        "dict": {"x": matrix(), "n": 3},
+        "ordered dict": OrderedDict(b=matrix(), a=matrix()),
+        "named tuple": Pair(matrix(), matrix()),
+        "data class": Sample(matrix(), 7),
+        "nested": [{"deep": (matrix(), [Pair(matrix(), matrix())])}, matrix()],
+        "state dict": nn.Sequential(
+            nn.Linear(2, 2), nn.BatchNorm1D(2)
+        ).state_dict(),
+    }
+
+
+@over_every_way_to_send()
+class TestModels(SharingTestCase):
+    def test_layer_arrives_and_computes_the_same(self):
+        for name, (layer, x) in layers().items():
+            with self.subTest(name):
+                layer.eval()
+                np.testing.assert_array_equal(
+                    self.peer.call(output_in_peer, layer, x),
+                    output_of(layer, x),
+                )
+
+    def test_sender_sees_what_the_receiver_writes_into_a_layer(self):
+        for name, (layer, _) in layers().items():
+            with self.subTest(name):
+                tensors = tensors_of(layer)
+                before = [tensor.numpy().copy() for tensor in tensors]
+                layer.eval()
+                self.peer.call(add_one_to_all, layer)
+                for tensor, value in zip(tensors, before):
+                    np.testing.assert_array_equal(tensor.numpy(), value + 1)
+
+    def test_weight_of_two_layers_arrives_as_one(self):
+        layer = Tied(1.0)
+        self.assertTrue(self.peer.call(tied_in_peer, layer))
+        self.assertTrue(self.peer.call(tied_in_peer, layer.share_memory()))
+
+    def test_attributes_of_a_users_layer_arrive(self):
+        self.assertEqual(
+            self.peer.call(attributes_in_peer, Tied(0.5)),
+            ({"scale": 0.5, "sizes": [3, 3]}, {"seen"}),
+        )
+
+    def test_gradient_goes_with_its_parameter_and_is_shared(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        once = layer.weight.grad.tolist()
+        self.assertEqual(self.peer.call(grad_of, layer.weight), once)
+        self.peer.call(backward, layer)
+        np.testing.assert_array_equal(
+            layer.weight.grad.numpy(), 2 * np.array(once, "float32")
+        )
+
+    def test_gradient_of_a_tensor_that_is_no_parameter_goes_too(self):
+        tensor = matrix()
+        tensor.stop_gradient = False
+        (tensor * 3).sum().backward()
+        self.peer.call(add_to_grad, tensor)
+        self.assertEqual(tensor.grad.tolist(), [[4.0] * 3] * 2)
+
+    def test_gradient_that_is_a_view_arrives(self):
+        tensor, base = matrix(), paddle.arange(6, dtype="float32")
+        tensor.grad = paddle.zeros([0])
+        view = base.reshape([3, 2]).T
+        tensor.grad.get_tensor()._share_data_with(view.get_tensor())
+        self.assertEqual(self.peer.call(grad_of, tensor), view.tolist())
+        self.peer.call(add_to_grad, tensor)
+        self.assertEqual(base.tolist(), [1, 2, 3, 4, 5, 6])
+
+    def test_parameter_without_a_gradient_arrives_without(self):
+        layer = nn.Linear(3, 2)
+        self.assertIsNone(self.peer.call(grad_of, layer.weight))
+        self.peer.call(backward, layer)
+        self.assertIsNone(layer.weight.grad)
+
+    def test_gradient_of_selected_rows_is_shared(self):
+        layer = nn.Embedding(5, 2, sparse=True)
+        backward_of_embedding(None, layer)
+        self.assertEqual(
+            self.peer.call(rows_of_grad, layer), (True, [3], 5, [[1.0, 1.0]])
+        )
+        self.peer.call(fill_grad_of_rows, layer, 4)
+        self.assertEqual(layer.weight.grad.tolist(), [[4.0, 4.0]])
+
+    def test_sparse_gradient_is_refused_with_the_way_out(self):
+        sparse = matrix().to_sparse_coo(2)
+        sparse.stop_gradient = False
+        paddle.sparse.nn.functional.relu(sparse).to_dense().sum().backward()
+        with self.assertRaisesRegex(NotImplementedError, "grad to None"):
+            ForkingPickler.dumps(sparse)
+
+    def test_optimizer_goes_on_with_the_state_that_it_had(self):
+        for name in optimizers(nn.Linear(3, 2).parameters()):
+            with self.subTest(name):
+                layer = nn.Linear(3, 2)
+                optimizer = optimizers(layer.parameters())[name]
+                step(layer, optimizer)
+                expected = nn.Linear(3, 2)
+                expected.set_state_dict(copy.deepcopy(layer.state_dict()))
+                state = copy.deepcopy(optimizer.state_dict())
+                renamed = optimizers(expected.parameters())[name]
+                for mine, theirs in zip(
+                    layer.parameters(), expected.parameters()
+                ):
+                    theirs.name = mine.name
+                renamed.set_state_dict(state)
+                with paddle.utils.unique_name.guard():
+                    step(expected, renamed)
+
+                keys = self.peer.call(step_in_peer, layer, optimizer)
+                self.assertEqual(keys, list(optimizer.state_dict()))
+                for mine, theirs in zip(
+                    layer.parameters(), expected.parameters()
+                ):
+                    np.testing.assert_array_equal(mine, theirs)
+
+    def test_optimizer_arrives_with_the_parameters_of_its_layer(self):
+        layer = nn.Linear(3, 2)
+        for name, optimizer in optimizers(layer.parameters()).items():
+            with self.subTest(name):
+                self.assertTrue(
+                    self.peer.call(
+                        parameters_are_the_optimizers, layer, optimizer
+                    )
+                )
+
+    def test_optimizer_that_says_how_it_is_pickled_is_left_alone(self):
+        odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
+        self.assertEqual(self.peer.call(echo, odd), "as its class has it")
+
+    def test_schedule_of_learning_rates_arrives(self):
+        schedule = paddle.optimizer.lr.StepDecay(0.5, 1, 0.5)
+        self.assertEqual(
+            self.peer.call(rates_in_peer, schedule), [0.5, 0.25, 0.125]
+        )
+
+    def test_containers_arrive_with_the_same_memory(self):
+        for name, container in containers().items():
+            with self.subTest(name):
+                self.assertEqual(
+                    self.peer.call(fill_all, container, 5),
+                    type(container).__name__,
+                )
+                for tensor in tensors_in(container):
+                    self.assertTrue((tensor == 5).all().item())
+
+    def test_tensor_that_is_twice_in_a_message_arrives_as_one(self):
+        tensor = matrix()
+        self.assertTrue(self.peer.call(are_one, tensor, tensor))
+        self.assertFalse(self.peer.call(are_one, tensor, tensor[:]))
+
+    def test_tensor_of_a_users_class_arrives_as_one(self):
+        tensor = UsersTensor(matrix())
+        tensor.scale = 2
+        self.assertEqual(
+            self.peer.call(fill_users, tensor, 5), ("UsersTensor", 60)
+        )
+        self.assertEqual(tensor.total(), 60)
+
+    def test_parameter_of_a_users_class_arrives_as_one(self):
+        parameter = UsersParameter(matrix())
+        parameter.optimize_attr = {"learning_rate": 0.5}
+        self.assertEqual(
+            self.peer.call(users_parameter, parameter),
+            users_parameter(None, parameter),
+        )
+
+    def test_tensor_that_says_how_it_is_pickled_is_left_alone(self):
+        self.assertEqual(
+            self.peer.call(echo, OddTensor(matrix())), "as its class has it"
+        )
+
+    def test_parameter_and_its_view_arrive_over_one_memory(self):
+        parameter = paddle.create_parameter([2, 3], "float32")
+        view = parameter.detach()[1]
+        parameter_there, view_there = self.peer.call(echo, [parameter, view])
+        self.assertEqual(parameter_there.data_ptr(), parameter.data_ptr())
+        self.assertEqual(view_there.data_ptr(), view.data_ptr())
+
+
+class TestArguments(unittest.TestCase):
+    def run_in_spawned_process(self, target: Callable, *args: Any) -> None:
+        process = sharing.get_context("spawn").Process(target=target, args=args)
+        process.start()
+        process.join(WAIT_S)
+        self.assertEqual(process.exitcode, 0)
+        process.close()
+
+    def test_layer_and_optimizer_are_arguments_of_a_process(self):
+        layer = nn.Linear(3, 2)
+        optimizer = paddle.optimizer.Adam(0.1, parameters=layer.parameters())
+        step(layer, optimizer)
+        before = values_of(layer)
+        self.run_in_spawned_process(step, layer, optimizer)
+        self.assertNotEqual(values_of(layer), before)
+
+    def test_state_of_an_optimizer_is_an_argument_of_a_process(self):
+        layer = nn.Linear(3, 2)
+        optimizer = paddle.optimizer.Adam(0.1, parameters=layer.parameters())
+        step(layer, optimizer)
+        state = optimizer.state_dict()
+        self.assertEqual(len(state), 8)
+        self.run_in_spawned_process(fill_all, None, state, 5)
+        for name, tensor in state.items():
+            self.assertTrue((tensor == 5).all().item(), name)
+
+
+class TestShareMemory(SharingTestCase):
+    def setUp(self):
+        super().setUp()
+        leak = no_leak()
+        leak.__enter__()
+        self.addCleanup(leak.__exit__, None, None, None)
+        self.addCleanup(gc.collect)
+
+    def test_new_tensor_is_not_shared(self):
+        self.assertFalse(matrix().is_shared())
+
+    def test_share_memory_returns_the_tensor_with_its_values(self):
+        tensor = matrix()
+        expected = description(tensor)
+        self.assertIs(tensor.share_memory_(), tensor)
+        self.assertTrue(tensor.is_shared())
+        self.assertEqual(description(tensor), expected)
+
+    def test_views_are_shared_with_their_base(self):
+        tensor = matrix()
+        view = tensor.T
+        view[0].share_memory_()
+        self.assertTrue(tensor.is_shared() and view.is_shared())
+        view[0, 0] = 9
+        self.assertEqual(tensor[0, 0].item(), 9)
+
+    def test_tensor_that_was_sent_is_shared(self):
+        tensor = matrix()
+        received = ForkingPickler.loads(ForkingPickler.dumps(tensor))
+        self.assertTrue(tensor.is_shared() and received.is_shared())
+
+    def test_sharing_twice_is_sharing_once(self):
+        tensor = matrix().share_memory_()
+        place = tensor.data_ptr()
+        self.assertEqual(tensor.share_memory_().data_ptr(), place)
+
+    def test_tensor_without_elements_is_shared_as_it_is(self):
+        tensor = paddle.zeros([0, 3])
+        self.assertTrue(tensor.is_shared())
+        self.assertTrue(tensor.share_memory_().is_shared())
+
+    def test_gradient_of_a_tensor_is_not_moved_with_it(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        layer.weight.share_memory_()
+        self.assertTrue(layer.weight.is_shared())
+        self.assertFalse(layer.weight.grad.is_shared())
+
+    def test_all_tensors_of_a_layer_are_shared(self):
+        layer = nn.Sequential(Tied(1.0), nn.BatchNorm1D(3))
+        loss_of(layer).backward()
+        self.assertIs(layer.share_memory(), layer)
+        tensors = [*layer.parameters(), *layer.buffers()]
+        self.assertEqual(len(tensors), 9)
+        grads = [each.grad for each in tensors if each.grad is not None]
+        self.assertEqual(len(grads), 5)
+        for tensor in tensors + grads:
+            self.assertTrue(tensor.is_shared(), tensor.name)
+
+    def test_tied_tensors_of_a_layer_stay_tied(self):
+        layer = Tied(1.0).share_memory()
+        self.assertIs(layer.first.weight, layer.second.weight)
+
+    def test_gradient_of_selected_rows_is_moved_with_a_layer(self):
+        layer = nn.Embedding(5, 2, sparse=True)
+        backward_of_embedding(None, layer)
+        self.assertFalse(layer.weight.grad.is_shared())
+        layer.share_memory()
+        self.assertTrue(layer.weight.grad.is_shared())
+
+    def test_layer_trains_on_when_it_is_shared(self):
+        expected, layer = nn.Linear(3, 2), nn.Linear(3, 2)
+        layer.set_state_dict(copy.deepcopy(expected.state_dict()))
+        for each in (expected, layer):
+            optimizer = paddle.optimizer.Adam(0.1, parameters=each.parameters())
+            step(each, optimizer)
+            if each is layer:
+                each.share_memory()
+            step(each, optimizer)
+        self.assertEqual(values_of(layer), values_of(expected))
+        self.assertTrue(layer.weight.is_shared())
+
+    def test_forked_child_trains_the_layer_of_its_parent(self):
+        layer = nn.Linear(3, 2).share_memory()
+        before = values_of(layer)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+        context = sharing.get_context("fork")
+        process = context.Process(target=step, args=(layer, optimizer))
+        process.start()
+        process.join(WAIT_S)
+        self.assertEqual(process.exitcode, 0)
+        process.close()
+        self.assertNotEqual(values_of(layer), before)
+
+    def test_lack_of_room_is_an_error_that_loses_nothing(self):
+        layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1 << 20))
+        before = [parameter.numpy() for parameter in layer.parameters()]
+        self.addCleanup(
+            sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
+        )
+        sharing.set_shared_memory_limit(1 << 20)
+        with self.assertRaises(MemoryError):
+            layer.share_memory()
+        for parameter, value in zip(layer.parameters(), before):
+            np.testing.assert_array_equal(parameter.numpy(), value)
+        sharing.set_shared_memory_limit(1 << 30)
+        self.assertTrue(layer.share_memory()[1].weight.is_shared())
+
+    def test_memory_that_is_not_paddles_is_refused_with_the_way_out(self):
+        array = np.arange(4, dtype="float32")
+        tensor = paddle.utils.dlpack.from_dlpack(array)
+        with self.assertRaisesRegex(ValueError, r"\.clone\(\)"):
+            tensor.share_memory_()
+        self.assertFalse(tensor.is_shared())
+        self.assertEqual(tensor.tolist(), array.tolist())
+
+    def test_parameter_without_values_is_refused_and_none_is_moved(self):
+        first = nn.Linear(3, 3)
+        with paddle.LazyGuard():
+            layer = nn.Sequential(first, nn.Linear(3, 3))
+        message = f"{layer[1].weight.name}.*initialize"
+        with self.assertRaisesRegex(RuntimeError, message):
+            layer.share_memory()
+        self.assertFalse(first.weight.is_shared())
+        with self.assertRaisesRegex(RuntimeError, message):
+            ForkingPickler.dumps(layer)
+        # What came before it in the message, which is not sent.
+        sharing.collect_shared_memory(message_timeout=0)
+        for parameter in layer[1].parameters():
+            parameter.initialize()
+        self.assertTrue(layer.share_memory()[1].weight.is_shared())
+
+    def test_buffer_without_values_arrives_without(self):
+        buffer = nn.LSTM(2, 3)._dropout_state
+        self.assertFalse(buffer._is_initialized())
+        received = ForkingPickler.loads(ForkingPickler.dumps(buffer))
+        self.assertFalse(received._is_initialized())
+        self.assertEqual(received.dtype, buffer.dtype)
+
+    def test_static_graphs_can_be_built_with_shared_tensors_about(self):
+        tensor = matrix()
+        paddle.enable_static()
+        self.addCleanup(paddle.disable_static, paddle.CPUPlace())
+        with paddle.static.program_guard(paddle.static.Program()):
+            x = paddle.static.data("x", [2, 3])
+            self.assertEqual(list((x + 1).shape), [2, 3])
+        self.assertTrue(tensor.share_memory_().is_shared())
+        self.assertEqual(tensor.numpy()[1, 2], 5)
+
+
+class TestRefusals(unittest.TestCase):
+    def test_hook_that_cannot_be_pickled_is_named(self):
+        layer = nn.Linear(2, 2)
+        layer.register_forward_post_hook(lambda *_: None)
+        with self.assertRaisesRegex(Exception, "lambda"):
+            ForkingPickler.dumps(layer)
+
+    def test_layer_compiled_by_to_static_is_refused_with_the_way_out(self):
+        layer = paddle.jit.to_static(nn.Linear(2, 2))
+        with self.assertRaisesRegex(TypeError, r"to_static.*Linear.*rollback"):
+            ForkingPickler.dumps(layer)
+        layer.forward.rollback()
+        ForkingPickler.loads(ForkingPickler.dumps(layer))
+
+    def test_weight_that_a_hook_computes_is_refused(self):
+        layer = nn.utils.weight_norm(nn.Linear(2, 2))
+        with self.assertRaisesRegex(RuntimeError, "non-leaf"):
+            ForkingPickler.dumps(layer)
+
+
+if __name__ == "__main__":
+    unittest.main()
