@@ -1,0 +1,153 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the tests of started processes share: nothing may be left of them."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import unittest
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.reduction import ForkingPickler
+from unittest import mock
+
+import paddle
+import paddle.multiprocessing as mp
+
+WAIT_S = 120
+START_METHODS = ("fork", "spawn", "forkserver")
+
+
+def over_start_methods(case: type) -> None:
+    """
+    Class decorator: puts in the place of a test case that reads `self.method`
+    one for each start method.
+    """
+    module = sys.modules[case.__module__]
+    for method in START_METHODS:
+        name = f"{case.__name__}_{method}"
+        members = {"method": method, "__module__": case.__module__}
+        setattr(module, name, type(name, (case,), members))
+
+
+class SpawnTestCase(unittest.TestCase):
+    """
+    Base of the tests: after each one there are no more processes, descriptors
+    and temporary files than before.
+    """
+
+    method = "fork"
+
+    @classmethod
+    def setUpClass(cls):
+        # They live until the end of the run, and are no leak.
+        resource_tracker.ensure_running()
+        share(paddle.ones([1]))
+        if cls.method == "forkserver":
+            forkserver.ensure_running()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        before = descriptors(), children()
+        self.addCleanup(self._check_nothing_left, *before, folder.name)
+        patch = mock.patch.object(tempfile, "tempdir", folder.name)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def _check_nothing_left(self, files, processes, folder):
+        # The errors that tests have caught hold the processes that failed.
+        gc.collect()
+        multiprocessing.active_children()
+        self.assertEqual(children(), processes)
+        self.assertEqual(descriptors(), files)
+        self.assertEqual(os.listdir(folder), [])
+
+    def start(self, function, *args, nprocs=2, **options):
+        """Returns the context of processes that run a function."""
+        return mp.start_processes(
+            function,
+            args,
+            nprocs,
+            join=False,
+            start_method=self.method,
+            **options,
+        )
+
+    def failure(self, function, *args, **options) -> mp.ProcessException:
+        """Returns the error with which such processes end."""
+        context = self.start(function, *args, **options)
+        with self.assertRaises(mp.ProcessException) as caught:
+            self.join(context)
+        return caught.exception
+
+    def join(self, context, **options) -> None:
+        """Joins processes, which have to end in time."""
+        self.assertTrue(context.join(WAIT_S, **options), "not ended in time")
+
+
+def share(tensor: paddle.Tensor) -> None:
+    """Moves a tensor into shared memory, where a forked child sees it."""
+    ForkingPickler.loads(ForkingPickler.dumps(tensor))
+
+
+def descriptors() -> dict[str, str]:
+    """Returns the descriptors of this process and what they lead to."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def children() -> set[int]:
+    """Returns the child processes of this process, zombies included."""
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        if parent_of(int(name)) == os.getpid():
+            found.add(int(name))
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    """Returns the parent of a process, None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def exists(pid: int) -> bool:
+    """Returns whether a process runs, which a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, what: str) -> None:
+    """Waits until `condition` holds, or raises AssertionError in time."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {WAIT_S} s: {what}")
+        time.sleep(0.01)

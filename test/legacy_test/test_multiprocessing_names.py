@@ -1,0 +1,161 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""`paddle.multiprocessing`: one module by two names, with all of Python's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import multiprocessing
+import pickle
+import pkgutil
+import subprocess
+import sys
+import unittest
+
+import paddle
+import paddle.incubate.multiprocessing
+import paddle.multiprocessing as mp
+
+NAMES = ("paddle.multiprocessing", "paddle.incubate.multiprocessing")
+OWN = {module.name for module in pkgutil.iter_modules(mp.__path__)}
+# `mp.spawn` is the function, as in torch; Python documents nothing of its own.
+STANDARD = {
+    module.name
+    for module in pkgutil.walk_packages(multiprocessing.__path__)
+    if "win32" not in module.name and module.name not in OWN
+}
+
+
+def run(*statements: str) -> str:
+    """Returns what a new Python prints."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(statements)],
+        check=True,
+        timeout=120,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout.strip()
+
+
+class TestNames(unittest.TestCase):
+    def test_both_names_are_one_module(self):
+        self.assertIs(paddle.multiprocessing, paddle.incubate.multiprocessing)
+        for name in NAMES:
+            self.assertIs(importlib.import_module(name), mp)
+
+    def test_short_name_is_there_after_the_import_of_paddle(self):
+        self.assertEqual(
+            run(
+                "import paddle",
+                "print(paddle.multiprocessing.Queue.__name__)",
+            ),
+            "Queue",
+        )
+
+    def test_short_name_may_be_imported_first(self):
+        self.assertEqual(
+            run(
+                "from paddle.multiprocessing.connection import wait",
+                "import multiprocessing.connection",
+                "print(wait is multiprocessing.connection.wait)",
+            ),
+            "True",
+        )
+
+    def test_name_that_neither_has(self):
+        with self.assertRaisesRegex(AttributeError, "'nothing'"):
+            mp.nothing  # noqa: B018
+        for name in NAMES:
+            with self.assertRaises(ModuleNotFoundError):
+                importlib.import_module(f"{name}.nothing")
+
+    def test_pickles_name_the_long_name(self):
+        content = pickle.dumps((mp.start_processes, mp.ProcessContext))
+        self.assertIn(b"paddle.incubate.multiprocessing.spawn", content)
+        self.assertEqual(
+            pickle.loads(content), (mp.start_processes, mp.ProcessContext)
+        )
+
+
+class TestStandardLibrary(unittest.TestCase):
+    def test_every_public_name_of_python_is_pythons(self):
+        for name in multiprocessing.__all__:
+            with self.subTest(name):
+                self.assertEqual(
+                    getattr(mp, name), getattr(multiprocessing, name)
+                )
+
+    def test_every_attribute_of_python_is_there(self):
+        for name, value in inspect.getmembers(multiprocessing):
+            if name.startswith("_") or name in OWN:
+                continue
+            with self.subTest(name):
+                self.assertEqual(getattr(mp, name), value)
+
+    def test_every_submodule_of_python_is_an_attribute(self):
+        self.assertGreater(len(STANDARD), 15)
+        for name in STANDARD:
+            with self.subTest(name):
+                self.assertIs(
+                    getattr(mp, name),
+                    importlib.import_module(f"multiprocessing.{name}"),
+                )
+
+    def test_every_submodule_of_python_is_imported_once(self):
+        for name in (*STANDARD, "dummy.connection"):
+            module = importlib.import_module(f"multiprocessing.{name}")
+            for package in NAMES:
+                with self.subTest(name, package=package):
+                    self.assertIs(
+                        importlib.import_module(f"{package}.{name}"), module
+                    )
+
+    def test_import_by_another_name_leaves_the_module_as_it_was(self):
+        module = importlib.import_module("paddle.multiprocessing.pool")
+        self.assertEqual(module.__name__, "multiprocessing.pool")
+        self.assertEqual(module.__spec__.name, "multiprocessing.pool")
+
+    def test_context_has_the_queues_of_python(self):
+        for method in mp.get_all_start_methods():
+            self.assertIs(
+                mp.get_context(method), multiprocessing.get_context(method)
+            )
+
+
+class TestOwnModules(unittest.TestCase):
+    def test_every_own_submodule_is_imported_once(self):
+        self.assertIn("spawn", OWN)
+        for name in OWN:
+            with self.subTest(name):
+                self.assertIs(
+                    importlib.import_module(f"{NAMES[0]}.{name}"),
+                    importlib.import_module(f"{NAMES[1]}.{name}"),
+                )
+
+    def test_import_from_the_module_spawn_leaves_the_function(self):
+        self.assertEqual(
+            run(
+                "from paddle.multiprocessing.spawn import ProcessContext",
+                "import paddle.multiprocessing as mp",
+                "print(ProcessContext is mp.ProcessContext)",
+                "print(callable(mp.spawn))",
+            ),
+            "True\nTrue",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

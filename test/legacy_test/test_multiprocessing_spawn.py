@@ -1,0 +1,463 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Processes that run one function: success, each way to fail, bad values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from multiprocessing import connection, util
+from multiprocessing.process import BaseProcess
+from unittest import mock
+
+from multiprocessing_spawn_base import (
+    WAIT_S,
+    SpawnTestCase,
+    exists,
+    over_start_methods,
+    share,
+    wait_until,
+)
+from shared_tensor_base import setUpModule, tearDownModule  # noqa: F401
+
+import paddle
+import paddle.multiprocessing as mp
+
+# The module; the name `mp.spawn` is the function.
+spawn = sys.modules["paddle.incubate.multiprocessing.spawn"]
+
+# Functions for processes.
+
+
+def wait_for_ever(rank):
+    time.sleep(10 * WAIT_S)
+
+
+def write_rank(rank, values, layer):
+    values[rank] = rank + 1
+    with paddle.no_grad():
+        layer.weight[rank] = rank + 1
+
+
+class HoldsALock(Exception):
+    """An exception that can not be pickled."""
+
+    def __init__(self):
+        super().__init__("with a lock")
+        self.lock = threading.Lock()
+
+
+def raise_unpicklable(rank):
+    if rank == 1:
+        raise HoldsALock
+    wait_for_ever(rank)
+
+
+def raise_at_length(rank, length):
+    raise ValueError("x" * length)
+
+
+def exit_with(rank, code):
+    if rank == 1:
+        sys.exit(code)
+    wait_for_ever(rank)
+
+
+def exit_all_with(rank, code):
+    sys.exit(code)
+
+
+def kill_oneself(rank, number):
+    os.kill(os.getpid(), number)
+
+
+def kill_oneself_in_the_report(rank):
+    def write_half(self, buffer):
+        os.write(self.fileno(), buffer[: len(buffer) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    connection.Connection._send = write_half
+    raise ValueError("x" * 100_000)
+
+
+def interrupt(rank, path):
+    errors = os.open(path, os.O_WRONLY)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    raise KeyboardInterrupt
+
+
+def fail_when_told(rank, told, ready):
+    """Process 1 fails when told; another one is deaf to SIGTERM."""
+    if rank == 1:
+        told.wait()
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    wait_for_ever(rank)
+
+
+def fail_or_end_soon(rank, told):
+    if rank == 1:
+        told.set()
+        sys.exit(3)
+    told.wait()
+    time.sleep(0.3)
+
+
+def leave_a_process_behind(rank, pids):
+    if os.fork() == 0:
+        pids.put(os.getpid())
+        wait_for_ever(rank)
+    os._exit(3)
+
+
+def report_and_wait(rank, pids):
+    pids.put(os.getpid())
+    wait_for_ever(rank)
+
+
+def start_one_that_raises(rank):
+    mp.start_processes(raise_at_length, (10,), start_method="fork")
+
+
+def wait_for(rank, event):
+    event.wait()
+
+
+class FailsToLoad:
+    """An argument that can be sent and not be received."""
+
+    def __reduce__(self):
+        return _raise, ()
+
+
+def _raise():
+    raise RuntimeError("can not be loaded")
+
+
+class SentTwice:
+    """An argument that can be sent to two processes, not to a third one."""
+
+    count = 0
+
+    def __reduce__(self):
+        SentTwice.count += 1
+        if SentTwice.count > 2:
+            raise TypeError("can not be sent")
+        return SentTwice, ()
+
+
+@over_start_methods
+class TestRun(SpawnTestCase):
+    def test_processes_write_to_the_tensors_and_layers_of_the_parent(self):
+        values, layer = paddle.zeros([3]), paddle.nn.Linear(2, 2)
+        if self.method == "fork":
+            share(values)
+            share(layer.weight)
+        result = mp.start_processes(
+            write_rank, (values, layer), nprocs=2, start_method=self.method
+        )
+        self.assertIsNone(result)
+        self.assertEqual(values.tolist(), [1, 2, 0])
+        self.assertEqual(layer.weight.tolist(), [[1, 1], [2, 2]])
+
+    def test_error_has_the_traceback_of_an_exception_that_has_no_pickle(self):
+        error = self.failure(raise_unpicklable)
+        self.assertIsInstance(error, mp.ProcessRaisedException)
+        self.assertEqual(error.error_index, 1)
+        for text in (
+            "Process 1 ",
+            "in raise_unpicklable",
+            "raise HoldsALock",
+            "with a lock",
+        ):
+            self.assertIn(text, str(error))
+
+    def test_processes_are_started_and_joined_by_another_thread(self):
+        errors = []
+
+        def run():
+            try:
+                mp.start_processes(
+                    kill_oneself,
+                    (signal.SIGKILL,),
+                    start_method=self.method,
+                )
+            except mp.ProcessExitedException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(WAIT_S)
+        self.assertEqual([e.signal_name for e in errors], ["SIGKILL"])
+
+
+class TestSpawn(SpawnTestCase):
+    method = "spawn"
+
+    def test_argument_that_the_process_can_not_load_is_reported(self):
+        with self.assertRaisesRegex(
+            mp.ProcessRaisedException, "(?s)in _raise.*can not be loaded"
+        ):
+            mp.spawn(wait_for_ever, (FailsToLoad(),))
+
+    def test_start_that_fails_half_way_stops_those_that_run(self):
+        SentTwice.count = 0
+        with self.assertRaisesRegex(TypeError, "can not be sent"):
+            mp.spawn(wait_for_ever, (SentTwice(),), nprocs=3)
+        self.assertEqual(SentTwice.count, 3)
+
+
+class TestFailure(SpawnTestCase):
+    def test_exit_code(self):
+        error = self.failure(exit_with, 3)
+        self.assertIsInstance(error, mp.ProcessExitedException)
+        self.assertEqual((error.exit_code, error.signal_name), (3, None))
+        self.assertEqual(error.error_index, 1)
+        self.assertIn("exited with code 3", str(error))
+
+    def test_exit_code_0_is_no_failure(self):
+        self.join(self.start(exit_all_with, 0))
+
+    def test_signal_has_its_name(self):
+        error = self.failure(kill_oneself, signal.SIGKILL, nprocs=1)
+        self.assertIsInstance(error, mp.ProcessExitedException)
+        self.assertEqual(error.exit_code, -signal.SIGKILL)
+        self.assertEqual(error.signal_name, "SIGKILL")
+        self.assertIn("SIGKILL", str(error))
+
+    def test_real_time_signal_has_its_name(self):
+        error = self.failure(kill_oneself, signal.SIGRTMIN + 6, nprocs=1)
+        self.assertEqual(error.signal_name, "SIGRTMIN+6")
+
+    def test_process_is_told_from_others(self):
+        context = self.start(exit_with, 3)
+        pids = context.pids()
+        self.assertEqual(pids, [p.pid for p in context.processes])
+        with self.assertRaises(mp.ProcessExitedException) as caught:
+            self.join(context)
+        self.assertEqual(caught.exception.error_pid, pids[1])
+
+    def test_long_traceback_arrives_though_nobody_joins(self):
+        length = 3 << 20
+        context = self.start(raise_at_length, length, nprocs=1)
+        ended = connection.wait(context.sentinels, WAIT_S)
+        self.assertEqual(len(ended), 1)
+        with self.assertRaises(mp.ProcessRaisedException) as caught:
+            context.join()
+        self.assertIn("x" * length, str(caught.exception))
+
+    def test_process_that_is_killed_while_it_reports(self):
+        error = self.failure(kill_oneself_in_the_report, nprocs=1)
+        self.assertIsInstance(error, mp.ProcessExitedException)
+        self.assertEqual(error.signal_name, "SIGKILL")
+
+    def test_traceback_arrives_where_there_are_no_files_in_memory(self):
+        with mock.patch.object(os, "memfd_create"):
+            del os.memfd_create
+            context = self.start(raise_at_length, 10, nprocs=1)
+        with self.assertRaisesRegex(mp.ProcessRaisedException, "x" * 10):
+            self.join(context)
+
+    def test_interrupt_in_a_process_is_quiet_and_no_failure(self):
+        with tempfile.NamedTemporaryFile() as output:
+            self.join(self.start(interrupt, output.name))
+            self.assertEqual(output.read(), b"")
+
+    def test_error_of_a_process_in_a_process_has_both_tracebacks(self):
+        error = self.failure(start_one_that_raises, nprocs=1)
+        self.assertIn("in start_one_that_raises", str(error))
+        self.assertIn("in raise_at_length", str(error))
+
+    def test_second_join_raises_again(self):
+        context = self.start(exit_with, 3)
+        for _ in range(2):
+            with self.assertRaises(mp.ProcessExitedException) as caught:
+                self.join(context)
+            self.assertEqual(caught.exception.error_index, 1)
+
+    def test_errors_can_be_pickled(self):
+        for error in (
+            mp.ProcessRaisedException("text", 1, 2),
+            mp.ProcessExitedException("text", 1, 2, -9, "SIGKILL"),
+        ):
+            back = pickle.loads(pickle.dumps(error))
+            self.assertIs(type(back), type(error))
+            self.assertEqual(str(back), "text")
+            self.assertEqual(vars(back), vars(error))
+
+
+class TestJoin(SpawnTestCase):
+    def test_join_waits_no_longer_than_its_timeout(self):
+        event = mp.get_context("fork").Event()
+        context = self.start(wait_for, event)
+        self.assertFalse(context.join(timeout=0.1))
+        self.assertFalse(context.join(timeout=0))
+        event.set()
+        self.join(context)
+        self.assertTrue(context.join())
+        self.assertEqual(context.sentinels, {})
+
+    def test_others_get_sigterm_when_one_fails(self):
+        context = self.start(exit_with, 3, nprocs=3)
+        with self.assertRaises(mp.ProcessExitedException):
+            self.join(context)
+        self.assertEqual(
+            [process.exitcode for process in context.processes],
+            [-signal.SIGTERM, 3, -signal.SIGTERM],
+        )
+
+    def test_process_that_gets_sigterm_before_it_has_begun_is_quiet(self):
+        # Paddle's handler would print a page, and may hang so early.
+        bootstrap = BaseProcess._bootstrap
+
+        def terminate_oneself(process, *args, **options):
+            os.dup2(output.fileno(), 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return bootstrap(process, *args, **options)
+
+        with tempfile.TemporaryFile() as output:
+            with mock.patch.object(
+                BaseProcess, "_bootstrap", terminate_oneself
+            ):
+                error = self.failure(wait_for_ever, nprocs=1)
+            self.assertEqual(error.signal_name, "SIGTERM")
+            output.seek(0)
+            self.assertEqual(output.read(), b"")
+
+    def test_process_that_ignores_sigterm_gets_sigkill(self):
+        fork = mp.get_context("fork")
+        told, ready = fork.Event(), fork.Event()
+        context = self.start(fail_when_told, told, ready)
+        self.assertTrue(ready.wait(WAIT_S))
+        told.set()
+        with self.assertRaises(mp.ProcessExitedException) as caught:
+            self.join(context, grace_period=0.1)
+        self.assertEqual(caught.exception.exit_code, 3)
+        self.assertEqual(context.processes[0].exitcode, -signal.SIGKILL)
+
+    def test_others_may_end_by_themselves_in_the_grace_period(self):
+        context = self.start(fail_or_end_soon, mp.get_context("fork").Event())
+        with self.assertRaises(mp.ProcessExitedException):
+            self.join(context, grace_period=WAIT_S)
+        self.assertEqual(context.processes[0].exitcode, 0)
+
+    def test_end_is_seen_though_a_process_that_was_forked_lives_on(self):
+        pids = mp.get_context("fork").SimpleQueue()
+        self.addCleanup(pids.close)
+        context = self.start(leave_a_process_behind, pids, nprocs=1)
+        left_behind = pids.get()
+        joined = threading.Event()
+
+        def join():
+            with contextlib.suppress(mp.ProcessExitedException):
+                context.join()
+            joined.set()
+
+        thread = threading.Thread(target=join)
+        thread.start()
+        try:
+            self.assertTrue(joined.wait(WAIT_S))
+            self.assertTrue(exists(left_behind))
+        finally:
+            os.kill(left_behind, signal.SIGKILL)
+            thread.join()
+
+    def test_interrupt_of_the_parent_ends_the_processes(self):
+        pids = mp.get_context("fork").SimpleQueue()
+        self.addCleanup(pids.close)
+        found = []
+
+        def interrupt_parent():
+            found.extend([pids.get(), pids.get()])
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt_parent)
+        thread.start()
+        with mock.patch.object(spawn, "_FAREWELL_S", 0.1):
+            with self.assertRaises(KeyboardInterrupt):
+                mp.start_processes(
+                    report_and_wait, (pids,), nprocs=2, start_method="fork"
+                )
+        thread.join()
+        self.assertEqual([exists(pid) for pid in found], [False, False])
+
+    def test_daemons_end_with_the_parent_that_exits(self):
+        read, write = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            try:
+                self.start(wait_for_ever, daemon=True)
+                util._exit_function()
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read, "rb") as pipe:
+            os.waitpid(parent, 0)
+            wait_until(
+                lambda: connection.wait([pipe], 0) and pipe.read() == b"",
+                "the daemons end",
+            )
+
+
+class TestValues(SpawnTestCase):
+    def refuse(self, error, message, *args, **options):
+        with mock.patch.object(spawn.multiprocessing, "get_context") as started:
+            with self.assertRaisesRegex(error, message):
+                mp.start_processes(*args, **options)
+        started.assert_not_called()
+
+    def test_function_that_can_not_be_called(self):
+        self.refuse(TypeError, "fn must be callable, but received 5", 5)
+
+    def test_arguments_that_are_no_tuple(self):
+        self.refuse(
+            TypeError, r"\(x,\), but received Tensor", print, paddle.zeros([2])
+        )
+
+    def test_number_of_processes(self):
+        for wrong in (2.0, "2", None, True):
+            message = f"integer, but received {wrong!r}"
+            self.refuse(TypeError, message, print, (), wrong)
+        for wrong in (0, -1):
+            message = f"at least 1, but received {wrong}"
+            self.refuse(ValueError, message, print, (), wrong)
+
+    def test_start_method(self):
+        self.refuse(
+            ValueError,
+            "one of .*'spawn'.*, but received 'thread'",
+            print,
+            start_method="thread",
+        )
+
+    def test_times_to_wait(self):
+        context = self.start(exit_all_with, 0)
+        for wrong in ("5", float("nan")):
+            for name in ("timeout", "grace_period"):
+                with self.assertRaisesRegex(ValueError, f"{name}.*{wrong!r}"):
+                    context.join(**{name: wrong})
+        self.join(context)
+
+
+if __name__ == "__main__":
+    unittest.main()
