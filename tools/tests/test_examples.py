@@ -17,42 +17,71 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tools.wheel import REPO
 
-OUTPUT = re.compile(
-    r"""one (?P<device>\S+), [0-9]+ requests
+CONCURRENT_INFERENCE = r"""one (?P<device>\S+), [0-9]+ requests
 1 thread: [0-9,]+ requests/s
 (?P<threads>[0-9]+) threads: [0-9,]+ requests/s
 wrong answers: (?P<wrong>[0-9]+)
 """
-)
+SERVED = r"thread_([0-9]+), Place\((\S+)\): ([0-9]+) requests"
+INFERENCE_SERVICE = rf"""(?P<note>no GPU and .*\n)?(?P<served>({SERVED}
+)+)400 answers, (?P<wrong>[0-9]+) wrong
+"""
+HOGWILD = r"""before: loss (?P<loss>[0-9.]+), accuracy (?P<accuracy>[0-9.]+)%
+after: loss (?P<new_loss>[0-9.]+), accuracy (?P<new_accuracy>[0-9.]+)%
+steps: (?P<steps>.*)
+"""
+MEMORY = r"""private  shared     Pss
+(?P<{0}>( +[0-9]+ +[0-9]+ +[0-9]+
+)+)sum of Pss +(?P<sum_{0}>[0-9]+)
+"""
+SHARED_WEIGHTS = rf"""(?P<weights>[0-9]+) MiB of weights
+
+each process loads a copy:
+{MEMORY.format("copies")}
+all have one copy:
+{MEMORY.format("one")}
+the losses are the same
+"""
+PIPELINE = r"""produce: done again: (?P<produced>.*)
+consume: done again: (?P<consumed>.*)
+(?P<results>[0-9]+) results, (?P<wrong>[0-9]+) wrong
+left: (?P<used>[0-9]+) bytes, (?P<segments>[0-9]+) foreign segments
+"""
 
 
 @pytest.fixture
-def serve():
-    """Runs concurrent_inference.py and returns its output, matched."""
+def run_example():
+    """
+    Runs an example as a user does and returns its output, matched; nothing
+    stays in shared memory.
+    """
     python = os.environ.get("PADDLE_PYTHON")
     if not python:
         pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
 
-    def run(*arguments, **variables):
+    def run(name, output, *arguments, **variables):
         environ = {k: v for k, v in os.environ.items() if "CUSTOM_DEV" not in k}
-        example = REPO / "examples" / "concurrent_inference.py"
+        family = secrets.token_hex(8)
         done = subprocess.run(
-            [python, str(example), *arguments],
-            env={**environ, **variables},
+            [python, str(REPO / "examples" / name), *arguments],
+            env={**environ, "PADDLE_SHARED_MEMORY_FAMILY": family, **variables},
             capture_output=True,
             text=True,
             timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        output = OUTPUT.fullmatch(done.stdout)
-        assert output, done.stdout
-        return output
+        assert not list(Path("/dev/shm").glob(f"*{family}*"))
+        match = re.fullmatch(output, done.stdout)
+        assert match, done.stdout
+        return match
 
     return run
 
@@ -64,6 +93,21 @@ def plugin():
     if not folder:
         pytest.skip("set CUSTOM_DEVICE_ROOT to the folder of the test device")
     return folder
+
+
+@pytest.fixture
+def serve(run_example):
+    """Runs concurrent_inference.py."""
+
+    def run(*arguments, **variables):
+        return run_example(
+            "concurrent_inference.py",
+            CONCURRENT_INFERENCE,
+            *arguments,
+            **variables,
+        )
+
+    return run
 
 
 def test_inference_is_concurrent_on_the_cpu(serve):
@@ -83,3 +127,75 @@ def test_inference_is_concurrent_on_another_device(serve, plugin):
     output = serve("--device", "custom_cpu:1", CUSTOM_DEVICE_ROOT=plugin)
     assert output["device"] == "custom_cpu:1"
     assert output["wrong"] == "0"
+
+
+def served(output) -> dict[str, int]:
+    """Returns how many requests were answered on each device."""
+    count: dict[str, int] = {}
+    for _, device, requests in re.findall(SERVED, output["served"]):
+        count[device] = count.get(device, 0) + int(requests)
+    return count
+
+
+def test_threads_serve_on_all_custom_devices(run_example, plugin):
+    output = run_example(
+        "inference_service.py", INFERENCE_SERVICE, CUSTOM_DEVICE_ROOT=plugin
+    )
+    devices = served(output)
+    # A thread that is slow to start may find no request left.
+    assert len(devices) > 1
+    assert all(re.fullmatch("custom_cpu:[0-3]", device) for device in devices)
+    assert sum(devices.values()) == 400
+    assert output["wrong"] == "0"
+
+
+def test_threads_serve_on_the_devices_that_are_named(run_example, plugin):
+    output = run_example(
+        "inference_service.py",
+        INFERENCE_SERVICE,
+        *("--devices", "custom_cpu:2", "cpu"),
+        CUSTOM_DEVICE_ROOT=plugin,
+    )
+    assert set(served(output)) <= {"custom_cpu:2", "cpu"}
+    assert output["wrong"] == "0"
+
+
+def test_threads_serve_on_the_cpu_where_nothing_else_is(run_example):
+    output = run_example("inference_service.py", INFERENCE_SERVICE)
+    assert (
+        output["note"]
+        == "no GPU and no custom device: two threads on the CPU\n"
+    )
+    assert served(output) == {"cpu": 400}
+    assert output["wrong"] == "0"
+
+
+def test_processes_train_the_model_of_their_parent(run_example):
+    output = run_example("hogwild.py", HOGWILD)
+    assert float(output["accuracy"]) < 50 < 90 < float(output["new_accuracy"])
+    assert float(output["new_loss"]) < float(output["loss"]) / 3
+    assert output["steps"] == "[300, 300]"
+
+
+def test_processes_evaluate_with_one_copy_of_the_weights(run_example):
+    output = run_example("shared_weights.py", SHARED_WEIGHTS)
+    weights = int(output["weights"])
+
+    def private_of_children(kind):
+        _, *children = output[kind].splitlines()
+        return [int(child.split()[0]) for child in children]
+
+    assert weights == 128
+    assert len(private_of_children("one")) == 3
+    assert max(private_of_children("one")) < weights / 3
+    assert min(private_of_children("copies")) > weights
+    saved = int(output["sum_copies"]) - int(output["sum_one"])
+    assert saved == pytest.approx(3 * weights, rel=0.2)
+
+
+def test_pipeline_survives_the_kill_of_a_producer_and_a_consumer(run_example):
+    output = run_example("pipeline.py", PIPELINE)
+    assert output["produced"] == "[8]"
+    assert output["consumed"] == "[12]"
+    assert (output["results"], output["wrong"]) == ("24", "0")
+    assert (output["used"], output["segments"]) == ("0", "0")

@@ -1,0 +1,184 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The guide: its code runs, its links lead somewhere, its messages exist."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tools.wheel import REPO
+
+GUIDE = REPO / "docs" / "multiprocessing.md"
+FEATURES = REPO / "docs" / "multiprocessing_features.md"
+PAGES = sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md")])
+LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
+# A block of Python, and what it prints if that is said.
+BLOCK = re.compile(
+    r"^```python(?P<why_not>.*)\n(?P<code>(?:.*\n)*?)```\n"
+    r"(?:\n```text\n(?P<output>(?:.*\n)*?)```\n)?",
+    re.M,
+)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+class Feature(NamedTuple):
+    """A row of the table of features."""
+
+    name: str
+    torch: str
+    here: str
+    tests: str
+
+
+def rows(text: str) -> list[list[str]]:
+    """Returns the cells of all tables of a text, without their heads."""
+    cells = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    rules = [at for at, row in enumerate(cells) if set(row[0]) <= set("-: ")]
+    return [
+        row
+        for at, row in enumerate(cells)
+        if at not in rules and at + 1 not in rules
+    ]
+
+
+BLOCKS = [block.groupdict() for block in BLOCK.finditer(read(GUIDE))]
+
+
+def features() -> list[Feature]:
+    return [Feature(*cells) for cells in rows(read(FEATURES))]
+
+
+def messages() -> list[str]:
+    """Returns the messages of the guide, without what varies in them."""
+    troubleshooting = read(GUIDE).split("\n## Troubleshooting\n")[1]
+    return [
+        words.strip()
+        for cell, *_ in rows(troubleshooting.split("\n## ")[0])
+        for message in re.findall("`([^`]*)`", cell)
+        for words in message.split("…")
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """Returns what the headlines of a page can be linked by."""
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in titles
+    }
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    file = page.parent / path if path else page
+    return file.exists() and (not anchor or anchor in anchors(read(file)))
+
+
+@functools.lru_cache(None)
+def names_of_tests(path: Path) -> set[str]:
+    """Returns the names of the tests of a file, none if it is not there."""
+    if not path.exists():
+        return set()
+    if path.suffix == ".cc":
+        return set(re.findall(r"^TEST\w*\((\w+)\)", read(path), re.M))
+    return {
+        node.name
+        for node in ast.walk(ast.parse(read(path)))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+@functools.lru_cache(None)
+def sources() -> str:
+    """Returns all of the project's own code, adjacent literals joined."""
+    files = [
+        *REPO.glob("paddle/**/*.cc"),
+        *REPO.glob("python/**/*.py"),
+        *REPO.glob("patches/*.patch"),
+    ]
+    text = "\n".join(read(file) for file in files)
+    return re.sub(r'"\s*\n\+?\s*f?"', "", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    assert [
+        target
+        for _, target in LINK.findall(read(page))
+        if not re.match("[a-z]+:", target) and not leads_somewhere(page, target)
+    ] == []
+
+
+def test_every_feature_has_a_test_or_is_not_there():
+    assert [
+        feature.name
+        for feature in features()
+        if not LINK.search(feature.tests)
+        and not re.match(r"no\b", feature.here)
+    ] == []
+
+
+def test_features_name_tests_that_exist():
+    assert [
+        (name, target)
+        for feature in features()
+        for name, target in LINK.findall(feature.tests)
+        if name not in names_of_tests(FEATURES.parent / target)
+    ] == []
+
+
+def test_messages_are_those_of_the_code():
+    assert [words for words in messages() if words not in sources()] == []
+
+
+@pytest.mark.parametrize(
+    "block", BLOCKS, ids=lambda block: block["code"].splitlines()[0]
+)
+def test_code_runs_and_prints_what_is_said(block, tmp_path):
+    if block["why_not"]:
+        assert block["why_not"].strip() == "needs-gpu"
+        compile(block["code"], GUIDE.name, "exec")
+        pytest.skip("needs a GPU")
+    python = os.environ.get("PADDLE_PYTHON")
+    if not python:
+        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
+    script = tmp_path / "script.py"
+    script.write_text(block["code"], encoding="utf-8")
+    environ = {k: v for k, v in os.environ.items() if "CUSTOM_DEV" not in k}
+    done = subprocess.run(
+        [python, str(script)],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if block["output"] is not None:
+        assert done.stdout == block["output"]
