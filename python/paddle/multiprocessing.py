@@ -13,6 +13,40 @@
 # limitations under the License.
 """The short name of `paddle.incubate.multiprocessing`: the same module."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from paddle.incubate.multiprocessing.submodules import add_short_name
+
+if TYPE_CHECKING:
+    # Type checkers do not see that the module is replaced by another one.
+    from multiprocessing import *  # noqa: F403
+
+    from paddle.incubate.multiprocessing import (
+        Prefetcher as Prefetcher,
+        WorkerThread as WorkerThread,
+        by_value as by_value,
+        collect_shared_memory as collect_shared_memory,
+        empty_shared as empty_shared,
+        get_all_sharing_strategies as get_all_sharing_strategies,
+        get_shared_memory_limit as get_shared_memory_limit,
+        get_sharing_strategy as get_sharing_strategy,
+        ipc_memory_stats as ipc_memory_stats,
+        ipc_memory_summary as ipc_memory_summary,
+        set_shared_memory_limit as set_shared_memory_limit,
+        set_sharing_strategy as set_sharing_strategy,
+        shared_allocation as shared_allocation,
+        shared_memory_stats as shared_memory_stats,
+        shared_memory_summary as shared_memory_summary,
+    )
+    from paddle.incubate.multiprocessing.spawn import (
+        ProcessContext as ProcessContext,
+        ProcessException as ProcessException,
+        ProcessExitedException as ProcessExitedException,
+        ProcessRaisedException as ProcessRaisedException,
+        spawn as spawn,
+        start_processes as start_processes,
+    )
 
 add_short_name()

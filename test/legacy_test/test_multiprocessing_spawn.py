@@ -75,6 +75,11 @@ def raise_at_length(rank, length):
     raise ValueError("x" * length)
 
 
+def answer(rank, connection):
+    connection.send("ready")
+    connection.send(connection.recv())
+
+
 def exit_with(rank, code):
     if rank == 1:
         sys.exit(code)
@@ -191,6 +196,28 @@ class TestRun(SpawnTestCase):
             "with a lock",
         ):
             self.assertIn(text, str(error))
+
+    def test_processes_outlive_the_thread_that_started_them(self):
+        ours, theirs = mp.get_context(self.method).Pipe()
+        contexts = []
+
+        def run():
+            contexts.append(self.start(answer, theirs, nprocs=1))
+            self.assertTrue(ours.poll(WAIT_S))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(WAIT_S)
+        theirs.close()
+        started = contexts.pop()
+        # Long enough for a signal that the end of the thread would bring.
+        self.assertFalse(started.join(0.2))
+        ours.send("still there?")
+        self.assertEqual(ours.recv(), "ready")
+        self.assertTrue(ours.poll(WAIT_S))
+        self.assertEqual(ours.recv(), "still there?")
+        self.join(started)
+        ours.close()
 
     def test_processes_are_started_and_joined_by_another_thread(self):
         errors = []
