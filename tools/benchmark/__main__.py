@@ -16,16 +16,16 @@
     python -m tools.benchmark
 
 Each is a command of its own as well: `python -m tools.benchmark.devices`,
-`python -m tools.benchmark.streams` and
-`python -m tools.benchmark.shared_tensors`.
+`python -m tools.benchmark.streams`, `python -m tools.benchmark.shared_tensors`
+and `python -m tools.benchmark.data_loader`.
 """
 
 from __future__ import annotations
 
 import sys
 
-from tools.benchmark import devices, shared_tensors, streams
+from tools.benchmark import data_loader, devices, shared_tensors, streams
 
 if __name__ == "__main__":
-    benchmarks = (devices, streams, shared_tensors)
+    benchmarks = (devices, streams, shared_tensors, data_loader)
     sys.exit(max(benchmark.main([]) for benchmark in benchmarks))

@@ -33,6 +33,7 @@
 #include "paddle/phi/core/memory/allocation/shared_handle.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_storage.h"
+#include "paddle/phi/core/sparse_coo_tensor.h"
 #include "paddle/utils/pybind.h"
 #include "pybind11/numpy.h"
 #include "pybind11/stl.h"
@@ -52,6 +53,7 @@ using memory::allocation::CudaStreamOf;
 using memory::allocation::EnforceHasSize;
 using memory::allocation::IsInSharedMemory;
 using memory::allocation::IsOnHost;
+using memory::allocation::MessageLife;
 using memory::allocation::MoveIntoSharedMemory;
 using memory::allocation::RaisingPaddleErrors;
 using memory::allocation::RebuildDenseTensor;
@@ -247,6 +249,11 @@ void BindSharedStorage(py::module* m) {
             const py::function& stream_of) {
            return Share(DenseTensorOf(tensor), long_lived, stream_of);
          });
+  // The message of this handle ends with the process that made the memory.
+  m->def("share_while_alive", [](const paddle::Tensor& tensor) {
+    return py::bytes(ShareDenseTensor(
+        DenseTensorOf(tensor), Strategy(), false, MessageLife::kOfCreator));
+  });
   m->def("share_dense_tensor",
          [](const phi::DenseTensor& tensor, const py::function& stream_of) {
            return Share(tensor, false, stream_of);
@@ -257,6 +264,16 @@ void BindSharedStorage(py::module* m) {
     Copying(dense, [&] {
       MoveIntoSharedMemory(std::move(dense), Strategy(), long_lived);
     });
+  });
+  // Paddle's Python can ask for it, but not set it.
+  m->def("set_coalesced", [](const paddle::Tensor& tensor, bool coalesced) {
+    auto* sparse = dynamic_cast<phi::SparseCooTensor*>(tensor.impl().get());
+    PADDLE_ENFORCE_NOT_NULL(
+        sparse,
+        common::errors::InvalidArgument(
+            "Only sparse tensors in coordinate format are coalesced, but "
+            "received another kind of tensor."));
+    sparse->SetCoalesced(coalesced);
   });
   m->def("is_shared", [](const paddle::Tensor& tensor) {
     return IsInSharedMemory(DenseTensorOf(tensor));
@@ -316,6 +333,9 @@ void BindSharedStorage(py::module* m) {
   m->def("collect", [&heap](std::optional<double> message_timeout) {
     WithoutGil(
         [&] { RaisingPaddleErrors([&] { heap.Collect(message_timeout); }); });
+  });
+  m->def("collect_dead", [&heap] {
+    WithoutGil([&] { RaisingPaddleErrors([&] { heap.CollectDead(); }); });
   });
   m->def("collect_cuda", [] {
     WithoutGil([] {

@@ -25,6 +25,7 @@
 
 namespace {
 
+using paddle::memory::allocation::MessageLife;
 using paddle::memory::allocation::SharedLedger;
 using paddle::memory::allocation::SharedTicket;
 
@@ -203,6 +204,41 @@ TEST(ATicketThatMessagesShareIsAsOldAsTheLast) {
   }
   ledger.ExpireTickets(0, 56);
   CHECK(ledger.TicketCount(0) == 64);
+}
+
+TEST(AMessageOfTheCreatorEndsWithItAndNoEarlier) {
+  Book ledger(1);
+  const SharedTicket bound =
+      ledger.IssueTicket(0, 5, 100, MessageLife::kOfCreator);
+  const SharedTicket other = ledger.IssueTicket(0, 6, 100);
+  ledger.ExpireTickets(0, 99);
+  CHECK(ledger.HasTicket(0, bound));
+  ledger.ExpireOrphanedTickets(0, 99);
+  CHECK(!ledger.RedeemTicket(0, bound));
+  CHECK(ledger.RedeemTicket(0, other));
+}
+
+TEST(AMessageOfTheCreatorIsRedeemedAsAnyOther) {
+  Book ledger(1);
+  const SharedTicket bound =
+      ledger.IssueTicket(0, 0xffffffff, 1, MessageLife::kOfCreator);
+  CHECK(ledger.Referenced(0));
+  CHECK(ledger.RedeemTicket(0, bound));
+  CHECK(!ledger.RedeemTicket(0, bound));
+  CHECK(ledger.TryFree(0));
+}
+
+TEST(ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
+  Book ledger(1);
+  constexpr uint32_t kPlaces = 8;
+  for (uint32_t nonce = 1; nonce <= kPlaces; ++nonce) {
+    ledger.IssueTicket(0, nonce, 100, MessageLife::kOfCreator);
+  }
+  const SharedTicket shared = ledger.IssueTicket(0, kPlaces, 100);
+  ledger.ExpireOrphanedTickets(0, 99);
+  CHECK(ledger.TicketCount(0) == 2);
+  CHECK(ledger.RedeemTicket(0, shared));
+  CHECK(ledger.RedeemTicket(0, shared));
 }
 
 TEST(ReapingASlotDropsItsHoldsAndNoOthers) {

@@ -476,7 +476,8 @@ std::optional<SharedHeap::Location> SharedHeap::Find(const void* address) {
   return Location{&attached, &hold, offset - start};
 }
 
-std::optional<SharedMessage> SharedHeap::Send(const void* address) {
+std::optional<SharedMessage> SharedHeap::Send(const void* address,
+                                              MessageLife life) {
   std::lock_guard<std::mutex> guard(mutex_);
   std::optional<Location> found = Find(address);
   if (!found) return std::nullopt;
@@ -485,7 +486,7 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address) {
   if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
   if (++last_nonce_ == 0) ++last_nonce_;
   SharedTicket ticket = segment.ledger().IssueTicket(
-      found->hold->index, last_nonce_, NowNanoseconds());
+      found->hold->index, last_nonce_, NowNanoseconds(), life);
   return SharedMessage{
       id, found->hold->index, found->hold->generation, ticket, found->offset};
 }
@@ -666,6 +667,12 @@ void SharedHeap::Collect(std::optional<double> message_timeout) {
   Trim(0);
   CollectOthers(deadline);
   if (family_) family_->RemoveAbandoned(deadline);
+}
+
+void SharedHeap::CollectDead() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  CollectOthers(0);
+  if (family_) family_->RemoveAbandoned(0);
 }
 
 SharedHeapStats SharedHeap::Stats() {

@@ -181,7 +181,8 @@ class SharedHeap {
             std::weak_ptr<void> storage,
             const std::function<bool()>& take_over);
   // A message for the block that has the address; none if no block has it.
-  std::optional<SharedMessage> Send(const void* address);
+  std::optional<SharedMessage> Send(
+      const void* address, MessageLife life = MessageLife::kUntilGivenUp);
   // Whether a block that this process holds has the address.
   bool Has(const void* address);
 
@@ -216,6 +217,8 @@ class SharedHeap {
   // Takes back what dead processes held and gives idle memory to the system.
   // With a timeout in seconds, messages sent longer ago are given up.
   void Collect(std::optional<double> message_timeout);
+  // Does that part of it which is about segments of dead processes.
+  void CollectDead();
   SharedHeapStats Stats();
   void SetLimit(uint64_t limit);
   // At the exit of the process, when it sends and receives no more.

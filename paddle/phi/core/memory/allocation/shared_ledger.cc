@@ -14,6 +14,7 @@
 
 #include "paddle/phi/core/memory/allocation/shared_ledger.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -27,7 +28,9 @@ namespace {
 constexpr uint64_t kMagic = 0x31474553444c4450;  // "PDLDSEG1"
 constexpr uint64_t kDeciding = 1;
 
-uint64_t NonceOf(uint64_t word) { return word >> 32; }
+constexpr uint64_t kOfCreatorBit = uint64_t{1} << 63;
+
+uint64_t NonceOf(uint64_t word) { return (word & ~kOfCreatorBit) >> 32; }
 uint64_t UsesOf(uint64_t word) { return word & 0xffffffff; }
 
 }  // namespace
@@ -162,8 +165,11 @@ uint64_t SharedLedger::TakeReleased(uint32_t word) {
 
 SharedTicket SharedLedger::IssueTicket(uint32_t index,
                                        uint32_t nonce,
-                                       uint64_t now) {
+                                       uint64_t now,
+                                       MessageLife life) {
   Block& b = block(index);
+  nonce = std::max(nonce & kNonceBits, 1u);
+  uint64_t bit = life == MessageLife::kOfCreator ? kOfCreatorBit : 0;
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
     // Before the ticket exists, so that it is never taken for an old one; and
     // never back, if another took the place while this one was held up.
@@ -181,14 +187,15 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
   for (;;) {
     for (uint32_t i = 0; i < kTickets; ++i) {
       if (b.tickets[i].word.load(std::memory_order_relaxed) == 0 &&
-          replace(&b.tickets[i], 0, uint64_t{nonce} << 32 | 1)) {
+          replace(&b.tickets[i], 0, bit | uint64_t{nonce} << 32 | 1)) {
         return {i, nonce};
       }
     }
     uint32_t i = nonce % kTickets;
     uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
     if (UsesOf(word) != 0 && UsesOf(word) != 0xffffffff &&
-        replace(&b.tickets[i], word, word + 1)) {
+        // What messages share lives as long as the one that lives longest.
+        replace(&b.tickets[i], word, (word & (bit | ~kOfCreatorBit)) + 1)) {
       return {i, static_cast<uint32_t>(NonceOf(word))};
     }
   }
@@ -292,9 +299,19 @@ void SharedLedger::ReapSlot(uint32_t slot) {
 }
 
 void SharedLedger::ExpireTickets(uint32_t index, uint64_t deadline) {
+  Expire(index, deadline, 0);
+}
+
+void SharedLedger::ExpireOrphanedTickets(uint32_t index, uint64_t deadline) {
+  Expire(index, deadline, kOfCreatorBit);
+}
+
+void SharedLedger::Expire(uint32_t index, uint64_t deadline, uint64_t bits) {
   for (auto& ticket : block(index).tickets) {
     uint64_t word = ticket.word.load(std::memory_order_seq_cst);
-    if (word != 0 && ticket.sent.load(std::memory_order_relaxed) <= deadline &&
+    bool expired = ticket.sent.load(std::memory_order_relaxed) <= deadline ||
+                   (word & bits) != 0;
+    if (word != 0 && expired &&
         ticket.word.compare_exchange_strong(
             word, 0, std::memory_order_seq_cst)) {
       MarkReleased(index);

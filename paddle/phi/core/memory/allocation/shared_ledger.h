@@ -30,6 +30,10 @@ constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+// How long a message counts that nobody receives: until it is given up, or no
+// longer than the process that made its segment lives.
+enum class MessageLife { kUntilGivenUp, kOfCreator };
+
 // What a message carries to claim the reference that was counted for it.
 struct SharedTicket {
   uint32_t index;
@@ -99,7 +103,11 @@ class SharedLedger {
   void DropHolder(uint32_t block, uint32_t slot);
   // The caller holds the block. Never fails: when all places for tickets are
   // taken, messages share one.
-  SharedTicket IssueTicket(uint32_t block, uint32_t nonce, uint64_t now);
+  // Of the nonce, kNonceBits count.
+  SharedTicket IssueTicket(uint32_t block,
+                           uint32_t nonce,
+                           uint64_t now,
+                           MessageLife life = MessageLife::kUntilGivenUp);
   bool HasTicket(uint32_t block, SharedTicket ticket) const;
   // Spends one use of a ticket; false if it was spent or given up before.
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
@@ -122,6 +130,8 @@ class SharedLedger {
   void ReapSlot(uint32_t slot);
   // Gives up the messages of a block that were sent before `deadline`.
   void ExpireTickets(uint32_t block, uint64_t deadline);
+  // The same in a segment whose creator is dead.
+  void ExpireOrphanedTickets(uint32_t block, uint64_t deadline);
 
   // Counts releases, so that the creator looks only when there is news.
   uint64_t release_count() const;
@@ -131,6 +141,7 @@ class SharedLedger {
  private:
   static constexpr uint32_t kHolderWords = kSlots / 64;
   static constexpr uint32_t kTickets = 8;
+  static constexpr uint32_t kNonceBits = 0x7fffffff;
 
   struct Slot {
     std::atomic<uint32_t> state;
@@ -138,7 +149,8 @@ class SharedLedger {
   };
 
   struct Ticket {
-    std::atomic<uint64_t> word;  // nonce << 32 | uses left; 0 is free
+    // kOfCreator << 63 | nonce << 32 | uses left; 0 is free
+    std::atomic<uint64_t> word;
     std::atomic<uint64_t> sent;
   };
 
@@ -172,6 +184,9 @@ class SharedLedger {
 
   Block& block(uint32_t index) const;
   void MarkReleased(uint32_t block);
+  // Gives up the tickets of a block that were sent before `deadline`, and those
+  // that have one of the `bits`.
+  void Expire(uint32_t block, uint64_t deadline, uint64_t bits);
 
   Header* header_{nullptr};
   Block* blocks_{nullptr};

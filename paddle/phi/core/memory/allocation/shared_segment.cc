@@ -605,7 +605,7 @@ void SharedSegment::PunchOrphans(uint32_t first,
   }
   punched_.resize(ledger_.block_count(), kNoGeneration);
   for (uint32_t i = first; i < first + count; ++i) {
-    ledger_.ExpireTickets(i, deadline);
+    ledger_.ExpireOrphanedTickets(i, deadline);
     bool punched = punched_[i] == ledger_.generation(i);
     if ((punched && !ledger_.Referenced(i)) || !ledger_.TryFree(i)) continue;
     punched_[i] = ledger_.generation(i);
@@ -727,7 +727,7 @@ class Candidate {
   bool NoMessages(uint64_t deadline) const {
     return WithLedger([deadline](SharedLedger* ledger) {
       for (uint32_t i = 0, n = ledger->block_count(); i < n; ++i) {
-        ledger->ExpireTickets(i, deadline);
+        ledger->ExpireOrphanedTickets(i, deadline);
       }
       return !ledger->HasMessages();
     });

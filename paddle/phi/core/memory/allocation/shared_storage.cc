@@ -162,7 +162,8 @@ std::shared_ptr<phi::Allocation> StorageOf(const SharedMessage& message) {
 
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
-                             bool long_lived) {
+                             bool long_lived,
+                             MessageLife life) {
   EnforceHasHandle(tensor);
   SharedTensorHandle handle{tensor.meta(), {}};
   if (tensor.numel() > 0) {
@@ -171,10 +172,10 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
     RaisingPaddleErrors([&] {
       SharedHeap& heap = SharedHeap::Instance();
       void* seen = holder->ptr();
-      auto message = heap.Send(FirstElement(tensor, seen));
+      auto message = heap.Send(FirstElement(tensor, seen), life);
       if (!message) {
         MoveStorage(holder, seen, strategy, long_lived);
-        message = heap.Send(FirstElement(tensor, holder->ptr()));
+        message = heap.Send(FirstElement(tensor, holder->ptr()), life);
       }
       handle.memory = *message;
     });

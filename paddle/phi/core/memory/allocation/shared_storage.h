@@ -46,7 +46,8 @@ namespace allocation {
 // the storage.
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
-                             bool long_lived);
+                             bool long_lived,
+                             MessageLife life = MessageLife::kUntilGivenUp);
 
 // Does the same without a handle. Of a tensor without elements nothing is
 // moved.

@@ -1,0 +1,348 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""How worker processes of a DataLoader hand their batches over.
+
+The arrays and tensors of a batch lie side by side in a block of shared memory;
+what is pickled is the handle of the block, with the data type, the shape and
+the place of each. The default collation stacks straight into the block. A block
+lives as long as a tensor of its batch does, and is then filled anew.
+
+A message that carries a batch ends with the worker that made it: nothing of a
+worker that is killed is left. RFC.md, part B, has the model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+import paddle
+from paddle.base import core
+from paddle.base.shared_storage import is_available, native
+
+from .collate import default_collate_fn
+from .flat import _flatten_batch
+
+_SWITCH = "FLAGS_dataloader_use_shared_storage"
+_OFF = frozenset({"0", "f", "false", "n", "no", "off"})
+_FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
+
+# As DenseTensor.set makes a tensor of an array.
+_DTYPES = {
+    np.dtype(np.bool_): core.DataType.BOOL,
+    np.dtype(np.uint8): core.DataType.UINT8,
+    np.dtype(np.int8): core.DataType.INT8,
+    np.dtype(np.int16): core.DataType.INT16,
+    np.dtype(np.int32): core.DataType.INT32,
+    np.dtype(np.int64): core.DataType.INT64,
+    np.dtype(np.uint16): core.DataType.BFLOAT16,
+    np.dtype(np.float16): core.DataType.FLOAT16,
+    np.dtype(np.float32): core.DataType.FLOAT32,
+    np.dtype(np.float64): core.DataType.FLOAT64,
+    np.dtype(np.complex64): core.DataType.COMPLEX64,
+    np.dtype(np.complex128): core.DataType.COMPLEX128,
+}
+
+# Those whose memory means the same to every process.
+_PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
+
+# A cache line, and the widest vector register.
+_ALIGNMENT = 64
+# Bytes for the first batch of a worker, whose size nothing tells.
+_FIRST_SIZE = 1 << 16
+# The source of fields that go by themselves: the last.
+_BY_ITSELF = -1
+
+
+def is_enabled() -> bool:
+    """Returns whether batches are handed over in this way.
+
+    They are, unless the environment variable
+    ``FLAGS_dataloader_use_shared_storage`` is ``0`` or ``false``, or this
+    Paddle was built without shared storage. Else each tensor of a batch is sent
+    by itself.
+    """
+    switch = os.environ.get(_SWITCH, "")
+    return is_available and switch.lower() not in _OFF
+
+
+def remove_dead_workers() -> None:
+    """Gives back the shared memory that workers still had when they ended."""
+    if is_available:
+        native.collect_dead()
+
+
+class _Block:
+    """Shared memory, filled from its start on."""
+
+    def __init__(self, tensor: paddle.Tensor) -> None:
+        self.tensor = tensor
+        self.memory = native.array_of(tensor)
+        self.used = 0
+
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= self.memory.size
+
+    def take(self, size: int) -> int:
+        """Returns where so many bytes begin, for which there is room."""
+        start = self.used
+        self.used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return start
+
+
+class _Place(NamedTuple):
+    """Where an array of a batch lies; it keeps the array, and so its id."""
+
+    array: np.ndarray
+    block: int
+    offset: int
+
+
+class _Arena:
+    """The shared memory of one batch: a block, or more if one was too small.
+
+    Args:
+        size: bytes of the first block.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._blocks: list[_Block] = []
+        self._filling: int | None = None
+        self._places: dict[int, _Place] = {}
+
+    def used(self) -> int:
+        """Returns the bytes of the arrays that were made here."""
+        return sum(block.used for block in self._blocks)
+
+    def handles(self) -> list[bytes]:
+        """Returns what makes each block known to another process, once."""
+        return [
+            native.share_while_alive(block.tensor) for block in self._blocks
+        ]
+
+    def adopt(self, tensor: paddle.Tensor) -> int:
+        """Adds a tensor that is in shared memory; returns its block."""
+        self._blocks.append(_Block(tensor))
+        return len(self._blocks) - 1
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Place:
+        """Returns an array that holds anything.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        number = self._filling
+        if number is None or not self._blocks[number].has_room(size):
+            planned = self._size if number is None else self.used() // 4
+            tensor = _allocate(max(size, planned, 1))
+            number = self._filling = self.adopt(tensor)
+        block = self._blocks[number]
+        offset = block.take(size)
+        array = np.ndarray(shape, dtype, block.memory, offset)
+        place = self._places[id(array)] = _Place(array, number, offset)
+        return place
+
+    def place_of(self, array: np.ndarray) -> _Place:
+        """Returns where an array is, after a copy if it is not here."""
+        place = self._places.get(id(array))
+        if place is None:
+            place = self.new_array(array.shape, array.dtype)
+            place.array[...] = array
+        return place
+
+    def stack(self, arrays: Sequence[Any]) -> np.ndarray:
+        """Does what `numpy.stack` does, here where it can."""
+        shape, dtype = arrays[0].shape, arrays[0].dtype
+        for array in arrays:
+            if (
+                type(array) is not np.ndarray
+                or array.shape != shape
+                or array.dtype != dtype
+            ):
+                return np.stack(arrays)
+        if dtype not in _DTYPES:
+            return np.stack(arrays)
+        stacked = self.new_array((len(arrays), *shape), dtype).array
+        if shape:
+            # A third of the time of numpy.stack where arrays are small.
+            joined = stacked.reshape(len(arrays) * shape[0], *shape[1:])
+            np.concatenate(arrays, out=joined)
+        else:
+            np.stack(arrays, out=stacked)
+        return stacked
+
+
+def _allocate(size: int) -> paddle.Tensor:
+    try:
+        return native.empty([size], core.DataType.UINT8)
+    except MemoryError:
+        if core.globals()[_FILE_DESCRIPTOR_FLAG]:
+            raise
+        # /dev/shm is full, which in containers is small: memory without a name
+        # is not limited by it. A limit that was set is reached once more.
+        paddle.set_flags({_FILE_DESCRIPTOR_FLAG: True})
+        return native.empty([size], core.DataType.UINT8)
+
+
+def _collate(
+    samples: Sequence[Any], stack: Callable[[Sequence[Any]], np.ndarray]
+) -> Any:
+    """Does what `default_collate_fn` does, with another `stack` of arrays."""
+    sample = samples[0]
+    if isinstance(sample, np.ndarray):
+        return stack(samples)
+    if isinstance(sample, Mapping):
+        return {
+            key: _collate([other[key] for other in samples], stack)
+            for key in sample
+        }
+    if (
+        isinstance(sample, Sequence)
+        and not isinstance(sample, (str, bytes))
+        and all(len(other) == len(sample) for other in samples)
+    ):
+        return [_collate(fields, stack) for fields in zip(*samples)]
+    return default_collate_fn(samples)
+
+
+class _SharedBatch:
+    """A batch in shared memory; unpickled, it is a list of DenseTensor.
+
+    Args:
+        batch: what the collation returned.
+        arena: where arrays of it may lie, and the rest is put.
+    """
+
+    def __init__(self, batch: Any, arena: _Arena) -> None:
+        fields, self.structure = _flatten_batch(batch)
+        self._by_itself: list[core.DenseTensor] = []
+        self._order: list[int] = []
+        views: dict[int, list[tuple]] = {}
+        for field in fields:
+            view = _view(field, arena)
+            if view is None:
+                self._by_itself.append(_dense_tensor(field))
+                self._order.append(_BY_ITSELF)
+            else:
+                self._order.append(view[0])
+                views.setdefault(view[0], []).append(view[1:])
+        self._sources = [
+            (handle, views[number])
+            for number, handle in enumerate(arena.handles())
+        ]
+
+    def __reduce__(self) -> tuple:
+        return _rebuild, (self._sources, self._by_itself, self._order)
+
+
+def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
+    """
+    Returns the block, data type, shape and offset of a field, and copies it to
+    where it is not shared; None if it cannot be.
+    """
+    if isinstance(field, np.ndarray):
+        if field.dtype not in _DTYPES:
+            return None
+        place = arena.place_of(field)
+        return place.block, _DTYPES[field.dtype], field.shape, place.offset
+    if not (
+        field.is_dense()
+        and field._is_initialized()
+        and field.place.is_cpu_place()
+        and field.layout in _PLAIN_LAYOUTS
+    ):
+        return None
+    tensor = field.contiguous()
+    if native.is_shared(tensor):
+        return arena.adopt(tensor), field.dtype, field.shape, 0
+    place = arena.place_of(native.array_of(tensor))
+    return place.block, field.dtype, field.shape, place.offset
+
+
+def _dense_tensor(field: np.ndarray | paddle.Tensor) -> core.DenseTensor:
+    if not isinstance(field, np.ndarray):
+        return field.get_tensor()
+    tensor = core.DenseTensor()
+    tensor.set(field, core.CPUPlace())
+    return tensor
+
+
+def _rebuild(
+    sources: list[tuple[bytes, list[tuple]]],
+    by_itself: list[core.DenseTensor],
+    order: list[int],
+) -> list[core.DenseTensor]:
+    tensors = [
+        iter(native.rebuild_views(handle, views)) for handle, views in sources
+    ]
+    tensors.append(iter(by_itself))
+    return [next(tensors[source]) for source in order]
+
+
+class BatchMessage:
+    """A tuple, pickled: unpickled, it is the tuple.
+
+    A queue pickles on a thread of its own, which can only drop what cannot be
+    pickled, and the reader would wait for it for ever.
+    """
+
+    def __init__(self, content: tuple) -> None:
+        self._pickled = bytes(ForkingPickler.dumps(content))
+
+    def __reduce__(self) -> tuple:
+        return ForkingPickler.loads, (self._pickled,)
+
+
+class BatchSharer:
+    """What a worker puts its batches into shared memory with.
+
+    Attributes:
+        collate_fn: to be called in the place of the loader's.
+
+    Args:
+        collate_fn: the loader's. What it returns is copied, unless it is the
+            default one: nobody else has what that returns.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        is_default = collate_fn is default_collate_fn
+        self.collate_fn = self._collate_default if is_default else collate_fn
+        self._size = _FIRST_SIZE
+        self._arena = _Arena(self._size)
+
+    def _collate_default(self, samples: Sequence[Any]) -> Any:
+        # One that an error left half filled goes.
+        self._arena = _Arena(self._size)
+        return _collate(samples, self._arena.stack)
+
+    def message(self, number: int, batch: Any) -> BatchMessage:
+        """Returns what brings a batch, the one of that number, to the reader.
+
+        Raises:
+            MemoryError: there is no room for it in shared memory.
+            ValueError: an array has a data type that no tensor has.
+            Exception: something else in it cannot be pickled.
+        """
+        arena, self._arena = self._arena, _Arena(self._size)
+        shared = _SharedBatch(batch, arena)
+        # Batches differ: the next one should fit, too, a rare one be forgotten.
+        self._size = max(arena.used(), self._size - self._size // 16)
+        return BatchMessage((number, shared, shared.structure))

@@ -1,0 +1,245 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""DataLoader: nothing in shared memory is left by processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import unittest
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from shared_tensor_base import (  # noqa: F401
+    FOLDER,
+    STRATEGIES,
+    WAIT_S,
+    pristine_environment,
+    run_script,
+    script_command,
+    setUpModule,
+    tearDownModule,
+    wait_until,
+)
+from shared_tensor_leaks import no_leak, shared_files
+
+import paddle.incubate.multiprocessing as sharing
+from paddle.io.dataloader.collate import default_collate_fn
+from paddle.io.dataloader.shared_batch import (
+    BatchSharer,
+    remove_dead_workers,
+)
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+SIZE = 1 << 16
+
+SCRIPT = """
+import gc
+import json
+import test_dataloader_shared_memory as module
+from shared_tensor_leaks import shared_files
+
+def files():
+    family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
+    return [name for name in shared_files() if family in name]
+
+def loader(item=module.image):
+    return paddle.io.DataLoader(
+        module.Items(item, 64), batch_size=2, num_workers=2
+    )
+
+def killed_at_20(i):
+    if i == 20:
+        os.kill(os.getpid(), 9)
+    return module.image(i)
+"""
+
+
+def send_and_wait(connection, strategy):
+    """What a worker does with two batches; then it waits to be killed."""
+    sharing.set_sharing_strategy(strategy)
+    sharer = BatchSharer(default_collate_fn)
+    for number in range(2):
+        batch = sharer.collate_fn([np.full([SIZE], i) for i in range(3)])
+        connection.send_bytes(pickle.dumps(sharer.message(number, batch)))
+        del batch
+    connection.recv()
+
+
+def start_script(body):
+    """Starts a script that prints one line, and returns it with the line."""
+    process = subprocess.Popen(
+        script_command(SCRIPT + body),
+        cwd=FOLDER,
+        env=pristine_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    return process, json.loads(process.stdout.readline())
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Sender(NamedTuple):
+    """A worker that has sent a batch."""
+
+    process: multiprocessing.Process
+    connection: Connection
+    first: bytes
+    second: bytes
+
+    def kill(self):
+        self.process.kill()
+        self.process.join(WAIT_S)
+        self.process.close()
+        self.connection.close()
+
+
+class TestKilledWorker(unittest.TestCase):
+    def start(self, strategy):
+        ours, theirs = multiprocessing.Pipe()
+        worker = multiprocessing.get_context("fork").Process(
+            target=send_and_wait, args=(theirs, strategy), daemon=True
+        )
+        worker.start()
+        theirs.close()
+        self.addCleanup(ours.close)
+        messages = []
+        for _ in range(2):
+            self.assertTrue(ours.poll(WAIT_S))
+            messages.append(ours.recv_bytes())
+        return Sender(worker, ours, *messages)
+
+    def test_message_that_nobody_receives_ends_with_its_worker(self):
+        for strategy in STRATEGIES:
+            with self.subTest(strategy), no_leak():
+                before = shared_files()
+                sender = self.start(strategy)
+                self.assertEqual(
+                    len(shared_files() - before), strategy == "file_system"
+                )
+                sender.kill()
+                remove_dead_workers()
+                self.assertEqual(shared_files() - before, set())
+                with self.assertRaises((RuntimeError, ValueError)):
+                    pickle.loads(sender.first)
+
+    def test_message_in_a_segment_that_is_in_use_ends_with_its_worker(self):
+        for strategy in STRATEGIES:
+            with self.subTest(strategy), no_leak():
+                sender = self.start(strategy)
+                _, (batch,), _ = pickle.loads(sender.first)
+                sender.kill()
+                remove_dead_workers()
+                with self.assertRaises((RuntimeError, ValueError)):
+                    pickle.loads(sender.second)
+                self.assertEqual(np.array(batch)[2, SIZE - 1], 2)
+                del batch
+
+    def test_received_batch_outlives_its_worker(self):
+        for strategy in STRATEGIES:
+            with self.subTest(strategy), no_leak():
+                sender = self.start(strategy)
+                _, (batch,), _ = pickle.loads(sender.first)
+                sender.kill()
+                remove_dead_workers()
+                self.assertEqual(np.array(batch)[:, -1].tolist(), [0, 1, 2])
+                del batch
+
+    def test_nothing_is_left_when_a_worker_of_a_loader_is_killed(self):
+        run_script(
+            self,
+            SCRIPT
+            + """
+def load():
+    batches = []
+    try:
+        for batch in loader(killed_at_20):
+            batches.append(batch)
+    except SystemError as error:
+        assert "Blocking queue is killed" in str(error), error
+        for i, batch in enumerate(batches):
+            assert batch[:, 0, 0, 0].tolist() == [2 * i, 2 * i + 1], batch
+        return len(batches)
+
+assert load() > 0
+deadline = time.monotonic() + 60
+while files() and time.monotonic() < deadline:
+    gc.collect()
+    time.sleep(0.1)
+assert not files(), files()
+assert not multiprocessing.active_children()
+""",
+        )
+
+
+class TestKilledParent(unittest.TestCase):
+    def assert_leaves_nothing(self, process, pids, family):
+        self.addCleanup(process.stdout.close)
+        wait_until(
+            lambda: not any(is_running(pid) for pid in pids),
+            "end of the workers",
+        )
+        left = {name for name in shared_files() if family in name}
+        self.assertEqual(left, set())
+
+    def start(self, rest):
+        return start_script(
+            f"""
+batches = iter(loader())
+batch = next(batches)
+pids = [worker.pid for worker in multiprocessing.active_children()]
+assert files()
+family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
+print(json.dumps([pids, family]), flush=True)
+{rest}
+"""
+        )
+
+    def test_workers_end_and_leave_nothing(self):
+        process, (pids, family) = self.start("time.sleep(1000)")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+        self.assert_leaves_nothing(process, pids, family)
+
+    def test_nothing_is_left_when_all_are_killed(self):
+        process, (pids, family) = self.start("time.sleep(1000)")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+        # The next process that imports Paddle removes what is there.
+        run_script(self, "")
+        self.assert_leaves_nothing(process, pids, family)
+
+    def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):
+        process, (pids, family) = self.start("")
+        self.assertEqual(process.wait(WAIT_S), 0)
+        self.assert_leaves_nothing(process, pids, family)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,210 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures the DataLoader with worker processes: ours, stock and torch.
+
+    python -m tools.benchmark.data_loader [--visits N] [--report FILE.md]
+
+Needs torch and matplotlib. Writes the report, and the plot beside it. The three
+take turns, one epoch a visit, so that a machine that changes its speed changes
+it for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from tools.benchmark.data_loader_worker import BATCH_SIZE, SHAPES, WARM_UP
+from tools.command_line import reports_errors
+from tools.environment import stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("data_loader_worker.py")
+LIBRARIES = {"ours": "paddlepaddle", "stock": "paddlepaddle", "torch": "torch"}
+WORKERS = (1, 2, 4)
+# Timed batches of a visit: half a second to a few of them.
+BATCHES = dict(zip(SHAPES, (200, 60, 120)))
+# Ours over another.
+GOALS = {"stock": 1.5, "torch": 1}
+
+Rates = dict[tuple[str, int, str], list[float]]
+
+
+class Loader:
+    """A process that loads epochs with the DataLoader of one library."""
+
+    def __init__(self, python: Path, library: str) -> None:
+        self._process = subprocess.Popen(
+            [str(python), str(WORKER), library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.version = json.loads(self._process.stdout.readline())
+
+    def rate(self, data: str, workers: int) -> float:
+        """Returns how many batches a second it loaded."""
+        question = [data, workers, BATCHES[data]]
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return BATCHES[data] / json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def measure(
+    pythons: dict[str, Path], visits: int
+) -> tuple[Rates, dict[str, str]]:
+    """Returns the rates of all visits, and the version of each library."""
+    cases = list(itertools.product(SHAPES, WORKERS, LIBRARIES))
+    rates: Rates = {case: [] for case in cases}
+    with contextlib.ExitStack() as stack:
+        loaders = {
+            name: stack.enter_context(
+                contextlib.closing(Loader(pythons[name], library))
+            )
+            for name, library in LIBRARIES.items()
+        }
+        for visit in range(visits):
+            print(f"visit {visit + 1} of {visits}", flush=True)
+            for case in cases:
+                rates[case].append(loaders[case[2]].rate(*case[:2]))
+        versions = {name: loader.version for name, loader in loaders.items()}
+    return rates, versions
+
+
+def table(rates: Rates) -> list[str]:
+    """Returns the table of the rates, and of ours over the others."""
+    ratios = [f"ours / {other} (goal {goal})" for other, goal in GOALS.items()]
+    lines = [
+        f"| batches/s | workers | {' | '.join([*LIBRARIES, *ratios])} |",
+        f"|---|---:|{'---:|' * (len(LIBRARIES) + len(ratios))}",
+    ]
+    for data, workers in itertools.product(SHAPES, WORKERS):
+        medians = {
+            name: statistics.median(rates[data, workers, name])
+            for name in LIBRARIES
+        }
+        cells = []
+        for name, median in medians.items():
+            low, _, high = statistics.quantiles(rates[data, workers, name])
+            cells.append(f"{median:,.0f} ({low:,.0f} to {high:,.0f})")
+        for other, goal in GOALS.items():
+            ratio = medians["ours"] / medians[other]
+            missed = "" if ratio >= goal else " missed"
+            cells.append(f"{ratio:.2f}{missed}")
+        lines.append(f"| {data} | {workers} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(rates: Rates, file: Path) -> None:
+    """Writes the plot: bars to the medians, lines between the quartiles."""
+    # The same figures give the same file, and text stays text.
+    matplotlib.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    width = 0.8 / len(LIBRARIES)
+    for axes, data in zip(figure.subplots(1, len(SHAPES)), SHAPES):
+        axes.set_title(data, fontsize="medium")
+        axes.set_ylabel("batches a second")
+        axes.set_xticks(range(len(WORKERS)), WORKERS)
+        axes.set_xlabel("worker processes")
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+        for index, name in enumerate(LIBRARIES):
+            quartiles = [
+                statistics.quantiles(rates[data, workers, name])
+                for workers in WORKERS
+            ]
+            shift = (index - (len(LIBRARIES) - 1) / 2) * width
+            x = [position + shift for position in range(len(WORKERS))]
+            axes.bar(x, [q[1] for q in quartiles], width, label=name)
+            lows, highs = [q[0] for q in quartiles], [q[2] for q in quartiles]
+            axes.vlines(x, lows, highs, colors="0.3", linewidth=0.8)
+        axes.legend(fontsize="small")
+    figure.savefig(file, metadata={"Date": None})
+
+
+def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
+    """Measures, prints the table, and writes it, with the plot beside it.
+
+    Args:
+        pythons: for each of the libraries, the Python that has it.
+        visits: how often each has its turn; two at least.
+        file: of Markdown.
+    """
+    rates, versions = measure(pythons, visits)
+    lines = table(rates)
+    print(*lines, sep="\n")
+    plot = file.with_suffix(".svg")
+    text = [
+        "# DataLoader",
+        "",
+        "Written by `nox -s bench`. Batches a second of a loop over a",
+        f"DataLoader that reads one byte of each tensor: {BATCH_SIZE} samples",
+        "a batch, collated by the default of each library, in order; two",
+        "batches prefetched a worker; all else is each library's default. A",
+        "dataset has its samples in memory, so that what is measured is",
+        "collating and handing over. Median of the visits (quartiles); a visit",
+        f"is an epoch, of which the first {WARM_UP} batches are not timed.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; {visits} visits.",
+        "",
+        *(f"- {name}: {version}" for name, version in versions.items()),
+        "",
+        f"![batches a second, by workers]({plot.name})",
+        "",
+        *lines,
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draw(rates, plot)
+    file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(f"\nThe report is {file}, the plot {plot}")
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.data_loader"
+    )
+    parser.add_argument("--visits", type=int, default=15)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "data_loader.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    pythons = {"stock": stock, "ours": ours, "torch": Path(sys.executable)}
+    report(pythons, args.visits, args.report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
