@@ -23,7 +23,9 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 
 import paddle
 import paddle.incubate.multiprocessing
@@ -122,6 +124,22 @@ class TestStandardLibrary(unittest.TestCase):
                     self.assertIs(
                         importlib.import_module(f"{package}.{name}"), module
                     )
+
+    def test_threads_may_import_a_submodule_at_the_same_time(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "slow.py")
+            path.write_text("import time; time.sleep(1); value = 5")
+            found = run(
+                "import multiprocessing, paddle",
+                "from concurrent.futures import ThreadPoolExecutor",
+                f"multiprocessing.__path__.append({folder!r})",
+                "def value(_):",
+                "    from paddle.multiprocessing.slow import value",
+                "    return value",
+                "with ThreadPoolExecutor(2) as threads:",
+                "    print(*threads.map(value, range(2)))",
+            )
+        self.assertEqual(found, "5 5")
 
     def test_import_by_another_name_leaves_the_module_as_it_was(self):
         module = importlib.import_module("paddle.multiprocessing.pool")

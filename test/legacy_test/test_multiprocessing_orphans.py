@@ -33,6 +33,9 @@ from multiprocessing_spawn_base import (
 
 import paddle.multiprocessing as mp
 
+# The module; the name `mp.spawn` is the function.
+spawn = sys.modules["paddle.incubate.multiprocessing.spawn"]
+
 # What a process says on its standard output when it is under way: one line, at
 # once, because several write to one pipe.
 
@@ -81,6 +84,19 @@ def clean_up_at_sigterm(rank):
 
     signal.signal(signal.SIGTERM, clean_up)
     sleep(rank)
+
+
+def clean_up_after_a_sibling(rank):
+    """The sentinel of process 0 is late: it closes when process 1 ends."""
+    set_signals = spawn._set_signals
+
+    def set_signals_until_the_sibling_ends(sentinel, enabled):
+        set_signals(sentinel, enabled)
+        connection.wait([sentinel], WAIT_S)
+
+    if rank == 0:
+        spawn._set_signals = set_signals_until_the_sibling_ends
+    clean_up_at_sigterm(rank)
 
 
 def leave_a_process_that_holds_the_pipes(rank):
@@ -202,6 +218,14 @@ class TestForkedOrphans(OrphansTestCase):
                 for word in ("begins to clean up", "has cleaned up")
             ),
         )
+
+    def test_process_gets_sigterm_though_its_sentinel_is_late(self):
+        parent = self.parent(clean_up_after_a_sibling, 2)
+        pids = [pid for pid, _ in parent.said(2)]
+        parent.kill()
+        said = parent.said_until_all_end()
+        for pid in pids:
+            self.assertIn((pid, "has cleaned up"), said)
 
 
 if __name__ == "__main__":

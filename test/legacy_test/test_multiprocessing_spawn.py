@@ -80,6 +80,11 @@ def answer(rank, connection):
     connection.send(connection.recv())
 
 
+def raise_beside_a_thread(rank):
+    threading.Thread(target=wait_for_ever, args=[rank]).start()
+    raise ValueError("beside a thread")
+
+
 def exit_with(rank, code):
     if rank == 1:
         sys.exit(code)
@@ -261,6 +266,11 @@ class TestFailure(SpawnTestCase):
         self.assertEqual((error.exit_code, error.signal_name), (3, None))
         self.assertEqual(error.error_index, 1)
         self.assertIn("exited with code 3", str(error))
+
+    def test_thread_that_goes_on_keeps_no_failure_back(self):
+        with mock.patch.object(spawn, "_TERMINATION_S", 0.1):
+            error = self.failure(raise_beside_a_thread, nprocs=1)
+        self.assertIn("beside a thread", str(error))
 
     def test_exit_code_0_is_no_failure(self):
         self.join(self.start(exit_all_with, 0))
@@ -476,6 +486,11 @@ class TestValues(SpawnTestCase):
             print,
             start_method="thread",
         )
+
+    def test_parent_that_ignores_the_end_of_processes(self):
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGCHLD, before)
+        self.refuse(RuntimeError, "SIGCHLD signal must not be ignored", print)
 
     def test_times_to_wait(self):
         context = self.start(exit_all_with, 0)

@@ -19,7 +19,6 @@ Those of devices: test/custom_runtime/test_shared_by_value_device.py.
 from __future__ import annotations
 
 import unittest
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -247,11 +246,6 @@ class TestByValueHere(SharingTestCase):
         sharing.set_shared_memory_limit(1 << 20)
         with self.assertRaises(MemoryError):
             sharing.by_value(paddle.zeros([1 << 20]))
-
-    def test_places_arrive(self):
-        for place in (paddle.CPUPlace(), matrix().place):
-            arrived = ForkingPickler.loads(ForkingPickler.dumps(place))
-            self.assertTrue(arrived.is_cpu_place())
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from shared_tensor_base import (  # noqa: F401
     tearDownModule,
 )
 from shared_tensor_leaks import no_leak
+from thread_device_base import in_thread
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
@@ -129,6 +130,11 @@ class OddOptimizer(paddle.optimizer.SGD):
         return str, ("as its class has it",)
 
 
+class RestoredOptimizer(paddle.optimizer.SGD):
+    def __setstate__(self, state):
+        self.__dict__.update(state, restored=True)
+
+
 class Pair(NamedTuple):
     first: paddle.Tensor
     second: paddle.Tensor
@@ -155,6 +161,10 @@ class OddTensor(paddle.Tensor):
 
 
 # Functions for `Peer.call`.
+
+
+def is_restored(kept, optimizer):
+    return optimizer.restored
 
 
 def output_in_peer(kept, layer, x):
@@ -403,6 +413,11 @@ class TestModels(SharingTestCase):
         odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
         self.assertEqual(self.peer.call(echo, odd), "as its class has it")
 
+    def test_optimizer_is_restored_as_its_class_says(self):
+        layer = nn.Linear(3, 2)
+        optimizer = RestoredOptimizer(0.1, parameters=layer.parameters())
+        self.assertTrue(self.peer.call(is_restored, optimizer))
+
     def test_schedule_of_learning_rates_arrives(self):
         schedule = paddle.optimizer.lr.StepDecay(0.5, 1, 0.5)
         self.assertEqual(
@@ -648,6 +663,42 @@ class TestRefusals(unittest.TestCase):
         layer = nn.utils.weight_norm(nn.Linear(2, 2))
         with self.assertRaisesRegex(RuntimeError, "non-leaf"):
             ForkingPickler.dumps(layer)
+
+
+def passed_on_in_static_mode(value):
+    paddle.enable_static()
+    return ForkingPickler.loads(ForkingPickler.dumps(value))
+
+
+class TestStaticMode(unittest.TestCase):
+    def test_thread_in_static_mode_sends_and_receives_all_kinds(self):
+        paddle.set_device("cpu")
+        layer = nn.Linear(2, 2)
+        layer(paddle.ones([1, 2])).sum().backward()
+        dense = paddle.to_tensor([[0.0, 1.0], [2.0, 0.0]])
+        for value in (
+            dense,
+            layer.weight,
+            dense.to_sparse_coo(2),
+            dense.to_sparse_csr(),
+            sharing.by_value(layer.weight),
+            sharing.by_value(dense.to_sparse_coo(2)),
+        ):
+            with self.subTest(type(value)):
+                arrived = in_thread(passed_on_in_static_mode, value)
+                if not isinstance(value, paddle.Tensor):
+                    value = ForkingPickler.loads(ForkingPickler.dumps(value))
+                self.assertIs(type(arrived), type(value))
+                if not arrived.is_dense():
+                    arrived, value = arrived.to_dense(), value.to_dense()
+                np.testing.assert_array_equal(arrived.numpy(), value.numpy())
+
+    def test_layer_that_arrives_in_static_mode_has_its_gradients(self):
+        paddle.set_device("cpu")
+        layer = nn.Linear(2, 2)
+        layer(paddle.ones([1, 2])).sum().backward()
+        arrived = in_thread(passed_on_in_static_mode, layer)
+        self.assertEqual(arrived.bias.grad.tolist(), [1.0, 1.0])
 
 
 if __name__ == "__main__":

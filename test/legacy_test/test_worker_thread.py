@@ -265,6 +265,10 @@ class TestRandomNumbers(WorkerTestCase):
         in_worker(draw, seed=1)
         self.assertEqual(draw(), expected)
 
+    def test_running_it_without_starting_it_is_an_error(self):
+        with self.assertRaisesRegex(RuntimeError, "call start"):
+            WorkerThread(draw).run()
+
     def test_a_worker_that_is_never_started_draws_no_seed(self):
         paddle.seed(5)
         expected = draw()
@@ -436,6 +440,17 @@ class TestErrors(WorkerTestCase):
         for _ in range(3):
             with self.assertRaises(DeliberateError):
                 worker.join(WAIT_S)
+
+    def test_the_traceback_has_no_more_entries_in_later_joins(self):
+        worker = self.failed()
+
+        def length():
+            try:
+                worker.join()
+            except DeliberateError as error:
+                return len(traceback.extract_tb(error.__traceback__))
+
+        self.assertEqual(length(), length())
 
     def test_a_join_that_was_in_vain_raises_nothing(self):
         go = threading.Event()
@@ -885,6 +900,27 @@ prefetcher = Prefetcher(stuck())
 """
 
 
+FAILS_IN_A_CHILD = """
+import multiprocessing
+import paddle.incubate.multiprocessing as mp
+
+def fail():
+    raise ValueError("said so")
+
+def work():
+    global worker
+    worker = mp.WorkerThread(fail, name="reader")
+    worker.start()
+    while worker.is_alive():
+        pass
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+print("ends now", flush=True)
+"""
+
+
 class TestEndOfPython(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -904,6 +940,10 @@ class TestEndOfPython(unittest.TestCase):
         self.assertNotIn("ValueError", before)
         self.assertIn("Exception in thread reader", after)
         self.assertEqual(after.count("ValueError: said so"), 1)
+
+    def test_so_it_is_in_a_process_that_multiprocessing_has_started(self):
+        said, _, _ = run_script(self, FAILS_IN_A_CHILD, []).partition("ends")
+        self.assertEqual(said.count("ValueError: said so"), 1)
 
     def test_an_item_that_takes_for_ever_does_not_prevent_it(self):
         run_script(self, IS_STUCK, [])

@@ -19,9 +19,10 @@ its own, in phi/backends/thread_contexts.h; every other one that of the process.
 
 from __future__ import annotations
 
+import functools
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import core
 from .thread_device import left_elsewhere
@@ -33,13 +34,30 @@ if TYPE_CHECKING:
 __all__ = []
 
 
+class _InUse:
+    """
+    Makes the thread that makes it use a context of the host, until it drops it
+    or ends.
+    """
+
+    def __init__(self, context: Any):
+        # The interpreter may have cleared this module when a thread ends.
+        self._use, self._ident = _native.use_host_context, threading.get_ident
+        self._thread = threading.get_ident()
+        self.context = context
+        self._use(context)
+
+    def __del__(self):
+        if self._ident() == self._thread:
+            self._use(None)
+
+
 class _Local(threading.local):
     """What the calling thread has chosen; None: what the process has."""
 
     allocator: Any = None
     generator: core.Generator | None = None
-    # Kept as long as the thread uses it.
-    context: Any = None
+    in_use: _InUse | None = None
 
 
 _local = _Local()
@@ -54,9 +72,34 @@ def _use(allocator: Any, generator: core.Generator | None) -> None:
     context = None
     if allocator is not None or generator is not None:
         context = _native.HostContext(allocator, generator)
-    _native.use_host_context(context)
+    # First, since it makes the thread use none.
+    _local.in_use = None
     _local.allocator, _local.generator = allocator, generator
-    _local.context = context
+    if context is not None:
+        _local.in_use = _InUse(context)
+
+
+def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorator of a function that builds or runs a program, which keeps the
+    contexts that it is built on: inside it the calling thread uses the context
+    of the process on the host.
+    """
+    if _native is None:
+        return function
+
+    @functools.wraps(function)
+    def function_on_process_host(*args: Any, **kwargs: Any) -> Any:
+        if _local.in_use is None:
+            return function(*args, **kwargs)
+        _native.use_host_context(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if _local.in_use is not None:
+                _native.use_host_context(_local.in_use.context)
+
+    return function_on_process_host
 
 
 @contextmanager
@@ -66,6 +109,8 @@ def host_context(
     """
     Makes operators of the calling thread on the host use other memory, other
     random numbers or both; what is None stays as it was outside.
+
+    Programs that are compiled, by `to_static` for example, do not notice.
 
     Args:
         allocator: a capsule with a `phi::Allocator` that is never destroyed.

@@ -65,7 +65,8 @@ def _restore(optimizer: Optimizer, received: tuple) -> None:
     for tensor, name in names:
         tensor.name = name
     state["_accumulators"] = defaultdict(dict, state["_accumulators"])
-    optimizer.__dict__.update(state)
+    set_state = getattr(optimizer, "__setstate__", optimizer.__dict__.update)
+    set_state(state)
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -95,6 +95,9 @@ def shared_allocation() -> Iterator[None]:
     operators allocate comes from there, temporary tensors too, by the sharing
     strategy at the time when the context is entered.
 
+    Programs, which ``to_static`` makes or an executor or a predictor runs,
+    allocate as they do outside.
+
     Raises:
         NotImplementedError: Paddle was built without memory that processes
             share.

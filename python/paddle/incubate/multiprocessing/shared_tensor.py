@@ -33,6 +33,7 @@ from .tensor_by_value import by_value
 from .tensor_parts import (
     give_grad,
     grad_of,
+    in_dynamic_mode,
     rebuilt_of_parts,
     subclass_over,
     taken_apart,
@@ -65,6 +66,7 @@ def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
     return tensor
 
 
+@in_dynamic_mode
 def _rebuild_parameter(
     handle: bytes, stop_gradient: bool, attributes: dict[str, Any]
 ) -> EagerParamBase:
@@ -100,6 +102,7 @@ def _rebuild_with_grad(
     return tensor
 
 
+@in_dynamic_mode
 def _rebuild_uninitialized(
     dtype: paddle.dtype, shape: list[int], stop_gradient: bool
 ) -> paddle.Tensor:

@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -42,7 +43,6 @@ if sys.platform == "linux":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from multiprocessing.process import BaseProcess
 
 # How long a process that got SIGTERM may take until it gets SIGKILL.
@@ -365,6 +365,7 @@ def start_processes(
         TypeError: an argument is of a wrong type.
         ValueError: there is no such start method or device, or there are fewer
             devices than processes.
+        RuntimeError: SIGCHLD is ignored here, so that exit codes are lost.
 
     Examples:
         .. code-block:: python
@@ -465,6 +466,10 @@ def _run(
     except BaseException:
         trace = traceback.format_exc()
         report.send_bytes(trace.encode("utf-8", "backslashreplace"))
+        # A thread that fn has left behind would keep the failure to itself.
+        last_resort = threading.Timer(_TERMINATION_S, os._exit, [1])
+        last_resort.daemon = True
+        last_resort.start()
         sys.exit(1)
 
 
@@ -490,7 +495,9 @@ def _set_device(name: str | None) -> None:
 
 def _new_report() -> Connection:
     if hasattr(os, "memfd_create"):
-        return Connection(os.memfd_create("process-report"))
+        # Some containers forbid it.
+        with contextlib.suppress(PermissionError):
+            return Connection(os.memfd_create("process-report"))
     with tempfile.TemporaryFile(buffering=0) as file:
         return Connection(os.dup(file.fileno()))
 
@@ -541,8 +548,10 @@ def _end_with(parent: Connection | None) -> None:
 def _end_after(parent: Connection | int, sentinel: int) -> None:
     connection.wait([parent])
     # One SIGTERM: a second one would interrupt what the first one has begun.
+    # Whether the kernel has sent it shows before it is told to send none.
+    is_sent = connection.wait([sentinel], 0)
     _set_signals(sentinel, False)
-    if not connection.wait([sentinel], 0):
+    if not is_sent:
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_FAREWELL_S)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -574,7 +583,7 @@ def _check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
             "The args must be a tuple of the arguments after the rank, such as "
             f"(x,), but received {type(args).__name__}."
         )
-    if not isinstance(nprocs, int) or isinstance(nprocs, bool):
+    if not isinstance(nprocs, numbers.Integral) or isinstance(nprocs, bool):
         raise TypeError(
             f"The nprocs must be an integer, but received {nprocs!r}."
         )
@@ -587,6 +596,13 @@ def _check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
         raise ValueError(
             f"The start_method must be one of {methods}, but received "
             f"{start_method!r}."
+        )
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # The kernel then forgets how they end, and join would wait for ever.
+        raise RuntimeError(
+            "The SIGCHLD signal must not be ignored, but it is: please call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL) before processes "
+            "are started."
         )
 
 
@@ -609,6 +625,11 @@ def _device_names(
     if isinstance(devices, str):
         names = _names_of_type(devices, nprocs)
     else:
+        if not isinstance(devices, Sequence):
+            raise TypeError(
+                "The devices must be None, the name of a type or a sequence of "
+                f"names, but received {devices!r}."
+            )
         names = list(devices)
         if len(names) != nprocs:
             raise ValueError(

@@ -51,16 +51,25 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
 
 
+# Of modules that have an alias, by their names.
+_specs: dict[str, ModuleSpec] = {}
+
+
 class _Alias(Loader):
     def __init__(self, name: str):
         self._name = name
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Here, not in exec_module: other threads may take what is returned from
+        # sys.modules before it is executed.
+        module = importlib.import_module(self._name)
+        # Another alias may be between here and exec_module.
+        _specs.setdefault(self._name, module.__spec__)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # This is how a module replaces itself by another one.
-        sys.modules[module.__name__] = importlib.import_module(self._name)
+        # Python has put that of the alias in its place.
+        module.__spec__ = _specs[self._name]
 
 
 class _Submodules(MetaPathFinder):

@@ -27,6 +27,7 @@ from .shared_allocator import empty_shared
 from .tensor_parts import (
     give_grad,
     grad_of,
+    in_dynamic_mode,
     parameter_over,
     rebuilt_of_parts,
     subclass_over,
@@ -143,7 +144,7 @@ def place_of(device: str) -> core.Place:
         RuntimeError: there is no such device.
     """
     kind, _, number = device.partition(":")
-    if device == "cpu":
+    if kind == "cpu":
         there = 1
     elif kind in ("gpu", "cuda", "gpu_pinned"):
         there = paddle.device.cuda.device_count()
@@ -161,6 +162,8 @@ def place_of(device: str) -> core.Place:
             "paddle.incubate.multiprocessing.by_value(tensor, device) with one "
             "that it has; 'cpu' always is."
         )
+    if kind == "cpu":
+        return core.CPUPlace()
     if kind == "gpu_pinned":
         return core.CUDAPinnedPlace()
     return paddle.device._convert_to_place(device)
@@ -171,6 +174,7 @@ def _rebuild(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
     return _copied(tensor, lambda part: part._copy_to(place, True))
 
 
+@in_dynamic_mode
 def _copied(
     tensor: paddle.Tensor, copy_of: Callable[[paddle.Tensor], paddle.Tensor]
 ) -> paddle.Tensor:
@@ -217,8 +221,9 @@ def _in_shared_memory(part: paddle.Tensor) -> paddle.Tensor:
     if part.size == 0:
         return copied
     if not part.place.is_cpu_place():
-        # The work on it may be that of another thread's stream.
-        paddle.device.synchronize(name_of(part.place))
+        if not part.place.is_cuda_pinned_place():
+            # The work on it may be that of another thread's stream.
+            paddle.device.synchronize(name_of(part.place))
         if not part.is_contiguous():
             part = _view_on_host(part)
     copied.copy_(part, True)

@@ -15,13 +15,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
 import paddle
 from paddle.base import core
-from paddle.base.framework import EagerParamBase
+from paddle.base.framework import (
+    EagerParamBase,
+    _dygraph_guard,
+    in_dygraph_mode,
+)
 from paddle.base.shared_storage import native
 from paddle.base.tensor_sharing import dense_parts
+
+
+def in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorator of a function that makes tensors by operators: it may be called by
+    a thread that is in static graph mode.
+    """
+
+    @functools.wraps(function)
+    def function_in_dynamic_mode(*args: Any) -> Any:
+        if in_dygraph_mode():
+            return function(*args)
+        with _dygraph_guard(core.Tracer()):
+            return function(*args)
+
+    return function_in_dynamic_mode
 
 
 def parameter_over(
@@ -49,6 +70,7 @@ def subclass_over(
     return tensor
 
 
+@in_dynamic_mode
 def taken_apart(
     tensor: paddle.Tensor,
 ) -> tuple[list[paddle.Tensor], str, tuple, bool]:
@@ -69,6 +91,7 @@ def taken_apart(
     return dense_parts(tensor), kind, rest, tensor.stop_gradient
 
 
+@in_dynamic_mode
 def rebuilt_of_parts(
     parts: list[paddle.Tensor], kind: str, rest: tuple, stop_gradient: bool
 ) -> paddle.Tensor:
@@ -142,6 +165,7 @@ def grad_of(tensor: paddle.Tensor) -> paddle.Tensor | None:
     return grad
 
 
+@in_dynamic_mode
 def give_grad(tensor: paddle.Tensor, grad: paddle.Tensor) -> None:
     """Makes `grad` the gradient of a tensor, over the same memory."""
     # What was never differentiated has no place for a gradient; this makes one.

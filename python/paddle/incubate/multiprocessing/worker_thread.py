@@ -24,6 +24,8 @@ import time
 import warnings
 import weakref
 from collections import deque
+from multiprocessing import parent_process, util
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
 import paddle
@@ -215,6 +217,7 @@ class WorkerThread(threading.Thread):
     ) -> None:
         # First of all, for __del__.
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._is_error_known = False
         if not callable(target):
             raise TypeError(
@@ -252,13 +255,22 @@ class WorkerThread(threading.Thread):
         super().start()
 
     def run(self) -> None:
-        """Calls the target; :meth:`start` has a new thread do it."""
+        """Calls the target; :meth:`start` has a new thread do it.
+
+        Raises:
+            RuntimeError: the thread was not started.
+        """
+        if self._in_state is None:
+            raise RuntimeError(
+                f"Thread {self.name!r} runs once, after start(). Please call "
+                "start(), not run()."
+            )
         try:
             self._in_state()
         except _Stopped:
             pass
         except BaseException as error:  # raised again by join()
-            self._error = error
+            self._error, self._trace = error, error.__traceback__
             _failed.add(self)
         finally:
             self._in_state = None
@@ -299,7 +311,8 @@ class WorkerThread(threading.Thread):
         super().join(timeout)
         if self._error is not None:
             self._is_error_known = True
-            raise self._error
+            # Without the places where it was raised again before.
+            raise self._error.with_traceback(self._trace)
 
     def __enter__(self) -> WorkerThread:
         self.start()
@@ -473,7 +486,7 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int = 2) -> None:
-        if not isinstance(capacity, int):
+        if not isinstance(capacity, Integral):
             raise TypeError(
                 "The capacity of a Prefetcher must be an integer, but received "
                 f"{capacity!r}."
@@ -573,4 +586,12 @@ def _leave() -> None:
         thread._report()
 
 
+def _leave_at_exit_of_child() -> None:
+    util.Finalize(None, _leave, exitpriority=10)
+
+
 atexit.register(_leave)
+# Children of multiprocessing forget what is registered there.
+util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
+if parent_process() is not None:
+    _leave_at_exit_of_child()
