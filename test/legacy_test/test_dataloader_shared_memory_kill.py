@@ -21,6 +21,7 @@ import os
 import pickle
 import signal
 import subprocess
+import time
 import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,7 +39,9 @@ from shared_tensor_base import (  # noqa: F401
 )
 from shared_tensor_leaks import no_leak, shared_files
 
+import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.shared_batch import (
     BatchSharer,
@@ -239,6 +242,45 @@ print(json.dumps([pids, family]), flush=True)
         process, (pids, family) = self.start("")
         self.assertEqual(process.wait(WAIT_S), 0)
         self.assert_leaves_nothing(process, pids, family)
+
+
+class FromQueue(IterableDataset):
+    """Hands on what it receives, and keeps none of it."""
+
+    def __init__(self, queue, count):
+        self.queue, self.count = queue, count
+
+    def __iter__(self):
+        for _ in range(self.count):
+            yield self.queue.get(timeout=WAIT_S)
+
+
+def put_tensors(queue, count):
+    for i in range(count):
+        queue.put(paddle.full([SIZE], float(i)))
+
+
+class TestTensorsOfOthers(unittest.TestCase):
+    def test_batches_made_by_a_process_that_has_ended_arrive(self):
+        context = multiprocessing.get_context("fork")
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device("cpu")
+        queue = context.Queue()
+        maker = context.Process(target=put_tensors, args=(queue, 8))
+        maker.start()
+        # Its last tensors are in the pipe when it ends.
+        maker.join(WAIT_S)
+        self.assertEqual(maker.exitcode, 0)
+        arrived = []
+        for batch in DataLoader(
+            FromQueue(queue, 8), batch_size=None, num_workers=1
+        ):
+            # So that the worker is ahead, and has dropped the next ones.
+            time.sleep(0.05)
+            (tensor,) = batch if isinstance(batch, list) else [batch]
+            arrived.append(tensor[0].item())
+        self.assertEqual(arrived, list(range(8)))
+        queue.close()
 
 
 if __name__ == "__main__":

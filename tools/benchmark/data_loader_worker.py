@@ -48,7 +48,8 @@ class Samples:
     def __init__(self, name, batches):
         count, shape, dtype = SHAPES[name]
         generator = np.random.default_rng(0)
-        self.data = generator.integers(0, 256, (count, *shape)).astype(dtype)
+        # Numbers with a fraction: the first byte of each says something.
+        self.data = (generator.random((count, *shape)) * 256).astype(dtype)
         self.in_fields = len(shape) == 2
         self.length = batches * BATCH_SIZE
 

@@ -249,7 +249,7 @@ void BindSharedStorage(py::module* m) {
             const py::function& stream_of) {
            return Share(DenseTensorOf(tensor), long_lived, stream_of);
          });
-  // The message of this handle ends with the process that made the memory.
+  // The message of this handle ends with this process, if that made the memory.
   m->def("share_while_alive", [](const paddle::Tensor& tensor) {
     return py::bytes(ShareDenseTensor(
         DenseTensorOf(tensor), Strategy(), false, MessageLife::kOfCreator));

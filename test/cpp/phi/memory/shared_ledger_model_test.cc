@@ -20,6 +20,8 @@
 //
 // The model follows SharedLedger and SharedHeap by hand: who changes their
 // atomic operations, or the order of them, does so here too.
+// Messages expire here at any time, so that what may happen to one that ends
+// with its creator is among it.
 
 #include <algorithm>
 #include <cstdint>

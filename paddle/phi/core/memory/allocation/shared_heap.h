@@ -180,7 +180,8 @@ class SharedHeap {
   bool Bind(const SharedBlock& block,
             std::weak_ptr<void> storage,
             const std::function<bool()>& take_over);
-  // A message for the block that has the address; none if no block has it.
+  // A message for the block that has the address; none if no block has it. Only
+  // messages of the process that made the block end with that.
   std::optional<SharedMessage> Send(
       const void* address, MessageLife life = MessageLife::kUntilGivenUp);
   // Whether a block that this process holds has the address.
