@@ -275,6 +275,8 @@ class TestBatches:
         for _ in range(3):
             values = [x for batch in loader for x in batch[:, 0, 0, 0].tolist()]
             self.assertEqual(values, [float(i) for i in range(8)])
+        # They would stay until this process ends.
+        loader._iterator._try_shutdown_all()
 
     def test_all_batches_may_be_kept(self):
         loader = DataLoader(Items(image, 40), batch_size=2, num_workers=2)

@@ -24,8 +24,7 @@ import tempfile
 import threading
 import time
 import unittest
-from multiprocessing import connection, util
-from multiprocessing.process import BaseProcess
+from multiprocessing import connection, process, util
 from unittest import mock
 
 from multiprocessing_spawn_base import (
@@ -365,7 +364,7 @@ class TestJoin(SpawnTestCase):
 
     def test_process_that_gets_sigterm_before_it_has_begun_is_quiet(self):
         # Paddle's handler would print a page, and may hang so early.
-        bootstrap = BaseProcess._bootstrap
+        bootstrap = process.BaseProcess._bootstrap
 
         def terminate_oneself(process, *args, **options):
             os.dup2(output.fileno(), 1)
@@ -374,7 +373,7 @@ class TestJoin(SpawnTestCase):
 
         with tempfile.TemporaryFile() as output:
             with mock.patch.object(
-                BaseProcess, "_bootstrap", terminate_oneself
+                process.BaseProcess, "_bootstrap", terminate_oneself
             ):
                 error = self.failure(wait_for_ever, nprocs=1)
             self.assertEqual(error.signal_name, "SIGTERM")
@@ -443,6 +442,8 @@ class TestJoin(SpawnTestCase):
         parent = os.fork()
         if parent == 0:
             try:
+                # Those of the test's process are none of this one's.
+                process._children.clear()
                 self.start(wait_for_ever, daemon=True)
                 util._exit_function()
             finally:

@@ -142,7 +142,8 @@ class WorkerThread(threading.Thread):
     Random operators on the host draw from a sequence of the worker's own, so
     that their numbers depend on its seed, and not on what other threads draw
     meanwhile; ``paddle.seed`` and ``paddle.get_rng_state`` on the CPU are about
-    that sequence too. Those on other devices use the generators of the process.
+    that sequence too. Those on other devices, and those in programs that
+    ``paddle.jit.to_static`` has compiled, use the generators of the process.
 
     Stopping is cooperative: the target asks
     ``threading.current_thread().should_stop()`` from time to time. A worker
