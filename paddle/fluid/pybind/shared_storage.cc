@@ -298,14 +298,6 @@ void BindSharedStorage(py::module* m) {
            return ToPython(RebuildDenseTensor(handle, StreamOf(stream_of)),
                            "received_tensor_");
          });
-  m->def("rebuild_in",
-         [](py::handle tensor,
-            const std::string& handle,
-            const py::function& stream_of) {
-           CastPyArg2Tensor(tensor.ptr(), 0)
-               .set_impl(std::make_shared<phi::DenseTensor>(
-                   RebuildDenseTensor(handle, StreamOf(stream_of))));
-         });
   m->def(
       "rebuild_views",
       [](const std::string& handle,

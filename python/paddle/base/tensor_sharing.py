@@ -47,13 +47,14 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def _is_uninitialized(tensor: Tensor) -> bool:
+def is_uninitialized(tensor: Tensor) -> bool:
+    """Returns whether a tensor should have elements, and has no memory."""
     return tensor.size > 0 and not tensor._is_initialized()
 
 
 def check_initialized(tensor: Tensor) -> None:
     """Raises RuntimeError for a parameter that will get its values later."""
-    if _is_uninitialized(tensor) and isinstance(tensor, EagerParamBase):
+    if is_uninitialized(tensor) and isinstance(tensor, EagerParamBase):
         raise RuntimeError(
             f"The parameter {tensor.name!r} must be initialized before other "
             "processes can have it, but has no values yet. Call its "
@@ -74,7 +75,7 @@ def _check_can_be_shared(tensor: Tensor) -> None:
 
 def _move(tensor: Tensor) -> None:
     for part in dense_parts(tensor):
-        if not (part.place.is_gpu_place() or _is_uninitialized(part)):
+        if not (part.place.is_gpu_place() or is_uninitialized(part)):
             native.move(part, isinstance(tensor, EagerParamBase))
 
 

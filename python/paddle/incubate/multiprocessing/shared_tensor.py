@@ -34,6 +34,7 @@ from .tensor_parts import (
     give_grad,
     grad_of,
     in_dynamic_mode,
+    parameter_over,
     rebuilt_of_parts,
     subclass_over,
     taken_apart,
@@ -66,14 +67,11 @@ def _rebuild_tensor(handle: bytes, stop_gradient: bool) -> paddle.Tensor:
     return tensor
 
 
-@in_dynamic_mode
 def _rebuild_parameter(
     handle: bytes, stop_gradient: bool, attributes: dict[str, Any]
 ) -> EagerParamBase:
-    # Shape and type only satisfy the constructor; the handle has the true ones.
-    parameter = EagerParamBase([1], paddle.float32, **attributes)
-    native.rebuild_in(parameter, handle, _current_stream)
-    parameter.__dict__.update(attributes)
+    data = native.rebuild_tensor(handle, _current_stream)
+    parameter = parameter_over(data, attributes)
     parameter.stop_gradient = stop_gradient
     return parameter
 

@@ -19,6 +19,7 @@ The interface is the one of `torch.multiprocessing.spawn`.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import errno
 import math
 import multiprocessing
@@ -37,7 +38,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
 import paddle
-from paddle.base import core
+
+from .device_counts import device_counts
 
 if sys.platform == "linux":
     import fcntl
@@ -71,7 +73,8 @@ class ProcessException(Exception):
         self.error_pid = error_pid
 
     def __reduce__(self) -> tuple:
-        return type(self), (self.msg, self.error_index, self.error_pid)
+        # Exceptions are made anew from their message alone otherwise.
+        return copyreg.__newobj__, (type(self), self.msg), vars(self)
 
 
 class ProcessRaisedException(ProcessException):
@@ -108,10 +111,6 @@ class ProcessExitedException(ProcessException):
         super().__init__(msg, error_index, error_pid)
         self.exit_code = exit_code
         self.signal_name = signal_name
-
-    def __reduce__(self) -> tuple:
-        kind, arguments = super().__reduce__()
-        return kind, (*arguments, self.exit_code, self.signal_name)
 
 
 class ProcessContext:
@@ -678,14 +677,7 @@ def _check_device(name: str) -> None:
 
 
 def _device_count(kind: str) -> int:
-    counts = {
-        custom: core.get_custom_device_count(custom)
-        for custom in core.get_all_custom_device_type()
-    }
-    if paddle.is_compiled_with_cuda():
-        counts["gpu"] = paddle.device.cuda.device_count()
-    if paddle.is_compiled_with_xpu():
-        counts["xpu"] = paddle.device.xpu.device_count()
+    counts = device_counts()
     if kind not in counts:
         raise ValueError(
             f"The type of the devices must be one of {['cpu', *counts]}, but "

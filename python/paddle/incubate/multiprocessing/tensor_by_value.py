@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Callable
 import paddle
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
+from paddle.base.tensor_sharing import is_uninitialized
 
+from .device_counts import device_counts
 from .shared_allocator import empty_shared
 from .tensor_parts import (
     give_grad,
@@ -112,7 +114,7 @@ def by_value(
             "but is the result of operators that are to be differentiated. "
             "Send tensor.detach() instead."
         )
-    if tensor.size > 0 and not tensor._is_initialized():
+    if is_uninitialized(tensor):
         raise RuntimeError(
             f"The tensor {tensor.name!r} that is sent by value must have "
             "values, but has none yet. Initialize it first."
@@ -144,16 +146,8 @@ def place_of(device: str) -> core.Place:
         RuntimeError: there is no such device.
     """
     kind, _, number = device.partition(":")
-    if kind == "cpu":
-        there = 1
-    elif kind in ("gpu", "cuda", "gpu_pinned"):
-        there = paddle.device.cuda.device_count()
-    elif kind == "xpu":
-        there = paddle.device.xpu.device_count()
-    elif kind in core.get_all_custom_device_type():
-        there = core.get_custom_device_count(kind)
-    else:
-        there = 0
+    counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
+    there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
     if int(number or 0) >= there:
         raise RuntimeError(
             f"What was sent must arrive on {device!r}, but this process has no "

@@ -45,11 +45,12 @@ def in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return function_in_dynamic_mode
 
 
+@in_dynamic_mode
 def parameter_over(
     data: paddle.Tensor, attributes: dict[str, Any]
 ) -> EagerParamBase:
     """Returns a parameter over the memory of a dense tensor."""
-    # Shape and type only satisfy the constructor.
+    # Shape and type only satisfy the constructor; the data has the true ones.
     parameter = EagerParamBase([1], paddle.float32, **attributes)
     parameter._set_impl(data)
     parameter.__dict__.update(attributes)

@@ -19,7 +19,7 @@ the place of each. The default collation stacks straight into the block. A block
 lives as long as a tensor of its batch does, and is then filled anew.
 
 A message that carries a batch ends with the worker that made it: nothing of a
-worker that is killed is left. RFC.md, part B, has the model.
+worker that is killed is left. RFC.md, parts B and E, has the model.
 """
 
 from __future__ import annotations

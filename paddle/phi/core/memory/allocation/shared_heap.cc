@@ -484,11 +484,10 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   SharedSegment& segment = *found->attached->segment;
   SegmentId id = segment.id();
   if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
-  if (++last_nonce_ == 0) ++last_nonce_;
   // The creator may be dead while this process, which sends, lives.
   if (!found->attached->own) life = MessageLife::kUntilGivenUp;
   SharedTicket ticket = segment.ledger().IssueTicket(
-      found->hold->index, last_nonce_, NowNanoseconds(), life);
+      found->hold->index, ++last_nonce_, NowNanoseconds(), life);
   return SharedMessage{
       id, found->hold->index, found->hold->generation, ticket, found->offset};
 }

@@ -103,7 +103,7 @@ class SharedLedger {
   void DropHolder(uint32_t block, uint32_t slot);
   // The caller holds the block. Never fails: when all places for tickets are
   // taken, messages share one.
-  // Of the nonce, kNonceBits count.
+  // Of the nonce, kNonceBits count, and 0 is as 1.
   SharedTicket IssueTicket(uint32_t block,
                            uint32_t nonce,
                            uint64_t now,
