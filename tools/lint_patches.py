@@ -26,6 +26,7 @@ import argparse
 import re
 import sys
 from datetime import date
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from tools.apply import REPO
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tools.series import FileDiff, Patch
+    from tools.series import FileDiff, Hunk, Patch
 
 MAX_SUBJECT = 72
 # What can be read in one minute.
 MAX_ADDED = 80
+
+_INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.M)
+_PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
+_CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
 
 
 def _header_findings(patch: Patch) -> Iterator[str]:
@@ -68,6 +73,26 @@ def _context_is_long(lines: tuple[str, ...]) -> bool:
     return bool(re.search(r"^  |  $|   ", marks))
 
 
+def _place_finding(hunk: Hunk, path: str) -> str | None:
+    """Return what is wrong with the place that a hunk claims, if anything.
+
+    Git demands that a hunk without context before its first change fits at the
+    first line of the file, and one without context behind its last change at
+    the last. A diff of an excerpt claims such places in the middle of a file.
+    """
+    first = hunk.lines[0]
+    if hunk.old_start > 1 and not first.startswith(" "):
+        return "begins without context, but not at the first line of the file"
+    if hunk.old_start != 1 or first.startswith("+"):
+        return None
+    line = first[1:]
+    is_cxx = PurePosixPath(path).suffix in _CXX
+    starts_a_file = line.startswith(("//", "/*")) if is_cxx else line[:1].strip()
+    if starts_a_file:
+        return None
+    return f"claims that the file begins with {line!r}"
+
+
 def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
     if re.search(r"^(new|deleted) file mode", part.header, re.M):
         yield (
@@ -79,6 +104,12 @@ def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
             yield (
                 f"{where}:{hunk.line}: more than 1 line of context; make the"
                 " diff with git diff -U1 --full-index"
+            )
+        misplaced = _place_finding(hunk, part.path)
+        if misplaced:
+            yield (
+                f"{where}:{hunk.line}: the hunk {misplaced}; make the diff from"
+                " the whole file, not from an excerpt"
             )
         for line, text in hunk.added:
             if text != text.rstrip():
@@ -103,6 +134,54 @@ def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
                 f"{where}:{part.line}: changes {part.path}, which is an"
                 " Own-File; edit the file itself"
             )
+
+
+def _read_preimages(repo: Path) -> tuple[set[tuple[str, str]], list[str]]:
+    """Return the listed texts of Paddle's files, as hash and path."""
+    listed, found = set(), []
+    path = repo / "patches" / "preimages"
+    lines = path.read_text(encoding="utf-8") if path.is_file() else ""
+    for number, line in enumerate(lines.splitlines(), 1):
+        match = _PREIMAGE.fullmatch(line)
+        if match:
+            listed.add((match[1], match[2]))
+        elif line.strip() and not line.startswith("#"):
+            found.append(
+                f"patches/preimages:{number}: {line!r} is not of the form"
+                " 'HASH PATH SOURCE'"
+            )
+    return listed, found
+
+
+def _preimage_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
+    """Tell of hunks that were made against a text nobody knows.
+
+    The text before a patch must be one that an earlier patch has made of the
+    file, or a listed one, which was taken from a real file.
+    """
+    known, found = _read_preimages(repo)
+    yield from found
+    for patch in patches:
+        for part in patch.files:
+            where = f"patches/{patch.name}:{part.line}"
+            index = _INDEX.search(part.header)
+            if not index:
+                yield (
+                    f"{where}: the part for {part.path} has no line 'index'"
+                    " with whole hashes; make the diff with git diff -U1"
+                    " --full-index"
+                )
+                continue
+            before, after = ((text, part.path) for text in index.groups())
+            if before not in known:
+                yield (
+                    f"{where}: the text of {part.path} before this patch,"
+                    f" {before[0][:12]}, is neither what an earlier patch makes"
+                    " of it nor listed; make the diff from the whole file and"
+                    " list the file's hash, its path and its source in"
+                    " patches/preimages"
+                )
+            known.add(after)
 
 
 def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
@@ -163,6 +242,7 @@ def findings(repo: Path) -> list[str]:
     own = {path for patch in patches for path in patch.own_files}
     for patch in patches:
         found += _patch_findings(patch, own)
+    found += _preimage_findings(repo, patches)
     return [*found, *_own_findings(repo, patches)]
 
 

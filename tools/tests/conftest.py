@@ -43,7 +43,7 @@ def functions(count: int) -> str:
 PADDLE = {
     FRAMEWORK: functions(30),
     DEVICE: functions(6) + "\n\n@cached\ndef last(x):\n    return x\n",
-    CORE: "int first() { return 1; }\nint second() { return 2; }\n",
+    CORE: "// Core\nint first() { return 1; }\nint second() { return 2; }\n",
     VERSION: "import inspect\n\nfull_version     = '3.3.0'\nmajor = '3'\n",
 }
 
@@ -77,6 +77,9 @@ PATCHES = [
     ),
     ("test: the current device of a thread", [], [OWN_TEST]),
 ]
+
+# The hash of a text of each of Paddle's files that patches/preimages lists.
+LISTED = "a" * 40
 
 TRAILERS = (
     "Bug: https://example.com/issues/1\n"
@@ -118,7 +121,10 @@ def patch_text(subject: str, diff: str, own: list[str]) -> str:
 
 
 def diff_text(hunk: str, path: str = DEVICE) -> str:
-    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n{hunk}"
+    return (
+        f"diff --git a/{path} b/{path}\nindex {LISTED}..{'1' * 40} 100644\n"
+        f"--- a/{path}\n+++ b/{path}\n{hunk}"
+    )
 
 
 def add_patch(repo: Path, name: str, text: str) -> None:
@@ -129,7 +135,17 @@ def add_patch(repo: Path, name: str, text: str) -> None:
 
 def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
     """Make the repository of a series; its edits are committed in source."""
-    write(root, {"patches/series": "# applied in this order\n"})
+    preimages = f"{LISTED} test/b.py Paddle\n"
+    for path in PADDLE:
+        text = git(source, "hash-object", path).strip()
+        preimages += f"{LISTED} {path} Paddle\n{text} {path} Paddle\n"
+    write(
+        root,
+        {
+            "patches/series": "# applied in this order\n",
+            "patches/preimages": f"# taken from real files\n{preimages}",
+        },
+    )
     for number, (subject, edits, own) in enumerate(patches, 1):
         for path, old, new in edits:
             replace(source / path, old, new)

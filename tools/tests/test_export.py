@@ -514,3 +514,30 @@ def test_real_series_goes_there_and_back_and_through_mails(real, output):
     assert git(checkout, "rev-parse HEAD^{tree}") == git(
         checkout, f"rev-parse {BRANCH}^{{tree}}"
     )
+
+
+def test_listed_texts_of_python_files_are_those_of_the_wheel(real):
+    _, checkout = real
+    if open_tree(checkout).version != "3.3.0":
+        pytest.skip("the patches are kept against 3.3.0 only")
+    lines = (REPO / "patches" / "preimages").read_text().splitlines()
+    listed = dict(line.split(" ")[1::-1] for line in lines if line[0] != "#")
+    of_python = {p: h for p, h in listed.items() if p.startswith("python/")}
+    hashes = git(checkout, "hash-object", *of_python).split()
+    assert hashes == list(of_python.values())
+
+
+def test_the_series_goes_through_mails_into_a_clone_of_a_whole_checkout(
+    tmp_path, git_home, output
+):
+    paddle = os.environ.get("PADDLE_CHECKOUT")
+    if not paddle:
+        pytest.skip("set PADDLE_CHECKOUT to a clone of Paddle at tag v3.3.0")
+    made, mailed = tmp_path / "made", tmp_path / "mailed"
+    for clone in (made, mailed):
+        git(tmp_path, "clone --quiet --shared", paddle, str(clone))
+    export(REPO, made, output)
+    git(mailed, "am --quiet", *map(str, sorted(output.glob("*.patch"))))
+    assert git(mailed, "rev-parse HEAD^{tree}") == git(
+        made, f"rev-parse {BRANCH}^{{tree}}"
+    )

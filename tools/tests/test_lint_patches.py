@@ -20,7 +20,9 @@ import pytest
 from tools import lint_patches as tool
 from tools.lint_patches import MAX_ADDED, MAX_SUBJECT, findings
 from tools.tests.conftest import (
+    CORE,
     DEVICE,
+    LISTED,
     OWN,
     TRAILERS,
     add_patch,
@@ -139,20 +141,22 @@ def test_a_subject_may_have_this_length_and_no_more(repo):
 @pytest.mark.parametrize("space", [" ", "\t", "\r"])
 def test_an_added_line_with_white_space_at_its_end(repo, space):
     add(repo, diff_text(f"@@ -1 +1,3 @@\n a\n+b\n+c{space}\n"))
-    assert_found(repo, f"{NAME}:19: white space at the end")
+    assert_found(repo, f"{NAME}:20: white space at the end")
 
 
 def test_an_added_line_with_a_tab(repo):
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+\tb\n"))
-    assert_found(repo, f"{NAME}:18: a tab")
+    assert_found(repo, f"{NAME}:19: a tab")
 
 
 def test_white_space_in_lines_of_paddle_is_not_ours(repo):
-    add(repo, diff_text("@@ -1,2 +1,2 @@\n \ta \n-b \n+b\n"))
+    add(repo, diff_text("@@ -5,2 +5,2 @@\n \ta \n-b \n+b\n"))
     assert_found(repo)
 
 
 def test_a_diff_for_an_own_file_of_any_patch(repo):
+    with (repo / "patches/preimages").open("a") as preimages:
+        preimages.write(f"{LISTED} {OWN} Paddle\n")
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
     assert_found(repo, f"{NAME}:13: changes {OWN}, which is an Own-File")
 
@@ -168,13 +172,80 @@ def test_a_diff_for_an_own_file_of_any_patch(repo):
 )
 def test_more_than_one_line_of_context(repo, hunk):
     add(repo, diff_text(hunk))
-    assert_found(repo, f"{NAME}:16: more than 1 line of context")
+    assert_found(repo, f"{NAME}:17: more than 1 line of context")
 
 
 def test_two_changes_git_joins_are_no_long_context(repo):
     hunk = "@@ -1,4 +1,6 @@\n a\n+b\n a\n a\n+b\n a\n\\ No newline at end\n"
     add(repo, diff_text(hunk))
     assert_found(repo)
+
+
+@pytest.mark.parametrize(
+    ("path", "hunk"),
+    [
+        (CORE, "@@ -1,2 +1,3 @@\n // Licence\n+b\n a\n"),
+        (CORE, "@@ -1,2 +1,3 @@\n /* Licence\n+b\n a\n"),
+        (CORE, "@@ -1 +1,2 @@\n+b\n a\n"),
+        (CORE, "@@ -7,2 +7,3 @@\n int a;\n+b\n a\n"),
+        (DEVICE, "@@ -1,2 +1,3 @@\n # Licence\n+b\n a\n"),
+        (DEVICE, "@@ -1 +1 @@\n-# Licence\n+# License\n"),
+    ],
+)
+def test_a_hunk_at_a_place_that_a_whole_file_has(repo, path, hunk):
+    add(repo, diff_text(hunk, path))
+    assert_found(repo)
+
+
+@pytest.mark.parametrize(
+    ("path", "hunk"),
+    [
+        (CORE, '@@ -1,2 +1,3 @@\n #include "a.h"\n+b\n a\n'),
+        (CORE, "@@ -1,2 +1,3 @@\n \n+b\n a\n"),
+        (DEVICE, "@@ -1,2 +1,3 @@\n     return x\n+b\n a\n"),
+        (DEVICE, "@@ -1,2 +1 @@\n-    return x\n a\n"),
+    ],
+)
+def test_a_hunk_of_an_excerpt_that_claims_the_first_line(repo, path, hunk):
+    add(repo, diff_text(hunk, path))
+    assert_found(repo, f"{NAME}:17: the hunk claims that the file begins with")
+
+
+def test_a_hunk_that_begins_without_context_behind_the_first_line(repo):
+    add(repo, diff_text("@@ -4 +4,2 @@\n+b\n a\n"))
+    assert_found(repo, f"{NAME}:17: the hunk begins without context")
+
+
+def test_a_text_before_a_patch_that_is_not_listed(repo):
+    add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n").replace(LISTED, "b" * 40))
+    assert_found(repo, f"{NAME}:13: the text of {DEVICE} before this patch, bbbb")
+
+
+def test_a_text_that_an_earlier_patch_makes_needs_no_line(repo):
+    add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n"))
+    later = diff_text("@@ -8 +8,2 @@\n a\n+b\n").replace(LISTED, "1" * 40)
+    add_patch(repo, "0005-p.patch", patch_text("device: y", later, []))
+    assert_found(repo)
+
+
+def test_a_text_that_is_listed_for_another_file(repo):
+    add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n", "test/c.py"))
+    assert_found(repo, f"{NAME}:13: the text of test/c.py before this patch")
+
+
+@pytest.mark.parametrize("index", ["", "index aaaaaaa..1111111 100644\n"])
+def test_a_diff_without_whole_hashes(repo, index):
+    diff = diff_text("@@ -4 +4,2 @@\n a\n+b\n")
+    line = diff.splitlines(keepends=True)[1]
+    add(repo, diff.replace(line, index))
+    assert_found(repo, f"{NAME}:13: the part for {DEVICE} has no line 'index'")
+
+
+def test_a_line_of_the_list_that_has_another_form(repo):
+    with (repo / "patches/preimages").open("a") as preimages:
+        preimages.write(f"\n# a remark\n{LISTED} {DEVICE}\n")
+    lines = (repo / "patches/preimages").read_text().count("\n")
+    assert_found(repo, f"patches/preimages:{lines}: '{LISTED}")
 
 
 def test_a_patch_may_add_this_many_lines_and_no_more(repo):
@@ -232,12 +303,12 @@ def test_a_diff_without_a_hunk(repo):
 
 def test_a_hunk_with_other_line_counts_than_it_says(repo):
     add(repo, diff_text("@@ -1 +1,3 @@\n a\n+b\n"))
-    assert_found(repo, f"{NAME}:16: the hunk @@ -1 +1,3 @@ has other")
+    assert_found(repo, f"{NAME}:17: the hunk @@ -1 +1,3 @@ has other")
 
 
 def test_a_hunk_without_a_proper_header(repo):
     add(repo, diff_text("@@ -1 @@\n a\n+b\n"))
-    assert_found(repo, f"{NAME}:16: '@@ -1 @@' is not a hunk's header")
+    assert_found(repo, f"{NAME}:17: '@@ -1 @@' is not a hunk's header")
 
 
 def test_the_command_line_prints_the_findings_and_fails(
