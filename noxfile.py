@@ -49,7 +49,7 @@ def _run_tests(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests; arguments go to pytest for the tests under test/."""
+    """Run all tests; with arguments, those that pytest finds by them."""
     _run_tests(session)
 
 

@@ -11,12 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs every test of the project: the tools', those in C++, Paddle's.
+"""Runs the tests of the project: the tools', those in C++, Paddle's.
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Arguments go to pytest for the tests under test/, which run in the environment
-with our wheel, on the test device and on each GPU there is.
+Without arguments all tests run. With arguments pytest alone runs, with these
+arguments: under our wheel, on the test device and on each GPU there is, or, for
+files under tools/, in the environment of the tools.
+
+Exit status: 0 when all that ran has passed, otherwise 1.
 """
 
 from __future__ import annotations
@@ -53,15 +56,32 @@ def passes(title: str, *command: str | Path, **variables: str | Path) -> bool:
     )
 
 
-@reports_errors
-def main(argv: list[str] | None = None) -> int:
-    arguments = (sys.argv[1:] if argv is None else argv) or ["test"]
-    stock, ours = stock_and_ours(SUPPORTED[0])
-    plugin = host_device(stock)
+def tools_pass(stock: Path, ours: Path, arguments: list[str]) -> bool:
+    """Runs tests of the tools and returns whether they have passed."""
+    return passes(
+        "tools",
+        *(sys.executable, "-m", "pytest", "-q", *arguments),
+        PADDLE_WHEEL_TREE=site_packages(stock),
+        PADDLE_PYTHON=ours,
+        CUSTOM_DEVICE_ROOT=host_device(stock),
+    )
+
+
+def paddle_passes(stock: Path, ours: Path, arguments: list[str]) -> bool:
+    """Runs tests under our wheel and returns whether they have passed."""
+    gpu = (stand_in_gpu(ours), shared_memory() / "stand_in")
+    return passes(
+        "Paddle",
+        *(ours, "-m", "pytest", "-q", "-rs", *arguments),
+        CUSTOM_DEVICE_ROOT=host_device(stock),
+        PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, gpu)),
+    )
+
+
+def core_passes(stock: Path) -> bool:
+    """Runs the programs in C++ and returns whether they have passed."""
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
-    core = shared_memory()
-    gpu = (stand_in_gpu(ours), core / "stand_in")
-    programs = [("shared memory", core)]
+    programs = [("shared memory", shared_memory())]
     for sanitizer in ("address", "thread"):
         under = f"under the {sanitizer} sanitizer"
         programs += [
@@ -69,22 +89,24 @@ def main(argv: list[str] | None = None) -> int:
             (f"shared memory {under}", shared_memory(sanitizer)),
             (f"contexts of threads {under}", thread_contexts(stock, sanitizer)),
         ]
+    results = [passes(title, *ctest, folder) for title, folder in programs]
+    return all(results)
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; the module's text gives the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    if arguments:
+        of_tools = any(word.startswith("tools/") for word in arguments)
+        run = tools_pass if of_tools else paddle_passes
+        return 0 if run(stock, ours, arguments) else 1
     results = [
-        passes(
-            "tools",
-            *(sys.executable, "-m", "pytest", "-q", "tools/tests"),
-            PADDLE_WHEEL_TREE=site_packages(stock),
-            PADDLE_PYTHON=ours,
-            CUSTOM_DEVICE_ROOT=plugin,
-        ),
-        *(passes(title, *ctest, folder) for title, folder in programs),
+        tools_pass(stock, ours, ["tools/tests"]),
+        core_passes(stock),
         passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),
-        passes(
-            "Paddle",
-            *(ours, "-m", "pytest", "-q", "-rs", *arguments),
-            CUSTOM_DEVICE_ROOT=plugin,
-            PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, gpu)),
-        ),
+        paddle_passes(stock, ours, ["test"]),
     ]
     return 0 if all(results) else 1
 

@@ -27,7 +27,8 @@ import pytest
 
 from tools.wheel import REPO
 
-GUIDE = REPO / "docs" / "multiprocessing.md"
+GUIDES = [REPO / "docs" / "threads.md", REPO / "docs" / "multiprocessing.md"]
+GUIDE = GUIDES[1]
 FEATURES = REPO / "docs" / "multiprocessing_features.md"
 PAGES = sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md")])
 LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
@@ -67,7 +68,11 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-BLOCKS = [block.groupdict() for block in BLOCK.finditer(read(GUIDE))]
+BLOCKS = [
+    block.groupdict()
+    for guide in GUIDES
+    for block in BLOCK.finditer(read(guide))
+]
 
 
 def features() -> list[Feature]:
