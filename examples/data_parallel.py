@@ -49,27 +49,44 @@ def close(pipes: list[dict]) -> None:
 
 
 class Group:
-    """The processes that train together, as the one of `rank` sees them."""
+    """The processes that train together, as the one of `rank` sees them.
+
+    One thread at a time may use it. A rank that fails tells the others so, and
+    sends nothing more: they would take a later step for their present one.
+    """
 
     def __init__(self, rank: int, pipes: list[dict], timeout_s: float = 300):
         self.rank = rank
         self.size = len(pipes)
         self._pipes = pipes[rank]
         self._timeout_s = timeout_s
+        self._error = None
         # A process that dies ends its pipes, once nobody else has them open.
         close(pipes[:rank] + pipes[rank + 1 :])
 
     def exchange(self, step: str, value=None) -> list:
         """Returns what each rank has given, once all of them are at `step`."""
-        self._send(step, value)
-        return [
-            value if peer == self.rank else self._receive(peer, step)
-            for peer in range(self.size)
-        ]
+        self.check()
+        try:
+            self._send(step, value)
+            return [
+                value if peer == self.rank else self._receive(peer, step)
+                for peer in range(self.size)
+            ]
+        except Exception as error:
+            self.give_up(error)
+            raise
+
+    def check(self) -> None:
+        """Raises the error with which this rank gave up, if it did."""
+        if self._error is not None:
+            raise self._error
 
     def give_up(self, error: Exception) -> None:
-        """Makes the other ranks fail with the error of this one."""
-        self._send(None, f"{type(error).__name__}: {error}")
+        """Makes the other ranks fail with the first error of this one."""
+        if self._error is None:
+            self._error = error
+            self._send(None, f"{type(error).__name__}: {error}")
 
     def _send(self, step: str | None, value) -> None:
         for pipe in self._pipes.values():
@@ -265,14 +282,20 @@ class DataParallel:
             self._averages.append(self._thread.submit(self._average, bucket))
 
     def _average(self, bucket: Bucket) -> paddle.Tensor:
-        result = self._comm_hook(self._group, bucket)
-        found = (result.dtype, result.shape)
-        mine = bucket.tensors[self._group.rank]
-        if found != (mine.dtype, mine.shape):
-            raise ValueError(
-                f"A comm_hook must return a tensor of {mine.dtype} and of "
-                f"shape {mine.shape}, but returned {found}."
-            )
+        # Buckets behind one that failed are queued already.
+        self._group.check()
+        try:
+            result = self._comm_hook(self._group, bucket)
+            found = (result.dtype, result.shape)
+            mine = bucket.tensors[self._group.rank]
+            if found != (mine.dtype, mine.shape):
+                raise ValueError(
+                    f"A comm_hook must return a tensor of {mine.dtype} and of "
+                    f"shape {mine.shape}, but returned {found}."
+                )
+        except Exception as error:
+            self._group.give_up(error)
+            raise
         return result
 
     def _finish(self) -> None:

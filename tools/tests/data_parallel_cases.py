@@ -19,6 +19,7 @@ that. This process only starts others, and computes nothing itself.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
@@ -47,9 +48,7 @@ EACH_ALONE = 1  # bytes: each parameter gets a bucket of its own
 class Ranks:
     """Processes that call `function(group, *args)`, one for each rank."""
 
-    def __init__(
-        self, function, *args, processes=2, timeout_s=WAIT_S, method="fork"
-    ):
+    def __init__(self, function, *args, processes=2, method="fork"):
         context = multiprocessing.get_context(method)
         pipes = example.connect(processes)
         self._answers, self._processes = [], []
@@ -57,7 +56,7 @@ class Ranks:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_answer,
-                args=(function, rank, pipes, timeout_s, theirs, args),
+                args=(function, rank, pipes, theirs, args),
                 daemon=True,
             )
             process.start()
@@ -94,9 +93,9 @@ class Ranks:
             answer.close()
 
 
-def _answer(function, rank, pipes, timeout_s, answer, args) -> None:
+def _answer(function, rank, pipes, answer, args) -> None:
     paddle.set_device("cpu")
-    group = example.Group(rank, pipes, timeout_s)
+    group = example.Group(rank, pipes, WAIT_S)
     try:
         result = function(group, *args)
     except Exception as error:
@@ -196,7 +195,7 @@ def wait_in_backward_for_first_bucket(group) -> bool:
     )
     hidden = first(paddle.ones([2, 4]))
     # Called before the gradients of `first` are computed.
-    hidden.register_hook(lambda gradient: seen.append(averaged.wait(20)))
+    hidden.register_hook(lambda gradient: seen.append(averaged.wait(WAIT_S)))
     last(hidden).sum().backward()
     parallel.synchronize()
     return seen == [True]
@@ -356,8 +355,13 @@ def use_sparse_gradients(group) -> None:
     parallel.synchronize()
 
 
-def end_rank_1_in_second_bucket(group, signal_number: int) -> list:
+def end_rank_1_in_second_bucket(
+    group, signal_number: int, timeout_s: float = WAIT_S
+) -> list:
     def hook(group, bucket):
+        if bucket.name == "bucket 1":
+            # Not from the start, where a busy machine may take longer.
+            group._timeout_s = timeout_s
         if group.rank == 1 and bucket.name == "bucket 1":
             os.kill(os.getpid(), signal_number)
             # The last of its threads stops a little later.
@@ -365,6 +369,64 @@ def end_rank_1_in_second_bucket(group, signal_number: int) -> list:
         return example.average(group, bucket)
 
     return one_step(group, bucket_bytes=EACH_ALONE, comm_hook=hook)
+
+
+def until_all_buckets_ran(parallel) -> None:
+    """Waits for the thread that averages, as a slow end of backward() would."""
+    parallel._thread.submit(int).result(WAIT_S)
+
+
+def buckets_given_to_a_hook_that_fails(group) -> list:
+    layer, given = nn.Linear(2, 2), []
+
+    def hook(group, bucket):
+        given.append(bucket.name)
+        raise ValueError("no bucket today")
+
+    parallel = example.DataParallel(
+        layer, group, bucket_bytes=EACH_ALONE, comm_hook=hook
+    )
+    layer(paddle.ones([1, 2])).sum().backward()
+    until_all_buckets_ran(parallel)
+    try:
+        parallel.synchronize()
+    except ValueError:
+        return given
+
+
+class DyingPipe:
+    """The end of a pipe whose process dies behind a message of its group."""
+
+    def __init__(self, pipe, left: itertools.count):
+        self._pipe = pipe
+        self._left = left
+
+    def send(self, message) -> None:
+        self._pipe.send(message)
+        if next(self._left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+            # The last of its threads stops a little later.
+            threading.Event().wait()
+
+    def __getattr__(self, name: str):
+        return getattr(self._pipe, name)
+
+
+def end_rank_2_behind_a_message(group, number: int) -> None:
+    """Two steps in two buckets, in which rank 2 sends 16 messages."""
+    layer = nn.Linear(2, 2)
+    parallel = example.DataParallel(layer, group, bucket_bytes=EACH_ALONE)
+    if group.rank == 2:
+        left = itertools.count(-number)
+        for peer, pipe in group._pipes.items():
+            group._pipes[peer] = DyingPipe(pipe, left)
+    for _ in range(2):
+        layer(paddle.ones([1, 2])).sum().backward()
+        until_all_buckets_ran(parallel)
+        parallel.synchronize()
+        layer.clear_gradients()
+    # The others need nothing more of it, and may have ended well.
+    group.exchange("end")
 
 
 def train_for_ever(group, started) -> None:
@@ -573,6 +635,22 @@ class TestErrors(TestDataParallel):
                 found, "RuntimeError: Rank 1 ended before 'bucket 1"
             )
 
+    def test_a_rank_that_is_killed_behind_any_message_ends_the_others(self):
+        for number in range(16):
+            found = answers(end_rank_2_behind_a_message, number, processes=3)
+            self.assertEqual(found.pop(), -signal.SIGKILL)
+            with self.subTest(number=number):
+                # Whichever rank sees it first, the others name the same cause.
+                self.assert_each(
+                    found,
+                    "^RuntimeError: (Rank 1 failed: RuntimeError: |"
+                    "Rank 0 failed: RuntimeError: )?Rank 2 ended before",
+                )
+
+    def test_nothing_is_averaged_behind_a_bucket_that_failed(self):
+        found = answers(buckets_given_to_a_hook_that_fails)
+        self.assertEqual(found, [["bucket 0"]] * 2)
+
     def test_a_rank_that_is_killed_at_any_time_ends_the_others(self):
         seed = random.randrange(2**32)
         rng = random.Random(seed)
@@ -582,15 +660,14 @@ class TestErrors(TestDataParallel):
                 self.assertTrue(started.wait(WAIT_S), f"seed {seed}")
                 time.sleep(rng.random() / 20)
                 ranks.kill(2)
-                self.assert_each(
-                    [ranks.answer(0), ranks.answer(1)],
-                    "RuntimeError: Rank . (ended|failed)",
-                )
+                found = [ranks.answer(0), ranks.answer(1)]
+                with self.subTest(seed=seed):
+                    self.assert_each(
+                        found, "RuntimeError: Rank . (ended|failed)"
+                    )
 
     def test_a_rank_that_stops_ends_the_others_in_time(self):
-        with Ranks(
-            end_rank_1_in_second_bucket, signal.SIGSTOP, timeout_s=2
-        ) as ranks:
+        with Ranks(end_rank_1_in_second_bucket, signal.SIGSTOP, 2) as ranks:
             self.assertRegex(
                 ranks.answer(0),
                 "Rank 1 must send 'bucket 1, .*' within 2 s, but sent "
