@@ -32,7 +32,6 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 constexpr int kProcesses = 4;  // the first owns all memory; it is not killed
 constexpr size_t kMostHeld = 8;
-constexpr int kLongestLifeMicroseconds = 60000;
 
 struct Mail {
   CudaIPCMessage message;
@@ -145,7 +144,7 @@ TEST_BOTH(MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
   const auto share = [&](Board* board, int index, uint64_t life) {
     Sharer(board, &mailboxes, strategy, index, life).Run();
   };
-  CHECK(Storm(kProcesses, kLongestLifeMicroseconds, share) > 100);
+  Storm(kProcesses, share);
 }
 
 }  // namespace

@@ -88,14 +88,13 @@ struct Board {
   std::atomic<uint64_t> received{0};
 };
 
-// Has so many processes share for a few seconds, and kills and replaces all but
-// the first at random. Then those that are left are to drain what is under way,
-// to collect and to leave, each stage when all are done with the one before.
-// `share` runs in each, and is told which it is and how many were started so
-// far. Returns how many messages were received.
-uint64_t Storm(int processes,
-               int longest_life_microseconds,
-               const std::function<void(Board*, int, uint64_t)>& share);
+// Has so many processes share, and kills and replaces all but the first at
+// random: each time after some messages were received and a pause. Then those
+// that are left are to drain what is under way, to collect and to leave, each
+// stage when all are done with the one before. `share` runs in each, and is
+// told which it is and how many were started so far. It counts in `received`.
+void Storm(int processes,
+           const std::function<void(Board*, int, uint64_t)>& share);
 
 // What a process of a storm does: `step` again and again, `drain` at the end of
 // that, and then collect until nothing is left.
