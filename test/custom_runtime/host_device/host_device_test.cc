@@ -1462,7 +1462,7 @@ void InChild(const Body& body) {
   CHECK(child >= 0);
   if (child == 0) {
     // An alarm of this process is not inherited.
-    alarm(20);
+    alarm(120);
     failed_checks = 0;
     body();
     std::fflush(stdout);
@@ -1920,7 +1920,7 @@ bool Passes(const Test& test) {
 int main() {
   // Ends a program that waits for what never comes; the last name it has
   // printed is that of the test.
-  alarm(120);
+  alarm(900);
   // So that the name is out by then.
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   unsetenv("HOST_DEVICE_COUNT");
