@@ -419,6 +419,9 @@ class TestJoin(SpawnTestCase):
             thread.join()
 
     def test_interrupt_of_the_parent_ends_the_processes(self):
+        # A script's shell has what it starts in the background ignore it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         pids = mp.get_context("fork").SimpleQueue()
         self.addCleanup(pids.close)
         found = []
