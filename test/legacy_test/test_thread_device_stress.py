@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -52,6 +53,15 @@ def run_together(count, function):
     return [
         worker.result() for worker in [Worker(begin, i) for i in range(count)]
     ]
+
+
+def rounds_until(condition, at_least):
+    """Counts so many rounds, and on until `condition()` holds or time is up."""
+    deadline = time.monotonic() + WAIT_S
+    for i in itertools.count():
+        if i >= at_least and (condition() or time.monotonic() > deadline):
+            return
+        yield i
 
 
 @on_every_device_list
@@ -122,15 +132,19 @@ class TestStress(unittest.TestCase):
             # Where C++ chooses, by the tracer that the main thread writes to.
             return place_name(paddle.Tensor(np.ones(1)))
 
-        def follow(_):
+        all_seen = [set() for _ in range(4)]
+
+        def follow(seen):
             # Until a thread calls into Python, it has C++'s own tracer.
-            seen = {paddle.in_dynamic_mode() and place()}
+            seen.add(paddle.in_dynamic_mode() and place())
             while not is_over.is_set():
                 seen.add(place())
             return seen, place()
 
-        followers = [Worker(follow, i) for i in range(4)]
-        for i in range(ROUNDS):
+        followers = [Worker(follow, seen) for seen in all_seen]
+        for i in rounds_until(
+            lambda: all(len(seen) > 1 for seen in all_seen), ROUNDS
+        ):
             paddle.set_device(self.devices[i % len(self.devices)])
             if i % 7 == 0:
                 time.sleep(0.001)

@@ -22,7 +22,11 @@ import sys
 import threading
 import unittest
 
-from test_thread_device_stress import run_together, switch_threads_often
+from test_thread_device_stress import (
+    rounds_until,
+    run_together,
+    switch_threads_often,
+)
 from thread_device_base import (
     WAIT_S,
     StreamTestCase,
@@ -139,28 +143,28 @@ class TestStress(StreamTestCase):
 
     def test_threads_without_streams_stay_on_the_defaults(self):
         is_over = threading.Event()
+        rounds = [0] * 3
 
         def stay(i):
-            rounds = 0
             while not is_over.is_set():
                 self.assertEqual(self.current(), self.defaults)
-                if rounds % 8 == 0:
+                if rounds[i] % 8 == 0:
                     self.check_computes()
-                rounds += 1
-            return rounds
+                rounds[i] += 1
 
         workers = [Worker(stay, i) for i in range(3)]
         chooser = random.Random(SEED)
         self.addCleanup(set_stream, self.shared[0])
         try:
-            for _ in range(ROUNDS):
+            for _ in rounds_until(lambda: all(rounds), ROUNDS):
                 stream = chooser.choice([*self.shared, Stream()])
                 with stream_guard(stream):
                     self.check_computes()
                     self.assertIn(handle(stream), self.current())
         finally:
             is_over.set()
-            rounds = [worker.result() for worker in workers]
+            for worker in workers:
+                worker.result()
         self.assertGreater(min(rounds), 0)
 
     def test_tensors_are_handed_on_with_events(self):
