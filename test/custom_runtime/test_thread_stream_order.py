@@ -42,7 +42,7 @@ __all__ = ["setUpModule"]
 
 T = TypeVar("T")
 
-WAIT_S = 60
+WAIT_S = 180
 # Ample time, in microseconds, for what does not wait.
 DELAY = 300_000
 # So many numbers that the memory of a tensor is not shared with small ones.

@@ -37,7 +37,7 @@ from shared_tensor_leaks import no_leak
 import paddle
 import paddle.incubate.multiprocessing as sharing
 
-WAIT_S = 60
+WAIT_S = 180
 STRATEGIES = ("file_system", "file_descriptor")
 START_METHODS = ("fork", "spawn", "forkserver")
 LONG = os.environ.get("PADDLE_SHARED_TENSOR_LONG") == "1"

@@ -27,7 +27,7 @@ import paddle.incubate.multiprocessing as sharing
 if TYPE_CHECKING:
     from shared_tensor_base import Peer
 
-SETTLE_S = 20
+SETTLE_S = 60
 SHM = "/dev/shm"
 
 # A collection then looks only at what came later. There are many of them, and

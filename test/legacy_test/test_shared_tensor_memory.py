@@ -356,7 +356,7 @@ class TestLeakChecker(SharingTestCase):
             self.assertIn(word, str(caught.exception))
 
     def test_nothing_is_found_where_nothing_is_left(self):
-        with no_leak(self.peer, settle_s=5):
+        with no_leak(self.peer):
             self.peer.call(describe, paddle.ones([1000]))
 
     def test_file_left_behind_is_found(self):

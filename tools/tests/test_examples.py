@@ -75,7 +75,7 @@ def run_example():
             env={**environ, "PADDLE_SHARED_MEMORY_FAMILY": family, **variables},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert not list(Path("/dev/shm").glob(f"*{family}*"))

@@ -182,7 +182,7 @@ def test_code_runs_and_prints_what_is_said(block, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     if block["output"] is not None:
