@@ -19,9 +19,11 @@
 // precautions show that the explorer finds what it is for.
 //
 // The model follows SharedLedger and SharedHeap by hand: who changes their
-// atomic operations, or the order of them, does so here too.
-// Messages expire here at any time, so that what may happen to one that ends
-// with its creator is among it.
+// atomic operations, or the order of them, does so here too. Every operation is
+// sequentially consistent here; shared_ledger_order_test has the orders that
+// the code states. When a message was sent is written with the step before the
+// one that makes its ticket. Messages expire here at any time, so that what may
+// happen to one that ends with its creator is among it.
 
 #include <algorithm>
 #include <cstdint>
@@ -50,9 +52,10 @@ enum class Scheme {
   // The ledger with something left out.
   kTicketFirst,  // spent before the holder bit is set
   kNoEpoch,
-  kNoDeciding,  // mark in the generation
-  kNoLock,      // that says who is dead
-  kNoNews,      // of a reaped slot
+  kNoDeciding,    // mark in the generation
+  kNoLock,        // that says who is dead
+  kNoNews,        // of a reaped slot
+  kExpireAtOnce,  // without a mark, after which the time is read again
   // One count in shared memory in place of the ledger: a sender adds one, who
   // drops subtracts one.
   kCounter,
@@ -66,6 +69,7 @@ struct Limits {
   bool kills_creator;
   uint8_t expiries;
   uint8_t blocks;  // allocated, one after the other
+  uint8_t places = kPlaces;
 };
 
 // What a process does next.
@@ -88,6 +92,8 @@ enum At : uint8_t {
   kCompare,
   // ExpireTickets, DropHolder, ReapSlot
   kLookExpire,
+  kMarkExpire,
+  kReadSent,
   kExpire,
   kDrop,
   kMark,
@@ -114,6 +120,7 @@ constexpr char kOther[] = "a process receives another block than was sent";
 constexpr char kLost[] = "a message is lost";
 constexpr char kLostToTwin[] =
     "a message is lost, whose shared ticket went to a pickle loaded twice";
+constexpr char kYoung[] = "a message expires that was sent after the deadline";
 constexpr char kKept[] = "a block is kept for ever";
 
 struct Actor {
@@ -137,7 +144,7 @@ struct Message {
 struct State {
   Actor actors[kProcesses];
   Message messages[kMessages];
-  uint8_t tickets[kPlaces];  // nonce << 2 | uses left
+  uint8_t tickets[kPlaces];  // expiring << 4 | nonce << 2 | uses left
   uint8_t holders : 3;
   uint8_t epoch_moved : 1;
   uint8_t marked : 1;
@@ -151,7 +158,9 @@ struct State {
   uint8_t more_loads : 2;  // left, like what follows
   uint8_t kills : 3;
   uint8_t expiries : 3;
-  uint8_t padding[2];
+  // Messages that were sent by the ticket that expires, since it was looked at.
+  uint8_t young : 3;
+  uint8_t padding[1];
 };
 static_assert(sizeof(State) == 16, "compared byte by byte");
 
@@ -159,7 +168,10 @@ bool operator==(const State& a, const State& b) {
   return std::memcmp(&a, &b, sizeof(State)) == 0;
 }
 
-uint8_t NonceOf(uint8_t ticket) { return ticket >> 2; }
+constexpr uint8_t kExpiring = 16;
+
+uint8_t WithoutMark(uint8_t ticket) { return ticket & ~kExpiring; }
+uint8_t NonceOf(uint8_t ticket) { return WithoutMark(ticket) >> 2; }
 uint8_t UsesOf(uint8_t ticket) { return ticket & 3; }
 
 template <typename Predicate>
@@ -182,6 +194,10 @@ bool IsReceiving(uint8_t at) {
 
 bool IsGivingBack(const Actor& actor) {
   return (actor.at >= kDrop && actor.at <= kFreeSlot) || actor.at == kSubtract;
+}
+
+bool IsExpiring(const Actor& actor) {
+  return actor.at >= kMarkExpire && actor.at <= kExpire;
 }
 
 bool ShareTicket(const Message& a, const Message& b) {
@@ -209,6 +225,7 @@ State Canonical(State s) {
   for (uint8_t i = 0; i < kMessages; ++i) {
     if (IsPast(s, i)) s.messages[i] = {};
   }
+  if (!AnyActor(s, IsExpiring)) s.young = 0;
   // B and C are alike.
   State other = s;
   std::swap(other.actors[kB], other.actors[kC]);
@@ -306,6 +323,9 @@ class Model {
   At DecideAt() const {
     return scheme_ == Scheme::kNoDeciding ? kReadEpoch : kDecide;
   }
+  uint8_t Mark() const {
+    return scheme_ == Scheme::kExpireAtOnce ? 0 : kExpiring;
+  }
   At CollectAt(uint8_t who) const {
     if (Counts()) return kFree;
     return who == kA ? kSeeNews : DecideAt();
@@ -394,7 +414,7 @@ class Model {
   static bool CanFree(const State& s, uint8_t who) {
     return who == kA ||
            (s.actors[kA].dead && !AnyActor(s, [](const Actor& actor) {
-              return actor.at == kExpire ||
+              return IsExpiring(actor) ||
                      (actor.at >= kSeeNews && actor.at <= kFree);
             }));
   }
@@ -451,6 +471,7 @@ class Model {
       Count(&step);
     }
     Actor& actor = step.actor();
+    if (!AnyActor(step.after, IsExpiring)) step.after.young = 0;
     if (actor.at != kIdle) return step;
     actor.about = actor.seen = 0;
     bool received = IsReceiving(at) && actor.uses != 0;
@@ -458,11 +479,18 @@ class Model {
     return step;
   }
 
-  static void Send(Step* step) {
+  void Send(Step* step) const {
     State& s = step->after;
     Actor& actor = step->actor();
     Message& message = s.messages[actor.about];
     uint8_t& ticket = s.tickets[message.place];
+    // Says when, before the ticket is there.
+    const auto says_when = [&] {
+      bool expires = AnyActor(s, [&](const Actor& other) {
+        return IsExpiring(other) && other.about == message.place;
+      });
+      if (expires) s.young |= 1 << actor.about;
+    };
     const auto has_ticket = [&](uint8_t word) {
       ticket = word;
       message.nonce = NonceOf(word);
@@ -472,23 +500,26 @@ class Model {
       case kLook:
       case kPlace:
         if (ticket != 0) {
-          bool last = message.place + 1 == kPlaces;
-          message.place = last ? actor.about % kPlaces : message.place + 1;
+          bool last = message.place + 1 == limits_.places;
+          message.place =
+              last ? actor.about % limits_.places : message.place + 1;
           step->To(last ? kLookShared : kLook,
                    "finds a place for the ticket of message # taken");
         } else if (actor.at == kLook) {
+          says_when();
           step->To(kPlace, "finds a place for the ticket of message #");
         } else {
           has_ticket((actor.about + 1) << 2 | 1);
         }
         break;
       case kLookShared:
-        actor.seen = ticket;
+        actor.seen = WithoutMark(ticket);
+        says_when();
         step->To(kShare, "looks at a ticket to share for message #");
         break;
       case kShare:
-        if (ticket == actor.seen && UsesOf(ticket) != 0) {
-          has_ticket(ticket + 1);
+        if (WithoutMark(ticket) == actor.seen && UsesOf(ticket) != 0) {
+          has_ticket(actor.seen + 1);
         } else {
           message.place = 0;
           step->To(kLook, "finds the ticket to share for message # changed");
@@ -532,13 +563,13 @@ class Model {
                         "counts the epoch");
       case kLookRedeem: {
         bool valid = UsesOf(ticket) != 0 && NonceOf(ticket) == message.nonce;
-        actor.seen = valid ? ticket : 0;
+        actor.seen = valid ? WithoutMark(ticket) : 0;
         bool looks_only = scheme_ == Scheme::kTicketLast && actor.uses == 0;
         return step->To(valid && !looks_only ? kRedeem : after_ticket,
                         "looks at the ticket of message #");
       }
       case kRedeem:
-        if (ticket != actor.seen) {
+        if (WithoutMark(ticket) != actor.seen) {
           actor.seen = 0;
           return step->To(kLookRedeem,
                           "fails to spend the ticket of message #");
@@ -568,18 +599,36 @@ class Model {
     State& s = step->after;
     Actor& actor = step->actor();
     At last = actor.about == step->who ? kIdle : kFreeSlot;
+    const auto ticket = [&]() -> uint8_t& { return s.tickets[actor.about]; };
     switch (actor.at) {
-      case kLookExpire:
-        actor.seen = s.tickets[actor.about];
-        return step->To(actor.seen == 0 ? kIdle : kExpire, "looks at ticket #");
+      case kLookExpire: {
+        actor.seen = WithoutMark(ticket());
+        At next = scheme_ == Scheme::kExpireAtOnce ? kExpire : kMarkExpire;
+        return step->To(actor.seen == 0 ? kIdle : next, "looks at ticket #");
+      }
+      case kMarkExpire: {
+        bool same = WithoutMark(ticket()) == actor.seen;
+        if (same) ticket() |= kExpiring;
+        return step->To(same ? kReadSent : kIdle, "marks ticket #");
+      }
+      case kReadSent:
+        if (s.young == 0) return step->To(kExpire, "finds ticket # old");
+        ticket() = WithoutMark(ticket());
+        return step->To(kIdle, "finds ticket # young");
       case kExpire:
         step->To(kIdle, "expires ticket #");
-        if (s.tickets[actor.about] != actor.seen) return;
-        for (Message& message : s.messages) {
-          message.given_up |= message.nonce == NonceOf(actor.seen) &&
-                              message.place == actor.about;
+        if (ticket() != (actor.seen | Mark())) return;
+        for (uint8_t i = 0; i < kMessages; ++i) {
+          Message& message = s.messages[i];
+          if (message.nonce != NonceOf(actor.seen) ||
+              message.place != actor.about) {
+            continue;
+          }
+          bool young = (s.young >> i & 1) != 0 && message.loads == 0;
+          if (young && !message.given_up) step->wrong = kYoung;
+          message.given_up = true;
         }
-        s.tickets[actor.about] = 0;
+        ticket() = 0;
         actor.about = step->who;
         actor.seen = 0;
         actor.at = kMark;
@@ -816,6 +865,12 @@ TEST(WhoReapsMustKnowThatTheProcessIsDead) {
 
 TEST(WhoReapsMustSayThatBlocksWereReleased) {
   CHECK(Explorer(Scheme::kNoNews, kSmallWithDeath).Finds(kKept));
+}
+
+TEST(WhoExpiresATicketMustMarkItAndReadTheTimeAgain) {
+  constexpr Limits kOnePlace = {3, 0, 0, false, 1, 1, 1};
+  CHECK(Explorer(Scheme::kLedger, kOnePlace).FindsNothing());
+  CHECK(Explorer(Scheme::kExpireAtOnce, kOnePlace).Finds(kYoung));
 }
 
 TEST(ACounterKeepsABlockForEverWhenAReceiverIsKilled) {

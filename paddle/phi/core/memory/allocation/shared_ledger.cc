@@ -25,23 +25,35 @@ namespace allocation {
 namespace {
 
 // Names the layout too: another layout takes another number.
-constexpr uint64_t kMagic = 0x31474553444c4450;  // "PDLDSEG1"
+constexpr uint64_t kMagic = 0x32474553444c4450;  // "PDLDSEG2"
 constexpr uint64_t kDeciding = 1;
 
 constexpr uint64_t kOfCreatorBit = uint64_t{1} << 63;
+// Set by who is about to give the ticket up, cleared by who adds a message.
+constexpr uint64_t kExpiringBit = uint64_t{1} << 31;
+constexpr uint64_t kMaxUses = kExpiringBit - 1;
 
 uint64_t NonceOf(uint64_t word) { return (word & ~kOfCreatorBit) >> 32; }
-uint64_t UsesOf(uint64_t word) { return word & 0xffffffff; }
+uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 
 }  // namespace
 
 // On memory order. A reference that moves from one word to another (a ticket
 // that becomes a holder bit, say) must not slip past Referenced(), which reads
 // the words one by one. That is an argument over several words, so everything
-// that makes or looks for a reference is sequentially consistent. Data of the
-// tensor needs less: the release in DropHolder pairs with the acquire in
-// Referenced, so that what a process read or wrote in a block is over before
-// the block is used anew.
+// that makes or looks for a reference is sequentially consistent. Two things
+// need less:
+// - Data of the tensor: the release in DropHolder pairs with the acquire in
+//   Referenced, so that what a process read or wrote in a block is over before
+//   the block is used anew.
+// - News of releases: whoever takes a mark must also see the reference gone
+// that
+//   was dropped before the mark was set. The release in MarkReleased and
+//   ReapSlot pairs with the acquire in TakeReleased. A mark is only ever
+//   changed by operations that read it too: one of two marks that are taken
+//   together would otherwise bring its taker the word of the other alone.
+// A process that takes the kernel lock of a slot sees all that the process that
+// had it before did.
 
 size_t SharedLedger::HeaderBytes() {
   return RoundUp(sizeof(Header), kSharedPage);
@@ -76,6 +88,7 @@ bool SharedLedger::Valid() const {
 }
 
 SharedLedger::SlotState SharedLedger::slot_state(uint32_t slot) const {
+  // Acquire: with the state comes the process that set it, see SetSlot.
   return static_cast<SlotState>(
       header_->slots[slot].state.load(std::memory_order_acquire));
 }
@@ -150,16 +163,20 @@ void SharedLedger::DropHolder(uint32_t index, uint32_t slot) {
 
 void SharedLedger::MarkReleased(uint32_t index) {
   // A process killed before this loses only the news; ReapSlot makes up for it.
+  // Release: who takes the mark sees the reference gone, see TakeReleased.
   header_->released[index / 64].fetch_or(uint64_t{1} << (index % 64),
-                                         std::memory_order_relaxed);
+                                         std::memory_order_release);
+  // Release: who sees the count finds the mark.
   header_->release_count.fetch_add(1, std::memory_order_release);
 }
 
 uint64_t SharedLedger::release_count() const {
+  // Acquire: the marks that were counted are there for TakeReleased.
   return header_->release_count.load(std::memory_order_acquire);
 }
 
 uint64_t SharedLedger::TakeReleased(uint32_t word) {
+  // Acquire: the references are gone whose marks are taken, see MarkReleased.
   return header_->released[word].exchange(0, std::memory_order_acquire);
 }
 
@@ -173,6 +190,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
     // Before the ticket exists, so that it is never taken for an old one; and
     // never back, if another took the place while this one was held up.
+    // Relaxed: the word, which is changed next, brings it to who reads both.
     uint64_t sent = ticket->sent.load(std::memory_order_relaxed);
     while (sent < now && !ticket->sent.compare_exchange_weak(
                              sent, now, std::memory_order_relaxed)) {
@@ -185,6 +203,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     return true;
   };
   for (;;) {
+    // Relaxed: guesses, which the exchange in `replace` tries.
     for (uint32_t i = 0; i < kTickets; ++i) {
       if (b.tickets[i].word.load(std::memory_order_relaxed) == 0 &&
           replace(&b.tickets[i], 0, bit | uint64_t{nonce} << 32 | 1)) {
@@ -193,9 +212,11 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     }
     uint32_t i = nonce % kTickets;
     uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
-    if (UsesOf(word) != 0 && UsesOf(word) != 0xffffffff &&
-        // What messages share lives as long as the one that lives longest.
-        replace(&b.tickets[i], word, (word & (bit | ~kOfCreatorBit)) + 1)) {
+    // What messages share lives as long as the one that lives longest, and is
+    // as young as the youngest: see Expire.
+    uint64_t kept = word & ~kExpiringBit & (bit | ~kOfCreatorBit);
+    if (UsesOf(word) != 0 && UsesOf(word) != kMaxUses &&
+        replace(&b.tickets[i], word, kept + 1)) {
       return {i, static_cast<uint32_t>(NonceOf(word))};
     }
   }
@@ -261,6 +282,8 @@ bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {
   uint64_t count = 0;
+  // Relaxed: a figure, or a question of who has the locks of all slots, after
+  // whoever had one of them.
   for (const auto& ticket : block(index).tickets) {
     count += UsesOf(ticket.word.load(std::memory_order_relaxed));
   }
@@ -276,6 +299,7 @@ bool SharedLedger::HasMessages() const {
 
 bool SharedLedger::TryFree(uint32_t index) {
   Block& b = block(index);
+  // Relaxed: nobody else may change it now.
   uint64_t old = b.generation.load(std::memory_order_relaxed) & ~kDeciding;
   b.generation.store(old | kDeciding, std::memory_order_seq_cst);
   bool referenced = Referenced(index);
@@ -291,8 +315,9 @@ void SharedLedger::ReapSlot(uint32_t slot) {
   }
   // News of every block, since the dead one, or an earlier reaper of it, may
   // have dropped a bit and been killed before it said so.
+  // Not by a store, which would hide what comes with a mark that is there.
   for (uint32_t word = 0; word * 64 < count; ++word) {
-    header_->released[word].store(~uint64_t{0}, std::memory_order_relaxed);
+    header_->released[word].fetch_or(~uint64_t{0}, std::memory_order_release);
   }
   header_->release_count.fetch_add(1, std::memory_order_release);
   SetSlot(slot, kFree, 0);
@@ -308,12 +333,27 @@ void SharedLedger::ExpireOrphanedTickets(uint32_t index, uint64_t deadline) {
 
 void SharedLedger::Expire(uint32_t index, uint64_t deadline, uint64_t bits) {
   for (auto& ticket : block(index).tickets) {
+    // Acquire, with every change of the word: the time of each message that the
+    // word counts is seen, or a later one.
     uint64_t word = ticket.word.load(std::memory_order_seq_cst);
-    bool expired = ticket.sent.load(std::memory_order_relaxed) <= deadline ||
-                   (word & bits) != 0;
-    if (word != 0 && expired &&
-        ticket.word.compare_exchange_strong(
-            word, 0, std::memory_order_seq_cst)) {
+    auto expired = [&] {
+      return ticket.sent.load(std::memory_order_relaxed) <= deadline ||
+             (word & bits) != 0;
+    };
+    if (word == 0 || !expired()) continue;
+    // A message may be sent by this ticket now and another be received, after
+    // which the word is as it was. So it is marked first, which a message that
+    // is sent undoes, and the time is read again: it is of all messages that
+    // the marked word counts.
+    uint64_t marked = word | kExpiringBit;
+    if (!ticket.word.compare_exchange_strong(
+            word, marked, std::memory_order_seq_cst)) {
+      continue;
+    }
+    uint64_t next = expired() ? 0 : marked & ~kExpiringBit;
+    if (ticket.word.compare_exchange_strong(
+            marked, next, std::memory_order_seq_cst) &&
+        next == 0) {
       MarkReleased(index);
     }
   }

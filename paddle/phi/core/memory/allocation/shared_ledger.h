@@ -128,7 +128,8 @@ class SharedLedger {
   // The caller holds the lock of a dead process's slot: takes back what it
   // held and frees the slot. May be killed and repeated.
   void ReapSlot(uint32_t slot);
-  // Gives up the messages of a block that were sent before `deadline`.
+  // Gives up the messages of a block that were sent before `deadline`. Called
+  // by one process at a time, the one that may call TryFree.
   void ExpireTickets(uint32_t block, uint64_t deadline);
   // The same in a segment whose creator is dead.
   void ExpireOrphanedTickets(uint32_t block, uint64_t deadline);
@@ -149,9 +150,9 @@ class SharedLedger {
   };
 
   struct Ticket {
-    // kOfCreator << 63 | nonce << 32 | uses left; 0 is free
+    // kOfCreator << 63 | nonce << 32 | expiring << 31 | uses left; 0 is free
     std::atomic<uint64_t> word;
-    std::atomic<uint64_t> sent;
+    std::atomic<uint64_t> sent;  // when the last message was that uses it
   };
 
   struct Block {

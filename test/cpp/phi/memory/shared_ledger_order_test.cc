@@ -1,0 +1,300 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// The reference counts, run in every way that the memory orders allow that
+// shared_ledger.cc states: it is that code, with other atomics. The processor
+// that tests run on may order more than the code asks for.
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "testing.h"      // NOLINT(build/include_subdir)
+#include "weak_memory.h"  // NOLINT(build/include_subdir)
+
+namespace std {
+template <typename T>
+using explored_atomic = weak_memory::Atomic<T>;
+}  // namespace std
+
+#define atomic explored_atomic
+#define SharedLedger ExploredLedger
+#include "paddle/phi/core/memory/allocation/shared_ledger.cc"  // NOLINT
+#undef SharedLedger
+#undef atomic
+
+namespace {
+
+using paddle::memory::allocation::ExploredLedger;
+using paddle::memory::allocation::SharedTicket;
+using weak_memory::Atomic;
+using weak_memory::Explorer;
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+constexpr auto kSeqCst = std::memory_order_seq_cst;
+
+// Whether some way of running two threads makes the outcome come true.
+bool CanBe(const std::function<void()>& prepare,
+           const std::function<void()>& first,
+           const std::function<void()>& second,
+           const std::function<bool()>& outcome) {
+  bool can_be = false;
+  Explorer::Explore(prepare, {first, second}, [&] { can_be |= outcome(); });
+  return can_be;
+}
+
+// Two atomics, what was read of them, and a third thing that is written.
+struct Litmus {
+  Atomic<uint64_t> x{};
+  Atomic<uint64_t> y{};
+  uint64_t read_x{};
+  uint64_t read_y{};
+  void Reset() { *this = Litmus(); }
+};
+
+bool APassedMessageCanBeStale(std::memory_order write, std::memory_order read) {
+  Litmus t;
+  return CanBe([&] { t.Reset(); },
+               [&] {
+                 t.x.store(1, kSeqCst);
+                 t.y.fetch_or(1, write);
+               },
+               [&] {
+                 t.read_y = t.y.exchange(0, read);
+                 t.read_x = t.x.load(kSeqCst);
+               },
+               [&] { return t.read_y == 1 && t.read_x == 0; });
+}
+
+TEST(TheExplorerKnowsThatAReleaseAndAnAcquirePassAMessage) {
+  CHECK(!APassedMessageCanBeStale(kRelease, kAcquire));
+  CHECK(!APassedMessageCanBeStale(kSeqCst, kSeqCst));
+  CHECK(APassedMessageCanBeStale(kRelaxed, kAcquire));
+  CHECK(APassedMessageCanBeStale(kRelease, kRelaxed));
+}
+
+bool BothCanMissTheOther(std::memory_order order) {
+  Litmus t;
+  return CanBe([&] { t.Reset(); },
+               [&] {
+                 t.x.store(1, order);
+                 t.read_y = t.y.load(order);
+               },
+               [&] {
+                 t.y.store(1, order);
+                 t.read_x = t.x.load(order);
+               },
+               [&] { return t.read_x == 0 && t.read_y == 0; });
+}
+
+TEST(TheExplorerKnowsThatOfTwoOrderedWritersOneSeesTheOther) {
+  CHECK(!BothCanMissTheOther(kSeqCst));
+  CHECK(BothCanMissTheOther(kRelaxed));
+}
+
+// x is passed by the first writer of y, whose mark the second replaces.
+bool AReplacedMarkCanBeStale(const std::function<void(Litmus*)>& replace) {
+  Litmus t;
+  bool can_be = false;
+  Explorer::Explore([&] { t.Reset(); },
+                    {[&] {
+                       t.x.store(1, kRelaxed);
+                       t.y.fetch_or(1, kRelease);
+                     },
+                     [&] { replace(&t); },
+                     [&] {
+                       t.read_y = t.y.load(kAcquire);
+                       t.read_x = t.x.load(kRelaxed);
+                     }},
+                    [&] { can_be |= t.read_y == 3 && t.read_x == 0; });
+  return can_be;
+}
+
+TEST(TheExplorerKnowsThatOnlyAWriteWhichReadsPassesOnWhatItReplaces) {
+  CHECK(
+      !AReplacedMarkCanBeStale([](Litmus* t) { t->y.fetch_or(2, kRelaxed); }));
+  CHECK(AReplacedMarkCanBeStale([](Litmus* t) { t->y.store(3, kRelease); }));
+}
+
+constexpr uint32_t kOwner = ExploredLedger::kOwnerSlot;
+constexpr uint32_t kOther = 7;
+constexpr uint32_t kThird = 9;
+constexpr uint32_t kPlaces = 8;  // for tickets
+
+// A ledger of one block, the same memory each time, and what its creator does.
+class Scene {
+ public:
+  Scene()
+      : memory_((ExploredLedger::HeaderBytes() + ExploredLedger::BlockBytes()) /
+                sizeof(Line)) {}
+  Scene(const Scene&) = delete;
+  Scene& operator=(const Scene&) = delete;
+
+  void Reset() {
+    std::fill(memory_.begin(), memory_.end(), Line());
+    ledger = ExploredLedger(memory_.data());
+    ledger.Format(1, 2, 3);
+    ledger.AppendBlock(0, 64);
+    seen_releases_ = 0;
+    freed = 0;
+  }
+
+  // As SharedBlocks::Recycle.
+  void Recycle() {
+    uint64_t releases = ledger.release_count();
+    if (releases == seen_releases_) return;
+    seen_releases_ = releases;
+    bool released = (ledger.TakeReleased(0) & 1) != 0;
+    if (released && freed == 0 && ledger.TryFree(0)) ++freed;
+  }
+
+  ExploredLedger ledger;
+  int freed{0};
+
+ private:
+  struct alignas(64) Line {
+    std::array<char, 64> bytes;
+  };
+  std::vector<Line> memory_;
+  uint64_t seen_releases_{0};
+};
+
+TEST(ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
+  Scene s;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        s.ledger.AddHolder(0, kOther);
+      },
+      {[&] { s.ledger.DropHolder(0, kOther); }, [&] { s.Recycle(); }},
+      [&] {
+        s.Recycle();
+        CHECK(s.freed == 1);
+      });
+}
+
+TEST(ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
+  Scene s;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        s.ledger.AddHolder(0, kOther);
+        s.ledger.AddHolder(0, kThird);
+      },
+      {[&] { s.ledger.DropHolder(0, kOther); },
+       [&] { s.ledger.DropHolder(0, kThird); },
+       [&] { s.Recycle(); }},
+      [&] {
+        s.Recycle();
+        CHECK(s.freed == 1);
+      });
+}
+
+TEST(ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
+  Scene s;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        s.ledger.SetSlot(kThird, ExploredLedger::kTaken, 1);
+        s.ledger.AddHolder(0, kOther);
+        s.ledger.AddHolder(0, kThird);
+      },
+      {[&] { s.ledger.DropHolder(0, kOther); },
+       [&] { s.ledger.ReapSlot(kThird); },
+       [&] { s.Recycle(); }},
+      [&] {
+        s.Recycle();
+        CHECK(s.freed == 1);
+      });
+}
+
+TEST(ABlockIsNotFreedWhileItsMessageIsReceived) {
+  Scene s;
+  SharedTicket ticket{};
+  bool received = false;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        s.ledger.AddHolder(0, kOwner);
+        ticket = s.ledger.IssueTicket(0, 1, 1);
+        received = false;
+      },
+      {[&] {
+         s.ledger.AddHolder(0, kOther);
+         received = s.ledger.RedeemTicket(0, ticket);
+       },
+       [&] {
+         s.ledger.DropHolder(0, kOwner);
+         s.Recycle();
+       }},
+      [&] {
+        CHECK(received);
+        CHECK(s.freed == 0);
+        s.ledger.DropHolder(0, kOther);
+        s.Recycle();
+        CHECK(s.freed == 1);
+      });
+}
+
+// The word of the ticket that it shares may be what it was.
+TEST(AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
+  Scene s;
+  SharedTicket old{};
+  SharedTicket fresh{};
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        s.ledger.AddHolder(0, kOwner);
+        old = s.ledger.IssueTicket(0, 1, 100);
+        for (uint32_t nonce = 2; nonce <= kPlaces; ++nonce) {
+          s.ledger.IssueTicket(0, nonce, 101);
+        }
+      },
+      {[&] { s.ledger.ExpireTickets(0, 100); },
+       [&] {
+         fresh = s.ledger.IssueTicket(0, kPlaces, 101);  // in the first place
+         s.ledger.RedeemTicket(0, old);
+       }},
+      [&] { CHECK(s.ledger.RedeemTicket(0, fresh)); });
+}
+
+TEST(AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
+  Scene s;
+  SharedTicket ticket{};
+  bool received = false;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        ticket = s.ledger.IssueTicket(0, 1, 100);
+        received = false;
+      },
+      {[&] { s.ledger.ExpireTickets(0, 100); },
+       [&] { received = s.ledger.RedeemTicket(0, ticket); }},
+      [&] {
+        CHECK(!s.ledger.RedeemTicket(0, ticket));
+        CHECK(!s.ledger.Referenced(0));
+        // Who receives says so by dropping its hold.
+        CHECK(received || s.ledger.TakeReleased(0) == 1);
+      });
+}
+
+}  // namespace
