@@ -15,6 +15,7 @@
 // Memory of devices between processes: each test is one thing that holds for
 // it. The kernels here are fills, which a slow stream does late.
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -22,6 +23,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +38,7 @@ namespace {
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 constexpr int kSlow = 30000;  // microseconds
+constexpr int kUnknown = 999;  // an error of the driver's
 
 bool Says(const std::optional<SharedMemoryError>& error,
           const std::string& text) {
@@ -740,6 +743,39 @@ TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
   CHECK(StorageOf(MessageOf(storage, strategy)) == storage);
   End(&child);
   End(&receiver);
+}
+
+// Whether a thread of this process waits for another.
+bool IsAsleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t state = text.rfind(") ");
+  return state != std::string::npos && text[state + 2] == 'S';
+}
+
+TEST(AChildOfForkCannotUseADeviceThatOnlyAnotherThreadCouldNotUse) {
+  NEEDS_STAND_IN;
+  const auto use = [] { CudaIPCDriver::Instance(); };
+  const int calls = CallsOf("cuInit");
+  FailCall("cuInit", 1, kUnknown);
+  HoldCalls("cuInit", true);
+  std::thread first([&] { CHECK(KindOf(use) == Kind::kSystem); });
+  CHECK(Eventually([&] { return CallsOf("cuInit") != calls; }));
+  std::atomic<pid_t> number{0};
+  std::thread second([&] {
+    number = static_cast<pid_t>(syscall(SYS_gettid));
+    CHECK(!KindOf(use));
+  });
+  CHECK(Eventually([&] { return number != 0 && IsAsleep(number); }));
+  HoldCalls("cuInit", false);
+  first.join();
+  second.join();
+  Worker child([&](const Channel&) {
+    CHECK(KindOf(use) == Kind::kUnavailable);
+    EndChild();
+  });
+  child.Finish();
 }
 
 TEST_BOTH(AChildOfForkOfAReceiverKeepsNothing) {

@@ -76,6 +76,10 @@ int CallsOf(const std::string& function) {
   return CallFunction<int>("StandInCalls", function.c_str());
 }
 
+void HoldCalls(const std::string& function, bool held) {
+  CallFunction<void>("StandInHold", function.c_str(), held);
+}
+
 void SetDelay(int microseconds) {
   if (HasStandIn()) CallFunction<void>("StandInSetDelay", microseconds);
 }

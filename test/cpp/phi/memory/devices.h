@@ -51,6 +51,7 @@ bool HasStandIn();
 // See stand_in_driver.h.
 void FailCall(const std::string& function, int nth, int code);
 int CallsOf(const std::string& function);
+void HoldCalls(const std::string& function, bool held);
 // Has the streams of this process take so long for each fill; nothing without
 // the stand-in.
 void SetDelay(int microseconds);

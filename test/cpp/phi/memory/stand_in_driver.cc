@@ -213,6 +213,7 @@ struct Function {
   // The number of the call that is to fail, if it is still to come.
   std::atomic<int> failing_call{0};
   std::atomic<CUresult> failure{kSuccess};
+  std::atomic<bool> held{false};
 };
 
 Function functions[] = {
@@ -287,7 +288,9 @@ CUresult Begin(std::string_view name, Needs needs) {
   if (shut_down) {
     Violation(std::string(function.name) + ": call at shutdown");
   }
-  if (++function.calls == function.failing_call) return function.failure;
+  const bool fails = ++function.calls == function.failing_call;
+  while (function.held) std::this_thread::yield();
+  if (fails) return function.failure;
   if (needs == Needs::kNothing) return kSuccess;
   if (state == nullptr || initialized_by != getpid()) return kNotInitialized;
   if (needs == Needs::kContext && stack.depth == 0) return kInvalidContext;
@@ -772,6 +775,10 @@ void StandInFail(const char* function, int nth, int code) {
   Function& wanted = FunctionNamed(function);
   wanted.failure = code;
   wanted.failing_call = wanted.calls + nth;
+}
+
+void StandInHold(const char* function, bool held) {
+  FunctionNamed(function).held = held;
 }
 
 int StandInCalls(const char* function) { return FunctionNamed(function).calls; }

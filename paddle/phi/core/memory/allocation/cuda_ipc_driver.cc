@@ -183,9 +183,11 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
   });
   if (handler != 0) throw std::bad_alloc();
   if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
-  // Before the driver starts: a child that is forked meanwhile cannot use it.
-  in_use.store(true, std::memory_order_relaxed);
   static CudaIPCDriver& driver = *[] {
+    // Before the driver starts: a child that is forked meanwhile cannot use it.
+    // One thread at a time is here, so that none that fails takes back what
+    // another says of a driver that has started.
+    in_use.store(true, std::memory_order_relaxed);
     try {
       return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();
     } catch (...) {
