@@ -241,12 +241,6 @@ def pybind_abi(library: Path) -> str:
     raise PatchError(f"{library} does not name pybind11's internals")
 
 
-def is_for_cuda(package: Path) -> bool:
-    """Returns whether the Paddle of an unpacked wheel is one for CUDA."""
-    version = (package / "version" / "__init__.py").read_text(encoding="utf-8")
-    return re.search(r"^cuda_version\s*=\s*'\d", version, re.M) is not None
-
-
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
     """Compiles the extension modules for an unpacked wheel and puts them there.
 
@@ -265,7 +259,6 @@ def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
         PADDLE_ROOT=package,
         PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
         Python_EXECUTABLE=sys.executable,
-        WITH_GPU="ON" if is_for_cuda(package) else "OFF",
     )
     for module in scratch.glob("*.so"):
         shutil.copy(module, package / "base")

@@ -49,6 +49,22 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 get_filename_component(repo "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
 set(repo_allocation "${repo}/paddle/phi/core/memory/allocation")
 
+# Paddle's headers know either CUDA or custom devices. They have to be read as
+# Paddle itself was built: what is inline in them, and how large a class is,
+# depends on that. A Paddle for CUDA needs the headers of CUDA and of cuDNN.
+set(version_file "${PADDLE_ROOT}/version/__init__.py")
+if(NOT EXISTS "${version_file}")
+  message(FATAL_ERROR "PADDLE_ROOT has no version/__init__.py, which tells what "
+                      "Paddle was built for. Pass the package of a wheel.")
+endif()
+file(STRINGS "${version_file}" cuda_version REGEX "^cuda_version *= *'[0-9]")
+if(cuda_version)
+  find_package(CUDAToolkit REQUIRED)
+  set(paddle_device PADDLE_WITH_CUDA)
+else()
+  set(paddle_device PADDLE_WITH_CUSTOM_DEVICE)
+endif()
+
 function(paddle_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
 
@@ -65,8 +81,13 @@ function(paddle_module name)
   # of the compiler as well; what the module shares with libpaddle has the same
   # layout under each.
   target_compile_definitions(
-    ${name} PRIVATE PYBIND11_COMPILER_TYPE=\"\" PYBIND11_STDLIB=\"\"
-                    PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
+    ${name}
+    PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\" PYBIND11_STDLIB=\"\"
+            PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
+  if(cuda_version)
+    # By the library that Paddle has loaded, if it is used at all.
+    target_link_libraries(${name} PRIVATE CUDA::cudart)
+  endif()
 
   target_link_libraries(
     ${name}
