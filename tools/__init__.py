@@ -11,3 +11,43 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
+"""The project's own tools."""
+
+from __future__ import annotations
+
+import sys
+
+_PACKAGES = ("matplotlib", "packaging", "rich", "torch")
+
+# The session that installs what a tool needs, by the tool's module.
+_SESSIONS = {
+    "benchmark": "bench",
+    "demonstration": "wheel",
+    "run_tests": "tests",
+    "upstream": "upstream",
+    "wheel": "wheel",
+}
+
+
+def _name_the_session(kind, error, traceback) -> None:
+    """Say how to get a missing package, if that is why a tool ends.
+
+    It is installed here, which Python runs before the module of any tool, since
+    the packages are missing as soon as that module is imported.
+    """
+    spec = sys.modules["__main__"].__spec__
+    names = spec.name.split(".") if spec else []
+    session = _SESSIONS.get(names[1]) if names[:1] == ["tools"] else None
+    missing = getattr(error, "name", None) in _PACKAGES
+    if session is None or not missing:
+        sys.__excepthook__(kind, error, traceback)
+        return
+    print(
+        f"error: {error.name} is not installed for {sys.executable}. Run"
+        f" `nox -s {session}`, which installs what"
+        f" `python -m {'.'.join(names[:2])}` needs; its arguments follow `--`.",
+        file=sys.stderr,
+    )
+
+
+sys.excepthook = _name_the_session
