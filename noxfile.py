@@ -87,4 +87,11 @@ def export(session: nox.Session) -> None:
 def upstream(session: nox.Session) -> None:
     """Run Paddle's own tests on both wheels; takes the folder of the tests."""
     session.install(*TOOLS)
-    session.run("python", "-m", "tools.upstream", *session.posargs)
+    session.run(
+        "python",
+        "-m",
+        "tools.upstream",
+        *session.posargs,
+        # Ctrl-C: it ends the running test and writes its report.
+        interrupt_timeout=60,
+    )

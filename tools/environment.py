@@ -32,6 +32,12 @@ from tools.wheel import (
 )
 
 TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
+# What Paddle's own tests import besides.
+UPSTREAM_TESTS = (
+    "parameterized==0.9.0",
+    "scipy==1.13.1; python_version < '3.10'",
+    "scipy==1.15.3; python_version >= '3.10'",
+)
 
 
 def environment(folder: Path, wheel: Path) -> Path:
@@ -49,6 +55,12 @@ def environment(folder: Path, wheel: Path) -> Path:
         run(python, "-m", "pip", "install", "-q", wheel, *TESTING)
         stamp.write_text(made_of)
     return python
+
+
+def add_packages(python: Path, packages: tuple[str, ...]) -> None:
+    """Installs packages in an environment, unless they are there."""
+    with step(f"adding packages to {python.parent.parent}"):
+        run(python, "-m", "pip", "install", "-q", *packages)
 
 
 def stock_and_ours(version: str) -> tuple[Path, Path]:

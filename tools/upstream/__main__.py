@@ -1,0 +1,286 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Run Paddle's own unit tests under the stock wheel and under ours.
+
+    python -m tools.upstream FOLDER [PATTERN ...] [--timeout SECONDS]
+        [--repeat N] [--device FOLDER] [--report FILE.md] [--resume]
+        [--stock PYTHON] [--ours PYTHON]
+
+FOLDER is the ``test`` folder of a Paddle checkout. Each matching file runs on
+either side in a process and a copy of its folder of its own, as Paddle's own
+runner has it: unittest runs the test cases of the module, in static graph mode
+where ``tools/static_mode_white_list.py`` of the checkout names it. The side
+that runs first alternates. No process of a run outlives it. The interpreters
+are those of the project's environments, made if need be, unless named.
+
+The verdict on a file compares its tests by name, outcome and closing error
+line:
+
+  worse            a test that passed on stock fails, is skipped or is missing
+                   on ours, a test that ran is skipped, one that was skipped
+                   fails, or ours crashes, times out or cannot be imported and
+                   stock does not
+  differs          otherwise not the same, such as another error, or a test
+                   that fails on stock alone
+  unstable         --repeat gave more than one verdict
+  partly compared  stock timed out or crashed; what finished is the same
+  not compared     stock timed out or crashed before anything could be compared
+  0 tests ran      the same on both sides: nothing to import, to run, or not to
+                   skip
+  same failures, same
+
+Each finished file adds a line to FILE.jsonl next to FILE.md; --resume takes
+from there what was made of the same test file, wheels and options. FILE-logs
+has what each run printed. Without --report, FILE is build/upstream/report.
+
+Exit status: 1 when a file is worse, or was in one of its runs; 2 for unusable
+arguments; 128 and the signal's number when stopped; otherwise 0. Status 0 says
+that nothing was worse, not that all was compared: see the verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from tools.command_line import reports_errors
+from tools.environment import UPSTREAM_TESTS, add_packages, stock_and_ours
+from tools.tree import SUPPORTED
+from tools.upstream.processes import (
+    Stopped,
+    StopRequest,
+    adopt_orphans,
+    stop_with_parent,
+)
+from tools.upstream.report import Row, append_row, read_rows, render
+from tools.upstream.runs import Settings, Side, find_side, run_and_compare
+from tools.wheel import BUILD
+
+
+def static_mode_files(tests: Path) -> frozenset[str]:
+    """Return the names of the tests that Paddle runs in static graph mode."""
+    names = tests.parent / "tools" / "static_mode_white_list.py"
+    if not names.is_file():
+        return frozenset()
+    return frozenset(re.findall(r"['\"](test_\w+)['\"]", names.read_text()))
+
+
+def find_files(tests: Path, patterns: list[str]) -> list[Path]:
+    """List the test files that match, each once, in order of their paths.
+
+    Raises:
+        ValueError: a pattern leads out of the folder or matches no file.
+    """
+    found = set()
+    for pattern in patterns:
+        parts = Path(pattern).parts
+        if not parts or Path(pattern).is_absolute() or ".." in parts:
+            raise ValueError(
+                f"pattern {pattern!r} has to be relative to {tests}"
+            )
+        matched = [f for f in tests.glob(pattern) if f.suffix == ".py"]
+        if not matched:
+            raise ValueError(
+                f"pattern {pattern!r} matches no Python file in {tests}"
+            )
+        found.update(matched)
+    return sorted(found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.upstream",
+        description="Run Paddle's own unit tests under the stock wheel and"
+        " under ours, and compare.",
+    )
+    add = parser.add_argument
+    add("--stock", metavar="PYTHON", help="with the stock wheel")
+    add("--ours", metavar="PYTHON", help="with our wheel")
+    add(
+        "tests",
+        type=lambda text: Path(text).resolve(),
+        metavar="FOLDER",
+        help="the test folder of a Paddle checkout",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="limit for one run of one file (default: %(default)s)",
+    )
+    add(
+        "--repeat",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run a file that differs N more times (default: %(default)s)",
+    )
+    add(
+        "--device",
+        default=os.environ.get("CUSTOM_DEVICE_ROOT", ""),
+        metavar="FOLDER",
+        help="of a custom device's plugin (default: $CUSTOM_DEVICE_ROOT)",
+    )
+    add(
+        "--report",
+        type=Path,
+        default=BUILD / "upstream" / "report.md",
+        metavar="FILE.md",
+        help="keep the table here (default: %(default)s)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="run only what the report lacks or what has changed since",
+    )
+    add(
+        "patterns",
+        nargs="*",
+        default=["**/test_*.py"],
+        metavar="PATTERN",
+        help="glob pattern relative to FOLDER (default: **/test_*.py)",
+    )
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ValueError for values that cannot be used."""
+    if not args.timeout > 0:
+        raise ValueError(f"--timeout {args.timeout:g} is not above 0")
+    if args.repeat < 0:
+        raise ValueError(f"--repeat {args.repeat} is below 0")
+    if args.report.suffix != ".md":
+        raise ValueError(f"--report {args.report} does not end in .md")
+    if not args.tests.is_dir():
+        raise ValueError(f"{args.tests} is not a folder")
+    if args.device and not any(Path(args.device).glob("*.so")):
+        raise ValueError(
+            f"--device {args.device} has no plugin, which is a *.so file;"
+            " name the folder that one was built in"
+        )
+
+
+def find_sides(
+    stock: str | None, ours: str | None, tests: Path
+) -> tuple[Side, Side]:
+    """Return both sides; environments are made for those not named."""
+    if not (stock and ours):
+        made = stock_and_ours(SUPPORTED[0])
+        for python in made:
+            add_packages(python, UPSTREAM_TESTS)
+        stock, ours = stock or made[0], ours or made[1]
+    return find_side("stock", stock, tests), find_side("ours", ours, tests)
+
+
+def _made_of(file: Path, *others) -> str:
+    told = json.dumps([file.read_text(errors="replace"), *others])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def run_all(
+    files: list[Path],
+    sides: tuple[Side, Side],
+    repeat: int,
+    settings: Settings,
+    results: Path,
+    done: dict[str, Row],
+    stop: StopRequest,
+) -> list[Row]:
+    """Run the files, each unless it is done, and write each result down.
+
+    Args:
+        files: the test files.
+        sides: stock and ours.
+        repeat: how many more times to run a file that differs.
+        settings: how.
+        results: file that takes a line for each finished test file.
+        done: rows of an earlier call, by file.
+        stop: ends it after what has finished.
+    """
+    rows = []
+    digests = [side.digest for side in sides]
+    for number, file in enumerate(files, 1):
+        static = file.stem in settings.static
+        options = [settings.limit, settings.device, repeat, static]
+        made_of = _made_of(file, *digests, *options)
+        row = done.get(file.relative_to(settings.tests).as_posix())
+        earlier = row is not None and row.made_of == made_of
+        if not earlier:
+            try:
+                row = run_and_compare(
+                    *(file, made_of, sides, number % 2 == 0),
+                    *(repeat, settings, stop),
+                )
+            except Stopped as stopped:
+                print(stopped, file=sys.stderr)
+                break
+            append_row(results, row)
+        rows.append(row)
+        print(
+            f"[{number}/{len(files)}] {row.file}: stock {row.stock}; ours"
+            f" {row.ours}: {row.verdict}{' (earlier)' if earlier else ''}",
+            flush=True,
+        )
+    return rows
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the module's text gives the exit status."""
+    parser = _parser()
+    args = parser.parse_intermixed_args(argv)
+    try:
+        _check(args)
+        files = find_files(args.tests, args.patterns)
+        results = args.report.with_suffix(".jsonl")
+        done = read_rows(results) if args.resume else {}
+        sides = find_sides(args.stock, args.ours, args.tests)
+    except ValueError as error:
+        parser.error(str(error))
+    settings = Settings(
+        args.tests,
+        args.timeout,
+        args.device and os.path.abspath(args.device),
+        args.report.with_name(f"{args.report.stem}-logs").absolute(),
+        static_mode_files(args.tests),
+    )
+    results.parent.mkdir(parents=True, exist_ok=True)
+    if not args.resume:
+        results.unlink(missing_ok=True)
+    adopt_orphans()
+    with StopRequest() as stop:
+        if "NOX_CURRENT_SESSION" in os.environ:
+            # nox passes on Ctrl-C, but not SIGTERM, of which it dies.
+            stop_with_parent()
+        rows = run_all(
+            *(files, sides, args.repeat, settings),
+            *(results, done, stop),
+        )
+        heading = [f"{side.name}: {side.paddle}" for side in sides]
+        report = render(rows, heading, len(files))
+        args.report.write_text(report, encoding="utf-8")
+        print(f"\n{report}\nWhat each run printed: {settings.logs}")
+    if stop.number:
+        return 128 + stop.number
+    return 1 if any(row.ever_worse for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
