@@ -144,14 +144,6 @@ class TestDevices(SharingTestCase):
         np.testing.assert_allclose(outputs, layer(x).numpy(), rtol=1e-5)
         self.assertTrue(is_tied)
 
-    def test_gradient_on_a_device_arrives(self):
-        device = f"{DEVICE_TYPE}:1"
-        with paddle.device.device(device):
-            parameter = paddle.create_parameter([2, 3], "float32")
-            (parameter + parameter).sum().backward()
-        self.assertEqual(name_of(parameter.grad), device)
-        self.assert_arrives(parameter)
-
     def test_grad_scaler_arrives_with_its_state(self):
         # On the CPU it does nothing.
         with paddle.device.device(f"{DEVICE_TYPE}:1"):

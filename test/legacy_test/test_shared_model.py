@@ -196,27 +196,25 @@ def backward(kept, layer):
     loss_of(layer).backward()
 
 
-def grad_of(kept, parameter):
-    return None if parameter.grad is None else parameter.grad.tolist()
+def has_grad(kept, tensor):
+    return tensor.grad is not None
 
 
-def add_to_grad(kept, parameter):
-    parameter.grad.add_(paddle.ones(parameter.grad.shape))
+def grad_after_backward(kept, layer):
+    """Returns the gradient and whether other processes see it."""
+    backward(kept, layer)
+    return layer.weight.grad.tolist(), layer.weight.grad.is_shared()
 
 
-def backward_of_embedding(kept, layer):
+def backward_of_embedding(layer):
     layer(paddle.to_tensor([3])).sum().backward()
 
 
-def rows_of_grad(kept, layer):
-    grad = layer.weight.grad
-    rows = grad.get_selected_rows()
-    return grad.is_selected_rows(), rows.rows(), rows.height(), grad.tolist()
-
-
-def fill_grad_of_rows(kept, layer, value):
-    values = layer.weight.grad.get_selected_rows().get_tensor()
-    paddle.Tensor(values).fill_(value)
+def fill_rows(kept, grad, value):
+    """Fills selected rows, after which it returns what was received."""
+    rows, before = grad.get_selected_rows(), grad.tolist()
+    paddle.Tensor(rows.get_tensor()).fill_(value)
+    return grad.is_selected_rows(), rows.rows(), rows.height(), before
 
 
 def parameters_are_the_optimizers(kept, layer, optimizer):
@@ -326,53 +324,47 @@ class TestModels(SharingTestCase):
             ({"scale": 0.5, "sizes": [3, 3]}, {"seen"}),
         )
 
-    def test_gradient_goes_with_its_parameter_and_is_shared(self):
+    def test_gradient_does_not_go_with_its_parameter(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
-        once = layer.weight.grad.tolist()
-        self.assertEqual(self.peer.call(grad_of, layer.weight), once)
-        self.peer.call(backward, layer)
-        np.testing.assert_array_equal(
-            layer.weight.grad.numpy(), 2 * np.array(once, "float32")
-        )
+        self.assertFalse(self.peer.call(has_grad, layer.weight))
 
-    def test_gradient_of_a_tensor_that_is_no_parameter_goes_too(self):
+    def test_gradient_does_not_go_with_a_tensor_that_is_no_parameter(self):
         tensor = matrix()
         tensor.stop_gradient = False
         (tensor * 3).sum().backward()
-        self.peer.call(add_to_grad, tensor)
-        self.assertEqual(tensor.grad.tolist(), [[4.0] * 3] * 2)
+        self.assertFalse(self.peer.call(has_grad, tensor))
 
-    def test_gradient_that_is_a_view_arrives(self):
-        tensor, base = matrix(), paddle.arange(6, dtype="float32")
-        tensor.grad = paddle.zeros([0])
-        view = base.reshape([3, 2]).T
-        tensor.grad.get_tensor()._share_data_with(view.get_tensor())
-        self.assertEqual(self.peer.call(grad_of, tensor), view.tolist())
-        self.peer.call(add_to_grad, tensor)
-        self.assertEqual(base.tolist(), [1, 2, 3, 4, 5, 6])
-
-    def test_parameter_without_a_gradient_arrives_without(self):
-        layer = nn.Linear(3, 2)
-        self.assertIsNone(self.peer.call(grad_of, layer.weight))
-        self.peer.call(backward, layer)
-        self.assertIsNone(layer.weight.grad)
-
-    def test_gradient_of_selected_rows_is_shared(self):
-        layer = nn.Embedding(5, 2, sparse=True)
-        backward_of_embedding(None, layer)
-        self.assertEqual(
-            self.peer.call(rows_of_grad, layer), (True, [3], 5, [[1.0, 1.0]])
-        )
-        self.peer.call(fill_grad_of_rows, layer, 4)
-        self.assertEqual(layer.weight.grad.tolist(), [[4.0, 4.0]])
-
-    def test_sparse_gradient_is_refused_with_the_way_out(self):
+    def test_sparse_tensor_goes_without_its_sparse_gradient(self):
         sparse = matrix().to_sparse_coo(2)
         sparse.stop_gradient = False
         paddle.sparse.nn.functional.relu(sparse).to_dense().sum().backward()
-        with self.assertRaisesRegex(NotImplementedError, "grad to None"):
-            ForkingPickler.dumps(sparse)
+        self.assertTrue(sparse.grad.is_sparse())
+        self.assertFalse(self.peer.call(has_grad, sparse))
+
+    def test_each_trainer_of_one_parameter_has_a_gradient_of_its_own(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        once = layer.weight.grad.tolist()
+        self.assertEqual(
+            self.peer.call(grad_after_backward, layer), (once, False)
+        )
+        self.assertEqual(layer.weight.grad.tolist(), once)
+
+    def test_gradient_that_is_sent_by_itself_is_shared(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        self.peer.call(fill_all, layer.weight.grad, 4)
+        self.assertEqual(layer.weight.grad.tolist(), [[4.0] * 2] * 3)
+
+    def test_gradient_of_selected_rows_that_is_sent_by_itself_is_shared(self):
+        layer = nn.Embedding(5, 2, sparse=True)
+        backward_of_embedding(layer)
+        self.assertEqual(
+            self.peer.call(fill_rows, layer.weight.grad, 4),
+            (True, [3], 5, [[1.0, 1.0]]),
+        )
+        self.assertEqual(layer.weight.grad.tolist(), [[4.0, 4.0]])
 
     def test_optimizer_goes_on_with_the_state_that_it_had(self):
         for name in optimizers(nn.Linear(3, 2).parameters()):
@@ -545,25 +537,33 @@ class TestShareMemory(SharingTestCase):
 
     def test_all_tensors_of_a_layer_are_shared(self):
         layer = nn.Sequential(Tied(1.0), nn.BatchNorm1D(3))
-        loss_of(layer).backward()
         self.assertIs(layer.share_memory(), layer)
         tensors = [*layer.parameters(), *layer.buffers()]
         self.assertEqual(len(tensors), 9)
-        grads = [each.grad for each in tensors if each.grad is not None]
-        self.assertEqual(len(grads), 5)
-        for tensor in tensors + grads:
+        for tensor in tensors:
             self.assertTrue(tensor.is_shared(), tensor.name)
+
+    def test_gradients_of_a_layer_are_not_moved_with_it(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        layer.share_memory()
+        self.assertFalse(layer.weight.grad.is_shared())
+
+    def test_forked_trainers_have_gradients_of_their_own(self):
+        layer = nn.Linear(3, 2)
+        loss_of(layer).backward()
+        once = layer.share_memory().weight.grad.tolist()
+        context = sharing.get_context("fork")
+        process = context.Process(target=backward, args=(None, layer))
+        process.start()
+        process.join(WAIT_S)
+        self.assertEqual(process.exitcode, 0)
+        process.close()
+        self.assertEqual(layer.weight.grad.tolist(), once)
 
     def test_tied_tensors_of_a_layer_stay_tied(self):
         layer = Tied(1.0).share_memory()
         self.assertIs(layer.first.weight, layer.second.weight)
-
-    def test_gradient_of_selected_rows_is_moved_with_a_layer(self):
-        layer = nn.Embedding(5, 2, sparse=True)
-        backward_of_embedding(None, layer)
-        self.assertFalse(layer.weight.grad.is_shared())
-        layer.share_memory()
-        self.assertTrue(layer.weight.grad.is_shared())
 
     def test_layer_trains_on_when_it_is_shared(self):
         expected, layer = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -692,13 +692,6 @@ class TestStaticMode(unittest.TestCase):
                 if not arrived.is_dense():
                     arrived, value = arrived.to_dense(), value.to_dense()
                 np.testing.assert_array_equal(arrived.numpy(), value.numpy())
-
-    def test_layer_that_arrives_in_static_mode_has_its_gradients(self):
-        paddle.set_device("cpu")
-        layer = nn.Linear(2, 2)
-        layer(paddle.ones([1, 2])).sum().backward()
-        arrived = in_thread(passed_on_in_static_mode, layer)
-        self.assertEqual(arrived.bias.grad.tolist(), [1.0, 1.0])
 
 
 if __name__ == "__main__":

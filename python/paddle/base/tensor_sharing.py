@@ -165,13 +165,13 @@ def is_shared(self: Tensor) -> bool:
 
 def share_memory(self: Layer) -> Layer:
     """
-    Moves the parameters and buffers of this layer and of its sublayers, and the
-    gradients that there are, to where other processes see them. See
-    `Tensor.share_memory_`; tensors that are tied stay tied.
+    Moves the parameters and buffers of this layer and of its sublayers to where
+    other processes see them. See `Tensor.share_memory_`; tensors that are tied
+    stay tied.
 
     A process that has the layer then, by `fork` or sent to it, has the same
-    parameters: what one writes, as its optimizer does, all see. A gradient that
-    there is not yet will be the own one of each process. The idea is torch's.
+    parameters: what one writes, as its optimizer does, all see. Gradients are
+    not moved, so that each process has its own. The idea is torch's.
 
     Returns:
         Layer: this layer.
@@ -193,7 +193,6 @@ def share_memory(self: Layer) -> Layer:
             True
     """
     tensors = [*self.parameters(), *self.buffers()]
-    tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
     for tensor in tensors:
         for part in dense_parts(tensor):
             _check_can_be_shared(part)

@@ -21,7 +21,7 @@ model. Tensors on custom devices are copied, see tensor_by_value.py.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import paddle
 from paddle.base import core, thread_stream, unique_name
@@ -31,8 +31,6 @@ from paddle.base.tensor_sharing import check_initialized
 
 from .tensor_by_value import by_value
 from .tensor_parts import (
-    give_grad,
-    grad_of,
     in_dynamic_mode,
     parameter_over,
     rebuilt_of_parts,
@@ -92,14 +90,6 @@ def _rebuild_dense_tensor(handle: bytes) -> core.DenseTensor:
     return native.rebuild_dense_tensor(handle, _current_stream)
 
 
-def _rebuild_with_grad(
-    rebuild: Callable, args: tuple, grad: paddle.Tensor
-) -> paddle.Tensor:
-    tensor = rebuild(*args)
-    give_grad(tensor, grad)
-    return tensor
-
-
 @in_dynamic_mode
 def _rebuild_uninitialized(
     dtype: paddle.dtype, shape: list[int], stop_gradient: bool
@@ -139,7 +129,8 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """Returns what pickle needs to make a tensor over the same memory.
 
     Over a copy of it, if the tensor is on a custom device. None if it is of a
-    kind that does not go by the ways here.
+    kind that does not go by the ways here. Its gradient does not go along:
+    trainers that share a parameter each add to a gradient of their own.
 
     Raises:
         MemoryError: there is no room for it in shared memory.
@@ -153,11 +144,9 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     else:
         # The parts are tensors, which pickle sends each by its own way.
         reduced = rebuilt_of_parts, taken_apart(tensor)
-    if reduced is None:
-        is_on_custom_device = tensor.place.is_custom_place()
-        return by_value(tensor).__reduce__() if is_on_custom_device else None
-    grad = grad_of(tensor)
-    return reduced if grad is None else (_rebuild_with_grad, (*reduced, grad))
+    if reduced is None and tensor.place.is_custom_place():
+        return by_value(tensor).__reduce__()
+    return reduced
 
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:

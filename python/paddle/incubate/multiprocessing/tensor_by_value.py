@@ -27,8 +27,6 @@ from paddle.base.tensor_sharing import is_uninitialized
 from .device_counts import device_counts
 from .shared_allocator import empty_shared
 from .tensor_parts import (
-    give_grad,
-    grad_of,
     in_dynamic_mode,
     parameter_over,
     rebuilt_of_parts,
@@ -60,8 +58,8 @@ def by_value(
     other process sees what the receiver writes, nor the other way round. The
     copy is made here and now, in shared memory of the host, and is copied once
     more at each receiver. It is of any kind of tensor: dense, also a view,
-    which arrives contiguous, sparse, or a parameter with its attributes; with
-    its gradient, if it has one. Tensors that share memory arrive apart.
+    which arrives contiguous, sparse, or a parameter with its attributes. Its
+    gradient does not go along. Tensors that share memory arrive apart.
 
     Tensors on custom devices always go so, without a call of this function, to
     the device of the same name. Tensors on a CPU or a GPU are shared instead,
@@ -85,7 +83,7 @@ def by_value(
     Raises:
         MemoryError: there is no room for the copy in shared memory.
         NotImplementedError: Paddle was built without memory that processes
-            share, or its gradient is sparse.
+            share.
         RuntimeError: it requires grad and is no leaf, or has no values yet.
         TypeError: it is not a tensor.
         ValueError: the device is not the name of one.
@@ -185,9 +183,6 @@ def _copied(
     else:
         parts, *rest = taken_apart(tensor)
         copied = rebuilt_of_parts([copy_of(part) for part in parts], *rest)
-    grad = grad_of(tensor)
-    if grad is not None:
-        give_grad(copied, _copied(grad, copy_of))
     return copied
 
 

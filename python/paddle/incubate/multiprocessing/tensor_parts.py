@@ -148,34 +148,3 @@ def _selected_rows(
     # The data type comes with the memory.
     inside.get_tensor()._share_data_with(values.get_tensor())
     return tensor
-
-
-def grad_of(tensor: paddle.Tensor) -> paddle.Tensor | None:
-    """Returns the gradient of a tensor, which `give_grad` can set.
-
-    Raises:
-        NotImplementedError: it is sparse, which can only be copied.
-    """
-    grad = tensor.grad
-    if grad is not None and grad.is_sparse():
-        raise NotImplementedError(
-            "The gradient of a tensor that goes to another process must be "
-            f"dense or selected rows, but that of {tensor.name!r} is sparse. "
-            "Set its grad to None first, or send the gradient by itself."
-        )
-    return grad
-
-
-@in_dynamic_mode
-def give_grad(tensor: paddle.Tensor, grad: paddle.Tensor) -> None:
-    """Makes `grad` the gradient of a tensor, over the same memory."""
-    # What was never differentiated has no place for a gradient; this makes one.
-    tensor.stop_gradient = tensor.stop_gradient
-    # Setting it copies, so that the memory is put in its place afterwards.
-    if grad.is_dense():
-        tensor.grad = paddle.empty([0], grad.dtype)
-        tensor.grad.get_tensor()._share_data_with(grad.get_tensor())
-    else:
-        tensor.grad = grad
-        mine, given = (each.get_selected_rows() for each in (tensor.grad, grad))
-        mine.get_tensor()._share_data_with(given.get_tensor())
