@@ -14,21 +14,11 @@
 
 #include "redirected_look_ups.h"
 
-#include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "call_slots.h"
 #include "paddle/phi/api/include/context_pool.h"
 #include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/thread_contexts.h"
@@ -40,18 +30,18 @@ using paddle::memory::allocation::AllocationPtr;
 using paddle::memory::allocation::AllocatorFacade;
 using ExperimentalPool = paddle::experimental::DeviceContextPool;
 
-#if defined(__x86_64__)
-constexpr uint32_t kSlotTypes[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT};
-#elif defined(__aarch64__)
-constexpr uint32_t kSlotTypes[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT};
-#else
-#error "The slots of calls are known for x86-64 and for AArch64 only."
-#endif
+// The contexts that a look-up uses on a thread for which none were set by
+// DeviceContextPool::SetDeviceContexts, as they may be for the calling one.
+const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
+  const auto* const in_use = &pool.device_contexts();
+  phi::DeviceContextPool::SetDeviceContexts(nullptr);
+  const auto* const of_process = &pool.device_contexts();
+  if (in_use != of_process) phi::DeviceContextPool::SetDeviceContexts(in_use);
+  return of_process;
+}
 
 phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
-  // Paddle's first look-up comes before any call of
-  // DeviceContextPool::SetDeviceContexts.
-  static const auto* const of_process = &pool->device_contexts();
+  static const auto* const of_process = ContextsOfProcess(*pool);
   auto* const context = phi::FindThreadContext(place);
   if (context == nullptr) return pool->Get(place);
   // What was set by SetDeviceContexts comes before all else.
@@ -123,189 +113,54 @@ void RunLegacyGradientOfThread(void* output_gradients,
                                                            key);
 }
 
-// Also tells it from the one that takes a stream: the name ends here.
-constexpr char kAllocName[] =
-    "_ZN6paddle6memory10allocation15AllocatorFacade5AllocERKN3phi5PlaceEm";
-constexpr std::string_view kAlloc(kAllocName, sizeof(kAllocName));
+// The types of the gradients, scopes and attributes of a program, mangled.
+constexpr char kProgramArguments[] =
+    "RKSt6vectorIN6paddle6TensorESaIS3_EERKS1_IPNS2_9framework5ScopeESaISA_"
+    "EERKSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIcESaI"
+    "cEEENS2_7variantIJNS2_5blankEifSL_S1_IiSaIiEES1_IfSaIfEES1_ISL_SaISL_E"
+    "EbS1_IbSaIbEEPNS8_9BlockDescElS1_ISX_SaISX_EES1_IlSaIlEES1_IdSaIdEEPNS"
+    "8_7VarDescES1_IS15_SaIS15_EEdNS2_12experimental10ScalarBaseIS3_EES1_IS"
+    "1A_SaIS1A_EEPN3pir5BlockES1_INS1D_5ValueESaIS1G_EESt10shared_ptrINS1D_"
+    "7ProgramEEEEESt4hashISL_ESt8equal_toISL_ESaISt4pairIKSL_S1M_EEE";
 
-struct Redirection {
-  // The mangled name begins with it; the rest are the types of arguments.
-  std::string_view symbol;
-  void* function;
-  // Where it is wanted, and known in the library that has the slot.
-  void** original = nullptr;
-  int slots = 0;
-};
-
-// Writes to a slot, which may be in memory that is read-only.
-void Write(uintptr_t slot, void* value, bool read_only) {
-  const auto page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  auto* const page = reinterpret_cast<void*>(slot & ~(page_size - 1));
-  if (read_only && mprotect(page, page_size, PROT_READ | PROT_WRITE) != 0) {
-    throw std::runtime_error(std::string("cannot write to a slot of a call: ") +
-                             std::strerror(errno));
-  }
-  // Other threads may call through the slot. They need no order: either of the
-  // two functions will do.
-  __atomic_store_n(
-      reinterpret_cast<void**>(slot), value, __ATOMIC_RELAXED);  // NOLINT
-  if (read_only) mprotect(page, page_size, PROT_READ);
-}
-
-// A loaded library.
-class Library {
- public:
-  explicit Library(const dl_phdr_info& info) : base_(info.dlpi_addr) {
-    for (int i = 0; i < info.dlpi_phnum; ++i) {
-      const auto& header = info.dlpi_phdr[i];
-      if (header.p_type == PT_DYNAMIC) ReadDynamic(header);
-      if (header.p_type == PT_GNU_RELRO) {
-        relro_begin_ = base_ + header.p_vaddr;
-        // The linker protects whole pages.
-        relro_end_ = (relro_begin_ + header.p_memsz) &
-                     ~(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
-      }
-    }
-  }
-
-  uintptr_t Base() const { return base_; }
-
-  void Redirect(std::vector<Redirection>* redirections) const {
-    for (const auto& table : tables_) {
-      for (size_t i = table.skipped; i < table.bytes / sizeof(Relocation);
-           ++i) {
-        const auto& relocation = table.first[i];
-        if (!IsOfSlot(relocation)) continue;
-        const auto& symbol = symbols_[ELF64_R_SYM(relocation.r_info)];
-        const char* const name = names_ + symbol.st_name;
-        for (auto& redirection : *redirections) {
-          const std::string_view wanted = redirection.symbol;
-          if (std::strncmp(name, wanted.data(), wanted.size()) != 0) continue;
-          if (redirection.original != nullptr) {
-            if (symbol.st_value == 0) continue;
-            *redirection.original =
-                reinterpret_cast<void*>(base_ + symbol.st_value);
-          }
-          const uintptr_t slot = base_ + relocation.r_offset;
-          Write(slot,
-                redirection.function,
-                slot >= relro_begin_ && slot < relro_end_);
-          ++redirection.slots;
-        }
-      }
-    }
-  }
-
- private:
-  using Relocation = ElfW(Rela);
-  struct Table {
-    const Relocation* first;
-    size_t bytes;
-    size_t skipped;  // Leading ones that are of no symbol.
-  };
-
-  static bool IsOfSlot(const Relocation& relocation) {
-    const auto type = static_cast<uint32_t>(ELF64_R_TYPE(relocation.r_info));
-    return type == kSlotTypes[0] || type == kSlotTypes[1];
-  }
-
-  void ReadDynamic(const ElfW(Phdr) & header) {
-    const auto* entry =
-        reinterpret_cast<const ElfW(Dyn)*>(base_ + header.p_vaddr);
-    for (; entry->d_tag != DT_NULL; ++entry) {
-      const uintptr_t address = entry->d_un.d_ptr;
-      switch (entry->d_tag) {
-        case DT_SYMTAB:
-          symbols_ = reinterpret_cast<const ElfW(Sym)*>(address);
-          break;
-        case DT_STRTAB:
-          names_ = reinterpret_cast<const char*>(address);
-          break;
-        case DT_JMPREL:
-          tables_[0].first = reinterpret_cast<const Relocation*>(address);
-          break;
-        case DT_PLTRELSZ:
-          tables_[0].bytes = entry->d_un.d_val;
-          break;
-        case DT_RELA:
-          tables_[1].first = reinterpret_cast<const Relocation*>(address);
-          break;
-        case DT_RELASZ:
-          tables_[1].bytes = entry->d_un.d_val;
-          break;
-        case DT_RELACOUNT:
-          tables_[1].skipped = entry->d_un.d_val;
-          break;
-        default:
-          break;
-      }
-    }
-  }
-
-  uintptr_t base_;
-  const ElfW(Sym) * symbols_ = nullptr;
-  const char* names_ = nullptr;
-  Table tables_[2] = {};
-  uintptr_t relro_begin_ = 0;
-  uintptr_t relro_end_ = 0;
-};
-
-struct Loaded {
-  std::vector<Library> libraries;
-  uint64_t additions = 0;  // How often a library was loaded so far.
-};
-
-// Without libraries when none was loaded since `additions`.
-Loaded LoadedSince(uint64_t additions) {
-  Loaded loaded{{}, additions};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* data) {
-        auto* const loaded = static_cast<Loaded*>(data);
-        if (loaded->libraries.empty() && loaded->additions == info->dlpi_adds) {
-          return 1;
-        }
-        loaded->additions = info->dlpi_adds;
-        loaded->libraries.emplace_back(*info);
-        return 0;
-      },
-      &loaded);
-  return loaded;
-}
-
-uintptr_t BaseOfThisModule() {
-  Dl_info info;
-  dladdr(reinterpret_cast<void*>(&RedirectLookUps), &info);
-  return reinterpret_cast<uintptr_t>(info.dli_fbase);
+// What is redirected, by its mangled name.
+const std::vector<Redirection>& Redirections() {
+  static const std::string program = kProgramArguments;
+  static const std::string run_arguments = program + "S1X_PS5_S1Y_RKl";
+  static const std::string legacy_arguments =
+      program + "RS1_IPS3_SaIS1Y_EES21_RKl";
+  static const std::vector<Redirection> redirections = {
+      {"_ZN3phi17DeviceContextPool3GetE",
+       "RKNS_5PlaceE",
+       reinterpret_cast<void*>(&Get)},
+      {"_ZN6paddle12experimental17DeviceContextPool3GetE",
+       "RKN3phi5PlaceE",
+       reinterpret_cast<void*>(&ExperimentalGet)},
+      {"_ZN6paddle12experimental17DeviceContextPool17SyncDeviceContextE",
+       "RKN3phi5PlaceE",
+       reinterpret_cast<void*>(&SyncDeviceContext),
+       nullptr,
+       {},
+       /*called_where_defined=*/false},
+      // The other one is for memory of a stream that the caller names.
+      {"_ZN6paddle6memory10allocation15AllocatorFacade5AllocE",
+       "RKN3phi5PlaceEm",
+       reinterpret_cast<void*>(&Alloc),
+       nullptr,
+       {"RKN3phi5PlaceEmRKNS3_6StreamE"}},
+      {"_ZN3egr9to_static18RunProgramGradImplE",
+       run_arguments,
+       reinterpret_cast<void*>(&RunGradientOfThread),
+       &run_gradient},
+      {"_ZN3egr9to_static24LegacyRunProgramGradImplE",
+       legacy_arguments,
+       reinterpret_cast<void*>(&RunLegacyGradientOfThread),
+       &run_legacy_gradient}};
+  return redirections;
 }
 
 }  // namespace
 
-void RedirectLookUps() {
-  static std::atomic<uint64_t> seen_additions{0};
-  const Loaded loaded = LoadedSince(seen_additions);
-  if (loaded.libraries.empty()) return;
-  std::vector<Redirection> redirections = {
-      {"_ZN3phi17DeviceContextPool3GetE", reinterpret_cast<void*>(&Get)},
-      {"_ZN6paddle12experimental17DeviceContextPool3GetE",
-       reinterpret_cast<void*>(&ExperimentalGet)},
-      {"_ZN6paddle12experimental17DeviceContextPool17SyncDeviceContextE",
-       reinterpret_cast<void*>(&SyncDeviceContext)},
-      {kAlloc, reinterpret_cast<void*>(&Alloc)},
-      {"_ZN3egr9to_static18RunProgramGradImplE",
-       reinterpret_cast<void*>(&RunGradientOfThread),
-       &run_gradient},
-      {"_ZN3egr9to_static24LegacyRunProgramGradImplE",
-       reinterpret_cast<void*>(&RunLegacyGradientOfThread),
-       &run_legacy_gradient}};
-  const uintptr_t own_base = BaseOfThisModule();
-  for (const auto& library : loaded.libraries) {
-    if (library.Base() != own_base) library.Redirect(&redirections);
-  }
-  for (const auto& redirection : redirections) {
-    if (redirection.slots > 0) continue;
-    throw std::runtime_error(
-        "no library of this Paddle calls " + std::string(redirection.symbol) +
-        " through a slot, so that threads cannot have streams of their own");
-  }
-  seen_additions = loaded.additions;
-}
+void RedirectLookUps() { RedirectCalls(Redirections()); }
+
+void RedirectLazyLookUps() { RedirectLazyCalls(Redirections()); }

@@ -19,12 +19,15 @@
 // they look up a device context, allocate, or run the backward pass of a
 // program.
 //
-// Calls that a library makes to what another might replace go through slots,
-// which the dynamic linker fills in. This writes the address of a function of
-// ours into those slots of all libraries that are loaded; calls from this
-// module reach Paddle's own. Does nothing when no library was loaded since the
-// last time; one that is loaded later, such as that of a custom operator, needs
-// another call.
+// Does nothing when no library was loaded since the last time; one that is
+// loaded later, such as that of a custom operator, needs another call. Calls
+// from this module reach Paddle's own. See call_slots.h for how.
 //
-// Throws std::runtime_error when no library has such a slot.
+// Throws std::runtime_error, and changes nothing, where not all calls can be
+// redirected.
+//
+// Not thread-safe: the caller holds the GIL.
 void RedirectLookUps();
+
+// The same for libraries that are bound lazily, right after they were loaded.
+void RedirectLazyLookUps();

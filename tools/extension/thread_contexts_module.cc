@@ -17,8 +17,29 @@
 #include "paddle/fluid/pybind/thread_contexts.h"
 #include "redirected_look_ups.h"
 
+namespace py = pybind11;
+
+namespace {
+
+// Redirects the calls of a library that Paddle loads for custom operators, with
+// lazy binding, before anybody can call an operator of it.
+void RedirectWhereOperatorsAreLoaded() {
+  const auto core = py::module_::import("paddle.base.core");
+  constexpr char kLoad[] = "load_op_meta_info_and_register_op";
+  const py::object load = core.attr(kLoad);
+  core.attr(kLoad) =
+      py::cpp_function([load](const py::args& args, const py::kwargs& kwargs) {
+        const py::object operators = load(*args, **kwargs);
+        RedirectLazyLookUps();
+        return operators;
+      });
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_thread_contexts, module) {
-  RedirectLookUps();
+  RedirectLazyLookUps();
+  RedirectWhereOperatorsAreLoaded();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_look_ups", &RedirectLookUps);
 }

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Calls between built libraries that the wheel's extension redirects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.wheel import EXTENSION, REPO, cmake_build, run
+
+# A library of custom operators, of which it has none, that looks up a device
+# context by a call of its own. Paddle's headers are not needed for that.
+LIBRARY = r"""
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "paddle/phi/common/place.h"
+
+namespace phi {
+
+class DeviceContext;
+
+class DeviceContextPool {
+ public:
+  static DeviceContextPool& Instance();
+  DeviceContext* Get(const Place& place);
+};
+
+}  // namespace phi
+
+extern "C" {
+
+void* PD_GetOpMetaInfoMap() {
+  static std::unordered_map<std::string, std::vector<char>> operators;
+  return &operators;
+}
+
+void* context_of_host() {
+  return phi::DeviceContextPool::Instance().Get(phi::CPUPlace());
+}
+}
+"""
+IN_PADDLE = """
+import ctypes
+import sys
+import threading
+
+import paddle
+from paddle.base import core
+from paddle.base.host_context import host_context
+
+paddle.utils.cpp_extension.load_op_meta_info_and_register_op(sys.argv[1])
+look_up = ctypes.CDLL(sys.argv[1]).context_of_host
+look_up.restype = ctypes.c_void_p
+
+
+def look_up_inside(found):
+    with host_context(generator=core.Generator()):
+        found.append(look_up())
+
+
+found = []
+threads = [
+    threading.Thread(target=look_up_inside, args=[found]) for _ in range(2)
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(found) == 2, found
+assert look_up() not in found
+"""
+
+
+@pytest.fixture
+def python():
+    python = os.environ.get("PADDLE_PYTHON")
+    if not python:
+        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
+    return python
+
+
+def output_of(python, code, *arguments, **variables):
+    done = subprocess.run(
+        [python, "-c", code, *map(str, arguments)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_slots_of_calls_are_found_and_written(tmp_path):
+    cmake_build(REPO / EXTENSION / "test", tmp_path)
+    run(tmp_path / "call_slots_test")
+
+
+def test_lazily_bound_custom_operators_find_contexts_of_threads(
+    python, tmp_path
+):
+    package = Path(
+        output_of(
+            python,
+            "import sysconfig; print(sysconfig.get_path('purelib'), end='')",
+        ),
+        "paddle",
+    )
+    source = tmp_path / "operators.cc"
+    source.write_text(LIBRARY)
+    library = source.with_suffix(".so")
+    run(
+        *("c++", "-std=c++17", "-shared", "-fPIC", "-Wl,-z,lazy", source),
+        *("-I", package / "include", "-L", package / "libs"),
+        *("-l:libphi_core.so", "-l:libcommon.so", "-o", library),
+        *(f"-Wl,-rpath,{package / 'libs'}", f"-Wl,-rpath-link={package}/libs"),
+        "-Wl,--allow-shlib-undefined",
+    )
+    output_of(python, IN_PADDLE, library)
+
+
+def test_paddle_that_is_bound_lazily_finds_contexts_of_threads(python):
+    code = """
+import os, sys
+sys.setdlopenflags(os.RTLD_LAZY)
+import paddle
+from paddle.base import core
+from paddle.base.host_context import host_context
+paddle.seed(7)
+expected = paddle.rand([4]).numpy()
+generator = core.Generator()
+generator.manual_seed(7)
+with host_context(generator=generator):
+    assert (paddle.rand([4]).numpy() == expected).all()
+"""
+    output_of(python, code)
