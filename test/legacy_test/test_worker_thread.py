@@ -106,7 +106,6 @@ class WorkerTestCase(unittest.TestCase):
 
     def take_reports(self):
         """Returns the errors reported so far, as none that is left over."""
-        gc.collect()
         errors = [report.exc_value for report in self.reports]
         self.reports.clear()
         return errors
@@ -491,11 +490,12 @@ class TestErrors(WorkerTestCase):
         self.assertEqual([type(error) for error in errors], [DeliberateError])
 
     def test_an_error_that_nobody_joined_for_is_reported_once(self):
+        gc.disable()
+        self.addCleanup(gc.enable)
         worker = self.failed()
         name = worker.name
         self.assertEqual(self.reports, [])
         del worker
-        gc.collect()
         (report,) = self.reports
         self.assertIs(report.exc_type, DeliberateError)
         self.assertIs(report.exc_traceback, report.exc_value.__traceback__)
@@ -503,6 +503,32 @@ class TestErrors(WorkerTestCase):
         del report
         self.assertEqual(len(self.take_reports()), 1)
         self.assertEqual(self.take_reports(), [])
+
+    def test_an_error_of_a_worker_that_was_dropped_is_reported_at_its_end(self):
+        gc.disable()
+        self.addCleanup(gc.enable)
+        may_fail = threading.Event()
+
+        def fail_later():
+            may_fail.wait(WAIT_S)
+            fail()
+
+        WorkerThread(fail_later).start()
+        may_fail.set()
+        wait_until(lambda: self.reports, "the error is reported")
+        self.assertIs(self.reports.pop().exc_type, DeliberateError)
+
+    def test_local_variables_of_the_target_stay_in_the_traceback(self):
+        def fail_with(secret):
+            fail()
+
+        worker = self.failed(lambda: fail_with(7))
+        try:
+            worker.join()
+        except DeliberateError as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            found = [frame.f_locals.get("secret") for frame, _ in frames]
+        self.assertIn(7, found)
 
     def test_an_error_that_was_joined_for_is_not_reported(self):
         worker = self.failed()

@@ -26,6 +26,7 @@ import weakref
 from collections import deque
 from multiprocessing import parent_process, util
 from numbers import Integral
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
 import paddle
@@ -76,12 +77,17 @@ class _Stopped(BaseException):
     """Ends a worker thread that was asked to stop while it waited."""
 
 
+def _call(target: Callable[[], None]) -> None:
+    target()
+
+
 def _in_state_of_caller(
-    target: Callable[[], None], generator: core.Generator
-) -> Callable[[], None]:
+    generator: core.Generator,
+) -> Callable[[Callable[[], None]], None]:
     """
-    Returns what a new thread is to run so that `target` runs there as it would
-    here and now, but for host random numbers, which come from `generator`.
+    Returns what a new thread is to call with a target so that the target runs
+    there as it would here and now, but for host random numbers, which come from
+    `generator`.
     """
     place = framework._own_expected_place()
     tracer = framework._dygraph_tracer()
@@ -90,10 +96,10 @@ def _in_state_of_caller(
     amp = core._get_amp_attrs()
     level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
     op_lists = core._get_amp_op_list()
-    target_on_streams = thread_stream.with_streams_of_creator(target)
+    call_on_streams = thread_stream.with_streams_of_creator(_call)
 
     # All of it belongs to the thread, and ends with it.
-    def in_state_of_caller() -> None:
+    def in_state_of_caller(target: Callable[[], None]) -> None:
         framework._set_expected_place(place)
         # disable_static would change the default program of the process.
         framework.global_var._dygraph_tracer_ = tracer
@@ -102,7 +108,7 @@ def _in_state_of_caller(
         amp._amp_level, amp._amp_dtype = level, dtype
         amp._use_promote = promote
         with host_context(generator=generator):
-            target_on_streams()
+            call_on_streams(target)
         if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:
             warnings.warn(
                 "The operators that paddle.amp.auto_cast casts changed while "
@@ -114,6 +120,31 @@ def _in_state_of_caller(
 
     return in_state_of_caller
 
+
+class _LocalsOfCallers:
+    """Local variables of the functions that have called a thread's target.
+
+    They refer to the thread, which keeps its exception, which keeps them by its
+    traceback: the thread would go with the next garbage collection, and not
+    when it is dropped. They are cleared when the state of the thread is, since
+    those of a function that runs cannot be.
+    """
+
+    def __init__(self, trace: TracebackType) -> None:
+        self._frames = [frame for frame, _ in walk_stack(trace.tb_frame)]
+        for frame, _ in walk_tb(trace):
+            self._frames.append(frame)
+            if frame.f_code is threading.Thread.run.__code__:
+                break
+
+    def __del__(self) -> None:
+        for frame in self._frames:
+            # A fork drops the state of a thread that may be inside one.
+            with contextlib.suppress(RuntimeError):
+                frame.clear()
+
+
+_local = threading.local()
 
 # Those with an exception, of which somebody has to be told.
 _failed: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
@@ -231,7 +262,7 @@ class WorkerThread(threading.Thread):
         self._seed = None if seed is None else _checked_seed(seed)
         self._generator = core.Generator()
         self._process: int | None = None
-        self._in_state: Callable[[], None] | None = None
+        self._in_state: Callable[[Callable[[], None]], None] | None = None
         self._stop_requested = False
         self._waits_on: _Waiters | None = None
 
@@ -251,7 +282,7 @@ class WorkerThread(threading.Thread):
             if self._seed is None:
                 self._seed = cpu_generator().random()
             self._generator.manual_seed(self._seed)
-            self._in_state = _in_state_of_caller(super().run, self._generator)
+            self._in_state = _in_state_of_caller(self._generator)
             self._process = os.getpid()
         super().start()
 
@@ -267,11 +298,12 @@ class WorkerThread(threading.Thread):
                 "start(), not run()."
             )
         try:
-            self._in_state()
+            self._in_state(super().run)
         except _Stopped:
             pass
         except BaseException as error:  # raised again by join()
             self._error, self._trace = error, error.__traceback__
+            _local.kept = _LocalsOfCallers(error.__traceback__)
             _failed.add(self)
         finally:
             self._in_state = None
