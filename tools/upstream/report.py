@@ -104,4 +104,5 @@ def render(rows: list[Row], heading: list[str], total: int) -> str:
     kinds = Counter(row.verdict.partition(" (")[0] for row in rows)
     told = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
     done = f"{len(rows)} of {total}" if len(rows) < total else f"{total}"
-    return "\n".join([*lines, "", f"Files: {done}: {'; '.join(told)}.", ""])
+    end = f": {'; '.join(told)}" if told else ""
+    return "\n".join([*lines, "", f"Files: {done}{end}.", ""])
