@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from multiprocessing import *  # noqa: F403
 
     from paddle.incubate.multiprocessing import (
+        Pool as Pool,
         Prefetcher as Prefetcher,
         WorkerThread as WorkerThread,
         by_value as by_value,
         collect_shared_memory as collect_shared_memory,
         empty_shared as empty_shared,
         get_all_sharing_strategies as get_all_sharing_strategies,
+        get_context as get_context,
         get_shared_memory_limit as get_shared_memory_limit,
         get_sharing_strategy as get_sharing_strategy,
         ipc_memory_stats as ipc_memory_stats,
