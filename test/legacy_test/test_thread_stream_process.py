@@ -54,6 +54,21 @@ def check_on(expected):
 default = current()
 """
 
+# Lets a script run the hooks that Paddle's modules of threads have for a fork.
+KEEPS_FORK_HOOKS = """
+hooks = []
+register = os.register_at_fork
+
+def keep(**hook):
+    (*_, function) = hook.values()
+    if "paddle.base.thread_" in str(getattr(function, "__module__", "")):
+        hooks.append(hook)
+    else:
+        register(**hook)
+
+os.register_at_fork = keep
+"""
+
 
 def with_checks(body: str) -> str:
     return CHECK + textwrap.dedent(body)
@@ -382,6 +397,44 @@ class TestFork(ForkTestCase):
                 check_on(handle(stream))
             check_on(default)
             """
+        )
+
+    def test_steps_of_a_fork_do_not_depend_on_the_order_of_imports(self):
+        run_script(
+            self,
+            KEEPS_FORK_HOOKS
+            + with_checks(
+                """
+                def enter(stream):
+                    with stream_guard(stream):
+                        check_on(handle(stream))
+
+                def fork(in_order):
+                    stream = Stream(devices[1])
+                    paddle.set_device(devices[1])
+                    set_stream(stream)
+
+                    def in_child():
+                        for hook in in_order(hooks):
+                            hook["after_in_child"]()
+                        assert paddle.base.framework._is_main_thread()
+                        assert places_of_new_tensors() == {devices[1]}
+                        check_on(handle(stream))
+                        # Were the stream still the thread's own, then its
+                        # context would be bound to the next one.
+                        set_stream(Stream(devices[1]))
+                        in_thread(enter, stream)
+
+                    for hook in in_order(hooks):
+                        hook.get("before", int)()
+                    forked(in_child)
+
+                assert hooks
+                in_thread(fork, list)
+                in_thread(fork, lambda hooks: hooks[::-1])
+                """
+            ),
+            self.devices,
         )
 
     def test_fork_from_a_thread_in_a_guard(self):

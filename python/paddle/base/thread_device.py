@@ -34,12 +34,11 @@ configuration state.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import core
+from . import core, thread_fork
 
 if TYPE_CHECKING:
     from .dygraph.tracer import Tracer
@@ -203,10 +202,9 @@ def has_inherited_mode(local: GlobalThreadLocal) -> bool:
     return not _is_main_thread() or local._dygraph_tracer_ is followers_tracer
 
 
-def _make_forking_thread_the_main_one() -> None:
+def _make_forking_thread_the_main_one(was_main: bool) -> None:
     from . import framework
 
-    was_main = framework._is_main_thread()
     framework._main_thread_ident = threading.get_ident()
     framework.global_var.is_main_thread_ = True
     # A guard that the fork interrupts may put one of them back as the tracer
@@ -228,5 +226,4 @@ def _make_forking_thread_the_main_one() -> None:
     framework._set_expected_place(followed if own is None else own)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_forking_thread_the_main_one)
+thread_fork.set_step(thread_fork.DEVICE, _make_forking_thread_the_main_one)

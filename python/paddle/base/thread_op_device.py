@@ -20,8 +20,9 @@ it puts "not set" back, and the process's otherwise.
 
 from __future__ import annotations
 
-import os
 import threading
+
+from . import thread_fork
 
 __all__ = []
 
@@ -59,13 +60,14 @@ def current(device_of_process: str | None) -> str | None:
     return device_of_process if own is _NOT_SET else own
 
 
-def _make_own_device_the_process_one() -> None:
+def _make_own_device_the_process_one(was_main: bool) -> None:
     from . import framework
 
-    if _op_device.own is not _NOT_SET:
+    if not was_main and _op_device.own is not _NOT_SET:
         framework._current_device = _op_device.own
         _op_device.own = _NOT_SET
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_own_device_the_process_one)
+thread_fork.set_step(
+    thread_fork.OPERATOR_DEVICE, _make_own_device_the_process_one
+)

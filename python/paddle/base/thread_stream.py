@@ -30,13 +30,12 @@ in C++, in phi/backends/thread_contexts.h.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Callable, Union
 
-from . import core, framework, libpaddle
+from . import core, framework, libpaddle, thread_fork
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -105,7 +104,6 @@ class _Own:
 class _Local(threading.local):
     def __init__(self) -> None:
         self.own = _Own()
-        self.forks_as_main = False
 
 
 _local = _Local()
@@ -302,12 +300,8 @@ def enforce_process_streams(what: str) -> None:
         )
 
 
-def _note_forking_thread() -> None:
-    _local.forks_as_main = framework._is_main_thread()
-
-
-def _make_forking_thread_the_main_one() -> None:
-    if _local.forks_as_main:
+def _make_own_streams_the_process_ones(was_main: bool) -> None:
+    if was_main:
         return
     own = _local.own.streams
     if own:
@@ -321,8 +315,7 @@ def _make_forking_thread_the_main_one() -> None:
         set_stream(stream)
 
 
-if _native is not None and hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_note_forking_thread,
-        after_in_child=_make_forking_thread_the_main_one,
+if _native is not None:
+    thread_fork.set_step(
+        thread_fork.STREAMS, _make_own_streams_the_process_ones
     )
