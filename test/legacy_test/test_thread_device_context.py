@@ -15,8 +15,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import unittest
+from unittest import mock
 
 from thread_device_base import (
     WAIT_S,
@@ -231,6 +233,35 @@ class TestContexts(unittest.TestCase):
             self.assertEqual(
                 in_thread(close_elsewhere, in_thread(begin)), {"cpu"}
             )
+
+    def test_contexts_that_are_never_left_do_not_pile_up(self):
+        def items(context):
+            with context:
+                yield 1
+                yield 2
+
+        def drop_on_another_thread(generators):
+            # Where leaving is refused, which Python can only report.
+            generators.clear()
+
+        def serve():
+            scopes = framework.global_var.device_scopes_
+            still_open = items(paddle.device.device(self.devices[1]))
+            next(still_open)
+            for i in range(50):
+                contexts = contexts_that_set(self.devices[i % 2])
+                # A guard of Python's contextlib ends when it is dropped.
+                del contexts["_dygraph_place_guard"], contexts["dygraph.guard"]
+                generators = [items(each) for each in contexts.values()]
+                for generator in generators:
+                    next(generator)
+                del contexts, generator
+                in_thread(drop_on_another_thread, generators)
+            with paddle.device.device(self.devices[0]):
+                return len(scopes)
+
+        with mock.patch.object(sys, "unraisablehook", lambda _: None):
+            self.assertEqual(in_thread(serve), 2)
 
     def test_context_of_a_device_that_is_refused_changes_nothing(self):
         context = paddle.device.device(1.5)

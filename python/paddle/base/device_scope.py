@@ -17,10 +17,15 @@ Invariant: leaving a context on a thread puts back what that thread had when it
 entered the same context last, "no place of its own" included. What is to be
 put back is kept with the thread, not with the context, so that one context
 object may be entered again before it is left, and by several threads at once.
+
+A context that is never left on its thread, such as that of a generator which is
+dropped on another one, is forgotten when its object goes: threads of a server
+never end.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from . import core, framework
@@ -29,12 +34,19 @@ from .thread_device import left_elsewhere
 __all__ = []
 
 
+class Guard:
+    """Stands for a context that is a generator."""
+
+
 def push(scope: object, saved: Any) -> None:
     """
     Notes that the calling thread has entered the context `scope` and that
     `saved` is to be put back when it leaves.
     """
-    framework.global_var.device_scopes_.append((scope, saved))
+    scopes = framework.global_var.device_scopes_
+    if scopes:
+        scopes[:] = [entry for entry in scopes if entry[0]() is not None]
+    scopes.append((weakref.ref(scope), saved))
 
 
 def pop(scope: object) -> Any:
@@ -46,7 +58,7 @@ def pop(scope: object) -> Any:
     """
     scopes = framework.global_var.device_scopes_
     for i in reversed(range(len(scopes))):
-        if scopes[i][0] is scope:
+        if scopes[i][0]() is scope:
             return scopes.pop(i)[1]
     name = f"{type(scope).__module__}.{type(scope).__qualname__}"
     raise left_elsewhere(name)
