@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import io
 import tempfile
 import threading
 import unittest
@@ -669,6 +670,65 @@ class TestWork(StreamTestCase):
             self.on_threads(load),
             np.arange(12.0).reshape([3, 4]).tolist(),
         )
+
+    def test_readers_of_paddle_reader_are_on_device_and_stream_of_their_user(
+        self,
+    ):
+        last = self.accelerators[-1]
+
+        def where(_):
+            made = paddle.ones([1])
+            return place_name(made), handle(paddle.device.current_stream(last))
+
+        def items():
+            yield from map(where, range(3))
+
+        def numbers():
+            yield from range(3)
+
+        def read(reader):
+            paddle.set_device(last)
+            with stream_guard(Stream(last)):
+                expected = where(None)
+                return [(found, expected) for found in reader()]
+
+        for reader in (
+            paddle.reader.buffered(items, 2),
+            paddle.reader.xmap_readers(where, numbers, 2, 2),
+            paddle.reader.xmap_readers(where, numbers, 2, 2, order=True),
+        ):
+            found = in_thread(read, reader)
+            self.assertEqual(len(found), 3)
+            for one, expected in found:
+                self.assertEqual(one, expected)
+            # One that follows the main thread has readers that follow, too.
+            followed = (self.devices[0], self.defaults[-1])
+            read_here = in_thread(lambda reader: list(reader()), reader)
+            self.assertEqual(read_here, [followed] * 3)
+
+    def test_async_save_is_on_device_and_stream_of_its_caller(self):
+        last = self.accelerators[-1]
+        found = []
+
+        class Probe:
+            def __reduce__(self):
+                found.append(current())
+                return Probe, ()
+
+        def current():
+            device = paddle.get_device()
+            return device, handle(paddle.device.current_stream(last))
+
+        def save():
+            paddle.set_device(last)
+            with stream_guard(Stream(last)):
+                paddle.async_save({"probe": Probe()}, io.BytesIO())
+                expected = current()
+                paddle.clear_async_save_task_queue()
+                return expected
+
+        expected = in_thread(save)
+        self.assertEqual(found, [expected])
 
     def test_static_executor(self):
         place = paddle.device._convert_to_place(self.devices[0])

@@ -238,6 +238,25 @@ def with_streams_of_creator(
     return on_streams_of_creator
 
 
+class CreatorsThread(threading.Thread):
+    """
+    A thread that works for the one that makes it, and so is on the device and
+    the streams that are current there at that time. Where the maker follows the
+    main thread's device, it does too.
+    """
+
+    def __init__(self, target: Callable[..., None], args: Any = ()) -> None:
+        place = framework.global_var.thread_expected_place_
+
+        def on_device_of_creator(*args: Any) -> None:
+            framework._set_expected_place(place)
+            target(*args)
+
+        super().__init__(
+            target=with_streams_of_creator(on_device_of_creator), args=args
+        )
+
+
 def of_contexts_in_use(program_id: Callable[..., int]) -> Callable[..., int]:
     """
     Decorator of a function that returns the number under which a program is
