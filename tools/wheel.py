@@ -50,7 +50,7 @@ from rich.console import Console
 from tools.apply import apply
 from tools.command_line import reports_errors
 from tools.series import PatchError
-from tools.tree import SUPPORTED, open_tree
+from tools.tree import SUPPORTED, open_tree, run_git
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
@@ -198,6 +198,47 @@ def set_version(folder: Path, version: Version) -> None:
     info.rename(info.with_name(f"{name}-{version}.dist-info"))
 
 
+def commit_of(repo: Path) -> str | None:
+    """Returns the commit that is checked out, with "-dirty" where files differ
+    from it; None where the folder is in no git repository."""
+    described = run_git(
+        repo, "describe --always --dirty --abbrev=40 --exclude=*"
+    )
+    return None if described.returncode else described.stdout.strip()
+
+
+def tell_version(package: Path, version: Version, commit: str | None) -> None:
+    """Makes `paddle.version` say what this wheel is.
+
+    What other code compares, `paddle.__version__` first of all, stays that of
+    the base.
+
+    Raises:
+        PatchError: the file is not as Paddle generates it.
+    """
+    path = package / "version" / "__init__.py"
+    text = path.read_text(encoding="utf-8")
+    for anchor, lines in (
+        (
+            r"^full_version\b.*\n",
+            rf"\g<0>local_version    = {str(version)!r}\n"
+            rf"patches_commit   = {commit!r}\n",
+        ),
+        (
+            r"^    print\('cuda:', cuda_version\)\n",
+            r"    print('local_version:', local_version)\n"
+            r"    print('patches_commit:', patches_commit)\n"
+            r"    print('base_commit:', commit)\n\g<0>",
+        ),
+    ):
+        text, count = re.subn(anchor, lines, text, flags=re.MULTILINE)
+        if count != 1:
+            raise PatchError(
+                f"{path} has {count} lines like {anchor!r} instead of one"
+            )
+    path.write_text(text, encoding="utf-8")
+
+
 def check_can_compile(base: Path) -> None:
     """Makes sure that an extension module for a wheel can be compiled here.
 
@@ -323,6 +364,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
         (folder,) = Path(scratch).iterdir()
         apply(repo, open_tree(folder))
         add_to_tensor_stub(repo, folder / "paddle")
+        tell_version(folder / "paddle", version, commit_of(repo))
         with step("compiling the extension modules"):
             add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)

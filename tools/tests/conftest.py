@@ -44,7 +44,17 @@ PADDLE = {
     FRAMEWORK: functions(30),
     DEVICE: functions(6) + "\n\n@cached\ndef last(x):\n    return x\n",
     CORE: "// Core\nint first() { return 1; }\nint second() { return 2; }\n",
-    VERSION: "import inspect\n\nfull_version     = '3.3.0'\nmajor = '3'\n",
+    VERSION: """import inspect
+
+full_version     = '3.3.0'
+major            = '3'
+cuda_version     = 'False'
+commit           = 'cbf34691'
+
+def show() -> None:
+    print('full_version:', full_version)
+    print('cuda:', cuda_version)
+""",
 }
 
 # Each patch: its subject, the replacements it makes, its own files.

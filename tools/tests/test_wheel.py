@@ -25,12 +25,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.version import Version
 
 from tools import wheel as wheel_tool
 from tools.series import PatchError
-from tools.tests.conftest import DEVICE, OWN, replace, write
+from tools.tests.conftest import DEVICE, OWN, VERSION, commit, replace, write
+from tools.tree import git
 from tools.wheel import beside_python, build, version_of
 
 METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
@@ -147,6 +149,64 @@ def test_version_is_local_and_the_same_everywhere(official, repo, tmp_path):
     assert infos == {info}
     assert f"\nVersion: {version}\n" in metadata
     assert metadata.endswith("\nVersion: none\n")
+
+
+def version_module(made):
+    """Returns what the module `paddle.version` of a wheel has, by name."""
+    with zipfile.ZipFile(made) as archive:
+        source = archive.read(VERSION[len("python/") :]).decode()
+    names = {}
+    exec(source, names)
+    return names
+
+
+def test_paddle_version_tells_what_the_wheel_is(
+    official, repo, tmp_path, capsys
+):
+    made = build(official, tmp_path / "out", repo)
+    names = version_module(made)
+    assert names["local_version"] == str(version_of(made))
+    assert names["patches_commit"] is None
+    capsys.readouterr()
+    names["show"]()
+    assert capsys.readouterr().out.splitlines() == [
+        "full_version: 3.3.0",
+        f"local_version: {version_of(made)}",
+        "patches_commit: None",
+        "base_commit: cbf34691",
+        "cuda: False",
+    ]
+
+
+def test_what_code_compares_is_the_version_of_the_base(
+    official, repo, tmp_path
+):
+    names = version_module(build(official, tmp_path / "out", repo))
+    assert names["full_version"] == "3.3.0"
+    assert names["commit"] == "cbf34691"
+    assert Version(names["local_version"]) > Version(names["full_version"])
+    assert Version(names["local_version"]) in SpecifierSet("==3.3.0")
+
+
+def test_paddle_version_has_the_commit_of_the_patches(official, repo, tmp_path):
+    git(repo, "init --quiet")
+    commit(repo, "The patches")
+    head = git(repo, "rev-parse HEAD").strip()
+    made = build(official, tmp_path / "clean", repo)
+    assert version_module(made)["patches_commit"] == head
+    with (repo / OWN).open("a") as file:
+        file.write("# changed\n")
+    made = build(official, tmp_path / "changed", repo)
+    assert version_module(made)["patches_commit"] == f"{head}-dirty"
+
+
+def test_version_module_of_another_form_is_named(wheel, repo, tmp_path):
+    path = VERSION[len("python/") :]
+    replace(wheel / path, "    print('cuda:', cuda_version)\n", "")
+    base = pack(wheel, tmp_path / "official")
+    with pytest.raises(PatchError, match=r"version/__init__\.py has 0 lines"):
+        build(base, tmp_path / "out", repo)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_local_version_of_the_base_is_kept(wheel, repo, tmp_path):
