@@ -15,10 +15,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
 import textwrap
+import threading
 import unittest
 import weakref
 
@@ -28,8 +30,10 @@ from thread_device_base import (
     StreamTestCase,
     Worker,
     current_handles,
+    handle,
     in_thread,
     on_every_device_list,
+    places_of_new_tensors,
     run_script,
 )
 
@@ -74,6 +78,33 @@ def with_checks(body: str) -> str:
     return CHECK + textwrap.dedent(body)
 
 
+def run_on_a_foreign_thread(*callbacks):
+    """
+    Runs each function as a callback of its own, all on one thread that Python
+    does not make: the second one of a team of OpenMP, which stays for the next
+    team.
+    """
+    openmp = ctypes.CDLL("libgomp.so.1")
+    caller, threads, errors = threading.get_ident(), set(), []
+
+    for callback in callbacks:
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def region(_, callback=callback):
+            if threading.get_ident() == caller:
+                return
+            threads.add(threading.get_native_id())
+            try:
+                callback()
+            except BaseException as error:  # raised again below
+                errors.append(error)
+
+        openmp.GOMP_parallel(region, None, 2, 0)
+        for error in errors:
+            raise error
+    assert len(threads) == 1, threads
+
+
 def compute_in_new_process(devices: list[str]):
     """Checks, in a process that another one has started, that it is as new."""
     paddle.set_device(devices[0])
@@ -86,7 +117,67 @@ def compute_in_new_process(devices: list[str]):
 
 
 @on_every_device_list
+class TestForeignThreads(StreamTestCase):
+    """Threads that Python does not make, and that call back into it."""
+
+    def setUp(self):
+        super().setUp()
+        self.stream = Stream(self.accelerators[-1])
+        self.states = []
+
+    def set_own(self):
+        paddle.set_device(self.accelerators[-1])
+        set_stream(self.stream)
+
+    def check_own(self):
+        self.assertEqual(places_of_new_tensors(), {self.accelerators[-1]})
+        self.assertEqual(self.current()[-1], handle(self.stream))
+
+    def test_device_and_stream_end_with_the_callback(self):
+        def check_none():
+            self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+            self.assertEqual(self.current(), self.defaults)
+
+        run_on_a_foreign_thread(self.set_own, check_none)
+
+    def test_they_stay_as_long_as_the_state_of_the_thread_is_kept(self):
+        def keep():
+            self.states.append(ctypes.pythonapi.PyGILState_Ensure())
+            self.set_own()
+
+        def let_go():
+            self.check_own()
+            ctypes.pythonapi.PyGILState_Release(self.states.pop())
+
+        run_on_a_foreign_thread(keep, self.check_own, let_go)
+
+    def test_contexts_that_each_callback_enters_are_in_force(self):
+        def callback():
+            with paddle.device.device(self.accelerators[-1]):
+                with stream_guard(self.stream):
+                    self.check_own()
+
+        run_on_a_foreign_thread(callback, callback)
+
+
+@on_every_device_list
 class TestEndOfThread(StreamTestCase):
+    def test_what_goes_before_the_thread_ends_goes_on_its_device(self):
+        # What goes with the thread's state may find the main thread's.
+        found, local = [], threading.local()
+
+        class Probe:
+            def __del__(self):
+                found.append(paddle.get_device())
+
+        def own():
+            paddle.set_device(self.accelerators[-1])
+            local.probe = Probe()
+            local.__dict__.clear()
+
+        in_thread(own)
+        self.assertEqual(found, [self.accelerators[-1]])
+
     def test_stream_goes_with_the_thread_that_has_set_it(self):
         def own():
             stream = Stream()
