@@ -21,8 +21,8 @@ from paddle.base import core
 
 def device_counts() -> dict[str, int]:
     """
-    Returns the number of devices by type, as `paddle.set_device` has it, without
-    the CPU.
+    Returns the number of devices per type, by the names of `paddle.set_device`
+    and without the CPU.
     """
     counts = {
         kind: core.get_custom_device_count(kind)
