@@ -85,23 +85,23 @@ def run_on_a_foreign_thread(*callbacks):
     team.
     """
     openmp = ctypes.CDLL("libgomp.so.1")
-    caller, threads, errors = threading.get_ident(), set(), []
+    caller, left = threading.get_ident(), list(callbacks)
+    threads, errors = set(), []
 
-    for callback in callbacks:
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def region(_):
+        if threading.get_ident() == caller:
+            return
+        threads.add(threading.get_native_id())
+        try:
+            left.pop(0)()
+        except BaseException as error:  # raised again below
+            errors.append(error)
 
-        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        def region(_, callback=callback):
-            if threading.get_ident() == caller:
-                return
-            threads.add(threading.get_native_id())
-            try:
-                callback()
-            except BaseException as error:  # raised again below
-                errors.append(error)
-
+    while left and not errors:
         openmp.GOMP_parallel(region, None, 2, 0)
-        for error in errors:
-            raise error
+    for error in errors:
+        raise error
     assert len(threads) == 1, threads
 
 

@@ -54,8 +54,9 @@ set(repo_allocation "${repo}/paddle/phi/core/memory/allocation")
 # depends on that. A Paddle for CUDA needs the headers of CUDA and of cuDNN.
 set(version_file "${PADDLE_ROOT}/version/__init__.py")
 if(NOT EXISTS "${version_file}")
-  message(FATAL_ERROR "PADDLE_ROOT has no version/__init__.py, which tells what "
-                      "Paddle was built for. Pass the package of a wheel.")
+  message(
+    FATAL_ERROR "PADDLE_ROOT has no version/__init__.py, which tells what "
+                "Paddle was built for. Pass the package of a wheel.")
 endif()
 file(STRINGS "${version_file}" cuda_version REGEX "^cuda_version *= *'[0-9]")
 if(cuda_version)
@@ -81,9 +82,8 @@ function(paddle_module name)
   # of the compiler as well; what the module shares with libpaddle has the same
   # layout under each.
   target_compile_definitions(
-    ${name}
-    PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\" PYBIND11_STDLIB=\"\"
-            PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
+    ${name} PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\"
+                    PYBIND11_STDLIB=\"\" PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
   if(cuda_version)
     # By the library that Paddle has loaded, if it is used at all.
     target_link_libraries(${name} PRIVATE CUDA::cudart)

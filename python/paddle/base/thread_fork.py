@@ -13,8 +13,8 @@
 # limitations under the License.
 """What a fork makes of the state of threads, in the child.
 
-Invariant: the forking thread becomes the main thread of the child, by steps that
-are taken in one order, whatever the order in which modules are imported.
+Invariant: the forking thread becomes the main thread of the child, by steps
+that are taken in one order, whatever the order in which modules are imported.
 """
 
 from __future__ import annotations

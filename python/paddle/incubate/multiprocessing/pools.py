@@ -277,8 +277,8 @@ def Pool(
             >>> import paddle
             >>> import paddle.multiprocessing as mp
             >>> with mp.get_context('fork').Pool(2) as pool:
-            ...     print(pool.map(paddle.Tensor.item, [paddle.ones([1])] * 2))
-            [1.0, 1.0]
+            ...     print(pool.map(len, [paddle.ones([3]), paddle.ones([2])]))
+            [3, 2]
     """
     return get_context().Pool(
         processes, initializer, initargs, maxtasksperchild

@@ -37,7 +37,7 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-constexpr int kSlow = 30000;  // microseconds
+constexpr int kSlow = 30000;   // microseconds
 constexpr int kUnknown = 999;  // an error of the driver's
 
 bool Says(const std::optional<SharedMemoryError>& error,

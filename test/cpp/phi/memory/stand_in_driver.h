@@ -26,7 +26,8 @@ void StandInFail(const char* function, int nth, int code);
 // How often this process has called the function; a child of fork starts at 0.
 int StandInCalls(const char* function);
 
-// From now on, or no more, a call of the function waits before it does anything.
+// From now on, or no more, a call of the function waits before it does
+// anything.
 void StandInHold(const char* function, bool held);
 
 // From now on streams wait this long before they set or copy memory. The
