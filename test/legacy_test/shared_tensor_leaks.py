@@ -62,6 +62,11 @@ def shared_files() -> set[str]:
     return {name for name in os.listdir(SHM) if name.startswith("paddle-")}
 
 
+def shared_files_of(family: str) -> set[str]:
+    """Returns those of one tree of processes."""
+    return {name for name in shared_files() if family in name}
+
+
 def _descriptors() -> list[str]:
     targets = []
     for number in os.listdir("/proc/self/fd"):

@@ -33,7 +33,7 @@ from shared_tensor_base import (  # noqa: F401
     tearDownModule,
     wait_until,
 )
-from shared_tensor_leaks import no_leak, shared_files
+from shared_tensor_leaks import no_leak, shared_files_of
 from test_shared_tensor_memory import private_shm
 
 import paddle
@@ -333,7 +333,7 @@ class TestBatches:
     def test_end_of_an_epoch_removes_the_files_of_its_workers(self):
         def files():
             family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-            return {name for name in shared_files() if family in name}
+            return shared_files_of(family)
 
         before = files()
         loader = iter(DataLoader(Items(image, 16), batch_size=2, num_workers=2))

@@ -37,7 +37,7 @@ from shared_tensor_base import (  # noqa: F401
     tearDownModule,
     wait_until,
 )
-from shared_tensor_leaks import no_leak, shared_files
+from shared_tensor_leaks import no_leak, shared_files_of
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
@@ -57,11 +57,10 @@ SCRIPT = """
 import gc
 import json
 import test_dataloader_shared_memory as module
-from shared_tensor_leaks import shared_files
+from shared_tensor_leaks import shared_files_of
 
 def files():
-    family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-    return [name for name in shared_files() if family in name]
+    return shared_files_of(os.environ["PADDLE_SHARED_MEMORY_FAMILY"])
 
 def loader(item=module.image):
     return paddle.io.DataLoader(
@@ -141,14 +140,16 @@ class TestKilledWorker(unittest.TestCase):
     def test_message_that_nobody_receives_ends_with_its_worker(self):
         for strategy in STRATEGIES:
             with self.subTest(strategy), no_leak():
-                before = shared_files()
+                family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
+                before = shared_files_of(family)
                 sender = self.start(strategy)
                 self.assertEqual(
-                    len(shared_files() - before), strategy == "file_system"
+                    len(shared_files_of(family) - before),
+                    strategy == "file_system",
                 )
                 sender.kill()
                 remove_dead_workers()
-                self.assertEqual(shared_files() - before, set())
+                self.assertEqual(shared_files_of(family) - before, set())
                 with self.assertRaises((RuntimeError, ValueError)):
                     pickle.loads(sender.first)
 
@@ -208,8 +209,7 @@ class TestKilledParent(unittest.TestCase):
             lambda: not any(is_running(pid) for pid in pids),
             "end of the workers",
         )
-        left = {name for name in shared_files() if family in name}
-        self.assertEqual(left, set())
+        self.assertEqual(shared_files_of(family), set())
 
     def start(self, rest):
         return start_script(
