@@ -27,7 +27,12 @@ import unittest
 from typing import TYPE_CHECKING
 
 import numpy as np
-from host_device_control import Operation, delay, take_trace
+from host_device_control import (
+    Operation,
+    delay,
+    take_trace,
+    with_ample_delay,
+)
 
 import paddle
 from paddle import nn
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 DEVICE_TYPE = "custom_cpu"
 MEBI = 1 << 20
+DELAY = 200_000  # In microseconds: ample time for what does not wait.
 
 
 def setUpModule() -> None:
@@ -74,7 +80,7 @@ def run_python(
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -271,8 +277,6 @@ class TestStreams(HostDeviceTest):
 class TestKernels(HostDeviceTest):
     """The device has kernels for float32, which run on its streams."""
 
-    DELAY = 200_000  # In microseconds: ample time for what does not wait.
-
     def operations_of(self, run: Callable[[], object]) -> list[Operation]:
         """Return the operations on device 0 that a call leads to."""
         paddle.device.synchronize(name_of(0))
@@ -426,15 +430,16 @@ class TestKernels(HostDeviceTest):
 
     def test_a_cpu_kernel_uses_what_delayed_kernels_are_yet_to_compute(self):
         x = paddle.zeros([4])
-        with delay(0, self.DELAY):
+        with delay(0, DELAY):
             x = x + 1
         np.testing.assert_allclose(paddle.exp(x).numpy(), np.full([4], np.e))
 
+    @with_ample_delay
     def test_a_stream_that_does_not_wait_for_another_reads_too_early(self):
         x = paddle.ones([4])
         producer = paddle.device.Stream(name_of(0))
         consumer = paddle.device.Stream(name_of(0))
-        with delay(0, self.DELAY, producer.stream_base.raw_stream):
+        with delay(0, DELAY, producer.stream_base.raw_stream):
             with paddle.device.stream_guard(producer):
                 x.scale_(5.0)
         with paddle.device.stream_guard(consumer):
@@ -450,7 +455,7 @@ class TestKernels(HostDeviceTest):
         results = []
 
         def produce_and_consume() -> None:
-            with delay(0, self.DELAY, producer.stream_base.raw_stream):
+            with delay(0, DELAY, producer.stream_base.raw_stream):
                 with paddle.device.stream_guard(producer):
                     x.scale_(5.0)
             consumer.wait_event(producer.record_event())
@@ -462,11 +467,12 @@ class TestKernels(HostDeviceTest):
         ran = {operation.kind: operation for operation in trace}
         self.assertLessEqual(ran["scale"].end_ns, ran["add"].begin_ns)
 
+    @with_ample_delay
     def test_kernels_on_streams_without_order_overlap(self):
         x = paddle.ones([4])
 
         def on_two_streams() -> None:
-            with delay(0, self.DELAY):
+            with delay(0, DELAY):
                 for kernel in (paddle.scale, nn.functional.relu):
                     stream = paddle.device.Stream(name_of(0))
                     with paddle.device.stream_guard(stream):
@@ -500,6 +506,23 @@ class TestControl(HostDeviceTest):
         paddle.ones([2])
         event.record(stream)
         self.assertTrue(event.query())
+
+    def test_a_test_fails_with_the_longest_delay_alone(self):
+        used = []
+
+        def record(failing):
+            @with_ample_delay
+            def test(case):
+                used.append(DELAY)
+                case.assertNotIn(len(used), failing)
+
+            return test
+
+        record(failing=[1, 2])(self)
+        self.assertEqual(used, [DELAY, 10 * DELAY, 30 * DELAY])
+        used.clear()
+        with self.assertRaises(AssertionError):
+            record(failing=[1, 2, 3])(self)
 
     def test_a_delay_that_the_device_refuses_raises(self):
         for device, microseconds, stream in (

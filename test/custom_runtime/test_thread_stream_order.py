@@ -28,7 +28,12 @@ import unittest
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from host_device_control import Operation, delay, take_trace
+from host_device_control import (
+    Operation,
+    delay,
+    take_trace,
+    with_ample_delay,
+)
 from test_host_device import DEVICE_TYPE, name_of, setUpModule
 
 import paddle
@@ -388,22 +393,26 @@ class TestMemoryInUse(StreamTest):
 
         in_threads(read_late, refill)
 
+    @with_ample_delay
     def test_input_made_by_a_kernel(self):
         self.assert_input_outlives_its_kernel(
             lambda value: paddle.full([SIZE], value)
         )
 
+    @with_ample_delay
     def test_input_made_from_numpy(self):
         self.assert_input_outlives_its_kernel(
             lambda value: paddle.to_tensor(np.full(SIZE, value, "float32"))
         )
 
+    @with_ample_delay
     def test_input_made_by_clone(self):
         originals = {value: filled(value) for value in (1.0, 7.0)}
         self.assert_input_outlives_its_kernel(
             lambda value: originals[value].clone()
         )
 
+    @with_ample_delay
     def test_result_that_is_dropped_before_it_is_computed(self):
         stream = Stream()
 
@@ -417,6 +426,7 @@ class TestMemoryInUse(StreamTest):
         stream.synchronize()
         self.assert_holds(x, 7.0)
 
+    @with_ample_delay
     def test_result_that_another_thread_drops(self):
         stream = Stream()
 
@@ -465,10 +475,12 @@ class TestOverlap(StreamTest):
         self.assertEqual({each.kind for each in trace}, {"scale", "relu"})
         return trace
 
+    @with_ample_delay
     def test_threads_with_streams_run_side_by_side(self):
         first, second = self.on_two_threads(Stream(), Stream())
         self.assertTrue(overlap(first, second))
 
+    @with_ample_delay
     def test_a_thread_with_a_stream_runs_beside_one_without(self):
         first, second = self.on_two_threads(Stream(), None)
         self.assertTrue(overlap(first, second))
@@ -482,6 +494,7 @@ class TestOverlap(StreamTest):
         first, second = self.on_two_threads(stream, stream)
         self.assertFalse(overlap(first, second))
 
+    @with_ample_delay
     def test_the_main_threads_stream_does_not_delay_a_child(self):
         x = filled(1.0)
 
@@ -498,6 +511,7 @@ class TestOverlap(StreamTest):
             in_thread(work)
             self.assertFalse(stream.query())
 
+    @with_ample_delay
     def test_a_childs_stream_does_not_delay_the_main_thread(self):
         x = filled(1.0)
         stream = Stream()
@@ -582,6 +596,7 @@ class TestWaits(StreamTest):
 
         self.assert_holds(self.on_slow_stream(copy, filled(1.0)), 5.0)
 
+    @with_ample_delay
     def test_synchronize_waits_for_the_streams_of_all_threads(self):
         streams = [Stream(), Stream()]
 
@@ -642,12 +657,14 @@ class TestEvents(StreamTest):
 
         in_thread(read)
 
+    @with_ample_delay
     def test_a_stream_that_does_not_wait_reads_too_early(self):
         event = self.scale_late()
         with self.assertRaises(AssertionError):
             self.read_after(lambda stream: None)
         self.assertFalse(event.query())
 
+    @with_ample_delay
     def test_event_recorded_without_a_stream_is_pending_with_the_threads(self):
         event = self.scale_late()
         self.assertTrue(self.default.query())
@@ -659,6 +676,7 @@ class TestEvents(StreamTest):
         event = self.scale_late()
         self.read_after(lambda stream: stream.wait_event(event))
 
+    @with_ample_delay
     def test_wait_stream(self):
         event = self.scale_late()
         self.assertFalse(event.query())
@@ -668,6 +686,7 @@ class TestEvents(StreamTest):
         event = self.scale_late()
         self.read_after(lambda stream: event.synchronize())
 
+    @with_ample_delay
     def test_synchronize_of_a_stream(self):
         event = self.scale_late()
         self.assertFalse(event.query())

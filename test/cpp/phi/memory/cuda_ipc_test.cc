@@ -592,9 +592,11 @@ bool IsReceivedBeforeLaterWork() {
 TEST(AReceiverWaitsForNothingThatCameAfterItsMessage) {
   NEEDS_STAND_IN;
   int tries = 0;
-  while (!IsReceivedBeforeLaterWork() && ++tries < 5) {
+  // A busy machine may take longer than the later work does.
+  constexpr int kMostTries = 50;
+  while (!IsReceivedBeforeLaterWork() && ++tries < kMostTries) {
   }
-  CHECK(tries < 5);
+  CHECK(tries < kMostTries);
 }
 
 TEST(AMessageThatNobodyReceivesKeepsOneEventAlone) {
