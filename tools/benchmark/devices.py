@@ -26,12 +26,14 @@ import argparse
 import os
 import platform
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
 from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
+from tools.series import PatchError
 from tools.tree import SUPPORTED
 from tools.wheel import BUILD
 
@@ -45,7 +47,9 @@ NUMBERS = {
     "with device(...)": 2_000,
     "zeros([1])": 1_000,
     "Linear(8, 8) forward": 500,
+    "matmul of [256, 256]": 15,
 }
+TASKS = ("zeros([1])", "Linear(8, 8) forward", "matmul of [256, 256]")
 
 # What runs without the test device, on the CPU alone, and what with it. The
 # state that a child with a device leaves behind lasts, so it comes last.
@@ -53,9 +57,11 @@ ON_CPU = [
     *(("main", name) for name in NUMBERS),
     ("child", "_current_expected_place_()"),
     ("child", "zeros([1])"),
+    *(("pool of 4", name) for name in TASKS),
     *(("child with a device", name) for name in NUMBERS),
     ("main while a child has a device", "_current_expected_place_()"),
     ("main while a child has a device", "zeros([1])"),
+    *(("pool of 4 with a device", name) for name in TASKS),
 ]
 ON_TWO_DEVICES = [
     ("main", "set_device(...)"),
@@ -83,6 +89,32 @@ def measure(
         )
         print(lines[-1], flush=True)
     return lines
+
+
+def import_milliseconds(python: Path) -> float:
+    """Returns the CPU time of a process that imports Paddle."""
+    process = subprocess.Popen(
+        [str(python), "-c", "import paddle"], stderr=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise PatchError(f"{python} cannot import Paddle")
+    return (used.ru_utime + used.ru_stime) * 1e3
+
+
+def measure_import(stock: Path, ours: Path, rounds: int) -> str:
+    """Returns a line about what importing Paddle costs."""
+    pairs = [
+        (import_milliseconds(stock), import_milliseconds(ours))
+        for _ in range(rounds)
+    ]
+    before, after = (statistics.median(side) for side in zip(*pairs))
+    more = statistics.median(b - a for a, b in pairs)
+    return (
+        f"`import paddle`, CPU time in ms: {before:,.0f} on stock, "
+        f"{after:,.0f} on ours; the median difference is {more:+.1f}."
+    )
 
 
 @reports_errors
@@ -118,6 +150,8 @@ def main(argv: list[str] | None = None) -> int:
         lines += measure(*workers, cases, args.rounds)
         for worker in workers:
             worker.close()
+    lines += ["", measure_import(stock, ours, args.rounds)]
+    print(*lines[-2:], sep="\n")
     args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"\nThe table is in {args.report}")

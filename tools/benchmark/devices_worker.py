@@ -22,7 +22,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 import timeit
+from concurrent.futures import ThreadPoolExecutor
 
 import paddle
 from paddle.base import framework
@@ -58,6 +60,7 @@ def calls():
     paddle.set_device(DEVICES[0])
     linear = paddle.nn.Linear(8, 8)
     x = paddle.ones([4, 8])
+    square = paddle.ones([256, 256])
     return {
         "_current_expected_place_()": framework._current_expected_place_,
         "get_device()": paddle.get_device,
@@ -65,6 +68,7 @@ def calls():
         "with device(...)": entering(DEVICES[-1]),
         "zeros([1])": lambda: paddle.zeros([1]),
         "Linear(8, 8) forward": lambda: linear(x),
+        "matmul of [256, 256]": lambda: paddle.matmul(square, square),
     }
 
 
@@ -104,6 +108,14 @@ def with_a_device(function):
     return function()
 
 
+def seconds_of_tasks(pool, task, number):
+    """Returns what `number` tasks take that are given to a pool at once."""
+    start = time.perf_counter()
+    for future in [pool.submit(task) for _ in range(number)]:
+        future.result()
+    return time.perf_counter() - start
+
+
 WHERE = {
     "main": lambda function: function(),
     "child": on_a_thread,
@@ -129,7 +141,17 @@ def main():
     for call in what.values():
         call()
 
+    # Its threads begin with the first task.
+    pools = {
+        "pool of 4": ThreadPoolExecutor(4),
+        "pool of 4 with a device": ThreadPoolExecutor(
+            4, initializer=paddle.set_device, initargs=[DEVICES[0]]
+        ),
+    }
+
     def seconds(where, name, number):
+        if where in pools:
+            return seconds_of_tasks(pools[where], what[name], number)
         return WHERE[where](lambda: timeit.timeit(what[name], number=number))
 
     answer_questions({"seconds": seconds})

@@ -137,18 +137,47 @@ def test_lazily_bound_custom_operators_find_contexts_of_threads(
     output_of(python, IN_PADDLE, library)
 
 
-def test_paddle_that_is_bound_lazily_finds_contexts_of_threads(python):
-    code = """
-import os, sys
-sys.setdlopenflags(os.RTLD_LAZY)
+DRAWS = """
+import os
+import sys
+import threading
+
+sys.setdlopenflags(int(sys.argv[1]))
+
 import paddle
 from paddle.base import core
 from paddle.base.host_context import host_context
+
+
+def draw_inside():
+    generator = core.Generator()
+    generator.manual_seed(7)
+    with host_context(generator=generator):
+        return paddle.rand([4]).tolist()
+
+
+def compute_until(end, found):
+    while not end.is_set():
+        assert (paddle.full([4], 3.0) * 2).tolist() == [6.0] * 4
+    found.append(draw_inside())
+
+
 paddle.seed(7)
-expected = paddle.rand([4]).numpy()
-generator = core.Generator()
-generator.manual_seed(7)
-with host_context(generator=generator):
-    assert (paddle.rand([4]).numpy() == expected).all()
+expected = paddle.rand([4]).tolist()
+end, found = threading.Event(), []
+threads = [
+    threading.Thread(target=compute_until, args=[end, found]) for _ in range(8)
+]
+for thread in threads:
+    thread.start()
+assert draw_inside() == expected
+end.set()
+for thread in threads:
+    thread.join()
+assert found == [expected] * 8, found
 """
-    output_of(python, code)
+
+
+@pytest.mark.parametrize("binding", [os.RTLD_NOW, os.RTLD_LAZY])
+def test_threads_that_compute_meanwhile_find_their_contexts(binding, python):
+    output_of(python, DRAWS, binding)
