@@ -57,11 +57,14 @@ from shared_tensor_base import (  # noqa: F401
     setUpModule,
     tearDownModule,
 )
+from shared_tensor_damage import REFUSALS, damaged, no_stream
 from test_shared_tensor import DTYPES, VIEWS, matrix
 from test_shared_tensor_storm import SEED
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.base import core
+from paddle.base.shared_storage import native
 from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
 
 # How often an allocation that fails is tried again.
@@ -186,23 +189,29 @@ def forget_soon(kept):
     forget(kept)
 
 
+def address_rebuilt(handle):
+    return gpu.address(native.rebuild_tensor(handle, no_stream))
+
+
+def address_rebuilt_dense(handle):
+    return native.rebuild_dense_tensor(handle, no_stream)._ptr()
+
+
 def rebuild_damaged(kept, rebuild, handles, seed):
     """
-    Rebuilds tensors from handles with some bits changed. Returns how many had
-    an error, and how many the memory of the tensor "right".
+    Rebuilds tensors from damaged handles. Returns how many had an error, and
+    how many the memory of the tensor "right".
     """
     rng = random.Random(seed)
     errors = right = 0
     for handle in handles:
-        damaged = bytearray(handle)
-        for _ in range(rng.randint(1, 3)):
-            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        harmed = damaged(handle, rng, rng.randint(1, 3))
         try:
-            tensor = rebuild(bytes(damaged), True)
-        except Exception:
+            address = rebuild(harmed)
+        except REFUSALS:
             errors += 1
             continue
-        assert gpu.address(tensor) == gpu.address(kept["right"]), damaged.hex()
+        assert address == gpu.address(kept["right"]), harmed.hex()
         right += 1
     return errors, right
 
@@ -763,11 +772,21 @@ class TestRefusals(GpuTestCase):
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}")
         tensor = gpu.to_gpu(matrix(), 0)
         self.peer.call(keep_on_gpu, "right", tensor)
-        rebuild = reduce_tensor(tensor)[0]
-        handles = [reduce_tensor(tensor)[1][0] for _ in range(500)]
-        errors, right = self.peer.call(rebuild_damaged, rebuild, handles, SEED)
-        self.assertEqual(errors + right, len(handles))
-        self.assertGreater(errors, len(handles) // 2)
+        for rebuild in (address_rebuilt, address_rebuilt_dense):
+            handles = [reduce_tensor(tensor)[1][0] for _ in range(1000)]
+            errors, right = self.peer.call(
+                rebuild_damaged, rebuild, handles, SEED
+            )
+            self.assertEqual(errors + right, len(handles))
+            self.assertGreater(errors, len(handles) // 2)
+            self.assertGreater(right, 0)
+        sharing.collect_shared_memory(message_timeout=0)
+
+    @needs_stand_in
+    def test_views_of_gpu_memory_are_refused(self):
+        handle = reduce_tensor(vector())[1][0]
+        with self.assertRaisesRegex(ValueError, "Views are rebuilt in shared"):
+            native.rebuild_views(handle, [(core.DataType.UINT8, [1], 0)])
         sharing.collect_shared_memory(message_timeout=0)
 
 

@@ -38,7 +38,10 @@ from test_shared_tensor_memory import private_shm
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.base import core
+from paddle.base.shared_storage import native
 from paddle.io import DataLoader, Dataset, IterableDataset, get_worker_info
+from paddle.io.dataloader import shared_batch
 from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.shared_batch import BatchSharer
 
@@ -511,6 +514,25 @@ class TestErrors(LoaderTestCase):
             """,
             private_shm("size=1m"),
         )
+
+
+class TestOrders(unittest.TestCase):
+    """What a worker of a DataLoader sends may come from anyone, too."""
+
+    def rebuild(self, order: list[int]) -> list[core.DenseTensor]:
+        tensor = paddle.arange(4, dtype="float32")
+        handle = native.share_while_alive(tensor)
+        sources = [(handle, [(core.DataType.FLOAT32, [4], 0)])]
+        return shared_batch._rebuild(sources, [], order)
+
+    def test_batch_has_the_tensors_of_its_sources(self):
+        self.assertEqual(len(self.rebuild([0])), 1)
+
+    def test_order_that_names_more_tensors_than_there_are_is_refused(self):
+        # StopIteration would end the epoch without a word.
+        for order in ([0, 0], [-1], [0, 5], [-9], [2**70]):
+            with self.assertRaisesRegex(ValueError, "order"):
+                self.rebuild(order)
 
 
 if __name__ == "__main__":

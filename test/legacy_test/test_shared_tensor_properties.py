@@ -19,7 +19,7 @@ import os
 import random
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import (
@@ -38,12 +38,25 @@ from shared_tensor_base import (  # noqa: F401
     setUpModule,
     tearDownModule,
 )
+from shared_tensor_damage import (
+    SIZES,
+    View,
+    damaged,
+    extent,
+    outcome,
+    rebuilt_dense_tensor,
+    rebuilt_tensor,
+    rebuilt_views,
+    with_offset,
+)
 from shared_tensor_leaks import (
     no_leak,
 )
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.base import core
+from paddle.base.shared_storage import native
 
 SEED = int(os.environ.get("PADDLE_SHARED_TENSOR_SEED", 20261121))
 MANY = 1 << 20
@@ -136,7 +149,36 @@ recipes = st.builds(
 )
 
 
+# Numbers that are near the ends of a block of 128 bytes, or of all numbers.
+extremes = [2**64 - 1, 2**64 - 4, 2**64 - 100, 2**63, 2**62, 2**32, -1]
+offsets = st.integers(0, 140) | st.integers(90, 130) | st.sampled_from(extremes)
+lengths = st.integers(0, 40) | st.sampled_from(
+    [-1, 2**20, 2**31, 2**61, 2**62 + 1, 2**63 - 1, -(2**63), 2**64]
+)
+views = st.lists(
+    st.builds(
+        View,
+        st.sampled_from([*SIZES, core.DataType.UNDEFINED]),
+        st.lists(lengths, max_size=2) | st.lists(lengths, max_size=10),
+        st.just(0) | offsets,
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
 # Functions for `Peer.call`.
+
+
+def keep_block(kept, tensor, size):
+    """Keeps a tensor that is at the begin of a block of so many bytes."""
+    begin = tensor.data_ptr()
+    kept.setdefault("tensors", []).append(tensor)
+    kept.setdefault("blocks", []).append((begin, begin + size))
+
+
+def outcome_in_blocks(kept, rebuild, arguments):
+    return outcome(rebuild, arguments, kept["blocks"])
 
 
 def look(kept):
@@ -172,48 +214,6 @@ def read(tensor: paddle.Tensor | paddle.base.core.DenseTensor) -> None:
 def reduced(tensor: paddle.Tensor) -> tuple:
     """Returns what is pickled in the place of a tensor."""
     return ForkingPickler._extra_reducers[type(tensor)](tensor)
-
-
-def damaged(value: Any, rng: random.Random, amount: int) -> Any:
-    """Returns a value with some of its bytes and numbers changed."""
-    if isinstance(value, tuple):
-        where = rng.randrange(len(value)) if value else 0
-        return tuple(
-            damaged(item, rng, amount) if index == where else item
-            for index, item in enumerate(value)
-        )
-    if isinstance(value, bytes):
-        data = bytearray(value)
-        for _ in range(amount):
-            damage(data, rng)
-        return bytes(data)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return rng.choice((0, -1, value + 1, value - 1, 1 << 31, 1 << 62))
-    return value
-
-
-def damage(data: bytearray, rng: random.Random) -> None:
-    kind = rng.choice(("bit", "byte", "number", "cut", "longer", "swap"))
-    if not data or kind == "longer":
-        data += rng.randbytes(rng.randrange(1, 9))
-        return
-    place = rng.randrange(len(data))
-    if kind == "bit":
-        data[place] ^= 1 << rng.randrange(8)
-    elif kind == "byte":
-        data[place] = rng.choice((0, 1, 127, 128, 255))
-    elif kind == "number":
-        # Numbers of a handle begin where their size divides.
-        width = rng.choice((2, 4, 8))
-        place -= place % width
-        number = rng.choice((0, 1, 1 << 20, 2**31 - 1, 2**63 - 1, -1, -8))
-        new = (number % (1 << (8 * width))).to_bytes(width, "little")
-        data[place : place + width] = new
-    elif kind == "cut":
-        del data[place:]
-    else:
-        other = rng.randrange(len(data))
-        data[place], data[other] = data[other], data[place]
 
 
 class TestProperties(SharingTestCase):
@@ -262,6 +262,62 @@ class TestProperties(SharingTestCase):
             self.peer.call(
                 rebuild_and_read, (function, damaged(args, rng, amount))
             )
+
+    def share_blocks(self) -> list[paddle.Tensor]:
+        """Returns tensors whose blocks the peer knows, all there are."""
+        tensors = []
+        for size in (25, 6, 5000):
+            before = self.used()
+            tensors.append(paddle.arange(size, dtype="float32"))
+            native.share_tensor(tensors[-1], False, lambda _: None)
+            size = self.used() - before
+            self.peer.call(keep_block, tensors[-1], size)
+        return tensors
+
+    def check_any_handle(
+        self, rebuild, number, tensor, amount, start, *arguments
+    ):
+        rng = random.Random(number)
+        handle = native.share_while_alive(self.tensors[tensor])
+        if start is not None:
+            handle = with_offset(handle, start % 2**64)
+        arguments = (damaged(handle, rng, amount), *arguments)
+        got = self.peer.call(outcome_in_blocks, rebuild, arguments)
+        own = [extent(tensor) for tensor in self.tensors]
+        # Here the storage of a tensor may end before its block.
+        here = outcome(rebuild, arguments, own)
+        return {got, here}
+
+    def check_any_handles(self, rebuild, *arguments, examples: int) -> None:
+        """Nothing but what was sent is reached, by any handle of `rebuild`."""
+        self.tensors = self.share_blocks()
+        seen = set()
+
+        drawn = st.tuples(
+            st.integers(0, 2**32),
+            st.sampled_from([0, 0, 1, 2]),
+            st.sampled_from([0, 0, 1, 3]),
+            st.none() | offsets,
+            *arguments,
+        )
+
+        @property_of(drawn, examples=examples)
+        def check(drawn):
+            seen.update(self.check_any_handle(rebuild, *drawn))
+
+        check()
+        self.assertIn("inside", seen)
+        self.assertIn("ValueError", seen)
+        sharing.collect_shared_memory(message_timeout=0)
+
+    def test_any_handle_of_a_tensor_reaches_nothing_outside_a_block(self):
+        self.check_any_handles(rebuilt_tensor, examples=200)
+
+    def test_any_handle_of_a_dense_tensor_reaches_nothing_outside_a_block(self):
+        self.check_any_handles(rebuilt_dense_tensor, examples=200)
+
+    def test_any_views_reach_nothing_outside_a_block(self):
+        self.check_any_handles(rebuilt_views, views, examples=600)
 
     def test_handle_that_is_not_damaged_is_read(self):
         tensor = paddle.arange(5000)

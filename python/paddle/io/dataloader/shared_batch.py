@@ -294,7 +294,16 @@ def _rebuild(
         iter(native.rebuild_views(handle, views)) for handle, views in sources
     ]
     tensors.append(iter(by_itself))
-    return [next(tensors[source]) for source in order]
+    try:
+        return [next(tensors[source]) for source in order]
+    except (IndexError, StopIteration):
+        # What is raised here while a loader iterates must not end the epoch.
+        raise ValueError(
+            f"The order {order} of a received batch names a tensor that the "
+            f"batch does not have: {[len(views) for _, views in sources]} of "
+            f"its blocks and {len(by_itself)} others. It was damaged, or made "
+            "by another version of Paddle."
+        ) from None
 
 
 class BatchMessage:

@@ -368,16 +368,22 @@ void EnforceHasSize(const phi::DenseTensorMeta& meta) {
           phi::DataTypeToString(meta.dtype)));
 }
 
-void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size) {
+phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
+                                   uint64_t start,
+                                   uint64_t size) {
   PADDLE_ENFORCE_EQ(
       IsKnown(meta.dtype),
       true,
       HandleReader::Broken("unknown data type", static_cast<int>(meta.dtype)));
   std::optional<Span> span = SpanOf(meta);
+  uint64_t offset = 0;
   PADDLE_ENFORCE_EQ(
-      span && span->FitsIn(size, meta.offset),
+      span && !__builtin_add_overflow(start, meta.offset, &offset) &&
+          span->FitsIn(size, offset),
       true,
       HandleReader::Broken("the tensor reaches out of its memory", size));
+  meta.offset = offset;
+  return meta;
 }
 
 }  // namespace allocation

@@ -43,8 +43,12 @@ struct SharedTensorHandle {
 void EnforceHasHandle(const phi::DenseTensor& tensor);
 // Raises an error if a tensor of a shape and a data type cannot have memory.
 void EnforceHasSize(const phi::DenseTensorMeta& meta);
-// Raises an error if what a handle says reaches out of `size` bytes.
-void EnforceFits(const phi::DenseTensorMeta& meta, uint64_t size);
+// Returns the meta of a tensor in a storage of `size` bytes. What it is made of
+// may come from anyone, with an offset from byte `start` of the storage. Raises
+// an error if the tensor reaches out of the storage.
+phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
+                                   uint64_t start,
+                                   uint64_t size);
 
 [[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
 

@@ -241,8 +241,8 @@ phi::DenseTensor RebuildDenseTensor(const std::string& handle,
     }
     return EmptyCudaStorage(std::get<CudaDeviceUuid>(decoded.memory));
   });
-  EnforceFits(decoded.meta, storage->size());
-  return phi::DenseTensor(storage, decoded.meta);
+  return phi::DenseTensor(storage,
+                          MetaInStorage(decoded.meta, 0, storage->size()));
 }
 
 std::vector<phi::DenseTensor> RebuildViews(
@@ -256,7 +256,6 @@ std::vector<phi::DenseTensor> RebuildViews(
           "handle of a tensor that is not there."));
   const std::shared_ptr<phi::Allocation> storage =
       RaisingPaddleErrors([&] { return StorageOf(*message); });
-  const uint64_t start = message->offset;
   std::vector<phi::DenseTensor> tensors;
   tensors.reserve(views.size());
   for (const SharedView& view : views) {
@@ -264,9 +263,8 @@ std::vector<phi::DenseTensor> RebuildViews(
                               common::make_ddim(view.dims),
                               phi::DataLayout::NCHW,
                               view.offset);
-    EnforceFits(meta, storage->size() - start);
-    meta.offset += start;
-    tensors.emplace_back(storage, meta);
+    tensors.emplace_back(storage,
+                         MetaInStorage(meta, message->offset, storage->size()));
   }
   return tensors;
 }

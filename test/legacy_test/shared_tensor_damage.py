@@ -1,0 +1,152 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What tests of handles share: damage to them, and where a tensor may lie."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from typing import Any, Callable, NamedTuple
+
+import paddle
+from paddle.base import core
+from paddle.base.shared_storage import native
+
+# Where a handle has the byte of its block that its tensor begins at.
+_OFFSET_AT = 56
+# What a handle that cannot be right may raise.
+REFUSALS = (MemoryError, OSError, RuntimeError, TypeError, ValueError)
+SIZES = {
+    core.DataType.UINT8: 1,
+    core.DataType.FLOAT32: 4,
+    core.DataType.COMPLEX128: 16,
+}
+
+
+class View(NamedTuple):
+    """What `native.rebuild_views` makes a tensor of."""
+
+    dtype: core.DataType
+    dims: list[int]
+    offset: int
+
+
+def no_stream(device: int) -> int:
+    """Returns the stream for a tensor that came: the default one."""
+    return 0
+
+
+def with_offset(handle: bytes, offset: int) -> bytes:
+    """Returns the handle of a tensor that begins elsewhere in its block."""
+    moved = bytearray(handle)
+    struct.pack_into("<Q", moved, _OFFSET_AT, offset)
+    return bytes(moved)
+
+
+def extent(tensor: paddle.Tensor) -> tuple[int, int]:
+    """Returns the address of a tensor's first byte, and that behind its last.
+
+    Both are 0 if it has no elements.
+    """
+    if 0 in tensor.shape or tensor.data_ptr() is None:
+        return 0, 0
+    first = last = tensor.data_ptr()
+    for size, stride in zip(tensor.shape, tensor.strides):
+        reach = (size - 1) * stride * tensor.element_size()
+        first += min(reach, 0)
+        last += max(reach, 0)
+    return first, last + tensor.element_size()
+
+
+def rebuilt_views(handle: bytes, views: list[View]) -> list[tuple[int, int]]:
+    """Returns the extents of views that a handle is said to have."""
+    made = native.rebuild_views(handle, views)
+    assert len(made) == len(views)
+    return [
+        (begin, begin + math.prod(view.dims) * SIZES[view.dtype])
+        for view, begin in zip(views, [tensor._ptr() for tensor in made])
+    ]
+
+
+def rebuilt_tensor(handle: bytes) -> list[tuple[int, int]]:
+    """Returns the extent of the tensor that a handle is said to be of."""
+    return [extent(native.rebuild_tensor(handle, no_stream))]
+
+
+def rebuilt_dense_tensor(handle: bytes) -> list[tuple[int, int]]:
+    """Does what `rebuilt_tensor` does by way of a DenseTensor."""
+    dense = native.rebuild_dense_tensor(handle, no_stream)
+    return [extent(paddle.Tensor(dense))] if dense._is_initialized() else []
+
+
+def outcome(
+    rebuild: Callable[..., list[tuple[int, int]]],
+    arguments: tuple,
+    blocks: list[tuple[int, int]],
+) -> str:
+    """
+    Returns the name of the error that a call raised, or "inside" if what it
+    made lies in blocks. Raises AssertionError if that lies elsewhere.
+    """
+    try:
+        made = rebuild(*arguments)
+    except REFUSALS as error:
+        return type(error).__name__
+    for begin, end in made:
+        inside = any(low <= begin and end <= high for low, high in blocks)
+        assert inside or begin == end, (arguments, begin, end, blocks)
+    return "inside"
+
+
+def damaged(value: Any, rng: random.Random, amount: int) -> Any:
+    """Returns a value with some of its bytes and numbers changed."""
+    if isinstance(value, tuple):
+        where = rng.randrange(len(value)) if value else 0
+        return tuple(
+            damaged(item, rng, amount) if index == where else item
+            for index, item in enumerate(value)
+        )
+    if isinstance(value, bytes):
+        data = bytearray(value)
+        for _ in range(amount):
+            damage(data, rng)
+        return bytes(data)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return rng.choice((0, -1, value + 1, value - 1, 1 << 31, 1 << 62))
+    return value
+
+
+def damage(data: bytearray, rng: random.Random) -> None:
+    kind = rng.choice(("bit", "byte", "number", "cut", "longer", "swap"))
+    if not data or kind == "longer":
+        data += rng.randbytes(rng.randrange(1, 9))
+        return
+    place = rng.randrange(len(data))
+    if kind == "bit":
+        data[place] ^= 1 << rng.randrange(8)
+    elif kind == "byte":
+        data[place] = rng.choice((0, 1, 127, 128, 255))
+    elif kind == "number":
+        # Numbers of a handle begin where their size divides.
+        width = rng.choice((2, 4, 8))
+        place -= place % width
+        number = rng.choice((0, 1, 1 << 20, 2**31 - 1, 2**63 - 1, -1, -8))
+        new = (number % (1 << (8 * width))).to_bytes(width, "little")
+        data[place : place + width] = new
+    elif kind == "cut":
+        del data[place:]
+    else:
+        other = rng.randrange(len(data))
+        data[place], data[other] = data[other], data[place]
