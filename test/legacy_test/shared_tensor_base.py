@@ -391,16 +391,22 @@ def script_command(body: str, head: str = SCRIPT_HEAD) -> list[str]:
 
 
 def run_script(
-    case: unittest.TestCase, body: str, wrapper: tuple[str, ...] = ()
+    case: unittest.TestCase,
+    body: str,
+    wrapper: tuple[str, ...] = (),
+    variables: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """
     Runs a script to its end, by way of the command `wrapper` if there is one,
-    and fails `case` unless it exits with 0.
+    and fails `case` unless it exits with 0. It gets those of this process's
+    environment variables, too, that have been set since this began.
     """
+    environ = pristine_environment()
+    environ.update((name, os.environ[name]) for name in variables)
     process = subprocess.Popen(
         [*wrapper, *script_command(body)],
         cwd=FOLDER,
-        env=pristine_environment(),
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -28,6 +28,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -156,6 +157,35 @@ bool IsEnding(uint32_t process) {
   return false;
 }
 
+// All of a file whose size is not known beforehand; none if it cannot be read.
+std::optional<std::string> ContentOf(const std::string& path) {
+  FileDescriptor file = OpenFile(path, O_RDONLY);
+  if (!file) return std::nullopt;
+  std::string content;
+  for (char part[4096];;) {
+    ssize_t size =
+        RetryOnSignal([&] { return read(file.get(), part, sizeof(part)); });
+    if (size < 0) return std::nullopt;
+    if (size == 0) return content;
+    content.append(part, size);
+  }
+}
+
+// The user whose rights a process has; none if that cannot be known.
+std::optional<uint32_t> UserOf(uint32_t process) {
+  std::string status =
+      ContentOf("/proc/" + std::to_string(process) + "/status").value_or("");
+  size_t line = status.find("\nUid:");
+  uint32_t real = 0;
+  uint32_t effective = 0;
+  if (line == std::string::npos ||
+      std::sscanf(status.c_str() + line, "\nUid: %u %u", &real, &effective) !=
+          2) {
+    return std::nullopt;
+  }
+  return effective;
+}
+
 std::string NameOf(uint64_t family, uint64_t segment) {
   char name[80];
   std::snprintf(name,
@@ -246,12 +276,29 @@ void LeaveOutOfCoreDumps(void* base, uint64_t length) {
   madvise(base, length, MADV_DONTDUMP);
 }
 
+[[noreturn]] void ThrowNotDumpable(uint32_t pid) {
+  std::string process = std::to_string(pid);
+  throw SharedMemoryError(
+      Kind::kUnavailable,
+      "Cannot open the memfd of process " + process +
+          ", which sent a tensor: the system closes /proc/" + process +
+          "/fd to other processes of the same user. It does so when a process "
+          "is not dumpable, as after setuid. Use paddle.incubate."
+          "multiprocessing.set_sharing_strategy('file_system') in the sender, "
+          "or call prctl(PR_SET_DUMPABLE, 1) there once it has changed its "
+          "user.");
+}
+
 // Opens what is at /proc/<pid>/fd/<fd> if it is a file of this user's, and
 // nothing else: to open a device or a pipe can have effects.
 FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd) {
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   FileDescriptor place = OpenFile(path, O_PATH);
+  if (!place && errno == EACCES) {
+    if (UserOf(pid) == geteuid()) ThrowNotDumpable(pid);
+    errno = EACCES;
+  }
   struct stat file = {};
   if (!place || fstat(place.get(), &file) != 0) return FileDescriptor();
   if (!S_ISREG(file.st_mode) || file.st_uid != geteuid()) {
