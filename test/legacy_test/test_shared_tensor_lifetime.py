@@ -22,6 +22,7 @@ import sys
 import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
+from unittest import mock
 
 from shared_tensor_base import (  # noqa: F401
     FOLDER,
@@ -437,6 +438,75 @@ class TestTrees(SharingTestCase):
         names = set(done.stdout.split())
         self.assertGreaterEqual(len(names), 2, "one a process")
         self.assertEqual(names & shared_files(), set())
+
+
+# A parent that sends a message to a program and ends before the program has
+# imported Paddle, if it ever does: the program reads to the end, which is that
+# of its parent.
+SEND_AND_END = """
+import subprocess
+program = subprocess.Popen(
+    [sys.executable, "-c", os.environ["PROGRAM"]], stdin=subprocess.PIPE
+)
+tensor = paddle.arange(6)
+program.stdin.write(ForkingPickler.dumps(tensor))
+program.stdin.flush()
+print(os.environ["PADDLE_SHARED_MEMORY_FAMILY"], flush=True)
+"""
+LOAD = """
+import sys
+message = sys.stdin.buffer.read()
+import paddle
+import paddle.incubate.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+print(ForkingPickler.loads(message).sum().item())
+"""
+NEVER_IMPORT = """
+import sys
+sys.stdin.buffer.read()
+print("ends")
+"""
+# Its last words come when it has left, since handlers run backwards.
+LEAVE_FIRST = """
+import atexit, os, sys
+def wait():
+    os.write(2, b"left\\n")
+    sys.stdin.buffer.read()
+atexit.register(wait)
+import paddle
+import paddle.incubate.multiprocessing
+"""
+
+
+class TestPrograms(unittest.TestCase):
+    """Programs of a tree that have Paddle later than their parent, or not."""
+
+    def run_parent(self, program: str, script: str) -> tuple[str, set[str]]:
+        """Returns what the program says, and the files of the tree then."""
+        with mock.patch.dict(os.environ, PROGRAM=program):
+            done = run_script(self, script, variables=("PROGRAM",))
+        family, *said = done.stdout.split()
+        files = {name for name in shared_files() if f"-{family}-" in name}
+        return " ".join(said), files
+
+    def test_message_outlives_its_sender_for_a_program_that_starts(self):
+        said, files = self.run_parent(LOAD, SEND_AND_END)
+        self.assertEqual((said, files), ("15", set()))
+
+    def test_file_for_a_program_that_never_imports_paddle_goes_after_it(self):
+        said, files = self.run_parent(NEVER_IMPORT, SEND_AND_END)
+        self.assertEqual(said, "ends")
+        self.assertEqual(len(files), 1)
+        sharing.collect_shared_memory()
+        self.assertEqual(files & shared_files(), set())
+
+    def test_program_that_has_left_keeps_no_file(self):
+        script = SEND_AND_END.replace(
+            "stdin=subprocess.PIPE", "stdin=subprocess.PIPE, stderr=-1"
+        )
+        script += "assert b'left\\n' in program.stderr\n"
+        _, files = self.run_parent(LEAVE_FIRST, script)
+        self.assertEqual(files, set())
 
 
 class TestShutdown(unittest.TestCase):

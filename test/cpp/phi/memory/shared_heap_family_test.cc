@@ -15,9 +15,13 @@
 // Whose files stay in /dev/shm, and whose do not.
 
 #include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -119,6 +123,155 @@ TEST(AFileOfTheFamilyThatNobodyNeedsIsRemovedByCollect) {
     Heap().Collect(0.0);
     return Files().empty();
   }));
+}
+
+// Another program, which never joins a family. It waits to be ended.
+class Program {
+ public:
+  explicit Program(std::string variable) {
+    std::string name = "sleep";
+    std::string forever = "infinity";
+    std::array<char*, 3> arguments = {name.data(), forever.data(), nullptr};
+    std::array<char*, 2> environment = {variable.data(), nullptr};
+    if (variable.empty()) environment[0] = nullptr;
+    REQUIRE(posix_spawnp(&pid_,
+                         name.c_str(),
+                         nullptr,
+                         nullptr,
+                         arguments.data(),
+                         environment.data()) == 0);
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    Kill();
+    waitpid(pid_, nullptr, 0);
+  }
+
+  // Leaves a zombie.
+  void Kill() const {
+    kill(pid_, SIGKILL);
+    siginfo_t end = {};
+    waitid(P_PID, pid_, &end, WEXITED | WNOWAIT);
+  }
+
+ private:
+  pid_t pid_{0};
+};
+
+std::string VariableOf(uint64_t family) {
+  char variable[64];
+  std::snprintf(variable,
+                sizeof(variable),
+                "PADDLE_SHARED_MEMORY_FAMILY=%016" PRIx64,
+                family);
+  return variable;
+}
+
+// Sends a message as a process that exits, or is killed, thereafter.
+SharedMessage SendAndLeave(int family) {
+  Worker sender([&](const Channel& channel) { SendOnce(channel, family); });
+  const auto message = sender.channel().Receive<SharedMessage>();
+  sender.channel().Signal();
+  sender.Finish();
+  return message;
+}
+
+void SendAndBeKilled(int family) {
+  Worker sender([&](const Channel& channel) { SendOnce(channel, family); });
+  sender.channel().Receive<SharedMessage>();
+  sender.Kill();
+}
+
+TEST(AMessageOutlivesItsSenderForAProcessThatIsYetToJoin) {
+  const Program program(VariableOf(Family(1)));
+  const SharedMessage message = SendAndLeave(1);
+  CHECK(FilesOf(Family(1)).size() == 1);
+  Worker late([&](const Channel&) {
+    Join(1);
+    CHECK(HasContent(Heap().Receive(message).block, 1));
+  });
+  late.Finish();
+  program.Kill();
+  Heap().Collect({});
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(AFileThatWasKeptForAProcessIsRemovedOnceThatHasEnded) {
+  const Program program(VariableOf(Family(1)));
+  SendAndLeave(1);
+  Heap().Collect({});
+  CHECK(FilesOf(Family(1)).size() == 1);
+  program.Kill();
+  Heap().Collect({});
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(AFileOfAKilledProcessStaysForOneThatIsYetToJoin) {
+  const Program program(VariableOf(Family(1)));
+  SendAndBeKilled(1);
+  for (int i = 0; i < 20; ++i) Heap().Collect({});
+  CHECK(FilesOf(Family(1)).size() == 1);
+  program.Kill();
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return FilesOf(Family(1)).empty();
+  }));
+}
+
+TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
+  // Of a process of its own, so that senders inherit no family.
+  Worker collector([](const Channel& channel) {
+    Heap();
+    while (channel.SaysMore()) {
+      channel.Await();
+      Heap().Collect({});
+      channel.Signal();
+    }
+  });
+  const auto collect = [&] {
+    collector.channel().Signal();
+    collector.channel().Await();
+  };
+  for (int round = 0; round < 50; ++round) {
+    SendAndBeKilled(1);
+    const Program program(VariableOf(Family(1)));
+    for (int i = 0; i < 5; ++i) collect();
+    CHECK(FilesOf(Family(1)).size() == 1);
+    program.Kill();
+    CHECK(Eventually([&] {
+      collect();
+      return FilesOf(Family(1)).empty();
+    }));
+  }
+  collector.Finish();
+}
+
+TEST(MessagesThatAreGivenUpKeepNoFileForAProcessThatIsYetToJoin) {
+  const Program program(VariableOf(Family(1)));
+  SendAndLeave(1);
+  Heap().Collect(0.0);
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(AFileWithoutMessagesIsRemovedWhoeverIsYetToJoin) {
+  const Program program(VariableOf(Family(1)));
+  Worker sender([](const Channel&) {
+    Join(1);
+    Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1));
+  });
+  sender.Finish();
+  CHECK(FilesOf(Family(1)).empty());
+}
+
+TEST(ProcessesOfOtherFamiliesKeepNoFile) {
+  const Program other(VariableOf(Family(2)));
+  const Program none("");
+  const Program longer("NOT_" + VariableOf(Family(1)));
+  const Program zombie(VariableOf(Family(1)));
+  zombie.Kill();
+  SendAndLeave(1);
+  CHECK(FilesOf(Family(1)).empty());
 }
 
 TEST(AFileHasAccessForItsUserAlone) {

@@ -27,8 +27,11 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -801,6 +804,104 @@ class Candidate {
   FileDescriptor file_;
 };
 
+// A process that was started with a family in its environment, and that may
+// still join it: until it has imported Paddle it has no lock that says so.
+//
+// Looks at all processes of the user once, when it is asked for the first time.
+class StartingProcesses {
+ public:
+  // `folder` is that whose locks say who is alive.
+  explicit StartingProcesses(int folder) { fstat(folder, &folder_); }
+
+  // Whether there may be one of the family.
+  bool MayJoin(uint64_t family) {
+    if (!looked_) Look();
+    return some_cannot_be_known_ || families_.count(family) != 0;
+  }
+
+ private:
+  void Look() {
+    looked_ = true;
+    std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc"), closedir);
+    if (!all) return;
+    while (const dirent* entry = readdir(all.get())) {
+      uint32_t process = std::strtoul(entry->d_name, nullptr, 10);
+      if (process == 0 || process == static_cast<uint32_t>(getpid())) continue;
+      LookAt("/proc/" + std::string(entry->d_name));
+    }
+  }
+
+  void LookAt(const std::string& process) {
+    struct stat owner = {};
+    if (stat(process.c_str(), &owner) != 0 || owner.st_uid != geteuid()) return;
+    std::optional<std::string> environment = ContentOf(process + "/environ");
+    if (!environment) return;
+    if (environment->empty()) {
+      some_cannot_be_known_ |= IsStartingProgram(process);
+      return;
+    }
+    uint64_t family = FamilyIn(*environment);
+    if (family != 0 && !HasLeft(process)) families_.insert(family);
+  }
+
+  static uint64_t FamilyIn(const std::string& environment) {
+    // As python/paddle/incubate/multiprocessing/sharing.py names it.
+    static const std::string variable("PADDLE_SHARED_MEMORY_FAMILY=");
+    for (size_t at = 0; at < environment.size();
+         at = environment.find('\0', at) + 1) {
+      if (environment.compare(at, variable.size(), variable) == 0) {
+        const char* value = environment.c_str() + at + variable.size();
+        return std::strtoull(value, nullptr, 16);
+      }
+      if (environment.find('\0', at) == std::string::npos) break;
+    }
+    return 0;
+  }
+
+  // Whether a process has no environment yet, because it is about to run
+  // another program. Zombies and threads of the kernel have none either.
+  static bool IsStartingProgram(const std::string& process) {
+    constexpr unsigned kExiting = 0x4;
+    constexpr unsigned kOfKernel = 0x200000;
+    constexpr int kFlags = 9;  // numbers of fields, the first being 1
+    constexpr int kEndOfEnvironment = 51;
+    std::string text = ContentOf(process + "/stat").value_or("");
+    size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) return false;
+    std::istringstream fields(text.substr(name_end + 1));
+    std::string field;
+    for (int number = 3; fields >> field; ++number) {
+      if (number == 3 && (field == "Z" || field == "X")) return false;
+      if (number == kFlags &&
+          (std::strtoul(field.c_str(), nullptr, 10) & (kExiting | kOfKernel))) {
+        return false;
+      }
+      if (number == kEndOfEnvironment) return field == "0";
+    }
+    return false;
+  }
+
+  // Whether a process has joined and left: it then has the folder open twice.
+  bool HasLeft(const std::string& process) const {
+    std::string folder = process + "/fd/";
+    std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), closedir);
+    int count = 0;
+    while (const dirent* entry = all ? readdir(all.get()) : nullptr) {
+      struct stat file = {};
+      if (stat((folder + entry->d_name).c_str(), &file) == 0 &&
+          file.st_dev == folder_.st_dev && file.st_ino == folder_.st_ino) {
+        ++count;
+      }
+    }
+    return count > 1;
+  }
+
+  struct stat folder_ = {};
+  bool looked_{false};
+  bool some_cannot_be_known_{false};
+  std::set<uint64_t> families_;
+};
+
 }  // namespace
 
 SharedFamily::SharedFamily(uint64_t family) : family_(family) { Lock(); }
@@ -822,12 +923,14 @@ void SharedFamily::Stay() {
 void SharedFamily::RemoveAbandoned(uint64_t deadline) {
   Stay();
   if (!folder_.IsIntact()) return;
+  StartingProcesses starting(folder_.get());
   for (const std::string& name : FilesOfUser()) {
     uint64_t family = FamilyInName(name);
     if (family != family_ && IsLocked(folder_.get(), ByteOf(family))) continue;
     Candidate file(name);
     if (file.NobodyAttached() &&
-        (family != family_ || file.NoMessages(deadline))) {
+        (file.NoMessages(deadline) ||
+         (family != family_ && !starting.MayJoin(family)))) {
       file.Remove();
     }
   }
@@ -835,18 +938,25 @@ void SharedFamily::RemoveAbandoned(uint64_t deadline) {
 
 void SharedFamily::Leave() {
   if (inherited_ || !folder_.IsIntact()) return;
+  // Before the lock goes: a process that has neither may still join.
+  left_ = FileDescriptor(fcntl(folder_.get(), F_DUPFD_CLOEXEC, 0));
   SetLock(folder_.get(), F_UNLCK, ByteOf(family_), 1);
   if (IsLocked(folder_.get(), ByteOf(family_))) return;
+  StartingProcesses starting(folder_.get());
   for (const std::string& name : FilesOfUser()) {
     if (FamilyInName(name) != family_) continue;
     Candidate file(name);
-    if (file.AllLeaving()) file.Remove();
+    if (file.AllLeaving() &&
+        (file.NoMessages(0) || !starting.MayJoin(family_))) {
+      file.Remove();
+    }
   }
 }
 
 void SharedFamily::ChildAfterFork() {
   // The parent's description, which the child shares, must not outlive it.
   FileDescriptor shared = std::move(folder_);
+  left_ = FileDescriptor();
   if (Lock()) return;
   folder_ = std::move(shared);
   inherited_ = true;

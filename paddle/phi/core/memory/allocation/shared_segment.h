@@ -207,6 +207,9 @@ class SharedSegment {
 // Invariant: as long as the object exists, the family is seen to be alive, so
 // that nobody removes its files. Like a slot, a family is a byte range lock:
 // on the folder of the files, which needs no file of its own.
+//
+// A process that was started with the family in its environment may join later.
+// So a file with messages stays while there is one, lock or not.
 class SharedFamily {
  public:
   explicit SharedFamily(uint64_t family);
@@ -214,10 +217,11 @@ class SharedFamily {
   uint64_t id() const { return family_; }
   // Takes the lock again if someone closed its descriptor.
   void Stay();
-  // Removes the files of families that are dead, and files of this one that
-  // nobody is attached to and no message sent after `deadline` needs.
+  // Removes files that nobody is attached to: those that no message sent after
+  // `deadline` needs, and those of families that are dead.
   void RemoveAbandoned(uint64_t deadline);
-  // To be called when this process exits: who is the last removes all files.
+  // To be called when this process exits: who is the last removes all files but
+  // those with messages for a process that has yet to join.
   void Leave();
   void ChildAfterFork();
 
@@ -227,6 +231,7 @@ class SharedFamily {
 
   uint64_t family_;
   FileDescriptor folder_;
+  FileDescriptor left_;    // the folder again, once this process has left
   bool inherited_{false};  // the lock is the parent's too
 };
 
