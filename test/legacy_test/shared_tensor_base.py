@@ -41,6 +41,7 @@ WAIT_S = 180
 STRATEGIES = ("file_system", "file_descriptor")
 START_METHODS = ("fork", "spawn", "forkserver")
 LONG = os.environ.get("PADDLE_SHARED_TENSOR_LONG") == "1"
+LARGE = 64 << 20  # bytes; no test sends more at once
 _END = b"end"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -285,13 +286,17 @@ class SharingTestCase(unittest.TestCase):
     def setUp(self):
         if self.method is not None and not (self.peer and self.peer.alive):
             type(self).peer = self.new_peer()
-            # From here on both have a segment of each kind, and the other's:
-            # a process keeps those it made for the next tensors.
+            # From here on both have segments of each kind that have room for
+            # what the tests send, and the other's: a process keeps those it
+            # made for the next tensors.
             for strategy in STRATEGIES:
                 sharing.set_sharing_strategy(strategy)
-                self.peer.call(echo, paddle.ones([4]))
-                self.peer.call(_fresh, strategy)
+                for size in (4, LARGE):
+                    self.peer.call(echo, paddle.empty([size], "uint8"))
+                    self.peer.call(_fresh, strategy, size)
             sharing.set_sharing_strategy(self.strategy)
+            sharing.collect_shared_memory()
+            self.peer.call(collect_in_peer)
 
     def new_peer(self, **kept: Any) -> Peer:
         """Returns a peer, which the caller closes."""
@@ -313,12 +318,13 @@ class SharingTestCase(unittest.TestCase):
         return sharing.shared_memory_stats()["used"]
 
 
-def _fresh(kept, strategy):
+def _fresh(kept, strategy, size):
     before = sharing.get_sharing_strategy()
     sharing.set_sharing_strategy(strategy)
     try:
         # Pickled here, with this strategy.
-        return ForkingPickler.loads(ForkingPickler.dumps(paddle.ones([4])))
+        tensor = paddle.empty([size], "uint8")
+        return ForkingPickler.loads(ForkingPickler.dumps(tensor))
     finally:
         sharing.set_sharing_strategy(before)
 

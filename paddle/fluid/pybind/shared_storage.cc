@@ -345,6 +345,7 @@ void BindSharedStorage(py::module* m) {
     figures["messages"] = stats.messages;
     figures["segments"] = stats.segments;
     figures["attached"] = stats.attached;
+    figures["detached"] = stats.detached;
     figures["limit"] = stats.limit;
     return figures;
   });

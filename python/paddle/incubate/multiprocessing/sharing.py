@@ -158,8 +158,9 @@ def shared_memory_stats() -> dict[str, int]:
         ``used`` (the part in blocks that a process holds or a message carries),
         ``cached`` (the part kept for the next tensors) and ``limit``; in
         numbers, ``blocks`` (in use), ``messages`` (that carry one of its blocks
-        and were not received yet), ``segments`` (its own) and ``attached``
-        (those of other processes that it has mapped).
+        and were not received yet), ``segments`` (its own), ``attached``
+        (those of other processes that it has mapped) and ``detached`` (those
+        of processes that have ended, of which only tensors are left).
 
     Examples:
         .. code-block:: python

@@ -57,8 +57,23 @@ Actor::Actor(SharingStrategy strategy)
       }) {}
 
 Answer Actor::Do(Act act, const SharedMessage& message) {
+  Ask(act, message);
+  return Hear();
+}
+
+void Actor::Ask(Act act, const SharedMessage& message) {
   worker_.channel().Send(Request{act, message, false});
-  return worker_.channel().Receive<Answer>();
+}
+
+Answer Actor::Hear() { return worker_.channel().Receive<Answer>(); }
+
+int Actor::CountCalls(Act act, const SharedMessage& message) {
+  worker_.channel().Send(Request{act, message, true});
+  REQUIRE(StopSignal() == SIGSTOP);
+  int stops = 0;  // one before and one after each call
+  for (Go(PTRACE_SYSCALL); StopSignal() != SIGSTOP; Go(PTRACE_SYSCALL)) ++stops;
+  CHECK(End().good);
+  return stops / 2;
 }
 
 bool Actor::Begin(Act act, const SharedMessage& message, int n) {

@@ -44,6 +44,11 @@ class Actor {
   explicit Actor(SharingStrategy strategy);
 
   Answer Do(Act act, const SharedMessage& message = {});
+  // The two halves of it: others may act in between.
+  void Ask(Act act, const SharedMessage& message = {});
+  Answer Hear();
+  // Does the act and counts its system calls.
+  int CountCalls(Act act, const SharedMessage& message = {});
 
   // Does the act up to its n-th instruction, counted from 0, that others can
   // see the effect of; false if it has no such instruction and is done.

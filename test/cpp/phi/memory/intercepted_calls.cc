@@ -45,7 +45,13 @@ bool Fails(const char* function) {
   const int left = --plan->calls_left;
   if (left > 0 || (left < 0 && plan->calls == Calls::kOne)) return false;
   std::unique_ptr<Plan> current = std::move(plan);
-  const int error = current->action();
+  int error = 0;
+  try {
+    error = current->action();
+  } catch (...) {
+    plan = std::move(current);
+    throw;
+  }
   plan = std::move(current);
   if (error != 0) errno = error;
   return error != 0;

@@ -176,6 +176,30 @@ void CloseAllBut(int kept) {
   }
 }
 
+Limited::Limited(int resource, uint64_t limit) : resource_(resource) {
+  REQUIRE(getrlimit(resource_, &before_) == 0);
+  const rlimit lowered = {limit, before_.rlim_max};
+  REQUIRE(setrlimit(resource_, &lowered) == 0);
+}
+
+Limited::~Limited() { setrlimit(resource_, &before_); }
+
+FewDescriptors::FewDescriptors(int spare)
+    : limited_(RLIMIT_NOFILE, kLastDescriptor) {
+  for (int fd = 0; fd >= 0;) {
+    fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) fillers_.push_back(fd);
+  }
+  for (; spare > 0; --spare) {
+    close(fillers_.back());
+    fillers_.pop_back();
+  }
+}
+
+FewDescriptors::~FewDescriptors() {
+  for (int fd : fillers_) close(fd);
+}
+
 Worker::Worker(const std::function<void(const Channel&)>& body, bool starved) {
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);

@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -135,6 +136,32 @@ constexpr int kFirstDescriptor = 3;
 constexpr int kLastDescriptor = 60;
 
 void CloseAllBut(int kept);
+
+// Lowers a limit on this process as long as it exists.
+class Limited {
+ public:
+  Limited(int resource, uint64_t limit);
+  ~Limited();
+  Limited(const Limited&) = delete;
+  Limited& operator=(const Limited&) = delete;
+
+ private:
+  int resource_;
+  rlimit before_;
+};
+
+// While it exists, only `spare` descriptors more can be opened.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int spare);
+  ~FewDescriptors();
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  Limited limited_;
+  std::vector<int> fillers_;
+};
 
 // A forked process. If it is made before this one has used its heap, it is as
 // unrelated as a spawned one.

@@ -346,7 +346,7 @@ TEST(AFileOfAnotherLayoutStaysAsLongAsItsFamilyLives) {
 
 // Its header tells of blocks that it does not have.
 TEST(AFileThatWasCutShortDoesNoHarm) {
-  std::string header(SharedLedger::HeaderBytes(), ' ');
+  std::string header(SharedLedger::HeaderBytes(SharedLedger::kMinReserve), ' ');
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2000; ++i) {
       Heap().Allocate(SharingStrategy::kFileSystem, 4096);

@@ -25,7 +25,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "intercepted_calls.h"  // NOLINT(build/include_subdir)
@@ -160,6 +162,9 @@ TEST_BOTH(AFaultInTheFirstAllocationLeavesNothing) {
 TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
   CHECK(ForEachFault([&](const Fault& fault) {
           const SharedBlock kept = AllocateFilled(strategy, 100, 1);
+          // Leaves a segment that has the addresses.
+          Heap().Release(Heap().Allocate(strategy, 33 * kMiB));
+          Heap().Collect({});
           // What fails must not count.
           Heap().SetLimit(40 * kMiB);
           SharedBlock block;
@@ -181,6 +186,8 @@ TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
 TEST_BOTH(AFaultWhileTheLedgerGrowsLeavesNothing) {
   CHECK(ForEachFault([&](const Fault& fault) {
           const SharedBlock kept = AllocateFilled(strategy, 4096, 1);
+          // A page of the ledger is full of 16.
+          for (int i = 1; i < 16; ++i) AllocateFilled(strategy, 4096, 1);
           SharedBlock block;
           const bool happened = Attempt(
               fault,
@@ -306,6 +313,68 @@ TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
   for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 2);
   child.channel().Signal();
   child.Finish();
+}
+
+TEST_BOTH(WantOfPrivateMemoryDuringAnAllocationLeavesAWorkingHeap) {
+  const SharedBlock kept = AllocateFilled(strategy, 100, 1);
+  const State before = State::Now();
+  bool thrown = false;
+  {
+    // The first is of the block: while the kernel is at work, the lock is free.
+    const Interception interception(
+        "fallocate", 1, Calls::kOne, []() -> int { throw std::bad_alloc(); });
+    try {
+      Heap().Allocate(strategy, 9 * kMiB);
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+  }
+  CHECK(thrown);
+  // Another thread finds the lock free, and nothing counted that is not there.
+  std::thread([&] {
+    Heap().Release(AllocateFilled(strategy, 9 * kMiB, 2));
+    Heap().Collect({});
+  }).join();
+  CHECK(State::Now() == before);
+  CHECK(HasContent(kept, 1));
+}
+
+TEST_BOTH(NoFaultInTakingASegmentApartLosesABlock) {
+  const auto send = [&](const Channel& channel) {
+    channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+    channel.Await();
+  };
+  CHECK(ForEachFault([&](const Fault& fault) {
+          Worker dead(send);
+          Worker living(send);
+          const SharedBlock held =
+              Heap().Receive(dead.channel().Receive<SharedMessage>()).block;
+          dead.Kill();
+          const auto message = living.channel().Receive<SharedMessage>();
+          bool happened = false;
+          {
+            // So the descriptor of the dead one's segment is wanted.
+            const FewDescriptors few(
+                strategy == SharingStrategy::kFileSystem ? 0 : 1);
+            const auto interception = fault.Start();
+            const auto error =
+                ErrorOf([&] { Heap().Release(Heap().Receive(message).block); });
+            happened = interception->Happened();
+            // Of a file that cannot be taken apart the descriptor is closed.
+            CHECK(error || Heap().Stats().detached == 1 ||
+                  strategy == SharingStrategy::kFileSystem);
+          }
+          CHECK(HasContent(held, 1));
+          const SharedBlock received = Heap().Receive(message).block;
+          CHECK(HasContent(received, 1) && HasContent(held, 1));
+          Heap().Release(received);
+          Heap().Release(held);
+          living.Kill();
+          Heap().Collect(0.0);
+          CHECK(Heap().Stats().attached == 0 && Heap().Stats().detached == 0);
+          CHECK(Possessions::Now().mappings.empty());
+          return happened;
+        }) > 10);
 }
 
 TEST_BOTH(AnAllocationThatFailsHalfwayGivesBackWhatItHad) {

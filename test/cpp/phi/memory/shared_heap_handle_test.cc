@@ -175,6 +175,9 @@ TEST_BOTH(AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
   lock.l_len = 510;
   REQUIRE(fcntl(file, F_OFD_SETLK, &lock) == 0);
   Refuse(message, {{[](SharedMessage*) {}, Kind::kExhausted}});
+  const auto error = ErrorOf([&] { Heap().Receive(message); });
+  CHECK(error && std::string(error->what()).find("All 510 process slots of") !=
+                     std::string::npos);
   close(file);
   CHECK(HasContent(Heap().Receive(message).block, 1));
   sender.channel().Signal();

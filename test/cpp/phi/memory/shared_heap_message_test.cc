@@ -148,7 +148,7 @@ TEST(TheLastReceiverRemovesTheFileOfADeadCreator) {
 TEST_BOTH(MemoryOfADeadCreatorGoesBackBlockByBlock) {
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2; ++i) {
-      channel.Send(MessageOf(AllocateFilled(strategy, 8 * kMiB, i)));
+      channel.Send(MessageOf(AllocateFilled(strategy, 2 * kMiB, i)));
     }
     channel.Await();
   });
@@ -164,7 +164,7 @@ TEST_BOTH(MemoryOfADeadCreatorGoesBackBlockByBlock) {
   Heap().Release(blocks[0]);
   CHECK(Eventually([&] {
     Heap().Collect({});
-    return BytesOfFile(path) + 8 * kMiB <= before;
+    return BytesOfFile(path) + 2 * kMiB <= before;
   }));
   CHECK(HasContent(blocks[1], 1));
 }

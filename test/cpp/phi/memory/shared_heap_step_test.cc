@@ -17,8 +17,10 @@
 // The kernel's tracing does the stepping, so nothing in the code under test
 // knows of it.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "actors.h"     // NOLINT(build/include_subdir)
 #include "processes.h"  // NOLINT(build/include_subdir)
@@ -68,6 +70,13 @@ void CheckIfAny(Scene* scene) {
 void Forward(Scene* scene) {
   scene->message = MessageOf(scene->block);
   Release(scene);
+}
+
+void Send(Scene* scene) { scene->message = MessageOf(scene->block); }
+
+void SendAndReceive(Scene* scene) {
+  Send(scene);
+  Heap().Release(Heap().Receive(scene->message).block);
 }
 
 void FreeWhatNobodyHas(Scene*) { Heap().Stats(); }
@@ -352,6 +361,119 @@ TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
 }
 
 // It looks whether others are dead when it attaches to one more.
+std::unique_ptr<FewDescriptors> few;
+
+// From then on an actor has no descriptor left for the next message: to receive
+// it, it takes the segments of dead senders apart.
+void Starve(Scene* scene) {
+  few = std::make_unique<FewDescriptors>(
+      scene->strategy == SharingStrategy::kFileSystem ? 0 : 1);
+}
+
+void CheckThatOneIsApart(Scene* scene) {
+  few.reset();
+  scene->good = Heap().Stats().detached == 1;
+}
+
+TEST_BOTH(AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
+  if (!CanTrace()) return;
+  int kills = 0;
+  for (bool stopped = true; stopped; ++kills) {
+    Actor dead(strategy);
+    Actor living(strategy);
+    Actor receiver(strategy);
+    CHECK(receiver.Do(Receive, dead.Do(MakeAndRelease).message).good);
+    const SharedMessage message = living.Do(MakeAndRelease).message;
+    dead.Kill();
+    receiver.Do(Starve);
+    stopped = receiver.Begin(Receive, message, kills);
+    receiver.Kill();
+    CHECK(living.Do(CollectUntilNothingIsUsed).good);
+    living.Finish();
+    Heap().Collect(0.0);
+    CHECK(Files().empty());
+  }
+  CHECK(kills > 30);
+}
+
+TEST_BOTH(AProcessThatAttachesWhileAnotherTakesTheSegmentApartGetsItOrNothing) {
+  if (!CanTrace()) return;
+  int stops = 0;
+  int apart = 0;
+  for (bool stopped = true; stopped; ++stops) {
+    Actor dead(strategy);
+    Actor living(strategy);
+    Actor receiver(strategy);
+    Actor late(strategy);
+    late.Do(Collect);  // so that it has joined the family
+    SharedMessage message = dead.Do(Make).message;
+    CHECK(receiver.Do(Receive, message).good);
+    const SharedMessage next = living.Do(MakeAndRelease).message;
+    // A pickle of the receiver's that was loaded before, by which its own
+    // descriptor can be opened.
+    message = receiver.Do(SendAndReceive, message).message;
+    dead.Kill();
+    receiver.Do(Starve);
+    stopped = receiver.Begin(Receive, next, stops);
+    late.Ask(Receive, message);
+    // It waits for the receiver where that has the locks.
+    if (stopped) receiver.Complete();
+    CHECK(receiver.End().good);
+    CHECK(late.Hear().good);
+    CHECK(late.Do(CheckIfAny).good);
+    CHECK(receiver.Do(CheckAndRelease).good);
+    apart += receiver.Do(CheckThatOneIsApart).good;
+    late.Finish();
+    receiver.Finish();
+    living.Finish();
+  }
+  CHECK(stops > 30 && apart > 0);
+}
+
+TEST_BOTH(AMessageOfAWarmBlockTakesNoSystemCall) {
+  if (!CanTrace()) return;
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  // One to keep, so that the receiver stays in need of the segment.
+  CHECK(receiver.Do(Receive, owner.Do(Make).message).good);
+  receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
+  owner.Do(Make);
+  const auto nothing = [](Scene*) {};
+  const int none = owner.CountCalls(nothing);
+  // A memfd is opened by the number of its descriptor, so it is looked whether
+  // that is there: when a block is taken, and when it is sent.
+  const int looks = strategy == SharingStrategy::kFileSystem ? 0 : 1;
+  CHECK(owner.CountCalls(Send) == none + looks);
+  CHECK(owner.CountCalls(MakeAndRelease) == none + 2 * looks);
+  const SharedMessage message = owner.Do(MakeAndRelease).message;
+  CHECK(receiver.CountCalls(ReceiveAndRelease, message) == none);
+  receiver.Finish();
+  owner.Finish();
+}
+
+TEST_BOTH(AReceiverThatDropsAllTimeAndAgainSeldomAsksForTheSender) {
+  if (!CanTrace()) return;
+  constexpr int kMessages = 200;
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  owner.Do(Make);
+  receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
+  const auto nothing = [](Scene*) {};
+  const int none = receiver.CountCalls(nothing);
+  const auto start = std::chrono::steady_clock::now();
+  int calls = 0;
+  for (int i = 0; i < kMessages; ++i) {
+    const SharedMessage message = owner.Do(MakeAndRelease).message;
+    calls += receiver.CountCalls(ReceiveAndRelease, message) - none;
+  }
+  const std::chrono::duration<double> seconds =
+      std::chrono::steady_clock::now() - start;
+  // At most every 10 ms, with a look at the descriptor and one at the lock.
+  CHECK(calls <= 2 * (seconds.count() / 0.01 + 2));
+  receiver.Finish();
+  owner.Finish();
+}
+
 TEST_BOTH(AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
   if (!CanTrace()) return;
   int kills = 0;
@@ -363,7 +485,8 @@ TEST_BOTH(AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
     second.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
     CHECK(first.Do(Receive, owner.Do(MakeAndRelease).message).good);
     first.Kill();
-    stopped = second.Begin(Receive, stranger.Do(MakeAndRelease).message, kills);
+    second.Do(Receive, stranger.Do(MakeAndRelease).message);
+    stopped = second.Begin(Collect, {}, kills);
     second.Kill();
     CHECK(owner.Do(CollectUntilNothingIsUsed).good);
     CHECK(stranger.Do(CollectUntilNothingIsUsed).good);

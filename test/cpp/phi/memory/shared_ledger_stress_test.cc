@@ -90,11 +90,11 @@ struct alignas(64) Line {
 struct World {
   explicit World(bool troubles)
       : troubles(troubles),
-        memory((SharedLedger::HeaderBytes() +
+        memory((SharedLedger::HeaderBytes(SharedLedger::kMinReserve) +
                 kBlocks * SharedLedger::BlockBytes()) /
                sizeof(Line)),
-        ledger(memory.data()) {
-    ledger.Format(1, 2, 3);
+        ledger(memory.data(), SharedLedger::kMinReserve) {
+    ledger.Format(1, 2);
     for (uint32_t i = 0; i < kBlocks; ++i) ledger.AppendBlock(i * 64, 64);
   }
 

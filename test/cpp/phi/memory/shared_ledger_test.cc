@@ -18,6 +18,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_ledger.h"
@@ -25,6 +27,7 @@
 
 namespace {
 
+using paddle::memory::allocation::kSharedPage;
 using paddle::memory::allocation::MessageLife;
 using paddle::memory::allocation::SharedLedger;
 using paddle::memory::allocation::SharedTicket;
@@ -32,6 +35,7 @@ using paddle::memory::allocation::SharedTicket;
 constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
 constexpr uint32_t kOther = 77;  // not in the first word of holders
 constexpr uint64_t kAllTime = UINT64_MAX;
+constexpr uint64_t kReserve = uint64_t{16} << 20;
 
 struct alignas(64) Line {
   std::array<uint64_t, 8> words;
@@ -46,9 +50,9 @@ struct Memory {
 class Book : private Memory, public SharedLedger {
  public:
   explicit Book(int blocks)
-      : Memory(HeaderBytes() + blocks * BlockBytes()),
-        SharedLedger(lines.data()) {
-    Format(1, 2, 3);
+      : Memory(HeaderBytes(kReserve) + blocks * BlockBytes()),
+        SharedLedger(lines.data(), kReserve) {
+    Format(1, 2);
     for (int i = 0; i < blocks; ++i) AppendBlock(i * 64, 64);
   }
   Book(const Book&) = delete;
@@ -56,22 +60,66 @@ class Book : private Memory, public SharedLedger {
 
   // Leaves the block as a creator does that is killed inside TryFree.
   void AbandonDecision(uint32_t block) {
-    Line& line = lines[(HeaderBytes() + block * BlockBytes()) / sizeof(Line)];
+    Line& line =
+        lines[(HeaderBytes(kReserve) + block * BlockBytes()) / sizeof(Line)];
     line.words[0] |= 1;
+  }
+
+  SharedLedger::Start Begin() const {
+    SharedLedger::Start start;
+    std::memcpy(&start, lines.data(), sizeof(start));
+    return start;
   }
 };
 
-TEST(ZeroedMemoryIsNoLedger) {
-  Memory memory(SharedLedger::HeaderBytes());
-  CHECK(!SharedLedger(memory.lines.data()).Valid());
+TEST(ZeroedMemoryIsNoLedger) { CHECK(!SharedLedger::Start{}.Valid()); }
+
+TEST(ALedgerWhoseNumbersCannotBeIsNone) {
+  using Start = SharedLedger::Start;
+  const std::function<void(Start*)> damages[] = {
+      [](Start* start) { start->magic ^= 1; },
+      [](Start* start) { start->reserve = 0; },
+      [](Start* start) { start->reserve += 1; },
+      [](Start* start) { start->reserve = SharedLedger::kMinReserve / 2; },
+      [](Start* start) { start->reserve = SharedLedger::kMaxReserve * 2; },
+      [](Start* start) { start->slot_limit = SharedLedger::kSlots + 1; },
+      [](Start* start) {
+        start->block_count = SharedLedger::MaxBlocks(kReserve) + 1;
+      }};
+  const Start start = Book(3).Begin();
+  CHECK(start.Valid());
+  CHECK(start.UsedBytes() ==
+        SharedLedger::HeaderBytes(kReserve) + 3 * SharedLedger::BlockBytes());
+  for (const auto& damage : damages) {
+    Start damaged = start;
+    damage(&damaged);
+    CHECK(!damaged.Valid());
+  }
+}
+
+TEST(ALedgerHasRoomForBlocksInTheMeasureOfItsSegment) {
+  for (uint64_t reserve : {SharedLedger::kMinReserve,
+                           kReserve,
+                           uint64_t{1} << 36,
+                           SharedLedger::kMaxReserve}) {
+    const uint64_t blocks = SharedLedger::MaxBlocks(reserve);
+    CHECK(blocks >= 1024 && blocks % 64 == 0);
+    CHECK(blocks <= SharedLedger::kMaxBlocks);
+    CHECK(SharedLedger::LedgerBytes(reserve) < reserve / 3);
+    CHECK(SharedLedger::LedgerBytes(reserve) >=
+          SharedLedger::HeaderBytes(reserve) +
+              blocks * SharedLedger::BlockBytes());
+  }
+  // What a process with one small tensor pays for.
+  CHECK(SharedLedger::HeaderBytes(kReserve) <= 2 * kSharedPage);
 }
 
 TEST(ALedgerTellsWhichSegmentItIsOf) {
   Book ledger(0);
-  CHECK(ledger.Valid());
-  CHECK(ledger.family() == 1);
-  CHECK(ledger.segment() == 2);
-  CHECK(ledger.reserve() == 3);
+  CHECK(ledger.Begin().Valid());
+  CHECK(ledger.Begin().family == 1);
+  CHECK(ledger.Begin().segment == 2);
+  CHECK(ledger.Begin().reserve == kReserve);
 }
 
 TEST(ASlotKeepsItsStateAndItsProcess) {

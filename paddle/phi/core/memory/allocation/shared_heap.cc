@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -33,10 +34,18 @@ using Kind = SharedMemoryError::Kind;
 
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSmallRun = 4 * kSharedPage;
-constexpr uint64_t kLedgerStep = 16 * kSharedPage;
-// Addresses of a segment, most of them without memory for most of its life.
-constexpr uint64_t kSegmentReserve = uint64_t{64} << 30;
-constexpr uint64_t kMinSegmentReserve = uint64_t{256} << 20;
+// The ledger grows by as much as it has, within these.
+constexpr uint64_t kMinLedgerStep = kSharedPage;
+constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
+// Addresses of the first segment, most of them without memory for most of its
+// life. Each further one has twice what all before have, so that there are few,
+// and a receiver needs little more addresses than there are bytes in use.
+constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
+constexpr uint64_t kMostReserve = uint64_t{64} << 30;
+// How many segments of others are attached before the first look at them all.
+constexpr size_t kFewSegments = 16;
+// The kernel is asked at most so often whether the maker of a segment lives.
+constexpr uint64_t kAskAgainNanoseconds = 10000000;
 // Enough for a few large messages under way, little for a process to keep.
 constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
 
@@ -47,20 +56,85 @@ uint64_t NowNanoseconds() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
+// As good as the kernel's tick, and cheaper; for this process alone.
+uint64_t CoarseNanoseconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
 uint64_t Ago(double seconds) {
   uint64_t now = NowNanoseconds();
   double age = std::max(0.0, seconds) * 1e9;
   return age >= static_cast<double>(now) ? 0 : now - static_cast<uint64_t>(age);
 }
 
+[[noreturn]] void ThrowNoTensor() {
+  throw SharedMemoryError(
+      Kind::kGone,
+      "The tensor of this message does not exist any more: the message was "
+      "received before and the tensor dropped by all, or it was given up "
+      "because nobody received it for long when memory ran out.");
+}
+
+// The addresses of a segment that has room for a block of the capacity.
+uint64_t ReserveFor(uint64_t capacity) {
+  uint64_t block = RoundUp(std::max(capacity, kSmallRun), kSharedPage);
+  // A ledger is a quarter of the addresses, until it is as large as it gets.
+  uint64_t ledger = std::min<uint64_t>(
+      block / 2, SharedLedger::LedgerBytes(SharedLedger::kMaxReserve));
+  return RoundUp(SharedLedger::kMinReserve + block + ledger, kSharedPage);
+}
+
+// The least limit in files of the name, in the folder at `path` below `top` and
+// in all above it.
+uint64_t LeastLimit(const std::string& top,
+                    std::string path,
+                    const std::string& name) {
+  uint64_t least = UINT64_MAX;
+  for (;;) {
+    uint64_t limit = 0;
+    // Of no limit, the file says "max", which is no number.
+    if (std::ifstream(top + path + "/" + name) >> limit) {
+      least = std::min(least, limit);
+    }
+    size_t last = path.rfind('/');
+    if (last == std::string::npos) return least;
+    path.erase(last);
+  }
+}
+
 }  // namespace
+
+uint64_t MemoryOfMachineOrContainer(const std::string& root) {
+  uint64_t least =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  const std::string top = root + "/sys/fs/cgroup";
+  std::ifstream groups(root + "/proc/self/cgroup");
+  // A line is number:controllers:path, where version 2 has no controllers.
+  for (std::string line; std::getline(groups, line);) {
+    size_t first = line.find(':');
+    size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    std::string controllers =
+        "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string path = line.substr(second + 1);
+    if (controllers == ",,") {
+      least = std::min(least, LeastLimit(top, path, "memory.max"));
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      least = std::min(
+          least, LeastLimit(top + "/memory", path, "memory.limit_in_bytes"));
+    }
+  }
+  return least;
+}
 
 SharedBlocks::SharedBlocks(SharedSegment* segment,
                            std::vector<std::function<void()>>* ended)
     : segment_(segment),
       ended_(ended),
-      end_(SharedLedger::LedgerBytes()),
-      ledger_end_(SharedLedger::HeaderBytes()) {}
+      end_(SharedLedger::LedgerBytes(segment->reserve())),
+      ledger_end_(SharedLedger::HeaderBytes(segment->reserve())) {}
 
 uint64_t SharedBlocks::CapacityFor(uint64_t size) {
   // Steps of an eighth to a quarter of the size, so that sizes which differ
@@ -89,7 +163,9 @@ std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
     std::vector<uint32_t>& available = it->second.available;
     while (!available.empty()) {
       uint32_t run = available.back();
-      if (runs_[run].warm && !runs_[run].free.empty()) return Take(run);
+      if (runs_[run].warm && (!runs_[run].free.empty() || Cut(run))) {
+        return Take(run);
+      }
       runs_[run].listed = false;
       available.pop_back();
     }
@@ -159,31 +235,52 @@ std::optional<uint32_t> SharedBlocks::TakeCold(uint64_t capacity) {
 }
 
 std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
-  uint64_t length = capacity < kSharedPage ? kSmallRun : capacity;
-  uint32_t count = length / capacity;
-  uint32_t first = segment_->ledger().block_count();
-  if (length > segment_->reserve() - end_ ||
-      count > SharedLedger::kMaxBlocks - first) {
-    return std::nullopt;
+  // A process may have one small tensor; the second of a kind has more to come.
+  bool& has_run = classes_[capacity].has_run;
+  uint64_t small = has_run ? kSmallRun : kSharedPage;
+  uint64_t length = capacity < kSharedPage ? small : capacity;
+  if (length > segment_->reserve() - end_) return std::nullopt;
+  runs_.push_back({end_, length, capacity, 0, false, false, {}, {}});
+  uint32_t index = runs_.size() - 1;
+  try {
+    if (!Cut(index)) {
+      runs_.pop_back();
+      return std::nullopt;
+    }
+  } catch (...) {
+    runs_.pop_back();
+    throw;
   }
-  uint64_t ledger_needed = SharedLedger::HeaderBytes() +
-                           (first + count) * SharedLedger::BlockBytes();
-  if (ledger_needed > ledger_end_) {
-    uint64_t end = std::min<uint64_t>(RoundUp(ledger_needed, kLedgerStep),
-                                      SharedLedger::LedgerBytes());
-    segment_->Reserve(segment_->fd(), ledger_end_, end - ledger_end_);
-    ledger_end_ = end;
-  }
-  Run run{end_, length, capacity, first, count, false, false, {}, {}};
-  for (uint32_t i = 0; i < count; ++i) {
-    segment_->ledger().AppendBlock(end_ + i * capacity, capacity);
-    run.free.push_back(first + count - 1 - i);
-  }
-  run_of_.resize(first + count, runs_.size());
-  in_use_.resize(first + count, false);
   end_ += length;
-  runs_.push_back(std::move(run));
-  return runs_.size() - 1;
+  has_run = true;
+  return index;
+}
+
+bool SharedBlocks::Cut(uint32_t index) {
+  Run& run = runs_[index];
+  SharedLedger& ledger = segment_->ledger();
+  const uint64_t reserve = segment_->reserve();
+  uint32_t block = ledger.block_count();
+  uint64_t start = run.count * run.capacity;
+  if (run.length - start < run.capacity ||
+      block == SharedLedger::MaxBlocks(reserve)) {
+    return false;
+  }
+  uint64_t header = SharedLedger::HeaderBytes(reserve);
+  if (header + (block + 1) * SharedLedger::BlockBytes() > ledger_end_) {
+    uint64_t step =
+        std::clamp(ledger_end_ - header, kMinLedgerStep, kMaxLedgerStep);
+    step = std::min(step, SharedLedger::LedgerBytes(reserve) - ledger_end_);
+    segment_->Reserve(segment_->fd(), ledger_end_, step);
+    ledger_end_ += step;
+  }
+  run_of_.resize(block + 1);
+  in_use_.resize(block + 1, false);
+  run.free.push_back(block);
+  run_of_[block] = index;
+  ++run.count;
+  ledger.AppendBlock(run.offset + start, run.capacity);
+  return true;
 }
 
 uint32_t SharedBlocks::Warm(uint32_t index) {
@@ -262,9 +359,7 @@ SharedHeap& SharedHeap::Instance() {
 }
 
 SharedHeap::SharedHeap()
-    : limit_(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-             sysconf(_SC_PAGESIZE)),
-      last_nonce_(RandomBits()) {
+    : limit_(MemoryOfMachineOrContainer("")), last_nonce_(RandomBits()) {
   pthread_atfork([] { Instance().PrepareFork(); },
                  [] { Instance().ParentAfterFork(); },
                  [] { Instance().ChildAfterFork(); });
@@ -277,15 +372,21 @@ void SharedHeap::Join(uint64_t family) {
   family_->RemoveAbandoned(0);
 }
 
-SharedBlock SharedHeap::BlockOf(const Attached& attached,
-                                uint64_t offset) const {
-  const Hold& hold = attached.holds.at(offset);
-  return {attached.segment->number(),
+SharedBlock SharedHeap::BlockOf(const Holdings& holdings, uint64_t offset) {
+  const Hold& hold = holdings.holds.at(offset);
+  return {holdings.id,
           hold.index,
           offset,
-          attached.segment->base() + offset,
+          holdings.base + offset,
           hold.capacity,
           hold.generation};
+}
+
+SharedHeap::Holdings* SharedHeap::HoldingsOf(uint64_t segment) {
+  auto attached = segments_.find(segment);
+  if (attached != segments_.end()) return &attached->second;
+  auto detached = detached_.find(segment);
+  return detached == detached_.end() ? nullptr : &detached->second;
 }
 
 SharedBlock SharedHeap::AddHold(Attached* attached,
@@ -312,10 +413,11 @@ std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
                                                     uint64_t capacity,
                                                     Inheritance inheritance) {
   for (Attached* own : own_) {
-    if (!Serves(own, strategy)) continue;
-    if (auto block = own->own->TakeWarm(capacity)) {
-      return AddHold(own, *block, inheritance);
-    }
+    if (own->segment->strategy() != strategy) continue;
+    auto block = own->own->TakeWarm(capacity);
+    if (!block) continue;
+    if (own->segment->CanBeOpened()) return AddHold(own, *block, inheritance);
+    own->own->Free(*block);
   }
   return std::nullopt;
 }
@@ -323,19 +425,17 @@ std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
 SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
                                  uint64_t size,
                                  Inheritance inheritance) {
-  if (size > SharedSegment::kMaxReserve / 2) {
+  if (size > SharedLedger::kMaxReserve / 2) {
     throw SharedMemoryError(
         Kind::kExhausted,
         "No segment of shared memory has " + HumanBytes(size) + ".");
   }
   uint64_t capacity = SharedBlocks::CapacityFor(size);
   Locked locked(this);
+  CollectUnasked();
   for (Attached* own : own_) own->own->Recycle();
-  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
-  CollectOwn();
-  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
   try {
-    return AllocateCold(locked.lock(), strategy, capacity, inheritance);
+    return AllocateAny(locked.lock(), strategy, capacity, inheritance);
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
@@ -343,10 +443,41 @@ SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
   Expire(deadline);
   CollectOwn();
   Trim(0);
-  CollectOthers(deadline);
+  CollectOthers(deadline, Thrift::kDetach);
   if (family_) family_->RemoveAbandoned(deadline);
-  return AllocateCold(locked.lock(), strategy, capacity, inheritance);
+  return AllocateAny(locked.lock(), strategy, capacity, inheritance);
 }
+
+SharedBlock SharedHeap::AllocateAny(std::unique_lock<std::mutex>* lock,
+                                    SharingStrategy strategy,
+                                    uint64_t capacity,
+                                    Inheritance inheritance) {
+  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
+  CollectOwn();
+  if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
+  return AllocateCold(lock, strategy, capacity, inheritance);
+}
+
+// While it exists, the mutex is free, and bytes count as given out already.
+class SharedHeap::Pending {
+ public:
+  Pending(SharedHeap* heap, std::unique_lock<std::mutex>* lock, uint64_t bytes)
+      : heap_(heap), lock_(lock), bytes_(bytes) {
+    heap_->pending_ += bytes_;
+    lock_->unlock();
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+  ~Pending() {
+    lock_->lock();
+    heap_->pending_ -= bytes_;
+  }
+
+ private:
+  SharedHeap* heap_;
+  std::unique_lock<std::mutex>* lock_;
+  uint64_t bytes_;
+};
 
 SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
                                      SharingStrategy strategy,
@@ -358,21 +489,14 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
   try {
     MakeRoom(length);
     int fd = attached->segment->fd();
-    pending_ += length;
     // The kernel clears the memory now; other threads need not wait for that.
-    lock->unlock();
+    Pending pending(this, lock, length);
     attached->segment->Reserve(fd, offset, length);
     attached->segment->Populate(offset, length);
-  } catch (const SharedMemoryError&) {
-    if (!lock->owns_lock()) {
-      lock->lock();
-      pending_ -= length;
-    }
+  } catch (...) {
     attached->own->PutCold(run);
     throw;
   }
-  lock->lock();
-  pending_ -= length;
   return AddHold(attached, attached->own->Warm(run), inheritance);
 }
 
@@ -391,25 +515,36 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
   // A tree whose workers are forked, and killed, has no other start of theirs.
   if (family_) family_->RemoveAbandoned(0);
   uint64_t family = family_ ? family_->id() : RandomBits();
-  uint64_t needed = SharedLedger::LedgerBytes() +
-                    RoundUp(std::max(capacity, kSmallRun), kSharedPage);
+  uint64_t before = 0;
+  for (const Attached* own : own_) before += own->segment->reserve();
+  uint64_t needed = ReserveFor(capacity);
   std::unique_ptr<SharedSegment> segment;
-  for (uint64_t reserve = std::max(needed, kSegmentReserve); !segment;
-       reserve = std::max(needed, reserve / 2)) {
+  for (uint64_t wanted = std::clamp(2 * before, kFirstReserve, kMostReserve);
+       !segment;
+       wanted /= 2) {
+    uint64_t reserve = RoundUp(std::max(needed, wanted), kSharedPage);
     try {
       segment = SharedSegment::Create(strategy, family, reserve);
     } catch (const SharedMemoryError& error) {
       // A limit on addresses (ulimit -v) is met with smaller segments.
-      bool smaller = reserve > std::max(needed, kMinSegmentReserve);
-      if (error.kind() != Kind::kExhausted || !smaller) throw;
+      if (error.kind() != Kind::kExhausted || reserve == needed) throw;
     }
   }
-  Attached& attached = segments_[segment->number()];
-  attached.own = std::make_unique<SharedBlocks>(segment.get(), &ended_);
-  attached.segment = std::move(segment);
-  by_address_[attached.segment->base()] = &attached;
-  own_.push_back(&attached);
-  return &attached;
+  auto blocks = std::make_unique<SharedBlocks>(segment.get(), &ended_);
+  Attached* made = AddSegment(std::move(segment));
+  made->own = std::move(blocks);
+  own_.push_back(made);
+  return made;
+}
+
+SharedHeap::Attached* SharedHeap::AddSegment(
+    std::unique_ptr<SharedSegment> segment) {
+  Attached& added = segments_[segment->number()];
+  added.id = segment->number();
+  added.base = segment->base();
+  by_address_[added.base] = &added;
+  added.segment = std::move(segment);
+  return &added;
 }
 
 uint64_t SharedHeap::Reserved() const {
@@ -457,7 +592,7 @@ bool SharedHeap::Bind(const SharedBlock& block,
                       const std::function<bool()>& take_over) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!take_over()) return false;
-  segments_.at(block.segment).holds.at(block.offset).storage =
+  HoldingsOf(block.segment)->holds.at(block.offset).storage =
       std::move(storage);
   return true;
 }
@@ -466,14 +601,13 @@ std::optional<SharedHeap::Location> SharedHeap::Find(const void* address) {
   const char* byte = static_cast<const char*>(address);
   auto next = by_address_.upper_bound(byte);
   if (next == by_address_.begin()) return std::nullopt;
-  Attached& attached = *std::prev(next)->second;
-  uint64_t offset = byte - attached.segment->base();
-  if (offset >= attached.segment->reserve()) return std::nullopt;
-  auto after = attached.holds.upper_bound(offset);
-  if (after == attached.holds.begin()) return std::nullopt;
+  Holdings& holdings = *std::prev(next)->second;
+  uint64_t offset = byte - holdings.base;
+  auto after = holdings.holds.upper_bound(offset);
+  if (after == holdings.holds.begin()) return std::nullopt;
   auto& [start, hold] = *std::prev(after);
   if (offset - start >= hold.capacity) return std::nullopt;
-  return Location{&attached, &hold, offset - start};
+  return Location{&holdings, &hold, offset - start};
 }
 
 std::optional<SharedMessage> SharedHeap::Send(const void* address,
@@ -481,11 +615,21 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   std::lock_guard<std::mutex> guard(mutex_);
   std::optional<Location> found = Find(address);
   if (!found) return std::nullopt;
-  SharedSegment& segment = *found->attached->segment;
+  auto attached = segments_.find(found->holdings->id);
+  if (attached == segments_.end()) {
+    if (!detached_.at(found->holdings->id).forked) return std::nullopt;
+    throw SharedMemoryError(
+        Kind::kUnavailable,
+        "A tensor in memory of a process that has ended cannot be sent, since "
+        "this process shares that memory with one that was forked meanwhile, "
+        "and the receiver could not share it too. Send tensor.clone() "
+        "instead.");
+  }
+  SharedSegment& segment = *attached->second.segment;
   SegmentId id = segment.id();
   if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
   // The creator may be dead while this process, which sends, lives.
-  if (!found->attached->own) life = MessageLife::kUntilGivenUp;
+  if (!attached->second.own) life = MessageLife::kUntilGivenUp;
   SharedTicket ticket = segment.ledger().IssueTicket(
       found->hold->index, ++last_nonce_, NowNanoseconds(), life);
   return SharedMessage{
@@ -501,12 +645,18 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   auto known = segments_.find(message.id.segment);
   if (known != segments_.end()) return &known->second;
   if (family_) family_->Stay();
-  CollectOthers(0);
-  std::unique_ptr<SharedSegment> segment = SharedSegment::Open(message.id);
-  Attached& attached = segments_[message.id.segment];
-  attached.segment = std::move(segment);
-  by_address_[attached.segment->base()] = &attached;
-  return &attached;
+  // To look at all at each would cost the square of their number.
+  size_t others = segments_.size() - own_.size();
+  if (others >= 2 * scanned_ + kFewSegments) {
+    CollectOthers(0, Thrift::kDetach);
+  }
+  try {
+    return AddSegment(SharedSegment::Open(message.id));
+  } catch (const SharedMemoryError& error) {
+    if (error.kind() != Kind::kExhausted) throw;
+  }
+  CollectOthers(0, Thrift::kDetach);
+  return AddSegment(SharedSegment::Open(message.id));
 }
 
 SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
@@ -521,13 +671,41 @@ SharedHeap::Received SharedHeap::ReceiveRecord(const SharedMessage& message) {
 
 void SharedHeap::Redeem(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(mutex_);
-  SharedLedger& ledger = segments_.at(message.id.segment).segment->ledger();
-  ledger.RedeemTicket(message.block, message.ticket);
+  // If it is not there, nobody waited for the message any more.
+  auto attached = segments_.find(message.id.segment);
+  if (attached == segments_.end()) return;
+  attached->second.segment->ledger().RedeemTicket(message.block,
+                                                  message.ticket);
+}
+
+SharedHeap::Received SharedHeap::UseAgain(Holdings* holdings,
+                                          uint64_t offset,
+                                          Inheritance inheritance) {
+  Hold& hold = holdings->holds.at(offset);
+  if (inheritance == Inheritance::kChild) hold.inheritance = inheritance;
+  std::shared_ptr<void> storage = hold.storage.lock();
+  if (!storage) ++hold.users;
+  return {BlockOf(*holdings, offset), std::move(storage)};
+}
+
+std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
+    const SharedMessage& message, Inheritance inheritance) {
+  auto detached = detached_.find(message.id.segment);
+  if (detached == detached_.end()) return std::nullopt;
+  for (const auto& [offset, hold] : detached->second.holds) {
+    if (hold.index == message.block && hold.generation == message.generation &&
+        message.offset < hold.capacity) {
+      return UseAgain(&detached->second, offset, inheritance);
+    }
+  }
+  ThrowNoTensor();
 }
 
 SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
                                               Inheritance inheritance,
                                               Ticket ticket) {
+  CollectUnasked();
+  if (auto received = ReceiveDetached(message, inheritance)) return *received;
   Attached* attached = Attach(message);
   SharedSegment& segment = *attached->segment;
   SharedLedger& ledger = segment.ledger();
@@ -541,8 +719,9 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
   }
   uint64_t offset = ledger.offset(index);
   uint64_t capacity = ledger.capacity(index);
-  if (offset < SharedLedger::LedgerBytes() || offset % kAlignment != 0 ||
-      !segment.Contains(offset, capacity) || message.offset >= capacity) {
+  if (offset < SharedLedger::LedgerBytes(segment.reserve()) ||
+      offset % kAlignment != 0 || !segment.Contains(offset, capacity) ||
+      message.offset >= capacity) {
     throw SharedMemoryError(Kind::kInvalid,
                             "A received tensor starts at byte " +
                                 std::to_string(message.offset) +
@@ -555,11 +734,7 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
       found->second.generation == message.generation) {
     // A pickle may be loaded twice; then its ticket is spent, and not needed.
     if (ticket == Ticket::kSpend) ledger.RedeemTicket(index, message.ticket);
-    Hold& hold = found->second;
-    if (inheritance == Inheritance::kChild) hold.inheritance = inheritance;
-    std::shared_ptr<void> storage = hold.storage.lock();
-    if (!storage) ++hold.users;
-    return {BlockOf(*attached, offset), std::move(storage)};
+    return UseAgain(attached, offset, inheritance);
   }
   // A bit that is set for nothing can be for ever: see SharedSegment::pinned.
   if (found == attached->holds.end() &&
@@ -578,28 +753,86 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
     }
     segment.DropHolder(index);
   }
-  throw SharedMemoryError(
-      Kind::kGone,
-      "The tensor of this message does not exist any more: the message was "
-      "received before and the tensor dropped by all, or it was given up "
-      "because nobody received it for long when memory ran out.");
+  ThrowNoTensor();
 }
 
 void SharedHeap::Release(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
-  Attached& attached = segments_.at(block.segment);
-  auto found = attached.holds.find(block.offset);
+  CollectUnasked();
+  Holdings* holdings = HoldingsOf(block.segment);
+  if (!holdings) return;
+  auto found = holdings->holds.find(block.offset);
   // A child of fork does not hold all that its parent held.
-  if (found == attached.holds.end() || --found->second.users > 0) return;
+  if (found == holdings->holds.end() || --found->second.users > 0) return;
+  auto it = segments_.find(block.segment);
+  if (it == segments_.end()) {
+    ReleaseDetached(&detached_.at(block.segment), block.offset);
+    return;
+  }
+  Attached& attached = it->second;
   attached.holds.erase(found);
   SharedSegment& segment = *attached.segment;
   segment.DropHolder(block.index);
   if (attached.own) return;
-  if (!attached.holds.empty()) {
-    if (segment.ledger().orphaned()) segment.PunchOrphans(block.index, 1, 0);
-  } else if (segment.ledger().orphaned() || segment.OwnerDied()) {
-    CollectOthers(0);
+  if (attached.holds.empty()) {
+    AskWhetherMakerLives(it);
+  } else if (segment.ledger().orphaned()) {
+    segment.PunchOrphans(block.index, 1, 0);
+    if (segment.parked()) segment.Park();
   }
+}
+
+void SharedHeap::AskWhetherMakerLives(Segments::iterator it) {
+  Attached& attached = it->second;
+  // Only the kernel knows of a process that was killed, and to ask it costs
+  // more than all else here. Who receives and drops all the time asks now and
+  // then.
+  uint64_t now = CoarseNanoseconds();
+  bool asks = attached.segment->OwnerIsLeaving() ||
+              now - attached.asked >= kAskAgainNanoseconds;
+  if (!asks) {
+    if (unasked_.empty()) unasked_since_ = now;
+    unasked_.insert(attached.id);
+    return;
+  }
+  attached.asked = now;
+  if (attached.segment->ledger().orphaned() || attached.segment->OwnerDied()) {
+    CollectOther(it, 0, Thrift::kNone);
+  }
+}
+
+void SharedHeap::CollectUnasked() {
+  if (unasked_.empty() ||
+      CoarseNanoseconds() - unasked_since_ < kAskAgainNanoseconds) {
+    return;
+  }
+  for (uint64_t id : std::exchange(unasked_, {})) {
+    auto it = segments_.find(id);
+    if (it != segments_.end() && it->second.holds.empty()) {
+      AskWhetherMakerLives(it);
+    }
+  }
+}
+
+void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
+  auto found = detached->holds.find(offset);
+  uint64_t start = offset - offset % kSharedPage;
+  uint64_t end = RoundUp(offset + found->second.capacity, kSharedPage);
+  // Small blocks share pages.
+  if (found != detached->holds.begin()) {
+    const auto& [before, hold] = *std::prev(found);
+    start = std::max(start, RoundUp(before + hold.capacity, kSharedPage));
+  }
+  if (std::next(found) != detached->holds.end()) {
+    uint64_t after = std::next(found)->first;
+    end = std::min(end, after - after % kSharedPage);
+  }
+  if (start < end) {
+    DropPages(detached->base + start, end - start, detached->forked);
+  }
+  by_address_.erase(detached->base + offset);
+  detached->holds.erase(found);
+  if (detached->holds.empty()) detached_.erase(detached->id);
 }
 
 void SharedHeap::AtEnd(const SharedBlock& block, std::function<void()> act) {
@@ -626,38 +859,73 @@ bool SharedHeap::IsInFlight(const SharedMessage& message) {
 
 SharedBlockUsers SharedHeap::OtherUsers(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
-  SharedSegment& segment = *segments_.at(block.segment).segment;
+  auto attached = segments_.find(block.segment);
+  if (attached == segments_.end()) return {};
+  SharedSegment& segment = *attached->second.segment;
   return {segment.OtherHolders(block.index),
           segment.ledger().TicketCount(block.index)};
 }
 
 bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
-  Attached& attached = segments_.at(block.segment);
-  return attached.own || attached.segment->OwnerIsAlive();
+  auto attached = segments_.find(block.segment);
+  return attached != segments_.end() &&
+         (attached->second.own || attached->second.segment->OwnerIsAlive());
 }
 
-void SharedHeap::CollectOthers(uint64_t deadline) {
+void SharedHeap::CollectOthers(uint64_t deadline, Thrift thrift) {
   for (auto it = segments_.begin(); it != segments_.end();) {
-    Attached& attached = it->second;
-    SharedSegment& segment = *attached.segment;
-    bool keep = attached.own || segment.pinned();
-    if (!keep) segment.ReapDead();
-    if (keep || !segment.ledger().orphaned()) {
-      ++it;
-      continue;
-    }
-    segment.PunchOrphans(0, segment.ledger().block_count(), deadline);
+    it = CollectOther(it, deadline, thrift);
+  }
+  scanned_ = segments_.size() - own_.size();
+}
+
+SharedHeap::Segments::iterator SharedHeap::CollectOther(Segments::iterator it,
+                                                        uint64_t deadline,
+                                                        Thrift thrift) {
+  Attached& attached = it->second;
+  SharedSegment& segment = *attached.segment;
+  auto next = std::next(it);
+  if (attached.own || segment.pinned()) return next;
+  segment.ReapDead();
+  if (!segment.ledger().orphaned()) return next;
+  segment.PunchOrphans(0, segment.ledger().block_count(), deadline);
+  if (attached.holds.empty()) {
     // A message that was sent on from here names this process's descriptor.
     bool needed = segment.strategy() == SharingStrategy::kFileDescriptor &&
                   segment.ledger().HasMessages();
-    if (attached.holds.empty() && (segment.RemoveIfAlone() || !needed)) {
-      by_address_.erase(segment.base());
-      it = segments_.erase(it);
-    } else {
-      ++it;
+    if (segment.RemoveIfAlone() || !needed) {
+      by_address_.erase(attached.base);
+      segments_.erase(it);
+      return next;
     }
+  } else if (thrift == Thrift::kDetach && Detach(it)) {
+    return next;
   }
+  if (thrift == Thrift::kDetach || segment.parked()) segment.Park();
+  return next;
+}
+
+bool SharedHeap::Detach(Segments::iterator it) {
+  Attached& attached = it->second;
+  // What needs memory of this process comes first, so that nothing is left half
+  // done for want of it.
+  std::map<uint64_t, Detached> detached;
+  Detached& left = detached[attached.id];
+  std::map<const char*, Holdings*> addresses;
+  std::vector<SharedRange> kept;
+  for (const auto& [offset, hold] : attached.holds) {
+    kept.push_back({offset, hold.capacity});
+    addresses[attached.base + offset] = &left;
+  }
+  if (!attached.segment->Detach(kept)) return false;
+  left.forked = attached.segment->shares_slot();
+  static_cast<Holdings&>(left) = std::move(static_cast<Holdings&>(attached));
+  by_address_.erase(left.base);
+  by_address_.merge(addresses);
+  detached_.merge(detached);
+  segments_.erase(it);
+  return true;
 }
 
 void SharedHeap::Collect(std::optional<double> message_timeout) {
@@ -666,13 +934,13 @@ void SharedHeap::Collect(std::optional<double> message_timeout) {
   if (message_timeout) Expire(deadline);
   CollectOwn();
   Trim(0);
-  CollectOthers(deadline);
+  CollectOthers(deadline, Thrift::kNone);
   if (family_) family_->RemoveAbandoned(deadline);
 }
 
 void SharedHeap::CollectDead() {
   std::lock_guard<std::mutex> guard(mutex_);
-  CollectOthers(0);
+  CollectOthers(0, Thrift::kNone);
   if (family_) family_->RemoveAbandoned(0);
 }
 
@@ -689,6 +957,7 @@ SharedHeapStats SharedHeap::Stats() {
   stats.segments = own_.size();
   stats.cached = stats.reserved - stats.used;
   stats.attached = segments_.size() - stats.segments;
+  stats.detached = detached_.size();
   stats.limit = limit_;
   return stats;
 }
@@ -714,17 +983,55 @@ std::vector<uint32_t> SharedHeap::BlocksInherited(const Attached& attached) {
 
 void SharedHeap::PrepareFork() {
   mutex_.lock();
+  // A child that is given its part of a segment keeps it whole. Where children
+  // come and go, as in a pool that replaces its workers, there would never be a
+  // moment without one.
+  if (segments_.size() - own_.size() >= kFewSegments) {
+    CollectOthers(0, Thrift::kDetach);
+    for (auto& [id, attached] : segments_) {
+      SharedSegment& segment = *attached.segment;
+      bool left = !attached.own && segment.ledger().orphaned();
+      if (left && !segment.pinned()) segment.ShareSlot();
+    }
+  }
   for (auto& [id, attached] : segments_) {
+    if (attached.segment->shares_slot()) continue;
     attached.segment->PrepareFork(BlocksInherited(attached));
   }
 }
 
 void SharedHeap::ParentAfterFork() {
-  for (auto& [id, attached] : segments_) attached.segment->ParentAfterFork();
+  for (auto& [id, attached] : segments_) {
+    if (!attached.segment->shares_slot()) attached.segment->ParentAfterFork();
+  }
+  for (auto& [id, detached] : detached_) detached.forked = true;
   mutex_.unlock();
 }
 
+void SharedHeap::KeepPagesAlone(Attached* attached) {
+  by_address_.erase(attached->base);
+  std::vector<SharedRange> kept;
+  for (const auto& [offset, hold] : attached->holds) {
+    kept.push_back({offset, hold.capacity});
+  }
+  attached->segment->LeaveButFor(kept);
+  if (kept.empty()) return;
+  Detached& left = detached_[attached->id];
+  static_cast<Holdings&>(left) = std::move(static_cast<Holdings&>(*attached));
+  for (const auto& [offset, hold] : left.holds) {
+    by_address_[left.base + offset] = &left;
+  }
+}
+
 void SharedHeap::ChildAfterFork() {
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    if (!it->second.segment->shares_slot()) {
+      ++it;
+      continue;
+    }
+    KeepPagesAlone(&it->second);
+    it = segments_.erase(it);
+  }
   for (auto& [id, attached] : segments_) {
     attached.segment->ChildAfterFork(BlocksInherited(attached));
     attached.own.reset();
@@ -733,8 +1040,19 @@ void SharedHeap::ChildAfterFork() {
       it = inherited ? std::next(it) : attached.holds.erase(it);
     }
   }
+  for (auto it = detached_.begin(); it != detached_.end();) {
+    Detached& detached = (it++)->second;
+    detached.forked = true;
+    std::vector<uint64_t> dropped;
+    for (const auto& [offset, hold] : detached.holds) {
+      if (hold.inheritance != Inheritance::kChild) dropped.push_back(offset);
+    }
+    for (uint64_t offset : dropped) ReleaseDetached(&detached, offset);
+  }
   own_.clear();
   ended_.clear();
+  unasked_.clear();
+  scanned_ = 0;
   pending_ = 0;
   if (family_) family_->ChildAfterFork();
   // Two processes that count on from one number would issue equal tickets.

@@ -22,6 +22,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_segment.h"
@@ -70,14 +72,20 @@ struct SharedHeapStats {
   uint64_t messages;  // messages that carry them and were not received
   uint64_t segments;  // segments of this process
   uint64_t attached;  // segments of other processes, mapped
+  uint64_t detached;  // of dead processes, of which blocks alone are left
   uint64_t limit;
 };
+
+// The bytes of memory that the calling process may have at most: those of the
+// machine, or of the control groups (versions 1 and 2) that it is in. `root` is
+// where the file systems proc and cgroup are looked for: "" but in tests.
+uint64_t MemoryOfMachineOrContainer(const std::string& root);
 
 // The blocks of one segment that the calling process made.
 //
 // Invariant: the range of a block is fixed when it is appended; a run (one
-// block of a page or more, or a page or more of small ones) is warm, with
-// memory, or cold, without; a block in use is in a warm run.
+// block of a page or more, or pages of small ones, cut off one by one) is warm,
+// with memory, or cold, without; a block in use is in a warm run.
 class SharedBlocks {
  public:
   // What is to be done at the end of blocks is put into `ended` then.
@@ -89,6 +97,8 @@ class SharedBlocks {
 
   // A free block that has memory, not much larger than asked for.
   std::optional<uint32_t> TakeWarm(uint64_t capacity);
+  // Gives back a block that nobody holds.
+  void Free(uint32_t block);
   // A run that has no memory yet, made if need be; none if the segment is full.
   std::optional<uint32_t> TakeCold(uint64_t capacity);
   uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
@@ -116,8 +126,7 @@ class SharedBlocks {
     uint64_t offset;
     uint64_t length;
     uint64_t capacity;  // of each block
-    uint32_t first;     // block
-    uint32_t count;
+    uint32_t count;     // of the blocks that were cut off
     bool warm;
     bool listed;                 // in `available` of its class
     std::vector<uint32_t> free;  // blocks
@@ -127,11 +136,13 @@ class SharedBlocks {
   struct SizeClass {
     std::vector<uint32_t> available;  // runs that had a free block when listed
     std::vector<uint32_t> cold;
+    bool has_run;
   };
 
   std::optional<uint32_t> AppendRun(uint64_t capacity);
+  // Makes one block more of a run; false if the run or the ledger is full.
+  bool Cut(uint32_t run);
   uint32_t Take(uint32_t run);
-  void Free(uint32_t block);
   void List(uint32_t run);
   void AddIdle(uint32_t run);
 
@@ -180,8 +191,10 @@ class SharedHeap {
   bool Bind(const SharedBlock& block,
             std::weak_ptr<void> storage,
             const std::function<bool()>& take_over);
-  // A message for the block that has the address; none if no block has it. Only
-  // messages of the process that made the block end with that.
+  // A message for the block that has the address; none if no block has it, or
+  // one of a dead process that this process alone holds: its bytes have to be
+  // moved to a block of this process first. Only messages of the process that
+  // made the block end with that process.
   std::optional<SharedMessage> Send(
       const void* address, MessageLife life = MessageLife::kUntilGivenUp);
   // Whether a block that this process holds has the address.
@@ -237,19 +250,33 @@ class SharedHeap {
     std::weak_ptr<void> storage;
   };
 
-  struct Attached {
+  // What this process holds of a segment.
+  struct Holdings {
+    uint64_t id{0};                  // of the segment
+    char* base{nullptr};             // of its addresses
+    std::map<uint64_t, Hold> holds;  // by offset
+  };
+
+  struct Attached : Holdings {
     std::unique_ptr<SharedSegment> segment;
     std::unique_ptr<SharedBlocks> own;  // if this process made the segment
-    std::map<uint64_t, Hold> holds;     // by offset
+    uint64_t asked{0};  // when the kernel was, whether the maker lives
+  };
+
+  // Of a segment that was taken apart.
+  struct Detached : Holdings {
+    // A child or parent of a fork has the same memory, and nobody counts that.
+    bool forked{false};
   };
 
   // Holds the mutex; then does what there is to be done at the end of blocks.
   class Locked;
+  class Pending;
 
   SharedHeap();
 
   struct Location {
-    Attached* attached;
+    Holdings* holdings;
     Hold* hold;
     uint64_t offset;  // in the block
   };
@@ -258,15 +285,29 @@ class SharedHeap {
   Received ReceiveBlock(const SharedMessage& message,
                         Inheritance inheritance,
                         Ticket ticket);
+  // None if the segment of the message was not taken apart.
+  std::optional<Received> ReceiveDetached(const SharedMessage& message,
+                                          Inheritance inheritance);
   SharedBlock AddHold(Attached* attached,
                       uint32_t index,
                       Inheritance inheritance);
-  SharedBlock BlockOf(const Attached& attached, uint64_t offset) const;
+  static SharedBlock BlockOf(const Holdings& holdings, uint64_t offset);
+  // Of a segment that this process is attached to, or was when it was whole.
+  Holdings* HoldingsOf(uint64_t segment);
+  // One use more of a block that this process holds already.
+  static Received UseAgain(Holdings* holdings,
+                           uint64_t offset,
+                           Inheritance inheritance);
   // Whether blocks of an own segment are of the strategy, and can be opened.
   static bool Serves(Attached* own, SharingStrategy strategy);
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
                                           Inheritance inheritance);
+  // One attempt, by what there is or by new memory.
+  SharedBlock AllocateAny(std::unique_lock<std::mutex>* lock,
+                          SharingStrategy strategy,
+                          uint64_t capacity,
+                          Inheritance inheritance);
   // Gives the lock back while the kernel is at work.
   SharedBlock AllocateCold(std::unique_lock<std::mutex>* lock,
                            SharingStrategy strategy,
@@ -278,21 +319,47 @@ class SharedHeap {
   void MakeRoom(uint64_t length);
   Attached* Attach(const SharedMessage& message);
   void CollectOwn();
-  void CollectOthers(uint64_t deadline);
+  // Whether segments of dead processes are taken apart, or their descriptors
+  // closed, so that what this process holds of them costs little more than
+  // that. To send it on is then a copy, and after a fork refused.
+  enum class Thrift { kNone, kDetach };
+  using Segments = std::map<uint64_t, Attached>;
+  void CollectOthers(uint64_t deadline, Thrift thrift);
+  // The same for one segment; the next one.
+  Segments::iterator CollectOther(Segments::iterator it,
+                                  uint64_t deadline,
+                                  Thrift thrift);
+  // Takes a segment apart if nobody else needs it.
+  bool Detach(Segments::iterator it);
+  // After the last hold of a segment of another process.
+  void AskWhetherMakerLives(Segments::iterator it);
+  // Collects what lost its last hold when it was too early to ask the kernel
+  // whether the segment's maker lives.
+  void CollectUnasked();
+  // Of blocks in a segment that was taken apart.
+  void ReleaseDetached(Detached* detached, uint64_t offset);
+  Attached* AddSegment(std::unique_ptr<SharedSegment> segment);
   void Trim(uint64_t keep);
   void Expire(uint64_t deadline);
   uint64_t Reserved() const;
 
   static std::vector<uint32_t> BlocksInherited(const Attached& attached);
+  // Of a segment whose slot is the parent's: what this child has is the pages.
+  void KeepPagesAlone(Attached* attached);
   void PrepareFork();
   void ParentAfterFork();
   void ChildAfterFork();
 
   std::mutex mutex_;
   std::optional<SharedFamily> family_;
-  std::map<uint64_t, Attached> segments_;        // by id
-  std::map<const char*, Attached*> by_address_;  // by first address
+  Segments segments_;                      // by id
+  std::map<uint64_t, Detached> detached_;  // by id
+  // By first address: of a whole segment, or of a block of another.
+  std::map<const char*, Holdings*> by_address_;
   std::vector<Attached*> own_;
+  size_t scanned_{0};           // attached, when all were last looked at
+  std::set<uint64_t> unasked_;  // ids, see CollectUnasked
+  uint64_t unasked_since_{0};
   std::vector<std::function<void()>> ended_;
   uint64_t pending_{0};  // bytes being reserved while the mutex is free
   uint64_t limit_;

@@ -26,6 +26,9 @@ namespace {
 
 // Names the layout too: another layout takes another number.
 constexpr uint64_t kMagic = 0x32474553444c4450;  // "PDLDSEG2"
+// Addresses for each block that there is a place for: smaller ones are rare
+// enough, and a ledger of a quarter of the addresses is large enough.
+constexpr uint64_t kReservePerBlock = 1024;
 constexpr uint64_t kDeciding = 1;
 
 constexpr uint64_t kOfCreatorBit = uint64_t{1} << 63;
@@ -46,45 +49,61 @@ uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 // - Data of the tensor: the release in DropHolder pairs with the acquire in
 //   Referenced, so that what a process read or wrote in a block is over before
 //   the block is used anew.
-// - News of releases: whoever takes a mark must also see the reference gone
-// that
-//   was dropped before the mark was set. The release in MarkReleased and
+// - News of releases: whoever takes a mark must also see the reference
+//   gone that was dropped before the mark was set. The release in MarkReleased and
 //   ReapSlot pairs with the acquire in TakeReleased. A mark is only ever
 //   changed by operations that read it too: one of two marks that are taken
 //   together would otherwise bring its taker the word of the other alone.
 // A process that takes the kernel lock of a slot sees all that the process that
 // had it before did.
 
-size_t SharedLedger::HeaderBytes() {
-  return RoundUp(sizeof(Header), kSharedPage);
+bool SharedLedger::Start::Valid() const {
+  return magic == kMagic && reserve >= kMinReserve && reserve <= kMaxReserve &&
+         reserve % kSharedPage == 0 && slot_limit <= kSlots &&
+         block_count <= MaxBlocks(reserve);
+}
+
+uint64_t SharedLedger::Start::UsedBytes() const {
+  return HeaderBytes(reserve) + uint64_t{block_count} * BlockBytes();
+}
+
+uint32_t SharedLedger::MaxBlocks(uint64_t reserve) {
+  // Whole words of marks.
+  uint64_t blocks = reserve / kReservePerBlock / 64 * 64;
+  return static_cast<uint32_t>(std::min<uint64_t>(blocks, kMaxBlocks));
+}
+
+size_t SharedLedger::HeaderBytes(uint64_t reserve) {
+  return RoundUp(sizeof(Header) + MaxBlocks(reserve) / 8, kSharedPage);
 }
 
 size_t SharedLedger::BlockBytes() { return sizeof(Block); }
 
-size_t SharedLedger::LedgerBytes() {
-  return HeaderBytes() + RoundUp(sizeof(Block) * kMaxBlocks, kSharedPage);
+size_t SharedLedger::LedgerBytes(uint64_t reserve) {
+  return HeaderBytes(reserve) +
+         RoundUp(sizeof(Block) * MaxBlocks(reserve), kSharedPage);
 }
 
-SharedLedger::SharedLedger(void* base)
+SharedLedger::SharedLedger(void* base, uint64_t reserve)
     : header_(static_cast<Header*>(base)),
-      blocks_(
-          reinterpret_cast<Block*>(static_cast<char*>(base) + HeaderBytes())) {}
+      released_(reinterpret_cast<std::atomic<uint64_t>*>(
+          static_cast<char*>(base) + sizeof(Header))),
+      blocks_(reinterpret_cast<Block*>(static_cast<char*>(base) +
+                                       HeaderBytes(reserve))),
+      max_blocks_(MaxBlocks(reserve)),
+      reserve_(reserve) {}
 
 SharedLedger::Block& SharedLedger::block(uint32_t index) const {
   return blocks_[index];
 }
 
-void SharedLedger::Format(uint64_t family, uint64_t segment, uint64_t reserve) {
+void SharedLedger::Format(uint64_t family, uint64_t segment) {
   header_->family = family;
   header_->segment = segment;
-  header_->reserve = reserve;
+  header_->reserve = reserve_;
   header_->slot_limit.store(kOwnerSlot + 1, std::memory_order_relaxed);
   // Release: who sees the number sees the fields above.
   header_->magic.store(kMagic, std::memory_order_release);
-}
-
-bool SharedLedger::Valid() const {
-  return header_->magic.load(std::memory_order_acquire) == kMagic;
 }
 
 SharedLedger::SlotState SharedLedger::slot_state(uint32_t slot) const {
@@ -124,7 +143,7 @@ void SharedLedger::SetOrphaned() {
 
 uint32_t SharedLedger::block_count() const {
   uint32_t count = header_->block_count.load(std::memory_order_acquire);
-  return count < kMaxBlocks ? count : kMaxBlocks;
+  return std::min(count, max_blocks_);
 }
 
 void SharedLedger::AppendBlock(uint64_t offset, uint64_t capacity) {
@@ -164,8 +183,8 @@ void SharedLedger::DropHolder(uint32_t index, uint32_t slot) {
 void SharedLedger::MarkReleased(uint32_t index) {
   // A process killed before this loses only the news; ReapSlot makes up for it.
   // Release: who takes the mark sees the reference gone, see TakeReleased.
-  header_->released[index / 64].fetch_or(uint64_t{1} << (index % 64),
-                                         std::memory_order_release);
+  released_[index / 64].fetch_or(uint64_t{1} << (index % 64),
+                                 std::memory_order_release);
   // Release: who sees the count finds the mark.
   header_->release_count.fetch_add(1, std::memory_order_release);
 }
@@ -177,7 +196,7 @@ uint64_t SharedLedger::release_count() const {
 
 uint64_t SharedLedger::TakeReleased(uint32_t word) {
   // Acquire: the references are gone whose marks are taken, see MarkReleased.
-  return header_->released[word].exchange(0, std::memory_order_acquire);
+  return released_[word].exchange(0, std::memory_order_acquire);
 }
 
 SharedTicket SharedLedger::IssueTicket(uint32_t index,
@@ -317,7 +336,7 @@ void SharedLedger::ReapSlot(uint32_t slot) {
   // have dropped a bit and been killed before it said so.
   // Not by a store, which would hide what comes with a mark that is there.
   for (uint32_t word = 0; word * 64 < count; ++word) {
-    header_->released[word].fetch_or(~uint64_t{0}, std::memory_order_release);
+    released_[word].fetch_or(~uint64_t{0}, std::memory_order_release);
   }
   header_->release_count.fetch_add(1, std::memory_order_release);
   SetSlot(slot, kFree, 0);

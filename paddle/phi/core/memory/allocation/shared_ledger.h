@@ -59,26 +59,43 @@ class SharedLedger {
   static constexpr uint32_t kPinnedSlot = 0;
   static constexpr uint32_t kOwnerSlot = 1;
   static constexpr uint32_t kMaxBlocks = 1u << 18;
+  static constexpr uint64_t kMinReserve = uint64_t{1} << 20;
+  static constexpr uint64_t kMaxReserve = uint64_t{1} << 46;
 
   enum SlotState : uint32_t { kFree = 0, kTaken = 1, kLeaving = 2 };
 
-  // Bytes before the blocks, the ledger with all of its blocks, and what a
-  // block adds.
-  static size_t HeaderBytes();
-  static size_t LedgerBytes();
+  // The first bytes of a ledger, as numbers to check: a file may say anything.
+  struct Start {
+    uint64_t magic;
+    uint64_t family;
+    uint64_t segment;
+    uint64_t reserve;
+    uint32_t orphaned;
+    uint32_t slot_limit;
+    uint32_t block_count;
+
+    // Whether it is of a ledger of this layout, and its numbers can be.
+    bool Valid() const;
+    // The bytes of the ledger that are in use; what says so is valid.
+    uint64_t UsedBytes() const;
+  };
+
+  // Of a segment with `reserve` bytes of addresses: the most blocks, the bytes
+  // before the blocks' entries, and the ledger with all of its entries.
+  static uint32_t MaxBlocks(uint64_t reserve);
+  static size_t HeaderBytes(uint64_t reserve);
+  static size_t LedgerBytes(uint64_t reserve);
+  // The bytes of an entry.
   static size_t BlockBytes();
 
   SharedLedger() = default;
   // A view of the ledger at the start of a mapping, which outlives the view.
-  explicit SharedLedger(void* base);
+  // How large it is follows from `reserve`, which has been checked, and from
+  // nothing that others may write to.
+  SharedLedger(void* base, uint64_t reserve);
 
   // Makes zeroed memory a ledger, complete when the magic number is there.
-  void Format(uint64_t family, uint64_t segment, uint64_t reserve);
-  // Whether it is one, of this layout; and of which segment.
-  bool Valid() const;
-  uint64_t family() const { return header_->family; }
-  uint64_t segment() const { return header_->segment; }
-  uint64_t reserve() const { return header_->reserve; }
+  void Format(uint64_t family, uint64_t segment);
 
   // Slots. Whoever holds the kernel lock of a slot may change it.
   SlotState slot_state(uint32_t slot) const;
@@ -176,8 +193,10 @@ class SharedLedger {
     uint32_t padding;
     alignas(64) std::atomic<uint64_t> release_count;
     alignas(64) std::array<Slot, kSlots> slots;
-    std::array<std::atomic<uint64_t>, kMaxBlocks / 64> released;
+    // The marks of released blocks follow, one bit per block.
   };
+  static_assert(offsetof(Header, reserve) == offsetof(Start, reserve) &&
+                offsetof(Header, block_count) == offsetof(Start, block_count));
 
   // Locks between processes live in the hardware or not at all.
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -190,7 +209,10 @@ class SharedLedger {
   void Expire(uint32_t block, uint64_t deadline, uint64_t bits);
 
   Header* header_{nullptr};
+  std::atomic<uint64_t>* released_{nullptr};
   Block* blocks_{nullptr};
+  uint32_t max_blocks_{0};
+  uint64_t reserve_{0};
 };
 
 }  // namespace allocation

@@ -16,7 +16,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -48,13 +50,38 @@ constexpr uint64_t kNoGeneration = UINT64_MAX;
 // A signal undoes what one call of fallocate had got; small calls get on.
 constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 
+std::string LimitText(int resource, uint64_t unit) {
+  rlimit limit = {};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "unlimited";
+  }
+  return std::to_string(limit.rlim_cur / unit);
+}
+
+// How to get more of what is exhausted, if that is known.
+std::string RemedyFor(int error) {
+  if (error == ENOMEM) {
+    return " If the addresses of this process are at their limit (ulimit -v, "
+           "now " +
+           LimitText(RLIMIT_AS, 1024) +
+           "), raise it or keep tensors of fewer senders at a time.";
+  }
+  if (error == EMFILE) {
+    return " Raise the limit on open files (ulimit -n, now " +
+           LimitText(RLIMIT_NOFILE, 1) +
+           ") or keep tensors of fewer senders at a time.";
+  }
+  return "";
+}
+
 [[noreturn]] void ThrowErrno(const std::string& doing) {
   int error = errno;
   bool exhausted = error == ENOSPC || error == ENOMEM || error == EMFILE ||
                    error == ENFILE || error == EDQUOT || error == EFBIG;
   throw SharedMemoryError(exhausted ? Kind::kExhausted : Kind::kSystem,
                           doing + " failed: " + std::strerror(error) +
-                              " (errno " + std::to_string(error) + ").");
+                              " (errno " + std::to_string(error) + ")." +
+                              RemedyFor(error));
 }
 
 template <typename Call>
@@ -122,8 +149,19 @@ void UnlockSlots(int fd, uint32_t first, uint32_t end) {
   if (first < end) SetLock(fd, F_UNLCK, first, end - first);
 }
 
-bool TryLockAllSlots(int fd) {
-  return SetLock(fd, F_WRLCK, 0, SharedLedger::kSlots);
+bool TryLockSlots(int fd, uint32_t first, uint32_t end) {
+  return first == end || SetLock(fd, F_WRLCK, first, end - first);
+}
+
+// What the file begins with. Read, not mapped: to look at a page of a mapping
+// gives it memory, or ends the process where there is none.
+SharedLedger::Start StartOf(int fd) {
+  SharedLedger::Start start = {};
+  if (RetryOnSignal([&] { return pread(fd, &start, sizeof(start), 0); }) !=
+      sizeof(start)) {
+    return {};
+  }
+  return start;
 }
 
 // Whether a process is in the middle of its end. The kernel gives files back
@@ -132,6 +170,9 @@ bool TryLockAllSlots(int fd) {
 // that was given to another process since is no matter: that one is not ending.
 // What cannot be known is taken for an end that is under way.
 bool IsEnding(uint32_t process) {
+  // Mostly it is gone; and to know that takes no descriptor, of which there may
+  // be none left.
+  if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return false;
   constexpr unsigned kExiting = 0x4;  // PF_EXITING, in the flags of a thread
   auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
   std::string folder = "/proc/" + std::to_string(process) + "/task/";
@@ -189,6 +230,21 @@ std::optional<uint32_t> UserOf(uint32_t process) {
   return effective;
 }
 
+// Calls `act` with the start and length of all whole pages before `end` that
+// have no part of the ranges, which are sorted.
+template <typename Act>
+void ForEachGap(const std::vector<SharedRange>& ranges,
+                uint64_t end,
+                const Act& act) {
+  uint64_t next = 0;
+  for (const SharedRange& range : ranges) {
+    uint64_t start = range.offset - range.offset % kSharedPage;
+    if (start > next) act(next, start - next);
+    next = std::max(next, RoundUp(range.offset + range.length, kSharedPage));
+  }
+  if (next < end) act(next, end - next);
+}
+
 std::string NameOf(uint64_t family, uint64_t segment) {
   char name[80];
   std::snprintf(name,
@@ -237,7 +293,8 @@ std::string Unfit(int fd, SharingStrategy strategy) {
   if (!S_ISREG(file.st_mode)) return "it is no regular file";
   if (file.st_uid != geteuid()) return "it belongs to another user";
   if (file.st_mode & 077) return "others than its user have access to it";
-  if (static_cast<uint64_t>(file.st_size) < SharedLedger::HeaderBytes()) {
+  if (static_cast<uint64_t>(file.st_size) <
+      SharedLedger::HeaderBytes(SharedLedger::kMinReserve)) {
     return "it is too small";
   }
   if (strategy == SharingStrategy::kFileDescriptor) {
@@ -384,12 +441,17 @@ bool FileDescriptor::IsIntact() const {
          file.st_ino == inode_;
 }
 
+void FileDescriptor::Close() {
+  if (IsIntact()) close(fd_);
+  fd_ = -1;
+}
+
 bool FileDescriptor::IsOfFileOf(const FileDescriptor& other) const {
   return fd_ >= 0 && device_ == other.device_ && inode_ == other.inode_;
 }
 
 SharedSegment::SharedSegment(SharingStrategy strategy, std::string name)
-    : strategy_(strategy), name_(std::move(name)) {}
+    : strategy_(strategy), name_(std::move(name)), process_(getpid()) {}
 
 SharedSegment::~SharedSegment() {
   if (base_) munmap(base_, reserve_);
@@ -403,7 +465,7 @@ void SharedSegment::Map(uint64_t reserve) {
   base_ = static_cast<char*>(mapping.Release());
   reserve_ = reserve;
   LeaveOutOfCoreDumps(base_, reserve_);
-  ledger_ = SharedLedger(base_);
+  ledger_ = SharedLedger(base_, reserve_);
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
@@ -429,9 +491,10 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
     }
   }
   made->Map(reserve);
-  made->Reserve(made->fd(), 0, SharedLedger::HeaderBytes());
-  made->slot_ = made->TakeSlot(made->fd_.get(), SharedLedger::kOwnerSlot);
-  made->ledger_.Format(family, segment, reserve);
+  made->Reserve(made->fd(), 0, SharedLedger::HeaderBytes(reserve));
+  made->ledger_.Format(family, segment);
+  made->slot_ =
+      made->TakeSlot(made->fd_.get(), SharedLedger::kOwnerSlot).value();
   if (strategy == SharingStrategy::kFileSystem) {
     std::string self = "/proc/self/fd/" + std::to_string(made->fd_.get());
     if (linkat(AT_FDCWD,
@@ -466,25 +529,21 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
     throw SharedMemoryError(
         Kind::kInvalid, "Refusing the shared memory " + name + ": " + unfit);
   }
-  uint64_t reserve = 0;
-  {
-    Mapping header(fd, SharedLedger::HeaderBytes());
-    if (!header) ThrowErrno("Mapping the ledger of " + name);
-    SharedLedger ledger(header.base());
-    if (!ledger.Valid() || ledger.family() != id.family ||
-        ledger.segment() != id.segment) {
-      ThrowGone(id);
-    }
-    reserve = ledger.reserve();
+  SharedLedger::Start start = StartOf(fd);
+  if (!start.Valid() || start.family != id.family ||
+      start.segment != id.segment) {
+    ThrowGone(id);
   }
-  if (reserve <= SharedLedger::LedgerBytes() || reserve > kMaxReserve) {
+  opened->Map(start.reserve);
+  if (!opened->Contains(0, start.UsedBytes())) {
     throw SharedMemoryError(Kind::kInvalid,
                             "Refusing the shared memory " + name +
-                                ": its ledger says that it has " +
-                                std::to_string(reserve) + " bytes.");
+                                ": it is smaller than its ledger.");
   }
-  opened->Map(reserve);
-  opened->slot_ = opened->TakeSlot(fd, SharedLedger::kOwnerSlot + 1);
+  std::optional<uint32_t> slot =
+      opened->TakeSlot(fd, SharedLedger::kOwnerSlot + 1);
+  if (!slot) ThrowGone(id);
+  opened->slot_ = *slot;
   struct stat file = {};
   if (id.strategy == SharingStrategy::kFileSystem && fstat(fd, &file) == 0 &&
       file.st_nlink == 0) {
@@ -493,7 +552,10 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
   return opened;
 }
 
-uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
+std::optional<uint32_t> SharedSegment::TakeSlot(int fd, uint32_t first) {
+  // Who takes a segment apart has all locks, ends the magic number, and then
+  // gives them back.
+  auto was_taken_apart = [&] { return !StartOf(fd).Valid(); };
   // Who looks whether the segment can go has all locks for a moment, that of
   // the slot that never dies too. It may let go between the two questions here,
   // so full is only what was found so three times in a row.
@@ -505,6 +567,7 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
         if (errno == EAGAIN || errno == EACCES) continue;
         ThrowErrno("Locking a slot of " + name_);
       }
+      if (was_taken_apart()) return std::nullopt;
       if (ledger_.slot_state(slot) != SharedLedger::kFree) {
         if (IsEnding(ledger_.slot_pid(slot))) {
           UnlockSlots(fd, slot, slot + 1);
@@ -513,18 +576,20 @@ uint32_t SharedSegment::TakeSlot(int fd, uint32_t first) {
         }
         ledger_.ReapSlot(slot);
       }
-      ledger_.SetSlot(slot, SharedLedger::kTaken, getpid());
+      ledger_.SetSlot(slot, SharedLedger::kTaken, process_);
       return slot;
     }
+    if (was_taken_apart()) return std::nullopt;
     bool looking = IsLocked(fd, SharedLedger::kPinnedSlot);
     found_full = looking || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw SharedMemoryError(Kind::kExhausted,
-                          "No process more can attach to the shared memory " +
-                              name_ + ": " +
-                              std::to_string(SharedLedger::kSlots - 2) +
-                              " other processes are attached to it.");
+                          "All " + std::to_string(SharedLedger::kSlots - 2) +
+                              " process slots of the shared memory " + name_ +
+                              " are in use. Let fewer processes keep tensors "
+                              "of one sender, or have a process in between "
+                              "send copies (tensor.clone()).");
 }
 
 bool SharedSegment::Usable() {
@@ -546,11 +611,8 @@ int SharedSegment::fd() const {
 }
 
 SegmentId SharedSegment::id() const {
-  return {strategy_,
-          family_,
-          segment_,
-          static_cast<uint32_t>(getpid()),
-          static_cast<uint32_t>(fd_.get())};
+  return {
+      strategy_, family_, segment_, process_, static_cast<uint32_t>(fd_.get())};
 }
 
 bool SharedSegment::Contains(uint64_t offset, uint64_t length) {
@@ -641,6 +703,11 @@ bool SharedSegment::OwnerIsAlive() {
          (!Usable() || IsLocked(fd_.get(), SharedLedger::kOwnerSlot));
 }
 
+bool SharedSegment::OwnerIsLeaving() const {
+  return ledger_.orphaned() ||
+         ledger_.slot_state(SharedLedger::kOwnerSlot) != SharedLedger::kTaken;
+}
+
 bool SharedSegment::OwnerDied() {
   return Usable() && ReapIfDead(SharedLedger::kOwnerSlot);
 }
@@ -669,8 +736,13 @@ void SharedSegment::PunchOrphans(uint32_t first,
       fd_.get(), SharedLedger::kOwnerSlot, SharedLedger::kOwnerSlot + 1);
 }
 
-bool SharedSegment::RemoveIfAlone() {
-  if (pinned() || !Usable() || !TryLockAllSlots(fd_.get())) {
+bool SharedSegment::LockIfAlone() {
+  if (pinned() || has_pinned_child_ || !Usable()) return false;
+  // This process has the lock of its own slot, but maybe by another description
+  // of the file than the descriptor's: it may have been opened again since.
+  if (!TryLockSlots(fd_.get(), 0, slot_)) return false;
+  if (!TryLockSlots(fd_.get(), slot_ + 1, SharedLedger::kSlots)) {
+    UnlockSlots(fd_.get(), 0, slot_);
     return false;
   }
   // A pin is a child that shares this process's locks.
@@ -678,20 +750,76 @@ bool SharedSegment::RemoveIfAlone() {
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     needed |= ledger_.Holds(i, SharedLedger::kPinnedSlot);
   }
-  if (needed) {
-    UnlockSlots(fd_.get(), 0, slot_);
-    UnlockSlots(fd_.get(), slot_ + 1, SharedLedger::kSlots);
+  if (needed) UnlockOthers();
+  return !needed;
+}
+
+void SharedSegment::UnlockOthers() {
+  UnlockSlots(fd_.get(), 0, slot_);
+  UnlockSlots(fd_.get(), slot_ + 1, SharedLedger::kSlots);
+}
+
+bool SharedSegment::Unlink() {
+  return strategy_ == SharingStrategy::kFileDescriptor ||
+         unlink(PathOf(name_).c_str()) == 0 || errno == ENOENT;
+}
+
+bool SharedSegment::RemoveIfAlone() {
+  if (!LockIfAlone()) return false;
+  Unlink();
+  return true;
+}
+
+bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
+  if (!LockIfAlone()) return false;
+  // As long as it has a name, it is whole, so that whoever comes after a
+  // process that was killed here finds a segment, or nothing.
+  if (!Unlink()) {
+    UnlockOthers();
     return false;
   }
-  if (strategy_ == SharingStrategy::kFileSystem) {
-    unlink(PathOf(name_).c_str());
+  // What a child needs that shares the slot has its bit too.
+  std::vector<SharedRange> held;
+  for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
+    if (ledger_.Holds(i, slot_)) {
+      held.push_back({ledger_.offset(i), ledger_.capacity(i)});
+    }
   }
+  std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
+    return a.offset < b.offset;
+  });
+  // The magic number goes with the first range, before any lock is given back:
+  // a process that opened the file just before sees by that what has happened.
+  ForEachGap(held, reserve_, [&](uint64_t start, uint64_t length) {
+    PunchRange(fd_.get(), start, length);
+  });
+  LeaveButFor(kept);
   return true;
+}
+
+void SharedSegment::LeaveButFor(const std::vector<SharedRange>& kept) {
+  ForEachGap(kept, reserve_, [&](uint64_t start, uint64_t length) {
+    // Fails where the system allows no more mappings: then addresses stay.
+    munmap(base_ + start, length);
+  });
+  fd_.Close();
+  base_ = nullptr;
+}
+
+void SharedSegment::Park() {
+  parked_ = strategy_ == SharingStrategy::kFileSystem;
+  if (parked_) fd_.Close();
+}
+
+void DropPages(char* start, uint64_t length, bool shared) {
+  if (length == 0) return;
+  if (!shared) madvise(start, length, MADV_REMOVE);
+  munmap(start, length);
 }
 
 void SharedSegment::SetLeaving() {
   if (!pinned()) {
-    ledger_.SetSlot(slot_, SharedLedger::kLeaving, getpid());
+    ledger_.SetSlot(slot_, SharedLedger::kLeaving, process_);
   }
 }
 
@@ -704,7 +832,8 @@ uint32_t SharedSegment::TakeSlotForHeir() {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
     }
-    return TakeSlot(heir_fd_.get(), SharedLedger::kOwnerSlot + 1);
+    // This process is attached, so nobody has taken the segment apart.
+    return TakeSlot(heir_fd_.get(), SharedLedger::kOwnerSlot + 1).value();
   } catch (const SharedMemoryError&) {
     // A fork cannot be refused. What the child holds is then never given back
     // while the segment lives, which is safe.
@@ -718,9 +847,15 @@ void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
   for (uint32_t block : holds) ledger_.AddHolder(block, heir_slot_);
 }
 
-void SharedSegment::ParentAfterFork() { heir_fd_ = FileDescriptor(); }
+void SharedSegment::ParentAfterFork() {
+  has_pinned_child_ |= heir_slot_ == SharedLedger::kPinnedSlot;
+  heir_fd_ = FileDescriptor();
+  if (parked_) fd_.Close();
+}
 
 void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
+  process_ = getpid();
+  has_pinned_child_ = false;
   // The mapping takes the place of that which keeps the parent's locks alive,
   // and keeps the child's own.
   bool has_lock =
@@ -734,12 +869,13 @@ void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
     LeaveOutOfCoreDumps(base_, reserve_);
     slot_ = heir_slot_;
     std::swap(fd_, heir_fd_);
-    ledger_.SetSlot(slot_, SharedLedger::kTaken, getpid());
+    ledger_.SetSlot(slot_, SharedLedger::kTaken, process_);
   } else {
     slot_ = SharedLedger::kPinnedSlot;
     for (uint32_t block : holds) ledger_.AddHolder(block, slot_);
   }
   heir_fd_ = FileDescriptor();
+  if (parked_) fd_.Close();
 }
 
 namespace {
@@ -758,7 +894,9 @@ class Candidate {
   }
 
   // The locks are held until this goes.
-  bool NobodyAttached() const { return file_ && TryLockAllSlots(file_.get()); }
+  bool NobodyAttached() const {
+    return file_ && TryLockSlots(file_.get(), 0, SharedLedger::kSlots);
+  }
 
   // Whether all who are attached have said that they leave.
   bool AllLeaving() const {
@@ -791,13 +929,15 @@ class Candidate {
   bool WithLedger(const Question& question) const {
     struct stat file = {};
     if (!file_ || fstat(file_.get(), &file) != 0) return false;
-    Mapping mapping(file_.get(), SharedLedger::LedgerBytes());
+    SharedLedger::Start start = StartOf(file_.get());
+    if (!start.Valid() ||
+        start.UsedBytes() > static_cast<uint64_t>(file.st_size)) {
+      return false;
+    }
+    Mapping mapping(file_.get(), SharedLedger::LedgerBytes(start.reserve));
     if (!mapping) return false;
-    SharedLedger ledger(mapping.base());
-    uint64_t needed = SharedLedger::HeaderBytes() +
-                      ledger.block_count() * SharedLedger::BlockBytes();
-    return ledger.Valid() && needed <= static_cast<uint64_t>(file.st_size) &&
-           question(&ledger);
+    SharedLedger ledger(mapping.base(), start.reserve);
+    return question(&ledger);
   }
 
   std::string name_;

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -55,6 +56,12 @@ class SharedMemoryError : public std::runtime_error {
   Kind kind_;
 };
 
+// A part of a segment.
+struct SharedRange {
+  uint64_t offset;
+  uint64_t length;
+};
+
 // "8.0 MiB", for messages.
 std::string HumanBytes(uint64_t bytes);
 
@@ -72,6 +79,8 @@ class FileDescriptor {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   bool IsIntact() const;
+  // Closes it, if it is intact, and still knows the file.
+  void Close();
   // Whether both are, or were when they were intact, of one file.
   bool IsOfFileOf(const FileDescriptor& other) const;
 
@@ -104,8 +113,6 @@ struct SegmentId {
 // Not thread-safe; SharedHeap serializes its use.
 class SharedSegment {
  public:
-  static constexpr uint64_t kMaxReserve = uint64_t{1} << 46;
-
   // Makes a segment of the calling process. It has a name, if it gets one, only
   // when it is complete.
   static std::unique_ptr<SharedSegment> Create(SharingStrategy strategy,
@@ -128,6 +135,11 @@ class SharedSegment {
   SharingStrategy strategy() const { return strategy_; }
   const std::string& name() const { return name_; }
 
+  // Whether others can open it, as far as this process knows; of a file with a
+  // name that takes no system call.
+  bool CanBeOpened() const {
+    return strategy_ == SharingStrategy::kFileSystem || fd_.IsIntact();
+  }
   // Whether the descriptor is still there, or could be opened anew: other code
   // may close all descriptors. Without it nothing can be said of the life of
   // others, and no memory had; what is in use stays so.
@@ -149,8 +161,10 @@ class SharedSegment {
   // This process's holder bit. What a process without a slot of its own holds
   // is pinned, and stays so.
   void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
+  // Nor is what a process holds that shares its slot with a child, as long as
+  // one of the two has the lock.
   void DropHolder(uint32_t block) {
-    if (!pinned()) ledger_.DropHolder(block, slot_);
+    if (!pinned() && !shares_slot_) ledger_.DropHolder(block, slot_);
   }
 
   // The processes that hold a block, without this one.
@@ -160,6 +174,8 @@ class SharedSegment {
   void ReapDead();
   // Whether the process that made the segment has not begun to end.
   bool OwnerIsAlive();
+  // Whether it has said that it ends; costs no system call.
+  bool OwnerIsLeaving() const;
   // Whether it is dead; then the segment is orphaned.
   bool OwnerDied();
   // In an orphaned segment, of `count` blocks: gives up messages sent before
@@ -168,8 +184,24 @@ class SharedSegment {
   // Whether nobody but this process is, or can become, attached. If so, the
   // segment has no name any more and no message can open it.
   bool RemoveIfAlone();
+  // Takes the segment apart if nobody but this process is, or can become,
+  // attached: it has no name, descriptor or ledger then, and neither memory nor
+  // addresses but the pages of `kept`, which are sorted and stay the caller's.
+  // False, and no change, if not. Afterwards the object can only be destroyed.
+  bool Detach(const std::vector<SharedRange>& kept);
+  // The same for this process alone, of a segment whose slot it shares.
+  void LeaveButFor(const std::vector<SharedRange>& kept);
+  // Keeps no descriptor, if the segment can be opened again by its name; to be
+  // called again after what may have opened it.
+  void Park();
+  bool parked() const { return parked_; }
   // Tells others not to count on this process; see RemoveAbandoned.
   void SetLeaving();
+
+  // From now on children of fork have no slot of their own here, but the pages
+  // of what they hold, which the lock of this process's slot guards for them.
+  void ShareSlot() { shares_slot_ = true; }
+  bool shares_slot() const { return shares_slot_; }
 
   // Around fork: the child gets a slot, with its lock, before it exists, and a
   // holder bit for each block of `holds`.
@@ -181,11 +213,18 @@ class SharedSegment {
   SharedSegment(SharingStrategy strategy, std::string name);
 
   void Map(uint64_t reserve);
-  // Takes the first slot that nobody living has, from `first` on.
-  uint32_t TakeSlot(int fd, uint32_t first);
+  // Takes the first slot that nobody living has, from `first` on; none if the
+  // segment was taken apart.
+  std::optional<uint32_t> TakeSlot(int fd, uint32_t first);
   uint32_t TakeSlotForHeir();
   // The descriptor is usable.
   bool ReapIfDead(uint32_t slot);
+  // Takes the locks of all other slots, unless somebody has one, or a message
+  // or a child without a slot needs the segment.
+  bool LockIfAlone();
+  void UnlockOthers();
+  // Whether it has no name, now.
+  bool Unlink();
 
   SharingStrategy strategy_;
   std::string name_;  // of the file, or of the memfd
@@ -198,6 +237,10 @@ class SharedSegment {
   uint32_t slot_{SharedLedger::kPinnedSlot};
   SharedLedger ledger_;
   std::vector<uint64_t> punched_;  // generation, by block
+  uint32_t process_;               // the number of the calling process
+  bool parked_{false};
+  bool shares_slot_{false};
+  bool has_pinned_child_{false};  // that shares this process's locks
   FileDescriptor heir_fd_;
   uint32_t heir_slot_{SharedLedger::kPinnedSlot};
 };
@@ -234,6 +277,10 @@ class SharedFamily {
   FileDescriptor left_;    // the folder again, once this process has left
   bool inherited_{false};  // the lock is the parent's too
 };
+
+// Gives the pages at `start` back that a segment kept when it was taken apart.
+// Their memory too, unless it is `shared` with a child or parent of a fork.
+void DropPages(char* start, uint64_t length, bool shared);
 
 // Random bits from the kernel, never 0.
 uint64_t RandomBits();

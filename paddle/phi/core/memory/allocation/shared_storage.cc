@@ -59,10 +59,21 @@ class BlockStorage : public Allocation {
   explicit BlockStorage(const SharedBlock& block)
       : Allocation(block.data, block.capacity, phi::CPUPlace()),
         block_(block) {}
-  ~BlockStorage() override { SharedHeap::Instance().Release(block_); }
+  ~BlockStorage() override {
+    SharedHeap::Instance().Release(block_);
+    for (const SharedBlock& old : old_) SharedHeap::Instance().Release(old);
+  }
+
+  // Changes to a block that has the same bytes. The old one stays: others may
+  // be reading it.
+  void MoveTo(const SharedBlock& block) {
+    old_.push_back(std::exchange(block_, block));
+    set_ptr(block.data);
+  }
 
  private:
   SharedBlock block_;
+  std::vector<SharedBlock> old_;
 };
 
 class BlockAllocator : public phi::Allocator {
@@ -118,8 +129,10 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
                  void* old,
                  SharingStrategy strategy,
                  bool long_lived) {
+  // In a block of a process that has ended, which this process alone has left.
+  auto* in_block = dynamic_cast<BlockStorage*>(holder.get());
   PADDLE_ENFORCE_EQ(
-      StorageWatcher::CanWatch(holder),
+      in_block || StorageWatcher::CanWatch(holder),
       true,
       common::errors::InvalidArgument(
           "The memory of this tensor cannot be moved to where other processes "
@@ -129,11 +142,16 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
   SharedHeap& heap = SharedHeap::Instance();
   SharedBlock block = heap.Allocate(strategy, holder->size());
   std::memcpy(block.data, old, holder->size());
-  auto moved = std::make_unique<MovedStorage>(holder.get(), block);
+  auto moved =
+      in_block ? nullptr : std::make_unique<MovedStorage>(holder.get(), block);
   bool taken_over = heap.Bind(block, holder, [&] {
     if (holder->ptr() != old) return false;
-    StorageWatcher::Start(std::move(moved));
-    holder->set_ptr(block.data);
+    if (in_block) {
+      in_block->MoveTo(block);
+    } else {
+      StorageWatcher::Start(std::move(moved));
+      holder->set_ptr(block.data);
+    }
     return true;
   });
   if (!taken_over) {

@@ -1,0 +1,579 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// A process that receives from many others: what it costs, while they live and
+// when they are dead, and what becomes of a block whose segment was taken
+// apart.
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
+#include "processes.h"          // NOLINT(build/include_subdir)
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using paddle::memory::allocation::kSharedPage;
+
+constexpr uint64_t kSmall = 20;  // bytes
+// More segments than a process keeps whole once their makers are dead; how many
+// that are at most.
+constexpr int kMany = 40;
+constexpr int kWhole = 28;
+
+// Makes processes that send one block each. It is forked before the test has
+// anything in shared memory, so that they inherit nothing.
+class Senders {
+ public:
+  explicit Senders(SharingStrategy strategy)
+      : worker_(
+            [strategy](const Channel& channel) { Serve(channel, strategy); }) {}
+
+  // The message of a new sender, which holds its block until it is killed.
+  SharedMessage Start(uint64_t size, uint64_t seed) {
+    worker_.channel().Send(Order{size, seed});
+    return worker_.channel().Receive<SharedMessage>();
+  }
+  // Kills all; afterwards the kernel has ended them.
+  void Kill() {
+    worker_.channel().Send(Order{});
+    worker_.channel().Await();
+  }
+  void Finish() { worker_.Finish(); }
+
+ private:
+  struct Order {
+    uint64_t size;  // 0 is to kill all
+    uint64_t seed;
+  };
+
+  static void Serve(const Channel& channel, SharingStrategy strategy) {
+    std::vector<std::unique_ptr<Worker>> senders;
+    while (channel.SaysMore()) {
+      const auto order = channel.Receive<Order>();
+      if (order.size == 0) {
+        senders.clear();
+        channel.Signal();
+        continue;
+      }
+      senders.push_back(std::make_unique<Worker>([&](const Channel& up) {
+        up.Send(MessageOf(AllocateFilled(strategy, order.size, order.seed)));
+        up.Await();
+      }));
+      channel.Send(senders.back()->channel().Receive<SharedMessage>());
+    }
+  }
+
+  Worker worker_;
+};
+
+uint64_t BytesOf(int fd) {
+  struct stat file = {};
+  REQUIRE(fstat(fd, &file) == 0);
+  return file.st_blocks * 512;
+}
+
+uint64_t Addresses() {
+  std::unique_ptr<FILE, int (*)(FILE*)> file(
+      std::fopen("/proc/self/statm", "r"), std::fclose);
+  unsigned long pages = 0;  // NOLINT(runtime/int)
+  REQUIRE(file && std::fscanf(file.get(), "%lu", &pages) == 1);
+  return pages * kSharedPage;
+}
+
+SharedBlock ReceiveFrom(Senders* senders, uint64_t size, uint64_t seed) {
+  const SharedBlock block = Heap().Receive(senders->Start(size, seed)).block;
+  CHECK(HasContent(block, seed));
+  return block;
+}
+
+// Blocks of dead senders; the segment of the first, at least, is taken apart.
+std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kMany; ++i) {
+    blocks.push_back(ReceiveFrom(senders, size, i));
+    senders->Kill();
+  }
+  CHECK(Heap().Stats().detached >= kMany - kWhole);
+  return blocks;
+}
+
+TEST_BOTH(TensorsOfManyDeadSendersCostTheirPagesAlone) {
+  constexpr int kSenders = 600;
+  Senders senders(strategy);
+  Heap();
+  const Limited descriptors(RLIMIT_NOFILE, 256);
+  const Possessions before = Possessions::Now();
+  const uint64_t addresses = Addresses();
+  std::vector<SharedBlock> blocks;
+  std::vector<int> files;  // of some of the segments, to look at their size
+  for (int i = 0; i < kSenders; ++i) {
+    const SharedMessage message = senders.Start(kSmall, i);
+    if (i % 100 == 0) {
+      files.push_back(open(PathOf(message).c_str(), O_RDONLY | O_CLOEXEC));
+      CHECK(BytesOf(files.back()) <= 6 * kSharedPage);
+    }
+    blocks.push_back(Heap().Receive(message).block);
+    senders.Kill();
+  }
+  for (int i = 0; i < kSenders; ++i) CHECK(HasContent(blocks[i], i));
+  for (int fd : files) {
+    CHECK(BytesOf(fd) <= kSharedPage);
+    close(fd);
+  }
+  const Possessions now = Possessions::Now();
+  CHECK(now.descriptors <= before.descriptors + kWhole);
+  CHECK(now.files.size() <= before.files.size() + kWhole);
+  CHECK(now.mappings.size() <= before.mappings.size() + kSenders);
+  CHECK(Addresses() - addresses < 1000 * kMiB);
+  for (const SharedBlock& block : blocks) Heap().Release(block);
+  Heap().Collect({});
+  CHECK(Possessions::Now() == before);
+  senders.Finish();
+}
+
+TEST_BOTH(ALimitOnAddressesLeavesRoomForManySenders) {
+  constexpr int kSenders = 30;
+  Senders senders(strategy);
+  Heap();
+  const Limited addresses(RLIMIT_AS, Addresses() + 1024 * kMiB);
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kSenders; ++i) {
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+  }
+  const SharedBlock own = AllocateFilled(strategy, 100 * kMiB, 1);
+  for (int i = 0; i < kSenders; ++i) CHECK(HasContent(blocks[i], i));
+  CHECK(HasContent(own, 1));
+  senders.Finish();
+}
+
+TEST_BOTH(ASegmentHasAddressesInTheMeasureOfItsUse) {
+  Heap();
+  const uint64_t before = Addresses();
+  Heap().Allocate(strategy, kSmall);
+  CHECK(Addresses() - before < 20 * kMiB);
+  Heap().Allocate(strategy, 100 * kMiB);
+  CHECK(Addresses() - before < 400 * kMiB);
+  // Few segments, however much there is.
+  for (int i = 0; i < 200; ++i) Heap().Allocate(strategy, 2 * kMiB);
+  CHECK(Heap().Stats().segments <= 5);
+}
+
+TEST_BOTH(AnAttachmentWithoutAddressesIsAnErrorOfThatMessageAlone) {
+  Senders senders(strategy);
+  const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
+  const SharedMessage message = senders.Start(kSmall, 2);
+  {
+    const Limited addresses(RLIMIT_AS, Addresses() + kMiB);
+    const auto error = ErrorOf([&] { Heap().Receive(message); });
+    REQUIRE(error.has_value());
+    CHECK(error->kind() == Kind::kExhausted);
+    CHECK(std::string(error->what()).find("ulimit -v") != std::string::npos);
+    CHECK(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
+  }
+  CHECK(HasContent(Heap().Receive(message).block, 2));
+  senders.Finish();
+}
+
+TEST_BOTH(AnAttachmentWithoutDescriptorsIsAnErrorOfThatMessageAlone) {
+  Senders senders(strategy);
+  const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
+  const SharedMessage message = senders.Start(kSmall, 2);
+  {
+    const FewDescriptors none(0);
+    const auto error = ErrorOf([&] { Heap().Receive(message); });
+    REQUIRE(error.has_value());
+    CHECK(error->kind() == Kind::kExhausted);
+    CHECK(std::string(error->what()).find("ulimit -n") != std::string::npos);
+    CHECK(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
+  }
+  CHECK(HasContent(Heap().Receive(message).block, 2));
+  senders.Finish();
+}
+
+TEST_BOTH(DescriptorsOfDeadSendersAreGivenUpForTheNext) {
+  Senders dead(strategy);
+  Senders living(strategy);
+  const SharedBlock kept = ReceiveFrom(&dead, kSmall, 1);
+  dead.Kill();
+  const SharedMessage message = living.Start(kSmall, 2);
+  {
+    // To open a memfd takes a second one for a moment.
+    const FewDescriptors few(strategy == SharingStrategy::kFileSystem ? 0 : 1);
+    CHECK(HasContent(Heap().Receive(message).block, 2));
+  }
+  CHECK(HasContent(kept, 1));
+  CHECK(Heap().Stats().attached == 1 && Heap().Stats().detached == 1);
+  living.Finish();
+  dead.Finish();
+}
+
+// The calls of fcntl in releasing: it takes one to look at a slot.
+int LooksAtSlots(SharingStrategy strategy, int count) {
+  Senders senders(strategy);
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < count; ++i) {
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+  }
+  senders.Kill();
+  int calls = 0;
+  const Interception counting("fcntl", 1, Calls::kAllFromThenOn, [&] {
+    ++calls;
+    return 0;
+  });
+  for (const SharedBlock& block : blocks) Heap().Release(block);
+  senders.Finish();
+  return calls;
+}
+
+TEST_BOTH(ToDropATensorCostsTheSameHoweverManyDeadSendersThereAre) {
+  const int few = LooksAtSlots(strategy, 25);
+  const int many = LooksAtSlots(strategy, 100);
+  CHECK(few > 0 && many <= 5 * few);
+}
+
+TEST_BOTH(ToAttachCostsTheSameHoweverManySendersThereAre) {
+  Senders senders(strategy);
+  const auto looks = [&](int count) {
+    int calls = 0;
+    for (int i = 0; i < count; ++i) {
+      const SharedMessage message = senders.Start(kSmall, i);
+      const Interception counting("fcntl", 1, Calls::kAllFromThenOn, [&] {
+        ++calls;
+        return 0;
+      });
+      Heap().Receive(message);
+    }
+    return calls;
+  };
+  const int first = looks(20);
+  const int then = looks(80);  // among them those that look at all
+  CHECK(first > 0 && then <= 10 * first);
+  senders.Finish();
+}
+
+TEST_BOTH(ABlockThatIsLeftAloneIsStillKnown) {
+  Senders senders(strategy);
+  const SharedMessage message = senders.Start(kMiB, 7);
+  const SharedBlock block = Heap().Receive(message).block;
+  const SharedMessage gone = senders.Start(kMiB, 8);
+  Heap().Release(Heap().Receive(gone).block);
+  senders.Kill();
+  const std::vector<SharedBlock> others = ReceiveFromDead(&senders, kSmall);
+  CHECK(Heap().Stats().detached > 0);
+  CHECK(Heap().Has(block.data) && Heap().Has(block.data + kMiB - 1));
+  CHECK(!Heap().Has(block.data - 1) && !Heap().Has(block.data + kMiB));
+  // The same pickle, loaded again.
+  const SharedBlock again = Heap().Receive(message).block;
+  CHECK(again.data == block.data && HasContent(again, 7));
+  CHECK(KindOf([&] { Heap().Receive(gone); }) == Kind::kGone);
+  SharedMessage other = message;
+  other.generation += 2;
+  CHECK(KindOf([&] { Heap().Receive(other); }) == Kind::kGone);
+  CHECK(!Heap().MakerIsAlive(block));
+  CHECK(Heap().OtherUsers(block).processes.empty());
+  Heap().Release(block);
+  CHECK(HasContent(again, 7));
+  Heap().Release(again);
+  CHECK(!Heap().Has(block.data));
+  senders.Finish();
+}
+
+TEST_BOTH(WhatIsBoundToABlockThatIsLeftAloneIsFound) {
+  Senders senders(strategy);
+  const SharedMessage message = senders.Start(kSmall, 7);
+  const SharedBlock block = Heap().Receive(message).block;
+  senders.Kill();
+  ReceiveFromDead(&senders, kSmall);
+  const auto storage = std::make_shared<int>(1);
+  CHECK(Heap().Bind(block, storage, [] { return true; }));
+  CHECK(Heap().Receive(message).storage == storage);
+  senders.Finish();
+}
+
+TEST_BOTH(ABlockThatIsLeftAloneIsSentFromMemoryOfTheSender) {
+  Senders senders(strategy);
+  const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kSmall);
+  CHECK(!Heap().Send(blocks[0].data));  // so that its bytes are moved
+  CHECK(HasContent(blocks[0], 0));
+  CHECK(Heap().Send(blocks.back().data).has_value());
+  senders.Finish();
+}
+
+TEST_BOTH(BlocksOfOneDeadSenderGoOneByOne) {
+  Senders others(strategy);
+  std::vector<SharedMessage> messages;
+  Worker sender([&](const Channel& channel) {
+    for (int i = 0; i < 20; ++i) {
+      // Of half a page, and of pages.
+      const uint64_t size = i % 2 == 0 ? 2000 : 3 * kSharedPage;
+      channel.Send(MessageOf(AllocateFilled(strategy, size, i)));
+    }
+    channel.Await();
+  });
+  for (int i = 0; i < 20; ++i) {
+    messages.push_back(sender.channel().Receive<SharedMessage>());
+  }
+  std::vector<SharedBlock> blocks;
+  for (const SharedMessage& message : messages) {
+    blocks.push_back(Heap().Receive(message).block);
+  }
+  const int file = open(PathOf(messages[0]).c_str(), O_RDONLY | O_CLOEXEC);
+  sender.Kill();
+  // Some of its blocks were dropped before.
+  for (int i = 0; i < 5; ++i) Heap().Release(blocks[i]);
+  const std::vector<SharedBlock> more = ReceiveFromDead(&others, kSmall);
+  const auto pages = [&] { return BytesOf(file) / kSharedPage; };
+  CHECK(pages() < 45);
+  for (int i = 5; i < 19; ++i) {
+    for (int k = i; k < 20; ++k) CHECK(HasContent(blocks[k], k));
+    Heap().Release(blocks[i]);
+  }
+  CHECK(HasContent(blocks[19], 19));
+  CHECK(pages() == 3);
+  Heap().Release(blocks[19]);
+  CHECK(pages() == 0);
+  close(file);
+  others.Finish();
+}
+
+TEST_BOTH(ParentAndChildShareABlockThatIsLeftAlone) {
+  Senders senders(strategy);
+  const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kMiB);
+  const SharedBlock block = blocks[0];
+  Worker child([&](const Channel& channel) {
+    CHECK(HasContent(block, 0));
+    Fill(block, 77);
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(block, 88));
+    // What neither can keep is refused, and named.
+    const auto error = ErrorOf([&] { Heap().Send(block.data); });
+    CHECK(error && error->kind() == Kind::kUnavailable);
+    Heap().Release(block);
+    CHECK(!Heap().Has(block.data));
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(blocks[1], 1));
+  });
+  child.channel().Await();
+  CHECK(HasContent(block, 77));
+  Fill(block, 88);
+  const auto error = ErrorOf([&] { Heap().Send(block.data); });
+  REQUIRE(error.has_value());
+  CHECK(error->kind() == Kind::kUnavailable);
+  CHECK(std::string(error->what()).find("clone()") != std::string::npos);
+  child.channel().Signal();
+  child.channel().Await();
+  CHECK(HasContent(block, 88));  // the child's release is the child's alone
+  Heap().Release(blocks[1]);
+  child.channel().Signal();
+  child.Finish();
+  senders.Finish();
+}
+
+TEST_BOTH(AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
+  Senders senders(strategy);
+  const SharedMessage message = senders.Start(kSmall, 1);
+  const SharedBlock record = Heap().ReceiveRecord(message).block;
+  Heap().Redeem(message);
+  senders.Kill();
+  ReceiveFromDead(&senders, kSmall);
+  Heap().Redeem(message);  // late, and of no effect
+  Worker child([&](const Channel&) {
+    CHECK(!Heap().Has(record.data));
+    Heap().Release(record);
+  });
+  child.Finish();
+  CHECK(Heap().Has(record.data) && HasContent(record, 1));
+  senders.Finish();
+}
+
+TEST_BOTH(ASegmentThatAMessageNeedsIsNotTakenApart) {
+  Senders senders(strategy);
+  const SharedBlock block = ReceiveFrom(&senders, kSmall, 1);
+  const SharedMessage message = MessageOf(block);
+  senders.Kill();
+  ReceiveFromDead(&senders, kSmall);
+  Worker receiver([&](const Channel& channel) {
+    channel.Await();
+    CHECK(HasContent(Heap().Receive(message).block, 1));
+  });
+  receiver.channel().Signal();
+  receiver.Finish();
+  senders.Finish();
+}
+
+TEST_BOTH(ASegmentThatTwoProcessesHaveStaysWholeForBoth) {
+  Senders senders(strategy);
+  Worker other([&](const Channel& channel) {
+    const SharedBlock block =
+        Heap().Receive(channel.Receive<SharedMessage>()).block;
+    channel.Signal();
+    CHECK(
+        HasContent(Heap().Receive(channel.Receive<SharedMessage>()).block, 1));
+    Heap().Release(block);
+    channel.Signal();
+    channel.Await();
+  });
+  const SharedMessage message = senders.Start(kSmall, 1);
+  const SharedBlock block = Heap().Receive(message).block;
+  other.channel().Send(MessageOf(block));
+  other.channel().Await();
+  senders.Kill();
+  const std::vector<SharedBlock> more = ReceiveFromDead(&senders, kSmall);
+  CHECK(HasContent(block, 1));
+  const auto sent = Heap().Send(block.data);
+  REQUIRE(sent.has_value());
+  other.channel().Send(*sent);
+  other.channel().Await();
+  other.Kill();
+  // Now this process alone has it, also if it had closed the descriptor.
+  Heap().Release(block);
+  for (const SharedBlock& each : more) Heap().Release(each);
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return Heap().Stats().attached == 0 && Files().empty();
+  }));
+  senders.Finish();
+}
+
+TEST_BOTH(AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
+  // As a pool does whose workers end after a task each, while others work.
+  constexpr int kRounds = 80;
+  Senders senders(strategy);
+  Heap();
+  const Possessions before = Possessions::Now();
+  std::deque<std::unique_ptr<Worker>> children;
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kRounds; ++i) {
+    children.push_back(std::make_unique<Worker>([&](const Channel& channel) {
+      channel.Await();
+      for (int k = 0; k < i; ++k) CHECK(HasContent(blocks[k], k));
+    }));
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+    senders.Kill();
+    if (children.size() < 3) continue;
+    children.front()->channel().Signal();
+    children.front()->Finish();
+    children.pop_front();
+  }
+  CHECK(Heap().Stats().attached <= kWhole);
+  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole + 2);
+  for (int i = 0; i < kRounds; ++i) CHECK(HasContent(blocks[i], i));
+  for (const SharedBlock& block : blocks) Heap().Release(block);
+  children.clear();
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return Heap().Stats().attached == 0 && Files().empty();
+  }));
+  CHECK(Heap().Stats().detached == 0);
+  senders.Finish();
+}
+
+TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
+  Senders senders(strategy);
+  Senders living(strategy);
+  Worker third([&](const Channel& channel) {
+    const SharedBlock block =
+        Heap().Receive(channel.Receive<SharedMessage>()).block;
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(block, 77));
+    Fill(block, 88);
+    Heap().Release(block);
+    Heap().Collect({});
+    channel.Signal();
+    channel.Await();
+  });
+  const SharedBlock block = ReceiveFrom(&senders, kMiB, 1);
+  third.channel().Send(MessageOf(block));
+  third.channel().Await();
+  senders.Kill();
+  for (int i = 0; i < kMany; ++i) ReceiveFrom(&living, kSmall, i);
+  Worker child([&](const Channel& channel) {
+    Fill(block, 77);
+    CHECK(KindOf([&] { Heap().Send(block.data); }) == Kind::kUnavailable);
+    channel.Signal();
+    channel.Await();
+    CHECK(HasContent(block, 88));
+  });
+  child.channel().Await();
+  CHECK(HasContent(block, 77));
+  CHECK(Heap().Send(block.data).has_value());  // the parent has its place
+  Heap().Release(block);
+  Heap().Collect(0.0);
+  third.channel().Signal();
+  third.channel().Await();
+  Heap().Collect(0.0);
+  child.channel().Signal();
+  child.Finish();
+  third.channel().Signal();
+  third.Finish();
+  living.Finish();
+  senders.Finish();
+}
+
+TEST(ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
+  constexpr auto strategy = SharingStrategy::kFileSystem;
+  Senders senders(strategy);
+  Worker other([&](const Channel& channel) {
+    for (int i = 0; i < kMany; ++i) {
+      Heap().Receive(channel.Receive<SharedMessage>());
+      channel.Signal();
+    }
+    channel.Await();
+  });
+  Heap();
+  const Possessions before = Possessions::Now();
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kMany; ++i) {
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+    other.channel().Send(MessageOf(blocks.back()));
+    other.channel().Await();
+    senders.Kill();
+  }
+  CHECK(Heap().Stats().attached == kMany);
+  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  // What needs the descriptor opens it.
+  Heap().Release(blocks.back());
+  blocks.pop_back();
+  CHECK(Heap().Send(blocks[0].data).has_value());
+  Worker child([&](const Channel&) {
+    for (size_t i = 0; i < blocks.size(); ++i) CHECK(HasContent(blocks[i], i));
+  });
+  child.Finish();
+  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  other.Kill();
+  for (const SharedBlock& block : blocks) Heap().Release(block);
+  CHECK(Eventually([] {
+    Heap().Collect(0.0);
+    return Heap().Stats().attached == 0 && Files().empty();
+  }));
+  senders.Finish();
+}
+
+}  // namespace
