@@ -27,8 +27,10 @@ import numpy as np
 from shared_tensor_base import (  # noqa: F401
     WAIT_S,
     SharingTestCase,
+    describe_kept,
     description,
     echo,
+    keep,
     over_every_way_to_send,
     setUpModule,
     tearDownModule,
@@ -458,6 +460,72 @@ class TestModels(SharingTestCase):
         parameter_there, view_there = self.peer.call(echo, [parameter, view])
         self.assertEqual(parameter_there.data_ptr(), parameter.data_ptr())
         self.assertEqual(view_there.data_ptr(), view.data_ptr())
+
+
+def initializers() -> dict[str, nn.initializer.Initializer]:
+    """Returns an initializer of each kind, all of which change a weight."""
+    initializer = nn.initializer
+    return {
+        "Assign": initializer.Assign(np.full([2, 2, 3, 3], 5.0)),
+        "Bilinear": initializer.Bilinear(),
+        "Constant": initializer.Constant(5.0),
+        "Dirac": initializer.Dirac(),
+        "KaimingNormal": initializer.KaimingNormal(),
+        "KaimingUniform": initializer.KaimingUniform(),
+        "Normal": initializer.Normal(),
+        "Orthogonal": initializer.Orthogonal(),
+        "TruncatedNormal": initializer.TruncatedNormal(),
+        "Uniform": initializer.Uniform(),
+        "XavierNormal": initializer.XavierNormal(),
+        "XavierUniform": initializer.XavierUniform(),
+    }
+
+
+@over_every_way_to_send(methods=("spawn",))
+class TestInitializers(SharingTestCase):
+    def test_there_is_a_test_of_each(self):
+        functions = {"calculate_gain", "set_global_initializer"}
+        self.assertEqual(
+            set(initializers()), set(nn.initializer.__all__) - functions
+        )
+
+    def test_other_processes_see_the_values_of_an_initializer(self):
+        no_kernel = {"Orthogonal", "TruncatedNormal"}
+        for dtype in ("float32", "float16"):
+            for name, initializer in initializers().items():
+                if dtype == "float16" and name in no_kernel:
+                    continue
+                with self.subTest(name, dtype=dtype):
+                    weight = paddle.create_parameter([2, 2, 3, 3], dtype)
+                    view = weight.detach()[1]
+                    self.peer.call(keep, "weight", weight)
+                    weight.detach().fill_(7)
+                    initializer(weight)
+                    self.assertFalse((weight == 7).all().item())
+                    self.assertTrue(weight.is_shared())
+                    self.assertEqual(
+                        self.peer.call(describe_kept, "weight"),
+                        description(weight),
+                    )
+                    self.assertEqual(view.tolist(), weight[1].tolist())
+
+    def test_layer_that_is_initialized_anew_stays_shared(self):
+        layer = nn.Linear(3, 2)
+        self.peer.call(keep, "weight", layer.weight)
+        normal = nn.initializer.Normal()
+        layer.apply(lambda each: normal(each.weight))
+        self.assertEqual(
+            self.peer.call(describe_kept, "weight"), description(layer.weight)
+        )
+
+    def test_initializer_of_another_shape_leaves_the_values(self):
+        weight = paddle.create_parameter([2, 3], "float32").share_memory_()
+        before = weight.tolist()
+        wrong = nn.initializer.Assign(np.zeros([3, 3], "float32"))
+        with self.assertRaisesRegex(ValueError, r"\[2, 3\].*\[3, 3\]"):
+            wrong(weight)
+        self.assertTrue(weight.is_shared())
+        self.assertEqual(weight.tolist(), before)
 
 
 class TestArguments(unittest.TestCase):

@@ -15,8 +15,9 @@
 
 from __future__ import annotations
 
+import functools
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import core
 from .dygraph.base import no_grad
@@ -26,6 +27,7 @@ from .shared_storage import is_available, native
 if TYPE_CHECKING:
     from paddle import Tensor
     from paddle.nn import Layer
+    from paddle.nn.initializer import Initializer
 
 __all__ = []
 
@@ -83,6 +85,53 @@ def _is_shared(part: Tensor) -> bool:
     if part.size == 0 or part.place.is_gpu_place():
         return True
     return is_available and native.is_shared(part)
+
+
+def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorator of `Initializer.__call__`, which makes a new tensor and puts its
+    memory in the place of the parameter's: where other processes see the
+    parameter, the values are copied into the memory that they see.
+    """
+
+    @functools.wraps(call)
+    def call_in_place(
+        self: Initializer, param: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not _has_values_that_others_see(param):
+            return call(self, param, *args, **kwargs)
+        # Not by detach(), which returns what changes with the tensor.
+        shared = _alias(param)
+        result = call(self, param, *args, **kwargs)
+        filled = _alias(param)
+        shared._share_underline_tensor_to(param)
+        if filled.shape != shared.shape:
+            raise ValueError(
+                f"The values for the parameter {param.name!r} must be of shape "
+                f"{list(shared.shape)}, since other processes see its memory, "
+                f"but received shape {list(filled.shape)}. Make a new parameter "
+                "for these, and send it."
+            )
+        if filled.data_ptr() != shared.data_ptr():
+            # Some initializers leave another data type.
+            shared.copy_(filled.astype(shared.dtype), True)
+        return result
+
+    return call_in_place
+
+
+def _has_values_that_others_see(param: Any) -> bool:
+    return (
+        isinstance(param, core.eager.Tensor)
+        and param.is_dense()
+        and param._is_initialized()
+        and _is_shared(param)
+    )
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    inside = tensor.get_tensor()
+    return core.eager.Tensor(inside, inside._place())
 
 
 def _reduce(tensor: Tensor) -> tuple:
