@@ -52,8 +52,8 @@ class DevicesTestCase(SpawnTestCase):
         return [(device, place) for _, device, place in found]
 
 
-@needs_devices
 @over_start_methods
+@needs_devices
 class TestDevices(DevicesTestCase):
     def test_name_of_a_type_stands_for_the_device_of_the_rank(self):
         self.assertEqual(
