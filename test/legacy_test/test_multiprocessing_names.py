@@ -129,6 +129,20 @@ class TestStandardLibrary(unittest.TestCase):
                         importlib.import_module(f"{package}.{name}"), module
                     )
 
+    def test_submodule_that_cannot_be_imported_says_why(self):
+        for module in ("popen_spawn_win32", "broken"):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "broken.py").write_text("import msvcrt")
+                found = run(
+                    "import multiprocessing, paddle",
+                    f"multiprocessing.__path__.append({folder!r})",
+                    "try:",
+                    f"    paddle.multiprocessing.{module}",
+                    "except ImportError as error:",
+                    "    print(error)",
+                )
+            self.assertEqual(found, "No module named 'msvcrt'")
+
     def test_threads_may_import_a_submodule_at_the_same_time(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "slow.py")

@@ -19,7 +19,6 @@ submodule once for each name that it is asked for; here, each is one module.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import multiprocessing
@@ -43,11 +42,11 @@ def __getattr__(name: str) -> Any:
     imported or not, and a few names.
     """
     if not name.startswith("_"):
-        if not hasattr(multiprocessing, name):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(f"{_STANDARD}.{name}")
         if hasattr(multiprocessing, name):
             return getattr(multiprocessing, name)
+        submodule = f"{_STANDARD}.{name}"
+        if importlib.util.find_spec(submodule) is not None:
+            return importlib.import_module(submodule)
     raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
 
 
