@@ -182,7 +182,9 @@ class TestPool(unittest.TestCase):
         result = pool.map_async(filled, [paddle.zeros([2]) for _ in range(9)])
         pool.close()
         pool.join()
-        self.assertEqual([each.tolist() for each in result.get(0)], [[5, 5]] * 9)
+        self.assertEqual(
+            [each.tolist() for each in result.get(0)], [[5, 5]] * 9
+        )
 
     def test_tasks_that_nobody_took_are_no_messages_any_more(self):
         mp.collect_shared_memory(message_timeout=0)

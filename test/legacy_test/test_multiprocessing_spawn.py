@@ -56,6 +56,10 @@ def write_rank(rank, values, layer):
         layer.weight[rank] = rank + 1
 
 
+def check_handler_of_interrupts(rank):
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class HoldsALock(Exception):
     """An exception that can not be pickled."""
 
@@ -177,6 +181,16 @@ class SentTwice:
 
 @over_start_methods
 class TestRun(SpawnTestCase):
+    def test_no_processes_are_nothing_to_wait_for(self):
+        self.assertIsNone(
+            mp.start_processes(
+                wait_for_ever, nprocs=0, start_method=self.method
+            )
+        )
+        context = self.start(wait_for_ever, nprocs=0, devices="cpu")
+        self.assertEqual(context.pids(), [])
+        self.join(context)
+
     def test_processes_write_to_the_tensors_and_layers_of_the_parent(self):
         values, layer = paddle.zeros([3]), paddle.nn.Linear(2, 2)
         if self.method == "fork":
@@ -440,6 +454,49 @@ class TestJoin(SpawnTestCase):
         thread.join()
         self.assertEqual([exists(pid) for pid in found], [False, False])
 
+    def test_error_just_after_a_start_ends_what_was_started(self):
+        start = process.BaseProcess.start
+
+        def start_and_raise(each):
+            start(each)
+            raise KeyboardInterrupt
+
+        with mock.patch.object(process.BaseProcess, "start", start_and_raise):
+            with self.assertRaises(KeyboardInterrupt):
+                self.start(wait_for_ever)
+
+    def test_interrupt_in_the_middle_of_a_start_ends_what_was_started(self):
+        fork = os.fork
+
+        def fork_and_interrupt():
+            pid = fork()
+            if pid != 0:
+                signal.raise_signal(signal.SIGINT)
+            return pid
+
+        with mock.patch.object(os, "fork", fork_and_interrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.start(wait_for_ever)
+        self.assertIs(
+            signal.getsignal(signal.SIGINT), signal.default_int_handler
+        )
+
+    def test_process_that_is_interrupted_in_its_start_ends_quietly(self):
+        fork = os.fork
+
+        def fork_interrupted():
+            pid = fork()
+            if pid == 0:
+                signal.raise_signal(signal.SIGINT)
+            return pid
+
+        with mock.patch.object(os, "fork", fork_interrupted):
+            context = self.start(wait_for_ever)
+        self.join(context)
+
+    def test_processes_have_the_handler_of_interrupts_of_the_parent(self):
+        self.join(self.start(check_handler_of_interrupts))
+
     def test_daemons_end_with_the_parent_that_exits(self):
         read, write = os.pipe()
         parent = os.fork()
@@ -479,9 +536,8 @@ class TestValues(SpawnTestCase):
         for wrong in (2.0, "2", None, True):
             message = f"integer, but received {wrong!r}"
             self.refuse(TypeError, message, print, (), wrong)
-        for wrong in (0, -1):
-            message = f"at least 1, but received {wrong}"
-            self.refuse(ValueError, message, print, (), wrong)
+        message = "at least 0, but received -1"
+        self.refuse(ValueError, message, print, (), -1)
 
     def test_start_method(self):
         self.refuse(

@@ -45,6 +45,7 @@ if sys.platform == "linux":
     import fcntl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
 # How long a process that got SIGTERM may take until it gets SIGKILL.
@@ -129,10 +130,15 @@ class ProcessContext:
         self._failed: int | None = None
 
     def _start(self, process: BaseProcess, report: Connection) -> None:
-        process.start()
-        self.sentinels[process.sentinel] = len(self.processes)
-        self.processes.append(process)
-        self._reports.append(report)
+        with _interrupt_deferred():
+            try:
+                process.start()
+            finally:
+                # It may run although its start has raised.
+                if process.pid is not None:
+                    self.sentinels[process.sentinel] = len(self.processes)
+                    self.processes.append(process)
+                    self._reports.append(report)
 
     def pids(self) -> list[int]:
         """Returns the ids of the processes, in the order of their ranks.
@@ -338,7 +344,8 @@ def start_processes(
         args (tuple, optional): the other arguments. Tensors among them are
             shared with the processes, except with ``'fork'``, where those are
             shared that were in shared memory before. Default: ().
-        nprocs (int, optional): the number of processes. Default: 1.
+        nprocs (int, optional): the number of processes; with 0 there is
+            nothing to wait for. Default: 1.
         join (bool, optional): whether to wait until all have ended, see
             :meth:`ProcessContext.join`. When the wait is interrupted, the
             processes are ended. Default: True.
@@ -452,6 +459,7 @@ def _run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _end_with(parent)
     try:
+        _deliver_interrupt()
         _set_device(device)
         fn, args = call.load()
         # A module that was imported for them may have set its own.
@@ -480,6 +488,48 @@ def _sigterm_blocked():
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _InterruptLater:
+    """A handler of SIGINT in the place of another, which is called later."""
+
+    def __init__(self, handler: Callable[..., Any]):
+        self._handler = handler
+        self._received: list[tuple] = []
+
+    def __call__(self, *args: Any) -> None:
+        self._received.append(args)
+
+    def deliver(self) -> None:
+        signal.signal(signal.SIGINT, self._handler)
+        for args in self._received[:1]:
+            self._handler(*args)
+
+
+def _deliver_interrupt() -> None:
+    # A forked child begins with the handler of the start.
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, _InterruptLater):
+        handler.deliver()
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """
+    Keeps Ctrl-C from cutting off a start between the fork and the moment when
+    the child is known, which nobody would stop then.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    # Python calls handlers on its main thread, where alone they can be set.
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not (on_main_thread and callable(handler)):
+        yield
+        return
+    signal.signal(signal.SIGINT, _InterruptLater(handler))
+    try:
+        yield
+    finally:
+        _deliver_interrupt()
 
 
 def _set_device(name: str | None) -> None:
@@ -586,9 +636,9 @@ def _check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
         raise TypeError(
             f"The nprocs must be an integer, but received {nprocs!r}."
         )
-    if nprocs < 1:
+    if nprocs < 0:
         raise ValueError(
-            f"The nprocs must be at least 1, but received {nprocs}."
+            f"The nprocs must be at least 0, but received {nprocs}."
         )
     methods = multiprocessing.get_all_start_methods()
     if start_method not in methods:
