@@ -49,8 +49,8 @@ uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 // - Data of the tensor: the release in DropHolder pairs with the acquire in
 //   Referenced, so that what a process read or wrote in a block is over before
 //   the block is used anew.
-// - News of releases: whoever takes a mark must also see the reference
-//   gone that was dropped before the mark was set. The release in MarkReleased and
+// - News of releases: whoever takes a mark must also see the reference gone
+//   that was dropped before the mark was set. The release in MarkReleased and
 //   ReapSlot pairs with the acquire in TakeReleased. A mark is only ever
 //   changed by operations that read it too: one of two marks that are taken
 //   together would otherwise bring its taker the word of the other alone.
