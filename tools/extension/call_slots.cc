@@ -98,6 +98,11 @@ class GnuHashTable {
 
   uint32_t FirstSymbol() const { return first_symbol_; }
 
+  bool IsEmpty() const {
+    return std::all_of(
+        buckets_, chains_, [](uint32_t index) { return index == 0; });
+  }
+
   // Calls `visit` with the index of each symbol that may have this name.
   template <typename Visit>
   void ForEachCandidate(std::string_view name, const Visit& visit) const {
@@ -220,6 +225,18 @@ class Library {
     return names_ + symbols_[symbol].st_name;
   }
 
+  // Relocations refer to no symbol from this one on.
+  uint32_t EndOfSymbolsInUse() const {
+    uint32_t end = 0;
+    for (const auto& table : tables_) {
+      for (size_t i = 0; i < table.bytes / sizeof(Relocation); ++i) {
+        const uint32_t symbol = ELF64_R_SYM(table.first[i].r_info);
+        end = std::max(end, symbol + 1);
+      }
+    }
+    return end;
+  }
+
   static bool HasOtherArguments(std::string_view name,
                                 const Redirection& redirection) {
     if (!StartsWith(name, redirection.name)) return false;
@@ -241,7 +258,10 @@ class Library {
         }
       });
     }
-    for (uint32_t index = 1; index < table.FirstSymbol(); ++index) {
+    // The table of a library that defines nothing does not tell their number.
+    const uint32_t end =
+        table.IsEmpty() ? EndOfSymbolsInUse() : table.FirstSymbol();
+    for (uint32_t index = 1; index < end; ++index) {
       const char* const name = names_ + symbols_[index].st_name;
       for (const auto& redirection : redirections) {
         const auto& start = redirection.name;

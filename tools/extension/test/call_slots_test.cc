@@ -20,10 +20,9 @@
 
 #include <atomic>
 #include <functional>
-#include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "../../../test/cpp/phi/memory/testing.h"
@@ -128,6 +127,16 @@ TEST(TheOriginalIsKnown) {
 TEST(SlotsInMemoryThatIsReadOnlyAreWritten) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller_now", RTLD_LAZY), "Call");
+  RedirectCalls(Redirections());
+  CHECK(call(1) == 1 + kRedirected);
+}
+
+TEST(ALibraryThatDefinesNoSymbolIsRedirected) {
+  void* const callee = Open("callee", RTLD_NOW);
+  Open("caller_without_symbols", RTLD_NOW);
+  const auto call =
+      *reinterpret_cast<Function*>(dlsym(callee, "call_without_symbol"));
+  CHECK(call(1) == 1);
   RedirectCalls(Redirections());
   CHECK(call(1) == 1 + kRedirected);
 }

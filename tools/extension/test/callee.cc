@@ -25,6 +25,12 @@ __attribute__((noipa)) int Target(int value, int other) {
 
 }  // namespace call_slots_test
 
-extern "C" int CallFromWhereItIsDefined(int value) {
+extern "C" {
+
+int CallFromWhereItIsDefined(int value) {
   return call_slots_test::Target(value);
+}
+
+// Where a library leaves a function that has no symbol.
+int (*call_without_symbol)(int) = nullptr;
 }

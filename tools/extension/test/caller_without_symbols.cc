@@ -1,0 +1,31 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// A library that calls the function by its name, and defines no symbol.
+
+namespace call_slots_test {
+
+int Target(int value);
+
+}  // namespace call_slots_test
+
+extern "C" int (*call_without_symbol)(int);
+
+namespace {
+
+int Call(int value) { return call_slots_test::Target(value); }
+
+__attribute__((constructor)) void Leave() { call_without_symbol = &Call; }
+
+}  // namespace
