@@ -87,7 +87,9 @@ def _place_finding(hunk: Hunk, path: str) -> str | None:
         return None
     line = first[1:]
     is_cxx = PurePosixPath(path).suffix in _CXX
-    starts_a_file = line.startswith(("//", "/*")) if is_cxx else line[:1].strip()
+    starts_a_file = (
+        line.startswith(("//", "/*")) if is_cxx else line[:1].strip()
+    )
     if starts_a_file:
         return None
     return f"claims that the file begins with {line!r}"

@@ -509,6 +509,104 @@ class TestPrograms(unittest.TestCase):
         self.assertEqual(files, set())
 
 
+def limited(kibibytes: int) -> tuple[str, ...]:
+    """Returns a wrapper that runs a command with so many addresses."""
+    return ("bash", "-c", f'ulimit -v {kibibytes} && exec "$@"', "-")
+
+
+class TestManyProducers(unittest.TestCase):
+    def test_pool_works_under_a_limit_on_addresses(self):
+        for strategy in ("file_system", "file_descriptor"):
+            for gibibytes in (4, 128):
+                with self.subTest(strategy=strategy, gibibytes=gibibytes):
+                    run_script(
+                        self,
+                        f"""
+                        sharing.set_sharing_strategy("{strategy}")
+                        def make(i):
+                            return paddle.full([100], float(i))
+                        pool = multiprocessing.get_context("fork").Pool(4)
+                        tensors = pool.map(make, range(20), chunksize=1)
+                        assert [float(x[99]) for x in tensors] == list(range(20))
+                        pool.close()
+                        pool.join()
+                        """,
+                        limited(gibibytes << 20),
+                    )
+
+    def test_results_of_workers_that_are_replaced_cost_their_bytes(self):
+        run_script(
+            self,
+            """
+            def make(i):
+                return paddle.full([5], float(i))
+            def count(kind):
+                return len(os.listdir(f"/proc/self/{kind}"))
+            before = count("fd")
+            pool = multiprocessing.get_context("fork").Pool(
+                2, maxtasksperchild=1
+            )
+            tensors = [pool.apply(make, (i,)) for i in range(120)]
+            pool.close()
+            pool.join()
+            assert [float(x[4]) for x in tensors] == list(range(120))
+            stats = sharing.shared_memory_stats()
+            assert stats["detached"] >= 80, stats
+            assert count("fd") <= before + 40
+            family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
+            files = [x for x in os.listdir("/dev/shm") if family in x]
+            assert len(files) <= 40, files
+            # They are shared with the workers that were forked since.
+            assert tensors[0].is_shared()
+            try:
+                ForkingPickler.dumps(tensors[0])
+                raise AssertionError("it was sent")
+            except RuntimeError as error:
+                assert "clone()" in str(error), error
+            copy = ForkingPickler.loads(ForkingPickler.dumps(tensors[0].clone()))
+            assert copy.tolist() == tensors[0].tolist()
+            """,
+        )
+
+    def test_tensor_of_a_producer_that_ended_is_moved_to_be_sent_on(self):
+        run_script(
+            self,
+            """
+            def produce(queue, i):
+                queue.put(paddle.full([5], float(i)))
+            context = multiprocessing.get_context("fork")
+            queues = [context.Queue() for _ in range(40)]
+            workers = [
+                context.Process(target=produce, args=(queue, i))
+                for i, queue in enumerate(queues)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            tensors = [queue.get() for queue in queues]
+            assert sharing.shared_memory_stats()["detached"] >= 16
+            tensor, address = tensors[0], tensors[0].data_ptr()
+            view = tensor[1:3]
+            assert tensor.is_shared()
+            message = ForkingPickler.dumps(tensor)
+            assert tensor.data_ptr() != address
+            def fill(message):
+                ForkingPickler.loads(message).fill_(7.0)
+            worker = context.Process(target=fill, args=(message,))
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+            assert tensor.tolist() == [7.0] * 5, tensor
+            assert view.tolist() == [7.0] * 2, view
+            assert [float(x[0]) for x in tensors[1:]] == list(range(1, 40))
+            del tensors, tensor, view
+            sharing.collect_shared_memory(0)
+            assert sharing.shared_memory_stats()["used"] == 0
+            """,
+        )
+
+
 class TestShutdown(unittest.TestCase):
     def test_interpreter_that_holds_shared_tensors_ends_quietly(self):
         for strategy in sorted(sharing.get_all_sharing_strategies()):

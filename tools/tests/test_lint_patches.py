@@ -218,7 +218,9 @@ def test_a_hunk_that_begins_without_context_behind_the_first_line(repo):
 
 def test_a_text_before_a_patch_that_is_not_listed(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n").replace(LISTED, "b" * 40))
-    assert_found(repo, f"{NAME}:13: the text of {DEVICE} before this patch, bbbb")
+    assert_found(
+        repo, f"{NAME}:13: the text of {DEVICE} before this patch, bbbb"
+    )
 
 
 def test_a_text_that_an_earlier_patch_makes_needs_no_line(repo):

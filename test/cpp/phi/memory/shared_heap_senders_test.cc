@@ -178,7 +178,7 @@ TEST_BOTH(ASegmentHasAddressesInTheMeasureOfItsUse) {
   Heap().Allocate(strategy, 100 * kMiB);
   CHECK(Addresses() - before < 400 * kMiB);
   // Few segments, however much there is.
-  for (int i = 0; i < 200; ++i) Heap().Allocate(strategy, 2 * kMiB);
+  for (int i = 0; i < 100; ++i) Heap().Allocate(strategy, kMiB);
   CHECK(Heap().Stats().segments <= 5);
 }
 
