@@ -527,7 +527,8 @@ class TestManyProducers(unittest.TestCase):
                             return paddle.full([100], float(i))
                         pool = multiprocessing.get_context("fork").Pool(4)
                         tensors = pool.map(make, range(20), chunksize=1)
-                        assert [float(x[99]) for x in tensors] == list(range(20))
+                        values = [float(x[99]) for x in tensors]
+                        assert values == list(range(20)), values
                         pool.close()
                         pool.join()
                         """,
@@ -563,7 +564,8 @@ class TestManyProducers(unittest.TestCase):
                 raise AssertionError("it was sent")
             except RuntimeError as error:
                 assert "clone()" in str(error), error
-            copy = ForkingPickler.loads(ForkingPickler.dumps(tensors[0].clone()))
+            message = ForkingPickler.dumps(tensors[0].clone())
+            copy = ForkingPickler.loads(message)
             assert copy.tolist() == tensors[0].tolist()
             """,
         )
