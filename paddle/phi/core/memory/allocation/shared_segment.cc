@@ -974,14 +974,24 @@ class StartingProcesses {
   void LookAt(const std::string& process) {
     struct stat owner = {};
     if (stat(process.c_str(), &owner) != 0 || owner.st_uid != geteuid()) return;
-    std::optional<std::string> environment = ContentOf(process + "/environ");
-    if (!environment) return;
-    if (environment->empty()) {
-      some_cannot_be_known_ |= IsStartingProgram(process);
-      return;
-    }
-    uint64_t family = FamilyIn(*environment);
+    uint64_t family = FamilyIn(EnvironmentOf(process));
     if (family != 0 && !HasLeft(process)) families_.insert(family);
+  }
+
+  // Empty if it cannot be read. Of a process that is about to run a program, it
+  // is that of the program, which is there in a moment.
+  std::string EnvironmentOf(const std::string& process) {
+    const std::string path = process + "/environ";
+    for (; waits_left_ > 0; --waits_left_) {
+      std::optional<std::string> environment = ContentOf(path);
+      if (!environment) return "";
+      if (!environment->empty()) return *environment;
+      // It may have come before this was asked.
+      if (!IsStartingProgram(process)) return ContentOf(path).value_or("");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    some_cannot_be_known_ = true;
+    return "";
   }
 
   static uint64_t FamilyIn(const std::string& environment) {
@@ -1038,6 +1048,7 @@ class StartingProcesses {
 
   struct stat folder_ = {};
   bool looked_{false};
+  int waits_left_{1000};  // of a millisecond, for all processes together
   bool some_cannot_be_known_{false};
   std::set<uint64_t> families_;
 };
