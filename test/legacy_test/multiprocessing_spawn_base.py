@@ -26,6 +26,8 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
+from killed_test_run import exists  # noqa: F401
+
 import paddle
 import paddle.multiprocessing as mp
 
@@ -133,15 +135,6 @@ def parent_of(pid: int) -> int | None:
             return int(stat.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def exists(pid: int) -> bool:
-    """Returns whether a process runs, which a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_until(condition, what: str) -> None:

@@ -32,6 +32,7 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Callable, NamedTuple
 
+from killed_test_run import end_with, end_with_tests
 from shared_tensor_leaks import no_leak
 
 import paddle
@@ -158,6 +159,11 @@ class Peer:
 
 
 def _serve(connection, strategy: str, kept: dict[str, Any]) -> None:
+    parent = multiprocessing.parent_process().pid
+    if os.getppid() == parent:
+        # A forked peer has its parent's end of the connection, too, and would
+        # not see its end.
+        end_with(parent)
     faulthandler.register(signal.SIGUSR1, file=2)
     sharing.set_sharing_strategy(strategy)
     while True:
@@ -417,6 +423,7 @@ def run_script(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=end_with_tests,
     )
     try:
         out, err = process.communicate(timeout=WAIT_S)

@@ -26,6 +26,7 @@ import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from killed_test_run import end_with_tests
 from shared_tensor_base import (  # noqa: F401
     FOLDER,
     STRATEGIES,
@@ -95,6 +96,7 @@ def start_script(body):
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        preexec_fn=end_with_tests,
     )
     return process, json.loads(process.stdout.readline())
 

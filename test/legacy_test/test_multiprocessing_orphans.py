@@ -24,6 +24,7 @@ import time
 import unittest
 from multiprocessing import connection, forkserver
 
+from killed_test_run import end_with_tests, live_while_tests_do
 from multiprocessing_spawn_base import (
     WAIT_S,
     exists,
@@ -103,7 +104,8 @@ def leave_a_process_that_holds_the_pipes(rank):
     """Process 2 forks one that inherits all that it has of its siblings."""
     if rank == 2 and os.fork() == 0:
         say("holds")
-        time.sleep(10 * WAIT_S)
+        live_while_tests_do()
+        os._exit(0)
     sleep(rank)
 
 
@@ -117,6 +119,7 @@ class Parent:
         read, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            end_with_tests()
             os.setsid()
             os.dup2(write, 1)
             if not has_handles:

@@ -27,6 +27,7 @@ import unittest
 from multiprocessing import connection, process, util
 from unittest import mock
 
+from killed_test_run import end_with_tests, live_while_tests_do
 from multiprocessing_spawn_base import (
     WAIT_S,
     SpawnTestCase,
@@ -139,7 +140,7 @@ def fail_or_end_soon(rank, told):
 def leave_a_process_behind(rank, pids):
     if os.fork() == 0:
         pids.put(os.getpid())
-        wait_for_ever(rank)
+        live_while_tests_do()
     os._exit(3)
 
 
@@ -502,6 +503,7 @@ class TestJoin(SpawnTestCase):
         parent = os.fork()
         if parent == 0:
             try:
+                end_with_tests()
                 # Those of the test's process are none of this one's.
                 process._children.clear()
                 self.start(wait_for_ever, daemon=True)

@@ -24,6 +24,7 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
+from killed_test_run import end_with_tests
 from shared_tensor_base import (  # noqa: F401
     FOLDER,
     WAIT_S,
@@ -346,7 +347,12 @@ class TestMessages(LifetimeTestCase):
 # A process that has sent tensors to two children, and got some from them, all
 # of which wait; and messages are on their way.
 TREE = """
+from killed_test_run import end_with
+
+script = os.getpid()
+
 def work(connection):
+    end_with(script)
     kept = [connection.recv()]
     connection.send(paddle.full([5000], 4.0))
     for _ in range(5):
@@ -377,6 +383,7 @@ class TestTrees(SharingTestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=end_with_tests,
         )
         kill = threading.Timer(WAIT_S, os.killpg, (tree.pid, signal.SIGKILL))
         kill.start()

@@ -1,0 +1,56 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What ends the processes of tests when the run of the tests is killed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+# Of the tests, in processes that are forked from theirs.
+_tests = os.getpid()
+
+
+def end_with(starter: int) -> None:
+    """
+    Has the kernel kill this process when the one that has started it, from its
+    main thread, ends.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:
+        # It ended before.
+        os._exit(1)
+
+
+def end_with_tests() -> None:
+    """Does so in a child of the tests: it may be a `preexec_fn`."""
+    end_with(_tests)
+
+
+def live_while_tests_do() -> None:
+    """Returns when the process that the caller was forked from has ended."""
+    while exists(_tests):
+        time.sleep(0.01)
+
+
+def exists(pid: int) -> bool:
+    """Returns whether a process runs, which a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
