@@ -18,7 +18,6 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import pickle
-import threading
 import unittest
 
 from multiprocessing_spawn_base import (

@@ -528,6 +528,95 @@ class TestInitializers(SharingTestCase):
         self.assertEqual(weight.tolist(), before)
 
 
+def subtract_at_once(x):
+    x -= 1
+    return x
+
+
+def multiply_at_once(x):
+    x *= 2
+    return x
+
+
+def add_at_once(x):
+    x += 5
+    return x
+
+
+def assign_data(x):
+    x.data = five()
+    return x
+
+
+def assign_all(x):
+    x[:] = 5
+    return x
+
+
+def add_to_a_row(x):
+    x[0] += 5
+    return x
+
+
+def five() -> paddle.Tensor:
+    return paddle.full([2, 3], 5.0)
+
+
+def set_value(x):
+    x.set_value(five())
+    return x
+
+
+# What a program does to a tensor, and whether others see that and it is still
+# shared.
+CHANGES = (
+    (add_at_once, False),
+    (subtract_at_once, False),
+    (multiply_at_once, False),
+    (assign_data, False),
+    (lambda x: x.cast_("float64"), False),
+    (lambda x: x.add_(five()), True),
+    (lambda x: x.fill_(5), True),
+    (assign_all, True),
+    (add_to_a_row, True),
+    (lambda x: x.copy_(five(), True), True),
+    (set_value, True),
+    (lambda x: paddle.assign(five(), x), True),
+)
+
+
+class TestChangesOfASharedTensor(unittest.TestCase):
+    def test_changes_in_place_are_seen_and_others_leave_the_memory(self):
+        for number, (change, in_place) in enumerate(CHANGES):
+            with self.subTest(change, number=number):
+                mine = paddle.ones([2, 3]).cpu().share_memory_()
+                theirs = ForkingPickler.loads(ForkingPickler.dumps(mine))
+                before = theirs.tolist()
+                self.assertEqual(change(theirs).is_shared(), in_place)
+                self.assertEqual(mine.tolist() != before, in_place)
+
+    def test_operator_that_assigns_changes_a_name_alone(self):
+        # The reason: Paddle has no __iadd__, so that Python makes a new tensor.
+        x = paddle.ones([2, 3])
+        y = x
+        x += 5
+        self.assertIsNot(x, y)
+        self.assertEqual(y.tolist(), [[1.0] * 3] * 2)
+
+    def test_layer_of_another_data_type_is_not_shared(self):
+        layer = nn.Linear(3, 2).share_memory()
+        layer.to(dtype="float64")
+        self.assertFalse(layer.weight.is_shared())
+
+    def test_state_that_is_loaded_is_seen(self):
+        paddle.set_device("cpu")
+        layer = nn.Linear(3, 2).share_memory()
+        theirs = ForkingPickler.loads(ForkingPickler.dumps(layer))
+        ones = {n: paddle.ones_like(t) for n, t in layer.state_dict().items()}
+        theirs.set_state_dict(ones)
+        self.assertEqual(layer.weight.tolist(), [[1.0] * 2] * 3)
+
+
 class TestArguments(unittest.TestCase):
     def run_in_spawned_process(self, target: Callable, *args: Any) -> None:
         process = sharing.get_context("spawn").Process(target=target, args=args)

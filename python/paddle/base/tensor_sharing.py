@@ -107,10 +107,10 @@ def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
         shared._share_underline_tensor_to(param)
         if filled.shape != shared.shape:
             raise ValueError(
-                f"The values for the parameter {param.name!r} must be of shape "
+                f"The values for {param.name!r} must be of shape "
                 f"{list(shared.shape)}, since other processes see its memory, "
-                f"but received shape {list(filled.shape)}. Make a new parameter "
-                "for these, and send it."
+                f"but received shape {list(filled.shape)}. Make a new one for "
+                "these, and send it."
             )
         if filled.data_ptr() != shared.data_ptr():
             # Some initializers leave another data type.
