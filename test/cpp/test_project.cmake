@@ -44,6 +44,9 @@ if(SANITIZE)
   add_link_options(${sanitize_${SANITIZE}})
 endif()
 
+# Of another kind of processor; see aarch64_linux.cmake.
+set(launcher ${CMAKE_CROSSCOMPILING_EMULATOR})
+
 # GCC 12's thread sanitizer does not start where the kernel randomizes more bits
 # of an address than it knows of. Containers may forbid to turn that off.
 if(SANITIZE STREQUAL "thread")
