@@ -28,7 +28,7 @@ namespace shared_memory_test {
 
 namespace {
 
-constexpr int kKills = 200;
+constexpr int kKills = 100;
 constexpr uint64_t kMostMessagesBetween = 5;
 constexpr uint64_t kLongestPauseMicroseconds = 8000;
 
