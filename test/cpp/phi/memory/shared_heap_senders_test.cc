@@ -43,6 +43,8 @@ constexpr uint64_t kSmall = 20;  // bytes
 // that are at most.
 constexpr int kMany = 40;
 constexpr int kWhole = 28;
+// So few descriptors that they are short when 16 segments are attached.
+constexpr rlim_t kShort = 64;
 
 // Makes processes that send one block each. It is forked before the test has
 // anything in shared memory, so that they inherit nothing.
@@ -110,8 +112,10 @@ SharedBlock ReceiveFrom(Senders* senders, uint64_t size, uint64_t seed) {
   return block;
 }
 
-// Blocks of dead senders; the segment of the first, at least, is taken apart.
+// Blocks of dead senders, received while descriptors are short; the segment of
+// the first, at least, is taken apart.
 std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
   std::vector<SharedBlock> blocks;
   for (int i = 0; i < kMany; ++i) {
     blocks.push_back(ReceiveFrom(senders, size, i));
@@ -125,7 +129,7 @@ TEST_BOTH(TensorsOfManyDeadSendersCostTheirPagesAlone) {
   constexpr int kSenders = 600;
   Senders senders(strategy);
   Heap();
-  const Limited descriptors(RLIMIT_NOFILE, 256);
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
   const Possessions before = Possessions::Now();
   const uint64_t addresses = Addresses();
   std::vector<SharedBlock> blocks;
@@ -466,6 +470,7 @@ TEST_BOTH(AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
   constexpr int kRounds = 80;
   Senders senders(strategy);
   Heap();
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
   const Possessions before = Possessions::Now();
   std::deque<std::unique_ptr<Worker>> children;
   std::vector<SharedBlock> blocks;
@@ -514,6 +519,7 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   third.channel().Await();
   senders.Kill();
   for (int i = 0; i < kMany; ++i) ReceiveFrom(&living, kSmall, i);
+  const Limited descriptors(RLIMIT_NOFILE, 4 * kMany);
   Worker child([&](const Channel& channel) {
     Fill(block, 77);
     CHECK(KindOf([&] { Heap().Send(block.data); }) == Kind::kUnavailable);
@@ -534,6 +540,33 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   third.channel().Signal();
   third.Finish();
   living.Finish();
+  senders.Finish();
+}
+
+TEST(ANamedSegmentOfADeadSenderIsWholeWithoutADescriptor) {
+  Senders senders(SharingStrategy::kFileSystem);
+  Heap();
+  const Possessions before = Possessions::Now();
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kMany; ++i) {
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+    senders.Kill();
+  }
+  CHECK(Heap().Stats().detached == 0);
+  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  // A child has it too, and either can send it on to share it.
+  Worker child([&](const Channel& channel) {
+    const auto sent = Heap().Send(blocks[0].data);
+    REQUIRE(sent.has_value());
+    channel.Send(*sent);
+    channel.Await();
+    CHECK(HasContent(blocks[0], 7));
+  });
+  const SharedMessage message = child.channel().Receive<SharedMessage>();
+  Fill(Heap().Receive(message).block, 7);
+  child.channel().Signal();
+  child.Finish();
+  CHECK(HasContent(blocks[0], 7));
   senders.Finish();
 }
 

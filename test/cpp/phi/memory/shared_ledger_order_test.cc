@@ -139,20 +139,22 @@ constexpr uint32_t kOwner = ExploredLedger::kOwnerSlot;
 constexpr uint32_t kOther = 7;
 constexpr uint32_t kThird = 9;
 constexpr uint32_t kPlaces = 8;  // for tickets
+constexpr uint64_t kReserve = ExploredLedger::kMinReserve;
 
 // A ledger of one block, the same memory each time, and what its creator does.
 class Scene {
  public:
   Scene()
-      : memory_((ExploredLedger::HeaderBytes() + ExploredLedger::BlockBytes()) /
+      : memory_((ExploredLedger::HeaderBytes(kReserve) +
+                 ExploredLedger::BlockBytes()) /
                 sizeof(Line)) {}
   Scene(const Scene&) = delete;
   Scene& operator=(const Scene&) = delete;
 
   void Reset() {
     std::fill(memory_.begin(), memory_.end(), Line());
-    ledger = ExploredLedger(memory_.data());
-    ledger.Format(1, 2, 3);
+    ledger = ExploredLedger(memory_.data(), kReserve);
+    ledger.Format(1, 2);
     ledger.AppendBlock(0, 64);
     seen_releases_ = 0;
     freed = 0;

@@ -15,6 +15,7 @@
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -647,9 +648,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   if (family_) family_->Stay();
   // To look at all at each would cost the square of their number.
   size_t others = segments_.size() - own_.size();
-  if (others >= 2 * scanned_ + kFewSegments) {
-    CollectOthers(0, Thrift::kDetach);
-  }
+  if (others >= 2 * scanned_ + kFewSegments) CollectOthers(0, Needed());
   try {
     return AddSegment(SharedSegment::Open(message.id));
   } catch (const SharedMemoryError& error) {
@@ -873,6 +872,15 @@ bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
          (attached->second.own || attached->second.segment->OwnerIsAlive());
 }
 
+SharedHeap::Thrift SharedHeap::Needed() const {
+  // A fork takes two descriptors per segment for a moment. Half of what the
+  // process may have is left to the rest of the program.
+  rlimit descriptors = {};
+  bool is_short = getrlimit(RLIMIT_NOFILE, &descriptors) == 0 &&
+                  (segments_.size() - own_.size()) * 4 >= descriptors.rlim_cur;
+  return is_short ? Thrift::kDetach : Thrift::kPark;
+}
+
 void SharedHeap::CollectOthers(uint64_t deadline, Thrift thrift) {
   for (auto it = segments_.begin(); it != segments_.end();) {
     it = CollectOther(it, deadline, thrift);
@@ -902,7 +910,7 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(Segments::iterator it,
   } else if (thrift == Thrift::kDetach && Detach(it)) {
     return next;
   }
-  if (thrift == Thrift::kDetach || segment.parked()) segment.Park();
+  if (thrift != Thrift::kNone || segment.parked()) segment.Park();
   return next;
 }
 
@@ -986,7 +994,7 @@ void SharedHeap::PrepareFork() {
   // A child that is given its part of a segment keeps it whole. Where children
   // come and go, as in a pool that replaces its workers, there would never be a
   // moment without one.
-  if (segments_.size() - own_.size() >= kFewSegments) {
+  if (Needed() == Thrift::kDetach) {
     CollectOthers(0, Thrift::kDetach);
     for (auto& [id, attached] : segments_) {
       SharedSegment& segment = *attached.segment;

@@ -319,10 +319,15 @@ class SharedHeap {
   void MakeRoom(uint64_t length);
   Attached* Attach(const SharedMessage& message);
   void CollectOwn();
-  // Whether segments of dead processes are taken apart, or their descriptors
-  // closed, so that what this process holds of them costs little more than
-  // that. To send it on is then a copy, and after a fork refused.
-  enum class Thrift { kNone, kDetach };
+  // What is done with segments of dead processes of which this process holds
+  // blocks, in rising order of what it saves and of what it costs.
+  enum class Thrift {
+    kNone,    // they stay as they are
+    kPark,    // their descriptors are closed where they can be opened by name
+    kDetach,  // those that nobody else needs are reduced to the pages of their
+              // blocks; to send one on is then a copy, and after a fork refused
+  };
+  Thrift Needed() const;
   using Segments = std::map<uint64_t, Attached>;
   void CollectOthers(uint64_t deadline, Thrift thrift);
   // The same for one segment; the next one.

@@ -963,8 +963,8 @@ class StartingProcesses {
   void Look() {
     looked_ = true;
     std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc"), closedir);
-    if (!all) return;
-    while (const dirent* entry = readdir(all.get())) {
+    some_cannot_be_known_ = !all;
+    while (const dirent* entry = all ? readdir(all.get()) : nullptr) {
       uint32_t process = std::strtoul(entry->d_name, nullptr, 10);
       if (process == 0 || process == static_cast<uint32_t>(getpid())) continue;
       LookAt("/proc/" + std::string(entry->d_name));
@@ -984,7 +984,12 @@ class StartingProcesses {
     const std::string path = process + "/environ";
     for (; waits_left_ > 0; --waits_left_) {
       std::optional<std::string> environment = ContentOf(path);
-      if (!environment) return "";
+      if (!environment) {
+        // Of another process, it is gone or not to be read by this one.
+        some_cannot_be_known_ |=
+            errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+        return "";
+      }
       if (!environment->empty()) return *environment;
       // It may have come before this was asked.
       if (!IsStartingProgram(process)) return ContentOf(path).value_or("");
