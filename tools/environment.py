@@ -131,7 +131,7 @@ def thread_contexts(python: Path, sanitizer: str) -> Path:
     built for the Paddle of an environment under a sanitizer.
     """
     package = site_packages(python) / "paddle"
-    return _built("cpp/phi/backends", sanitizer, PADDLE_ROOT=package)
+    return _built("cpp/phi/thread_contexts", sanitizer, PADDLE_ROOT=package)
 
 
 def shared_memory(sanitizer: str = "") -> Path:
@@ -140,4 +140,4 @@ def shared_memory(sanitizer: str = "") -> Path:
     which needs no Paddle, built under a sanitizer if one is named. In it,
     `stand_in` has the driver of what stands for a GPU.
     """
-    return _built("cpp/phi/memory", sanitizer)
+    return _built("cpp/phi/shared_memory", sanitizer)

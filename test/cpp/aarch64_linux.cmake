@@ -16,7 +16,7 @@
 # machine, under the emulator of QEMU's user mode. On Debian it needs the
 # packages g++-aarch64-linux-gnu and qemu-user-static.
 #
-#   cmake -G Ninja -S test/cpp/phi/memory -B build \
+#   cmake -G Ninja -S test/cpp/phi/shared_memory -B build \
 #     -DCMAKE_TOOLCHAIN_FILE=$PWD/test/cpp/aarch64_linux.cmake
 
 set(CMAKE_SYSTEM_NAME Linux)

@@ -27,7 +27,7 @@
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #include "paddle/phi/core/memory/allocation/retry_allocator.h"
 #include "paddle/utils/pybind.h"
-#include "test/cpp/phi/memory/driver_calls.h"
+#include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace py = pybind11;
 

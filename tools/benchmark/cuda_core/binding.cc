@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
-#include "test/cpp/phi/memory/driver_calls.h"
+#include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace {
 

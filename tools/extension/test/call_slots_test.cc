@@ -25,7 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../../test/cpp/phi/memory/testing.h"
+#include "../../../test/cpp/phi/shared_memory/testing.h"
 
 namespace {
 

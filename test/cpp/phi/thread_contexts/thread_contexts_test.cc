@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "../memory/testing.h"
+#include "../shared_memory/testing.h"
 #include "paddle/phi/backends/cpu/cpu_context.h"
 
 namespace {
