@@ -53,6 +53,20 @@ TEST_BOTH(AReceiverWithoutDescriptorsKeepsItsBlock) {
   worker.Finish();
 }
 
+TEST_BOTH(SmallBlocksAreMadeAfterDescriptorsWereClosed) {
+  for (int before : {1, 16}) {
+    Worker worker([&](const Channel& channel) {
+      for (int i = 0; i < before; ++i) Heap().Allocate(strategy, 20);
+      CloseAllBut(channel.fd());
+      for (int i = 0; i < 100; ++i) {
+        CHECK(HasContent(AllocateFilled(strategy, 20, i), i));
+      }
+      Heap().Collect({});  // so that it is of its family again, and leaves it
+    });
+    worker.Finish();
+  }
+}
+
 TEST(AReceiverWithoutDescriptorsReceivesMore) {
   Worker worker([](const Channel& channel) {
     for (int i = 1; i <= 2; ++i) {

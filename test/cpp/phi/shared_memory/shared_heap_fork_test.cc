@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "processes.h"  // NOLINT(build/include_subdir)
@@ -385,6 +386,24 @@ TEST_BOTH(AStarvedChildCanSendWhatItsDeadSenderAndItsParentReleased) {
   stranger.Finish();
   child.channel().Signal();
   child.Finish();
+}
+
+TEST_BOTH(AForkSucceedsThoughTheHeaderOfASegmentWasWrittenOver) {
+  Worker worker([&](const Channel&) {
+    Worker sender([&](const Channel& channel) {
+      channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
+      channel.AwaitEnd();
+    });
+    const SharedBlock block =
+        Heap().Receive(sender.channel().Receive<SharedMessage>()).block;
+    auto* header = reinterpret_cast<uint64_t*>(block.data - block.offset);
+    const uint64_t before = std::exchange(*header, 1);
+    Worker child([&](const Channel&) { CHECK(HasContent(block, 1)); });
+    child.Finish();
+    *header = before;
+    sender.Finish();
+  });
+  worker.Finish();
 }
 
 }  // namespace

@@ -570,6 +570,95 @@ TEST(ANamedSegmentOfADeadSenderIsWholeWithoutADescriptor) {
   senders.Finish();
 }
 
+// Two messages of one sender, of which this process has received the first.
+struct HalfReceived {
+  SharedBlock block;
+  SharedMessage other;
+};
+
+// Of senders that have been killed. A child that is forked while descriptors
+// are short gets the pages of these blocks alone, since the segments are needed
+// for the messages that are under way.
+std::vector<HalfReceived> ReceiveHalf() {
+  struct Pair {
+    SharedMessage first;
+    SharedMessage second;
+  };
+  std::vector<std::unique_ptr<Worker>> senders;
+  std::vector<HalfReceived> received;
+  for (int i = 0; i < 16; ++i) {
+    senders.push_back(std::make_unique<Worker>([&](const Channel& channel) {
+      constexpr auto strategy = SharingStrategy::kFileSystem;
+      channel.Send(Pair{MessageOf(AllocateFilled(strategy, kSmall, i)),
+                        MessageOf(AllocateFilled(strategy, kSmall, 100 + i))});
+      channel.Await();
+    }));
+    const auto pair = senders.back()->channel().Receive<Pair>();
+    received.push_back({Heap().Receive(pair.first).block, pair.second});
+  }
+  for (const auto& sender : senders) sender->Kill();
+  return received;
+}
+
+TEST(AChildThatHasPagesAloneReceivesOtherBlocksOfTheirSegments) {
+  const std::vector<HalfReceived> received = ReceiveHalf();
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
+  Worker child([&](const Channel& channel) {
+    const SharedBlock other = Heap().Receive(received[0].other).block;
+    CHECK(HasContent(other, 100) && HasContent(received[0].block, 0));
+    // What its parent has received meanwhile and sends on.
+    const auto sent_on = channel.Receive<SharedMessage>();
+    CHECK(HasContent(Heap().Receive(sent_on).block, 101));
+    Heap().Release(other);
+    CHECK(HasContent(received[0].block, 0));
+  });
+  const SharedBlock other = Heap().Receive(received[1].other).block;
+  child.channel().Send(MessageOf(other));
+  child.Finish();
+}
+
+TEST(AMessageOfABlockOfWhichAChildHasThePagesIsReceivedThere) {
+  const std::vector<HalfReceived> received = ReceiveHalf();
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
+  Worker child([&](const Channel& channel) {
+    const auto message = channel.Receive<SharedMessage>();
+    CHECK(Heap().Receive(message).block.data == received[0].block.data);
+  });
+  const SharedMessage message = MessageOf(received[0].block);
+  child.channel().Send(message);
+  child.Finish();
+  CHECK(!Heap().IsInFlight(message));
+}
+
+TEST(TheLastOfAFamilyRemovesFilesOfWhichItHasPagesAlone) {
+  int to_child[2];
+  int from_child[2];
+  REQUIRE(pipe(to_child) == 0 && pipe(from_child) == 0);
+  char byte = '!';
+  Worker parent([&](const Channel& channel) {
+    const std::vector<HalfReceived> received = ReceiveHalf();
+    const Limited descriptors(RLIMIT_NOFILE, kShort);
+    if (fork() == 0) {
+      REQUIRE(read(to_child[0], &byte, 1) == 1);
+      Heap().Leave();
+      byte = static_cast<char>(Files().size());
+      REQUIRE(write(from_child[1], &byte, 1) == 1);
+      _exit(0);
+    }
+    channel.Signal();
+    channel.Await();
+  });
+  parent.channel().Await();
+  CHECK(!Files().empty());
+  parent.Kill();
+  REQUIRE(write(to_child[1], &byte, 1) == 1);
+  REQUIRE(read(from_child[0], &byte, 1) == 1);
+  CHECK(byte == 0);
+  for (int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) {
+    close(fd);
+  }
+}
+
 TEST(ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
   constexpr auto strategy = SharingStrategy::kFileSystem;
   Senders senders(strategy);

@@ -78,6 +78,15 @@ uint64_t Ago(double seconds) {
       "because nobody received it for long when memory ran out.");
 }
 
+[[noreturn]] void ThrowSharedUncounted() {
+  throw SharedMemoryError(
+      Kind::kUnavailable,
+      "A tensor in memory of a process that has ended cannot be sent, since "
+      "this process shares that memory with one that was forked meanwhile, or "
+      "with another tensor of its own, and the receiver could not share it "
+      "too. Send tensor.clone() instead.");
+}
+
 // The addresses of a segment that has room for a block of the capacity.
 uint64_t ReserveFor(uint64_t capacity) {
   uint64_t block = RoundUp(std::max(capacity, kSmallRun), kSharedPage);
@@ -269,6 +278,7 @@ bool SharedBlocks::Cut(uint32_t index) {
   }
   uint64_t header = SharedLedger::HeaderBytes(reserve);
   if (header + (block + 1) * SharedLedger::BlockBytes() > ledger_end_) {
+    if (!segment_->Usable()) return false;
     uint64_t step =
         std::clamp(ledger_end_ - header, kMinLedgerStep, kMaxLedgerStep);
     step = std::min(step, SharedLedger::LedgerBytes(reserve) - ledger_end_);
@@ -383,11 +393,16 @@ SharedBlock SharedHeap::BlockOf(const Holdings& holdings, uint64_t offset) {
           hold.generation};
 }
 
-SharedHeap::Holdings* SharedHeap::HoldingsOf(uint64_t segment) {
-  auto attached = segments_.find(segment);
-  if (attached != segments_.end()) return &attached->second;
-  auto detached = detached_.find(segment);
-  return detached == detached_.end() ? nullptr : &detached->second;
+SharedHeap::Holdings* SharedHeap::HoldingsOf(const SharedBlock& block) {
+  auto attached = segments_.find(block.segment);
+  if (attached != segments_.end() &&
+      attached->second.holds.count(block.offset) > 0) {
+    return &attached->second;
+  }
+  auto detached = detached_.find(block.segment);
+  bool has = detached != detached_.end() &&
+             detached->second.holds.count(block.offset) > 0;
+  return has ? &detached->second : nullptr;
 }
 
 SharedBlock SharedHeap::AddHold(Attached* attached,
@@ -532,6 +547,7 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
     }
   }
   auto blocks = std::make_unique<SharedBlocks>(segment.get(), &ended_);
+  own_.reserve(own_.size() + 1);  // so that nothing fails once it is added
   Attached* made = AddSegment(std::move(segment));
   made->own = std::move(blocks);
   own_.push_back(made);
@@ -540,11 +556,17 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
 
 SharedHeap::Attached* SharedHeap::AddSegment(
     std::unique_ptr<SharedSegment> segment) {
-  Attached& added = segments_[segment->number()];
+  auto it = segments_.try_emplace(segment->number()).first;
+  Attached& added = it->second;
   added.id = segment->number();
   added.base = segment->base();
-  by_address_[added.base] = &added;
   added.segment = std::move(segment);
+  try {
+    by_address_[added.base] = &added;
+  } catch (...) {
+    segments_.erase(it);
+    throw;
+  }
   return &added;
 }
 
@@ -590,11 +612,19 @@ void SharedHeap::CollectOwn() {
 
 bool SharedHeap::Bind(const SharedBlock& block,
                       std::weak_ptr<void> storage,
-                      const std::function<bool()>& take_over) {
+                      const std::function<bool()>& take_over,
+                      const SharedBlock* moved_from) {
   std::lock_guard<std::mutex> guard(mutex_);
+  auto left = moved_from ? detached_.find(moved_from->segment)
+                         : detached_.end();
+  if (left != detached_.end()) {
+    auto hold = left->second.holds.find(moved_from->offset);
+    bool is_used_again =
+        hold != left->second.holds.end() && hold->second.users > 1;
+    if (left->second.forked || is_used_again) ThrowSharedUncounted();
+  }
   if (!take_over()) return false;
-  HoldingsOf(block.segment)->holds.at(block.offset).storage =
-      std::move(storage);
+  HoldingsOf(block)->holds.at(block.offset).storage = std::move(storage);
   return true;
 }
 
@@ -617,14 +647,9 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   std::optional<Location> found = Find(address);
   if (!found) return std::nullopt;
   auto attached = segments_.find(found->holdings->id);
-  if (attached == segments_.end()) {
+  if (attached == segments_.end() || &attached->second != found->holdings) {
     if (!detached_.at(found->holdings->id).forked) return std::nullopt;
-    throw SharedMemoryError(
-        Kind::kUnavailable,
-        "A tensor in memory of a process that has ended cannot be sent, since "
-        "this process shares that memory with one that was forked meanwhile, "
-        "and the receiver could not share it too. Send tensor.clone() "
-        "instead.");
+    ThrowSharedUncounted();
   }
   SharedSegment& segment = *attached->second.segment;
   SegmentId id = segment.id();
@@ -651,6 +676,8 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   if (others >= 2 * scanned_ + kFewSegments) CollectOthers(0, Needed());
   try {
     return AddSegment(SharedSegment::Open(message.id));
+  } catch (const SharedSlotsInUseError&) {
+    throw;  // nothing that this process can free would help
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
@@ -688,23 +715,41 @@ SharedHeap::Received SharedHeap::UseAgain(Holdings* holdings,
 }
 
 std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
-    const SharedMessage& message, Inheritance inheritance) {
+    const SharedMessage& message, Inheritance inheritance, Ticket ticket) {
   auto detached = detached_.find(message.id.segment);
   if (detached == detached_.end()) return std::nullopt;
+  // A child of fork may have got the pages of a segment that others still have
+  // whole, and to which messages go.
+  bool may_be_whole = detached->second.forked;
   for (const auto& [offset, hold] : detached->second.holds) {
     if (hold.index == message.block && hold.generation == message.generation &&
         message.offset < hold.capacity) {
+      if (may_be_whole && ticket == Ticket::kSpend) SpendTicket(message);
       return UseAgain(&detached->second, offset, inheritance);
     }
   }
+  if (may_be_whole) return std::nullopt;
   ThrowNoTensor();
+}
+
+void SharedHeap::SpendTicket(const SharedMessage& message) {
+  try {
+    SharedLedger& ledger = Attach(message)->segment->ledger();
+    if (message.block < ledger.block_count()) {
+      ledger.RedeemTicket(message.block, message.ticket);
+    }
+  } catch (const SharedMemoryError&) {
+    // The segment was taken apart, and its tickets are gone with it.
+  }
 }
 
 SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
                                               Inheritance inheritance,
                                               Ticket ticket) {
   CollectUnasked();
-  if (auto received = ReceiveDetached(message, inheritance)) return *received;
+  if (auto received = ReceiveDetached(message, inheritance, ticket)) {
+    return *received;
+  }
   Attached* attached = Attach(message);
   SharedSegment& segment = *attached->segment;
   SharedLedger& ledger = segment.ledger();
@@ -758,13 +803,13 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
 void SharedHeap::Release(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
   CollectUnasked();
-  Holdings* holdings = HoldingsOf(block.segment);
+  Holdings* holdings = HoldingsOf(block);
+  // A child of fork does not hold all that its parent held.
   if (!holdings) return;
   auto found = holdings->holds.find(block.offset);
-  // A child of fork does not hold all that its parent held.
-  if (found == holdings->holds.end() || --found->second.users > 0) return;
+  if (--found->second.users > 0) return;
   auto it = segments_.find(block.segment);
-  if (it == segments_.end()) {
+  if (it == segments_.end() || &it->second != holdings) {
     ReleaseDetached(&detached_.at(block.segment), block.offset);
     return;
   }
@@ -916,6 +961,8 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(Segments::iterator it,
 
 bool SharedHeap::Detach(Segments::iterator it) {
   Attached& attached = it->second;
+  // It was opened again by a child of fork, which has other pages of it.
+  if (detached_.count(attached.id) > 0) return false;
   // What needs memory of this process comes first, so that nothing is left half
   // done for want of it.
   std::map<uint64_t, Detached> detached;
@@ -998,7 +1045,8 @@ void SharedHeap::PrepareFork() {
     CollectOthers(0, Thrift::kDetach);
     for (auto& [id, attached] : segments_) {
       SharedSegment& segment = *attached.segment;
-      bool left = !attached.own && segment.ledger().orphaned();
+      bool left = !attached.own && segment.ledger().orphaned() &&
+                  detached_.count(id) == 0;
       if (left && !segment.pinned()) segment.ShareSlot();
     }
   }

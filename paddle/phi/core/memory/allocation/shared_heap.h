@@ -188,9 +188,12 @@ class SharedHeap {
                        Inheritance inheritance = Inheritance::kChild);
   // Says what is behind the block in this process, for Receive to find, if
   // `take_over` agrees; that runs undisturbed by other threads and by fork.
+  // Raises if the bytes were copied from a block that others have too without
+  // being counted, see Send.
   bool Bind(const SharedBlock& block,
             std::weak_ptr<void> storage,
-            const std::function<bool()>& take_over);
+            const std::function<bool()>& take_over,
+            const SharedBlock* moved_from = nullptr);
   // A message for the block that has the address; none if no block has it, or
   // one of a dead process that this process alone holds: its bytes have to be
   // moved to a block of this process first. Only messages of the process that
@@ -287,13 +290,17 @@ class SharedHeap {
                         Ticket ticket);
   // None if the segment of the message was not taken apart.
   std::optional<Received> ReceiveDetached(const SharedMessage& message,
-                                          Inheritance inheritance);
+                                          Inheritance inheritance,
+                                          Ticket ticket);
+  // As far as the segment is still there.
+  void SpendTicket(const SharedMessage& message);
   SharedBlock AddHold(Attached* attached,
                       uint32_t index,
                       Inheritance inheritance);
   static SharedBlock BlockOf(const Holdings& holdings, uint64_t offset);
-  // Of a segment that this process is attached to, or was when it was whole.
-  Holdings* HoldingsOf(uint64_t segment);
+  // What has the block: a segment that this process is attached to, or what it
+  // has left of one; none if this process does not hold it.
+  Holdings* HoldingsOf(const SharedBlock& block);
   // One use more of a block that this process holds already.
   static Received UseAgain(Holdings* holdings,
                            uint64_t offset,

@@ -301,8 +301,9 @@ bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {
   uint64_t count = 0;
-  // Relaxed: a figure, or a question of who has the locks of all slots, after
-  // whoever had one of them.
+  // Relaxed: a figure; or asked with the locks of all slots, after whoever had
+  // one of them, or after all have said that they leave; or asked of what this
+  // process has sent itself, under the mutex of its heap.
   for (const auto& ticket : block(index).tickets) {
     count += UsesOf(ticket.word.load(std::memory_order_relaxed));
   }

@@ -164,15 +164,18 @@ SharedLedger::Start StartOf(int fd) {
   return start;
 }
 
+bool HasEnded(uint32_t process) {
+  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+}
+
 // Whether a process is in the middle of its end. The kernel gives files back
 // then in an order of its own: the lock that says that the process lives may be
 // gone while work that it gave to a GPU, or a mapping, still is there. A number
 // that was given to another process since is no matter: that one is not ending.
 // What cannot be known is taken for an end that is under way.
 bool IsEnding(uint32_t process) {
-  // Mostly it is gone; and to know that takes no descriptor, of which there may
-  // be none left.
-  if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return false;
+  // To know that it is gone takes no descriptor, of which there may be none.
+  if (HasEnded(process)) return false;
   constexpr unsigned kExiting = 0x4;  // PF_EXITING, in the flags of a thread
   auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
   std::string folder = "/proc/" + std::to_string(process) + "/task/";
@@ -213,6 +216,16 @@ std::optional<std::string> ContentOf(const std::string& path) {
     if (size == 0) return content;
     content.append(part, size);
   }
+}
+
+// Whether a process has ended and its parent has not taken notice.
+bool IsZombie(uint32_t process) {
+  std::string text =
+      ContentOf("/proc/" + std::to_string(process) + "/stat").value_or("");
+  // After the name, which may have anything in it.
+  size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         text[name_end + 2] == 'Z';
 }
 
 // The user whose rights a process has; none if that cannot be known.
@@ -584,12 +597,11 @@ std::optional<uint32_t> SharedSegment::TakeSlot(int fd, uint32_t first) {
     found_full = looking || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw SharedMemoryError(Kind::kExhausted,
-                          "All " + std::to_string(SharedLedger::kSlots - 2) +
-                              " process slots of the shared memory " + name_ +
-                              " are in use. Let fewer processes keep tensors "
-                              "of one sender, or have a process in between "
-                              "send copies (tensor.clone()).");
+  throw SharedSlotsInUseError(
+      "All " + std::to_string(SharedLedger::kSlots - 2) +
+      " process slots of the shared memory " + name_ +
+      " are in use. Let fewer processes keep tensors of one sender, or have a "
+      "process in between send copies (tensor.clone()).");
 }
 
 bool SharedSegment::Usable() {
@@ -832,14 +844,17 @@ uint32_t SharedSegment::TakeSlotForHeir() {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
     }
-    // This process is attached, so nobody has taken the segment apart.
-    return TakeSlot(heir_fd_.get(), SharedLedger::kOwnerSlot + 1).value();
+    std::optional<uint32_t> slot =
+        TakeSlot(heir_fd_.get(), SharedLedger::kOwnerSlot + 1);
+    if (slot) return *slot;
+    // Nobody takes a segment apart that this process is attached to, but
+    // something may have written over its header.
   } catch (const SharedMemoryError&) {
-    // A fork cannot be refused. What the child holds is then never given back
-    // while the segment lives, which is safe.
-    heir_fd_ = FileDescriptor();
-    return SharedLedger::kPinnedSlot;
   }
+  // A fork cannot be refused. What the child holds is then never given back
+  // while the segment lives, which is safe.
+  heir_fd_ = FileDescriptor();
+  return SharedLedger::kPinnedSlot;
 }
 
 void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
@@ -902,8 +917,12 @@ class Candidate {
   bool AllLeaving() const {
     return WithLedger([this](SharedLedger* ledger) {
       for (uint32_t slot = 0; slot < ledger->slot_limit(); ++slot) {
+        // A child that got the pages alone keeps the lock of its parent's slot
+        // when the parent has ended.
+        uint32_t process = ledger->slot_pid(slot);
         if (ledger->slot_state(slot) == SharedLedger::kTaken &&
-            !TryLockSlot(file_.get(), slot)) {
+            !TryLockSlot(file_.get(), slot) && !HasEnded(process) &&
+            !IsZombie(process)) {
           return false;
         }
       }
@@ -1079,10 +1098,20 @@ void SharedFamily::Stay() {
 void SharedFamily::RemoveAbandoned(uint64_t deadline) {
   Stay();
   if (!folder_.IsIntact()) return;
+  std::vector<std::string> names = FilesOfUser();
+  names.erase(std::remove_if(names.begin(),
+                             names.end(),
+                             [this](const std::string& name) {
+                               uint64_t family = FamilyInName(name);
+                               return family != family_ &&
+                                      IsLocked(folder_.get(), ByteOf(family));
+                             }),
+              names.end());
+  // Looks for processes only now: those of families that nobody locked before
+  // were started by then.
   StartingProcesses starting(folder_.get());
-  for (const std::string& name : FilesOfUser()) {
+  for (const std::string& name : names) {
     uint64_t family = FamilyInName(name);
-    if (family != family_ && IsLocked(folder_.get(), ByteOf(family))) continue;
     Candidate file(name);
     if (file.NobodyAttached() &&
         (file.NoMessages(deadline) ||

@@ -56,6 +56,13 @@ class SharedMemoryError : public std::runtime_error {
   Kind kind_;
 };
 
+// All slots of a segment are those of living processes.
+class SharedSlotsInUseError : public SharedMemoryError {
+ public:
+  explicit SharedSlotsInUseError(const std::string& what)
+      : SharedMemoryError(Kind::kExhausted, what) {}
+};
+
 // A part of a segment.
 struct SharedRange {
   uint64_t offset;

@@ -61,15 +61,25 @@ class BlockStorage : public Allocation {
         block_(block) {}
   ~BlockStorage() override {
     SharedHeap::Instance().Release(block_);
-    for (const SharedBlock& old : old_) SharedHeap::Instance().Release(old);
+    DropOld();
   }
 
   // Changes to a block that has the same bytes. The old one stays: others may
   // be reading it.
   void MoveTo(const SharedBlock& block) {
-    old_.push_back(std::exchange(block_, block));
+    old_.push_back(block_);
+    block_ = block;
     set_ptr(block.data);
   }
+
+  // To be called when nobody has the old address.
+  void DropOld() {
+    for (const SharedBlock& old : std::exchange(old_, {})) {
+      SharedHeap::Instance().Release(old);
+    }
+  }
+
+  const SharedBlock& block() const { return block_; }
 
  private:
   SharedBlock block_;
@@ -144,7 +154,7 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
   std::memcpy(block.data, old, holder->size());
   auto moved =
       in_block ? nullptr : std::make_unique<MovedStorage>(holder.get(), block);
-  bool taken_over = heap.Bind(block, holder, [&] {
+  const auto take_over = [&] {
     if (holder->ptr() != old) return false;
     if (in_block) {
       in_block->MoveTo(block);
@@ -153,14 +163,26 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
       holder->set_ptr(block.data);
     }
     return true;
-  });
+  };
+  bool taken_over = false;
+  try {
+    taken_over = heap.Bind(
+        block, holder, take_over, in_block ? &in_block->block() : nullptr);
+  } catch (...) {
+    heap.Release(block);
+    throw;
+  }
   if (!taken_over) {
     heap.Release(block);
   } else if (long_lived && holder.use_count() == 2) {
     // Only the tensor and its copy that was passed here have the storage, so
     // nobody has the old address. For a tensor that is dropped soon it would
     // only cost time.
-    DiscardPages(old, holder->size());
+    if (in_block) {
+      in_block->DropOld();
+    } else {
+      DiscardPages(old, holder->size());
+    }
   }
 }
 
