@@ -25,6 +25,7 @@ Exit status: 0 when all that ran has passed, otherwise 1.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,9 @@ def core_passes(stock: Path) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; the module's text gives the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    # A shell has what it starts in the background ignore Ctrl-C, and processes
+    # inherit that; the tests interrupt some.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stock, ours = stock_and_ours(SUPPORTED[0])
     if arguments:
         of_tools = any(word.startswith("tools/") for word in arguments)

@@ -595,7 +595,7 @@ class TestManyProducers(unittest.TestCase):
             message = ForkingPickler.dumps(tensors[0].clone())
             assert ForkingPickler.loads(message).tolist() == tensors[0].tolist()
             """,
-            ("bash", "-c", 'ulimit -n 128 && exec "$@"', "-"),
+            ("bash", "-c", 'ulimit -n 96 && exec "$@"', "-"),
         )
 
     def test_tensor_of_a_producer_that_ended_is_moved_to_be_sent_on(self):
@@ -618,7 +618,7 @@ class TestManyProducers(unittest.TestCase):
                 worker.close()
             # So few that they are short when tensors of 16 have come.
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (32, most))
             tensors = [queue.get() for _ in workers]
             tensors.sort(key=lambda x: float(x[0]))
             assert sharing.shared_memory_stats()["detached"] >= 16

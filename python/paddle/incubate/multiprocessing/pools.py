@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn
 import paddle
 from paddle.base import core, framework, thread_device, thread_stream
 
+from .spawn import end_at_sigterm
+
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
@@ -115,8 +117,8 @@ class _Pool(pool.Pool):
         maxtasksperchild: int | None,
         context: BaseContext,
     ) -> None:
-        if context.get_start_method() == "fork":
-            self.Process = _process_in_state_of_caller()
+        is_forked = context.get_start_method() == "fork"
+        self.Process = _process(_in_state_of_caller() if is_forked else _run)
         super().__init__(
             processes, initializer, initargs, maxtasksperchild, context
         )
@@ -147,10 +149,30 @@ class _Pool(pool.Pool):
         outqueue.drop_all()
 
 
-def _process_in_state_of_caller() -> Callable[..., BaseProcess]:
+def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
+    """Runs what a worker is to do."""
+    end_at_sigterm()
+    target(*args)
+
+
+def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
+    """Returns what makes a process of a pool, which runs its target by `run`."""
+
+    def process(
+        context: BaseContext,
+        *,
+        target: Callable[..., object],
+        args: Iterable[Any],
+    ) -> BaseProcess:
+        return context.Process(target=run, args=(target, args))
+
+    return process
+
+
+def _in_state_of_caller() -> Callable[..., object]:
     """
-    Returns what makes a process of a pool. Whichever thread forks it, it begins
-    as if the calling thread had forked it now.
+    Returns what runs the target of a forked process. Whichever thread forks it,
+    it begins as if the calling thread had forked it now.
     """
     place = framework._current_expected_place()
     is_dynamic = paddle.in_dynamic_mode()
@@ -167,19 +189,9 @@ def _process_in_state_of_caller() -> Callable[..., BaseProcess]:
         amp = core._get_amp_attrs()
         amp._amp_level, amp._amp_dtype = level, dtype
         amp._use_promote = promote
-        target(*args)
+        _run(target, args)
 
-    run_on_streams = thread_stream.with_streams_of_creator(run)
-
-    def process(
-        context: BaseContext,
-        *,
-        target: Callable[..., object],
-        args: Iterable[Any],
-    ) -> BaseProcess:
-        return context.Process(target=run_on_streams, args=(target, args))
-
-    return process
+    return thread_stream.with_streams_of_creator(run)
 
 
 class _WithPool:

@@ -445,6 +445,16 @@ class _PickledCall:
         return ForkingPickler.loads(self._content)
 
 
+def end_at_sigterm() -> None:
+    """
+    Has this process end at once when it is asked to, unless Python has a handler
+    for that. Paddle's own prints a page, and hangs where it interrupts a thread
+    that holds a lock which it needs.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _run(
     call: _Call | _PickledCall,
     rank: int,
@@ -452,10 +462,7 @@ def _run(
     report: Connection,
     parent: Connection | None,
 ) -> None:
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # In the place of Paddle's handler, which prints a page, and hangs where
-        # it interrupts who has a lock that it needs.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_at_sigterm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _end_with(parent)
     try:

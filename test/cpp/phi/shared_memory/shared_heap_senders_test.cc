@@ -43,8 +43,9 @@ constexpr uint64_t kSmall = 20;  // bytes
 // that are at most.
 constexpr int kMany = 40;
 constexpr int kWhole = 28;
-// So few descriptors that they are short when 16 segments are attached.
-constexpr rlim_t kShort = 64;
+// So few descriptors that they are short when segments of 16 dead senders are
+// attached.
+constexpr rlim_t kShort = 28;
 
 // Makes processes that send one block each. It is forked before the test has
 // anything in shared memory, so that they inherit nothing.
@@ -519,7 +520,7 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   third.channel().Await();
   senders.Kill();
   for (int i = 0; i < kMany; ++i) ReceiveFrom(&living, kSmall, i);
-  const Limited descriptors(RLIMIT_NOFILE, 4 * kMany);
+  const Limited descriptors(RLIMIT_NOFILE, 2 * kMany);
   Worker child([&](const Channel& channel) {
     Fill(block, 77);
     CHECK(KindOf([&] { Heap().Send(block.data); }) == Kind::kUnavailable);

@@ -673,7 +673,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   if (family_) family_->Stay();
   // To look at all at each would cost the square of their number.
   size_t others = segments_.size() - own_.size();
-  if (others >= 2 * scanned_ + kFewSegments) CollectOthers(0, Needed());
+  if (others >= 2 * scanned_ + kFewSegments) SaveDescriptors();
   try {
     return AddSegment(SharedSegment::Open(message.id));
   } catch (const SharedSlotsInUseError&) {
@@ -917,13 +917,21 @@ bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
          (attached->second.own || attached->second.segment->OwnerIsAlive());
 }
 
-SharedHeap::Thrift SharedHeap::Needed() const {
-  // A fork takes two descriptors per segment for a moment. Half of what the
-  // process may have is left to the rest of the program.
+bool SharedHeap::IsShortOfDescriptors() const {
+  // A fork takes one per segment for a moment. Half of what the process may
+  // have is left to the rest of the program.
+  uint64_t needed = 0;
+  for (const auto& [id, attached] : segments_) {
+    if (!attached.own) needed += attached.segment->parked() ? 1 : 2;
+  }
   rlimit descriptors = {};
-  bool is_short = getrlimit(RLIMIT_NOFILE, &descriptors) == 0 &&
-                  (segments_.size() - own_.size()) * 4 >= descriptors.rlim_cur;
-  return is_short ? Thrift::kDetach : Thrift::kPark;
+  return getrlimit(RLIMIT_NOFILE, &descriptors) == 0 &&
+         needed * 2 >= descriptors.rlim_cur;
+}
+
+void SharedHeap::SaveDescriptors() {
+  CollectOthers(0, Thrift::kPark);
+  if (IsShortOfDescriptors()) CollectOthers(0, Thrift::kDetach);
 }
 
 void SharedHeap::CollectOthers(uint64_t deadline, Thrift thrift) {
@@ -1041,8 +1049,8 @@ void SharedHeap::PrepareFork() {
   // A child that is given its part of a segment keeps it whole. Where children
   // come and go, as in a pool that replaces its workers, there would never be a
   // moment without one.
-  if (Needed() == Thrift::kDetach) {
-    CollectOthers(0, Thrift::kDetach);
+  if (IsShortOfDescriptors()) SaveDescriptors();
+  if (IsShortOfDescriptors()) {
     for (auto& [id, attached] : segments_) {
       SharedSegment& segment = *attached.segment;
       bool left = !attached.own && segment.ledger().orphaned() &&

@@ -334,7 +334,10 @@ class SharedHeap {
     kDetach,  // those that nobody else needs are reduced to the pages of their
               // blocks; to send one on is then a copy, and after a fork refused
   };
-  Thrift Needed() const;
+  // Whether a fork would take more descriptors than this process can spare.
+  bool IsShortOfDescriptors() const;
+  // Parks what can be, and detaches what can be if that is not enough.
+  void SaveDescriptors();
   using Segments = std::map<uint64_t, Attached>;
   void CollectOthers(uint64_t deadline, Thrift thrift);
   // The same for one segment; the next one.

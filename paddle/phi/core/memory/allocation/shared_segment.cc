@@ -66,6 +66,12 @@ std::string RemedyFor(int error) {
            LimitText(RLIMIT_AS, 1024) +
            "), raise it or keep tensors of fewer senders at a time.";
   }
+  if (error == EOPNOTSUPP) {
+    return std::string(" The file system of ") + kFolder +
+           " cannot reserve memory. Mount a tmpfs there, or use "
+           "paddle.incubate.multiprocessing.set_sharing_strategy("
+           "'file_descriptor').";
+  }
   if (error == EMFILE) {
     return " Raise the limit on open files (ulimit -n, now " +
            LimitText(RLIMIT_NOFILE, 1) +
@@ -838,8 +844,11 @@ void SharedSegment::SetLeaving() {
 uint32_t SharedSegment::TakeSlotForHeir() {
   try {
     // A description of its own, so that the lock is the child's alone.
-    if (!Usable()) return SharedLedger::kPinnedSlot;
-    heir_fd_ = OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
+    if (!parked_ && !Usable()) return SharedLedger::kPinnedSlot;
+    heir_fd_ =
+        parked_
+            ? OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW)
+            : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
     if (!heir_fd_.IsOfFileOf(fd_)) {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
