@@ -156,7 +156,7 @@ def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
 
 
 def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
-    """Returns what makes a process of a pool, which runs its target by `run`."""
+    """Returns what makes a process of a pool, whose target `run` runs."""
 
     def process(
         context: BaseContext,

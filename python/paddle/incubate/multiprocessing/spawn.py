@@ -447,8 +447,8 @@ class _PickledCall:
 
 def end_at_sigterm() -> None:
     """
-    Has this process end at once when it is asked to, unless Python has a handler
-    for that. Paddle's own prints a page, and hangs where it interrupts a thread
+    Makes SIGTERM end this process at once, unless Python has a handler for it.
+    Paddle's own handler prints a page, and hangs where it interrupts a thread
     that holds a lock which it needs.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

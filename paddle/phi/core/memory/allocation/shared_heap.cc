@@ -615,8 +615,8 @@ bool SharedHeap::Bind(const SharedBlock& block,
                       const std::function<bool()>& take_over,
                       const SharedBlock* moved_from) {
   std::lock_guard<std::mutex> guard(mutex_);
-  auto left = moved_from ? detached_.find(moved_from->segment)
-                         : detached_.end();
+  auto left =
+      moved_from ? detached_.find(moved_from->segment) : detached_.end();
   if (left != detached_.end()) {
     auto hold = left->second.holds.find(moved_from->offset);
     bool is_used_again =

@@ -845,10 +845,9 @@ uint32_t SharedSegment::TakeSlotForHeir() {
   try {
     // A description of its own, so that the lock is the child's alone.
     if (!parked_ && !Usable()) return SharedLedger::kPinnedSlot;
-    heir_fd_ =
-        parked_
-            ? OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW)
-            : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
+    heir_fd_ = parked_ ? OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW)
+                       : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()),
+                                  O_RDWR);
     if (!heir_fd_.IsOfFileOf(fd_)) {
       heir_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
