@@ -584,7 +584,7 @@ class TestManyProducers(unittest.TestCase):
             KEEP_RESULTS
             + """
             assert descriptors() <= before + 40, descriptors()
-            assert sharing.shared_memory_stats()["detached"] >= 80
+            assert sharing.shared_memory_stats()["detached"] >= 60
             # They are shared with the workers that were forked since.
             assert tensors[0].is_shared()
             try:
@@ -595,7 +595,7 @@ class TestManyProducers(unittest.TestCase):
             message = ForkingPickler.dumps(tensors[0].clone())
             assert ForkingPickler.loads(message).tolist() == tensors[0].tolist()
             """,
-            ("bash", "-c", 'ulimit -n 96 && exec "$@"', "-"),
+            ("bash", "-c", 'ulimit -n 64 && exec "$@"', "-"),
         )
 
     def test_tensor_of_a_producer_that_ended_is_moved_to_be_sent_on(self):
