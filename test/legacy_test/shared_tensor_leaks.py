@@ -82,6 +82,8 @@ def _own_segments() -> set[str]:
     """Returns the segments that this process made, by their names."""
     # Where the ledger of a segment has the number of the process that owns it.
     owner = 140
+    # Who made a file has it without its name.
+    names = {entry.inode(): entry.path for entry in os.scandir(SHM)}
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -89,7 +91,8 @@ def _own_segments() -> set[str]:
             if is_shared_memory(target):
                 pid = os.pread(int(number), 4, owner)
                 if int.from_bytes(pid, sys.byteorder) == os.getpid():
-                    found.add(target)
+                    inode = os.fstat(int(number)).st_ino
+                    found |= {target, names.get(inode, target)}
     return found
 
 
