@@ -478,6 +478,11 @@ class TestErrors(LoaderTestCase):
                 assert "reader raises an exception" in str(error), error
             else:
                 raise AssertionError("no error")
+            # The loader's thread may be writing its report still.
+            for thread in threading.enumerate():
+                is_main = thread is threading.main_thread()
+                if not is_main and "QueueFeeder" not in thread.name:
+                    thread.join()
             """,
         ).stderr
 
