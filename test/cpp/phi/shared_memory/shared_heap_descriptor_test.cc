@@ -61,10 +61,14 @@ TEST_BOTH(SmallBlocksAreMadeAfterDescriptorsWereClosed) {
       for (int i = 0; i < 100; ++i) {
         CHECK(HasContent(AllocateFilled(strategy, 20, i), i));
       }
-      Heap().Collect({});  // so that it is of its family again, and leaves it
     });
     worker.Finish();
   }
+  // Without its descriptors it did not leave its family, so others clean up.
+  CHECK(Eventually([] {
+    Heap().Collect({});
+    return Files().empty();
+  }));
 }
 
 TEST(AReceiverWithoutDescriptorsReceivesMore) {
