@@ -18,6 +18,7 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import pickle
+import signal
 import unittest
 
 from multiprocessing_spawn_base import (
@@ -83,6 +84,13 @@ def filled(tensor):
     return tensor.fill_(5)
 
 
+def catches_sigterm(_):
+    """Returns whether any handler is set, of Python or of a C library."""
+    with open("/proc/self/status") as status:
+        caught = next(x for x in status if x.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 @over_start_methods
 class TestMessages(unittest.TestCase):
     @classmethod
@@ -112,6 +120,9 @@ class TestMessages(unittest.TestCase):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
                     self.mapped(echo, [CannotBeLoaded(kind)] * 3)
                 self.assert_goes_on()
+
+    def test_workers_end_at_sigterm_without_paddles_handler(self):
+        self.assertEqual(self.mapped(catches_sigterm, range(4)), [False] * 4)
 
     def test_other_results_of_an_iterator_arrive(self):
         results = self.pool.imap(second_cannot_be_loaded, range(3))

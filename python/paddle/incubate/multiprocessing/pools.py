@@ -13,10 +13,10 @@
 # limitations under the License.
 """Pools of processes: one message fails at a time, and all workers begin alike.
 
-Python's `multiprocessing.pool` pickles which job a message is of together with
-what it carries, so that a tensor that cannot be attached takes along the thread
-that distributes results, or a worker, and the job is waited for without end.
-And it has a thread of its own fork the workers that replace others.
+Python's `multiprocessing.pool` pickles the number of a job together with its
+payload. A tensor that cannot be attached then ends the thread that distributes
+results, or a worker, and the job never finishes. And replacement workers are
+forked by a thread of the pool, not by the thread that made the pool.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 import paddle
-from paddle.base import core, framework, thread_device, thread_stream
+from paddle.base import framework, thread_device, thread_stream
 
+from .caller_modes import modes_of_caller
 from .spawn import end_at_sigterm
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ _HEADER = struct.Struct("=qq")
 
 class _Queue(queues.SimpleQueue):
     """
-    A queue of tuples that begin with the number of a job and an index, and of
-    None, the end. The rest of a tuple is pickled apart from these two, so that
-    an error in loading it is an error of this job.
+    A queue of tuples that begin with the number of a job and an index. None
+    marks the end. The rest of a tuple is pickled separately from these two, so
+    that an error in unpickling it is an error of this job.
     """
 
     def put(self, message: tuple | None) -> None:
@@ -87,10 +88,11 @@ class _Queue(queues.SimpleQueue):
         try:
             rest = ForkingPickler.loads(memoryview(content)[_HEADER.size :])
         except Exception as error:
-            rest = self._in_place_of_rest(error)
+            rest = self._content_for(error)
         return (job, index, *rest)
 
-    def _in_place_of_rest(self, error: Exception) -> tuple:
+    def _content_for(self, error: Exception) -> tuple:
+        """Returns what stands for a rest that could not be unpickled."""
         raise NotImplementedError
 
 
@@ -99,12 +101,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class _Tasks(_Queue):
-    def _in_place_of_rest(self, error: Exception) -> tuple:
+    def _content_for(self, error: Exception) -> tuple:
         return _raise, (error,), {}
 
 
 class _Results(_Queue):
-    def _in_place_of_rest(self, error: Exception) -> tuple:
+    def _content_for(self, error: Exception) -> tuple:
         return ((False, error),)
 
 
@@ -176,19 +178,14 @@ def _in_state_of_caller() -> Callable[..., object]:
     """
     place = framework._current_expected_place()
     is_dynamic = paddle.in_dynamic_mode()
-    has_grad = paddle.is_grad_enabled()
-    amp = core._get_amp_attrs()
-    level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
+    set_modes = modes_of_caller()
 
     def run(target: Callable[..., object], args: Iterable[Any]) -> None:
         # Not the tracer of the creator, which may be that of its place.
         tracer = thread_device.followers_tracer if is_dynamic else None
         framework.global_var._dygraph_tracer_ = tracer
         framework._set_expected_place(place)
-        paddle.set_grad_enabled(has_grad)
-        amp = core._get_amp_attrs()
-        amp._amp_level, amp._amp_dtype = level, dtype
-        amp._use_promote = promote
+        set_modes()
         _run(target, args)
 
     return thread_stream.with_streams_of_creator(run)
@@ -232,7 +229,7 @@ def get_context(method: str | None = None) -> BaseContext:
     Args:
         method (str|None, optional): ``'fork'``, ``'spawn'`` or
             ``'forkserver'``. Default: None, the start method of the process,
-            which can not be set any more then.
+            which is fixed by this call.
 
     Returns:
         BaseContext: the context.
@@ -259,12 +256,12 @@ def Pool(
 ) -> pool.Pool:
     """Makes a pool of processes, to which tensors can be sent.
 
-    It is the ``Pool`` of ``multiprocessing`` but for two things. A task or a
-    result that cannot be loaded, since a tensor of it cannot be attached for
-    example, is an error of its job alone. With ``'fork'``, every worker begins
-    as the thread that makes the pool is now, also one that replaces another
-    later: on its device and streams, in its graph mode, with its ``no_grad``
-    and its level of ``auto_cast``.
+    It differs from the ``Pool`` of ``multiprocessing`` in two ways. If a task
+    or a result cannot be unpickled, because a tensor cannot be attached for
+    example, only that job fails. With ``'fork'``, every worker, also one that
+    replaces another later, begins in the state that the calling thread has now:
+    on its device and streams, in its graph mode, with its ``no_grad`` mode and
+    its ``auto_cast`` level.
 
     Args:
         processes (int|None, optional): the number of workers. Default: None,

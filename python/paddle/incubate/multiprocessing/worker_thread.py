@@ -29,9 +29,10 @@ from numbers import Integral
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
-import paddle
 from paddle.base import core, framework, thread_stream
 from paddle.base.host_context import cpu_generator, host_context
+
+from .caller_modes import modes_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,10 +92,8 @@ def _in_state_of_caller(
     """
     place = framework._own_expected_place()
     tracer = framework._dygraph_tracer()
-    has_grad = paddle.is_grad_enabled()
-    # auto_cast itself would warn again, and set the process's lists again.
-    amp = core._get_amp_attrs()
-    level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
+    set_modes = modes_of_caller()
+    level = core._get_amp_attrs()._amp_level
     op_lists = core._get_amp_op_list()
     call_on_streams = thread_stream.with_streams_of_creator(_call)
 
@@ -103,10 +102,7 @@ def _in_state_of_caller(
         framework._set_expected_place(place)
         # disable_static would change the default program of the process.
         framework.global_var._dygraph_tracer_ = tracer
-        paddle.set_grad_enabled(has_grad)
-        amp = core._get_amp_attrs()
-        amp._amp_level, amp._amp_dtype = level, dtype
-        amp._use_promote = promote
+        set_modes()
         with host_context(generator=generator):
             call_on_streams(target)
         if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:

@@ -1,0 +1,40 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The modes of a thread that its workers, threads or processes, begin in."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import paddle
+from paddle.base import core
+
+
+def modes_of_caller() -> Callable[[], None]:
+    """
+    Returns a function that gives the thread which calls it the `no_grad` mode
+    and the AMP level that the present thread has now.
+    """
+    has_grad = paddle.is_grad_enabled()
+    # auto_cast itself would warn again, and set the process's lists again.
+    amp = core._get_amp_attrs()
+    level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
+
+    def set_modes() -> None:
+        paddle.set_grad_enabled(has_grad)
+        amp = core._get_amp_attrs()
+        amp._amp_level, amp._amp_dtype = level, dtype
+        amp._use_promote = promote
+
+    return set_modes
