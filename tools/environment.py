@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import venv
@@ -86,6 +87,8 @@ def site_packages(python: Path) -> Path:
     return Path(done.stdout.strip())
 
 
+# One run of a tool asks for the same programs more than once.
+@functools.lru_cache(None)
 def _built(project: str, sanitizer: str, **variables: Path) -> Path:
     """Returns the folder that a CMake project under test/ was built in."""
     folder = BUILD / "test" / project / (sanitizer or "plain")
