@@ -31,6 +31,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -58,7 +59,7 @@ std::string LimitText(int resource, uint64_t unit) {
   return std::to_string(limit.rlim_cur / unit);
 }
 
-// How to get more of what is exhausted, if that is known.
+// How to fix the error, with a space in front; empty if that is not known.
 std::string RemedyFor(int error) {
   if (error == ENOMEM) {
     return " If the addresses of this process are at their limit (ulimit -v, "
@@ -159,8 +160,8 @@ bool TryLockSlots(int fd, uint32_t first, uint32_t end) {
   return first == end || SetLock(fd, F_WRLCK, first, end - first);
 }
 
-// What the file begins with. Read, not mapped: to look at a page of a mapping
-// gives it memory, or ends the process where there is none.
+// The first bytes of the file. They are read, not mapped: touching a page of a
+// mapping gives it memory, or ends the process where there is none.
 SharedLedger::Start StartOf(int fd) {
   SharedLedger::Start start = {};
   if (RetryOnSignal([&] { return pread(fd, &start, sizeof(start), 0); }) !=
@@ -168,46 +169,6 @@ SharedLedger::Start StartOf(int fd) {
     return {};
   }
   return start;
-}
-
-bool HasEnded(uint32_t process) {
-  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
-}
-
-// Whether a process is in the middle of its end. The kernel gives files back
-// then in an order of its own: the lock that says that the process lives may be
-// gone while work that it gave to a GPU, or a mapping, still is there. A number
-// that was given to another process since is no matter: that one is not ending.
-// What cannot be known is taken for an end that is under way.
-bool IsEnding(uint32_t process) {
-  // To know that it is gone takes no descriptor, of which there may be none.
-  if (HasEnded(process)) return false;
-  constexpr unsigned kExiting = 0x4;  // PF_EXITING, in the flags of a thread
-  auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
-  std::string folder = "/proc/" + std::to_string(process) + "/task/";
-  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
-                                              closedir);
-  if (!threads) return !is_gone();
-  while (const dirent* thread = readdir(threads.get())) {
-    if (thread->d_name[0] == '.') continue;
-    FileDescriptor file = OpenFile(folder + thread->d_name + "/stat", O_RDONLY);
-    char text[512] = {};
-    if (!file || read(file.get(), text, sizeof(text) - 1) <= 0) {
-      if (is_gone()) continue;
-      return true;
-    }
-    // After the name, which may have anything in it.
-    const char* fields = std::strrchr(text, ')');
-    char state = 0;
-    unsigned flags = 0;
-    if (!fields ||
-        std::sscanf(fields + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) !=
-            2) {
-      return true;
-    }
-    if ((flags & kExiting) != 0 && state != 'Z' && state != 'X') return true;
-  }
-  return false;
 }
 
 // All of a file whose size is not known beforehand; none if it cannot be read.
@@ -224,14 +185,67 @@ std::optional<std::string> ContentOf(const std::string& path) {
   }
 }
 
-// Whether a process has ended and its parent has not taken notice.
-bool IsZombie(uint32_t process) {
-  std::string text =
-      ContentOf("/proc/" + std::to_string(process) + "/stat").value_or("");
+// The fields of the `stat` file of a process or thread, whose folder in /proc
+// is given, from the third field on, which is its state. Empty if the file
+// cannot be read, for the reason in errno.
+std::vector<std::string> FieldsOfStat(const std::string& folder) {
+  std::string text = ContentOf(folder + "/stat").value_or("");
   // After the name, which may have anything in it.
   size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < text.size() &&
-         text[name_end + 2] == 'Z';
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(text.substr(name_end + 1));
+  return {std::istream_iterator<std::string>(fields), {}};
+}
+
+// Indices into FieldsOfStat.
+constexpr size_t kState = 0;
+constexpr size_t kFlags = 6;
+constexpr size_t kEndOfEnvironment = 48;
+// In the flags: PF_EXITING and PF_KTHREAD.
+constexpr uint32_t kExiting = 0x4;
+constexpr uint32_t kOfKernel = 0x200000;
+
+bool IsDead(const std::string& state) { return state == "Z" || state == "X"; }
+
+uint32_t FlagsOf(const std::vector<std::string>& fields) {
+  return std::strtoul(fields[kFlags].c_str(), nullptr, 10);
+}
+
+bool HasEnded(uint32_t process) {
+  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+}
+
+// Whether a process is in the middle of its end. The kernel gives files back
+// then in an order of its own: the lock that says that the process lives may be
+// gone while work that it gave to a GPU, or a mapping, still is there. A number
+// that was given to another process since is no matter: that one is not ending.
+// What cannot be known is taken for an end that is under way.
+bool IsEnding(uint32_t process) {
+  // To know that it is gone takes no descriptor, of which there may be none.
+  if (HasEnded(process)) return false;
+  auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
+  std::string folder = "/proc/" + std::to_string(process) + "/task/";
+  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
+                                              closedir);
+  if (!threads) return !is_gone();
+  while (const dirent* thread = readdir(threads.get())) {
+    if (thread->d_name[0] == '.') continue;
+    errno = 0;
+    std::vector<std::string> fields = FieldsOfStat(folder + thread->d_name);
+    if (fields.empty() && is_gone()) continue;
+    if (fields.size() <= kFlags) return true;
+    if ((FlagsOf(fields) & kExiting) != 0 && !IsDead(fields[kState])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether a process has ended and its parent has not taken notice.
+bool IsZombie(uint32_t process) {
+  std::vector<std::string> fields =
+      FieldsOfStat("/proc/" + std::to_string(process));
+  return !fields.empty() && IsDead(fields[kState]);
 }
 
 // The user whose rights a process has; none if that cannot be known.
@@ -572,8 +586,8 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
 }
 
 std::optional<uint32_t> SharedSegment::TakeSlot(int fd, uint32_t first) {
-  // Who takes a segment apart has all locks, ends the magic number, and then
-  // gives them back.
+  // A process that takes a segment apart holds all locks, punches the magic
+  // number out, and then gives the locks back.
   auto was_taken_apart = [&] { return !StartOf(fd).Valid(); };
   // Who looks whether the segment can go has all locks for a moment, that of
   // the slot that never dies too. It may let go between the two questions here,
@@ -796,7 +810,7 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
     UnlockOthers();
     return false;
   }
-  // What a child needs that shares the slot has its bit too.
+  // A child that shares the slot needs the blocks of the slot's bits, too.
   std::vector<SharedRange> held;
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     if (ledger_.Holds(i, slot_)) {
@@ -807,7 +821,7 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
     return a.offset < b.offset;
   });
   // The magic number goes with the first range, before any lock is given back:
-  // a process that opened the file just before sees by that what has happened.
+  // so a process that opened the file just before knows what has happened.
   ForEachGap(held, reserve_, [&](uint64_t start, uint64_t length) {
     PunchRange(fd_.get(), start, length);
   });
@@ -977,7 +991,7 @@ class Candidate {
 // Looks at all processes of the user once, when it is asked for the first time.
 class StartingProcesses {
  public:
-  // `folder` is that whose locks say who is alive.
+  // `folder` is the one whose locks tell which families are alive.
   explicit StartingProcesses(int folder) { fstat(folder, &folder_); }
 
   // Whether there may be one of the family.
@@ -1043,24 +1057,10 @@ class StartingProcesses {
   // Whether a process has no environment yet, because it is about to run
   // another program. Zombies and threads of the kernel have none either.
   static bool IsStartingProgram(const std::string& process) {
-    constexpr unsigned kExiting = 0x4;
-    constexpr unsigned kOfKernel = 0x200000;
-    constexpr int kFlags = 9;  // numbers of fields, the first being 1
-    constexpr int kEndOfEnvironment = 51;
-    std::string text = ContentOf(process + "/stat").value_or("");
-    size_t name_end = text.rfind(')');
-    if (name_end == std::string::npos) return false;
-    std::istringstream fields(text.substr(name_end + 1));
-    std::string field;
-    for (int number = 3; fields >> field; ++number) {
-      if (number == 3 && (field == "Z" || field == "X")) return false;
-      if (number == kFlags &&
-          (std::strtoul(field.c_str(), nullptr, 10) & (kExiting | kOfKernel))) {
-        return false;
-      }
-      if (number == kEndOfEnvironment) return field == "0";
-    }
-    return false;
+    std::vector<std::string> fields = FieldsOfStat(process);
+    return fields.size() > kEndOfEnvironment && !IsDead(fields[kState]) &&
+           (FlagsOf(fields) & (kExiting | kOfKernel)) == 0 &&
+           fields[kEndOfEnvironment] == "0";
   }
 
   // Whether a process has joined and left: it then has the folder open twice.
