@@ -185,8 +185,8 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
   if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
   static CudaIPCDriver& driver = *[] {
     // Before the driver starts: a child that is forked meanwhile cannot use it.
-    // One thread at a time is here, so that none that fails takes back what
-    // another says of a driver that has started.
+    // One thread at a time runs this, so a thread that fails cannot reset the
+    // flag of another thread that has started the driver.
     in_use.store(true, std::memory_order_relaxed);
     try {
       return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();

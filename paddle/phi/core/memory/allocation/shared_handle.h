@@ -43,9 +43,9 @@ struct SharedTensorHandle {
 void EnforceHasHandle(const phi::DenseTensor& tensor);
 // Raises an error if a tensor of a shape and a data type cannot have memory.
 void EnforceHasSize(const phi::DenseTensorMeta& meta);
-// Returns the meta of a tensor in a storage of `size` bytes. What it is made of
-// may come from anyone, with an offset from byte `start` of the storage. Raises
-// an error if the tensor reaches out of the storage.
+// Returns the meta of a tensor in a storage of `size` bytes, from a meta whose
+// offset counts from byte `start` of the storage. Both may come from anyone.
+// Raises an error if the tensor reaches out of the storage.
 phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
                                    uint64_t start,
                                    uint64_t size);

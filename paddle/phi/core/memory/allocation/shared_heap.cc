@@ -39,8 +39,9 @@ constexpr uint64_t kSmallRun = 4 * kSharedPage;
 constexpr uint64_t kMinLedgerStep = kSharedPage;
 constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
 // Addresses of the first segment, most of them without memory for most of its
-// life. Each further one has twice what all before have, so that there are few,
-// and a receiver needs little more addresses than there are bytes in use.
+// life. Each further segment has twice the addresses of all before it, so that
+// there are few segments, and a receiver needs few more addresses than there
+// are bytes in use.
 constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
 constexpr uint64_t kMostReserve = uint64_t{64} << 30;
 // How many segments of others are attached before the first look at them all.
@@ -828,9 +829,9 @@ void SharedHeap::Release(const SharedBlock& block) {
 
 void SharedHeap::AskWhetherMakerLives(Segments::iterator it) {
   Attached& attached = it->second;
-  // Only the kernel knows of a process that was killed, and to ask it costs
-  // more than all else here. Who receives and drops all the time asks now and
-  // then.
+  // Only the kernel knows whether a process was killed, and asking it costs
+  // more than everything else here. A process that receives and drops tensors
+  // all the time asks only now and then.
   uint64_t now = CoarseNanoseconds();
   bool asks = attached.segment->OwnerIsLeaving() ||
               now - attached.asked >= kAskAgainNanoseconds;
@@ -918,8 +919,8 @@ bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
 }
 
 bool SharedHeap::IsShortOfDescriptors() const {
-  // A fork takes one per segment for a moment. Half of what the process may
-  // have is left to the rest of the program.
+  // A fork takes one more per segment for a moment. Half of the limit is left
+  // to the rest of the program.
   uint64_t needed = 0;
   for (const auto& [id, attached] : segments_) {
     if (!attached.own) needed += attached.segment->parked() ? 1 : 2;
@@ -971,8 +972,8 @@ bool SharedHeap::Detach(Segments::iterator it) {
   Attached& attached = it->second;
   // It was opened again by a child of fork, which has other pages of it.
   if (detached_.count(attached.id) > 0) return false;
-  // What needs memory of this process comes first, so that nothing is left half
-  // done for want of it.
+  // All private memory is allocated first, so that a failure of that leaves
+  // nothing half done.
   std::map<uint64_t, Detached> detached;
   Detached& left = detached[attached.id];
   std::map<const char*, Holdings*> addresses;

@@ -298,8 +298,8 @@ class SharedHeap {
                       uint32_t index,
                       Inheritance inheritance);
   static SharedBlock BlockOf(const Holdings& holdings, uint64_t offset);
-  // What has the block: a segment that this process is attached to, or what it
-  // has left of one; none if this process does not hold it.
+  // Where this process holds the block: in a segment that it is attached to, or
+  // in one that it has detached; none if it does not hold the block.
   Holdings* HoldingsOf(const SharedBlock& block);
   // One use more of a block that this process holds already.
   static Received UseAgain(Holdings* holdings,
@@ -310,7 +310,7 @@ class SharedHeap {
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
                                           Inheritance inheritance);
-  // One attempt, by what there is or by new memory.
+  // Makes one attempt, with memory that is free or with new memory.
   SharedBlock AllocateAny(std::unique_lock<std::mutex>* lock,
                           SharingStrategy strategy,
                           uint64_t capacity,
@@ -326,8 +326,8 @@ class SharedHeap {
   void MakeRoom(uint64_t length);
   Attached* Attach(const SharedMessage& message);
   void CollectOwn();
-  // What is done with segments of dead processes of which this process holds
-  // blocks, in rising order of what it saves and of what it costs.
+  // How segments of dead processes are treated while this process holds blocks
+  // of them, in rising order of savings and of cost.
   enum class Thrift {
     kNone,    // they stay as they are
     kPark,    // their descriptors are closed where they can be opened by name
@@ -336,7 +336,7 @@ class SharedHeap {
   };
   // Whether a fork would take more descriptors than this process can spare.
   bool IsShortOfDescriptors() const;
-  // Parks what can be, and detaches what can be if that is not enough.
+  // Parks segments, and if that is not enough detaches them.
   void SaveDescriptors();
   using Segments = std::map<uint64_t, Attached>;
   void CollectOthers(uint64_t deadline, Thrift thrift);
@@ -348,8 +348,8 @@ class SharedHeap {
   bool Detach(Segments::iterator it);
   // After the last hold of a segment of another process.
   void AskWhetherMakerLives(Segments::iterator it);
-  // Collects what lost its last hold when it was too early to ask the kernel
-  // whether the segment's maker lives.
+  // Collects the segments whose last hold was dropped too early to ask the
+  // kernel again whether the maker lives.
   void CollectUnasked();
   // Of blocks in a segment that was taken apart.
   void ReleaseDetached(Detached* detached, uint64_t offset);
@@ -359,7 +359,7 @@ class SharedHeap {
   uint64_t Reserved() const;
 
   static std::vector<uint32_t> BlocksInherited(const Attached& attached);
-  // Of a segment whose slot is the parent's: what this child has is the pages.
+  // Of a segment whose slot is the parent's: this child keeps the pages alone.
   void KeepPagesAlone(Attached* attached);
   void PrepareFork();
   void ParentAfterFork();

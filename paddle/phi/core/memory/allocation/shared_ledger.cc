@@ -32,7 +32,8 @@ constexpr uint64_t kReservePerBlock = 1024;
 constexpr uint64_t kDeciding = 1;
 
 constexpr uint64_t kOfCreatorBit = uint64_t{1} << 63;
-// Set by who is about to give the ticket up, cleared by who adds a message.
+// Set by a process that is about to expire the ticket, cleared by a process
+// that adds a message to it.
 constexpr uint64_t kExpiringBit = uint64_t{1} << 31;
 constexpr uint64_t kMaxUses = kExpiringBit - 1;
 
@@ -182,10 +183,11 @@ void SharedLedger::DropHolder(uint32_t index, uint32_t slot) {
 
 void SharedLedger::MarkReleased(uint32_t index) {
   // A process killed before this loses only the news; ReapSlot makes up for it.
-  // Release: who takes the mark sees the reference gone, see TakeReleased.
+  // Release: a process that takes the mark sees the reference gone, see
+  // TakeReleased.
   released_[index / 64].fetch_or(uint64_t{1} << (index % 64),
                                  std::memory_order_release);
-  // Release: who sees the count finds the mark.
+  // Release: a process that sees the count finds the mark.
   header_->release_count.fetch_add(1, std::memory_order_release);
 }
 
@@ -209,7 +211,8 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
     // Before the ticket exists, so that it is never taken for an old one; and
     // never back, if another took the place while this one was held up.
-    // Relaxed: the word, which is changed next, brings it to who reads both.
+    // Relaxed: the word, which is changed next, publishes it to readers of
+    // both.
     uint64_t sent = ticket->sent.load(std::memory_order_relaxed);
     while (sent < now && !ticket->sent.compare_exchange_weak(
                              sent, now, std::memory_order_relaxed)) {
@@ -335,7 +338,8 @@ void SharedLedger::ReapSlot(uint32_t slot) {
   }
   // News of every block, since the dead one, or an earlier reaper of it, may
   // have dropped a bit and been killed before it said so.
-  // Not by a store, which would hide what comes with a mark that is there.
+  // Not by a store, which would break the release sequence of a mark that is
+  // set already.
   for (uint32_t word = 0; word * 64 < count; ++word) {
     released_[word].fetch_or(~uint64_t{0}, std::memory_order_release);
   }

@@ -76,7 +76,7 @@ class SharedLedger {
 
     // Whether it is of a ledger of this layout, and its numbers can be.
     bool Valid() const;
-    // The bytes of the ledger that are in use; what says so is valid.
+    // The bytes of the ledger that are in use. Requires: Valid().
     uint64_t UsedBytes() const;
   };
 

@@ -168,8 +168,8 @@ class SharedSegment {
   // This process's holder bit. What a process without a slot of its own holds
   // is pinned, and stays so.
   void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
-  // Nor is what a process holds that shares its slot with a child, as long as
-  // one of the two has the lock.
+  // Blocks of a process that shares its slot with a child are not dropped
+  // either, as long as one of the two has the lock.
   void DropHolder(uint32_t block) {
     if (!pinned() && !shares_slot_) ledger_.DropHolder(block, slot_);
   }
@@ -198,15 +198,15 @@ class SharedSegment {
   bool Detach(const std::vector<SharedRange>& kept);
   // The same for this process alone, of a segment whose slot it shares.
   void LeaveButFor(const std::vector<SharedRange>& kept);
-  // Keeps no descriptor, if the segment can be opened again by its name; to be
-  // called again after what may have opened it.
+  // Closes the descriptor if the segment can be opened again by its name. To be
+  // called again after a function that may have opened it.
   void Park();
   bool parked() const { return parked_; }
   // Tells others not to count on this process; see RemoveAbandoned.
   void SetLeaving();
 
-  // From now on children of fork have no slot of their own here, but the pages
-  // of what they hold, which the lock of this process's slot guards for them.
+  // From now on children of fork get no slot of their own here. They keep the
+  // pages of the blocks they hold, guarded by the lock of this process's slot.
   void ShareSlot() { shares_slot_ = true; }
   bool shares_slot() const { return shares_slot_; }
 
