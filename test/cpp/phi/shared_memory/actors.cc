@@ -15,7 +15,6 @@
 #include "actors.h"  // NOLINT(build/include_subdir)
 
 #include <signal.h>
-#include <sys/user.h>
 #include <sys/wait.h>
 
 #include <cerrno>
@@ -25,6 +24,8 @@
 namespace shared_memory_test {
 
 namespace {
+
+constexpr size_t kRunsOnOneCourse = 8;
 
 struct Request {
   Act act;
@@ -76,14 +77,31 @@ int Actor::CountCalls(Act act, const SharedMessage& message) {
   return stops / 2;
 }
 
-bool Actor::Begin(Act act, const SharedMessage& message, int n) {
+bool Actor::Begin(Act act,
+                  const SharedMessage& message,
+                  size_t n,
+                  Course* course) {
+  std::vector<uint64_t>& known = course->instructions;
+  // A breakpoint misses what an act does only now and then, such as the first
+  // time, so some runs go instruction by instruction from the start.
+  if (course->runs++ % kRunsOnOneCourse == 0) known.clear();
   worker_.channel().Send(Request{act, message, true});
   REQUIRE(StopSignal() == SIGSTOP);
-  for (;;) {
-    if (CanBeSeen() && n-- == 0) return true;
-    Go(PTRACE_SINGLESTEP);
-    if (StopSignal() == SIGSTOP) return false;
+  for (size_t i = 0; i < known.size() && i <= n; ++i) {
+    if (RunTo(known[i])) continue;
+    known.clear();  // the act has taken another course this time
+    return false;
   }
+  while (known.size() <= n) {
+    do {
+      if (!Step()) {
+        course->is_whole = true;
+        return false;
+      }
+    } while (!IsAtWhatOthersSee());
+    known.push_back(Registers().rip);
+  }
+  return true;
 }
 
 void Actor::Complete() {
@@ -102,20 +120,59 @@ int Actor::StopSignal() {
   return WSTOPSIG(status);
 }
 
-// Whether the next instruction is an atomic one, which the ledger is made of,
-// or a call to the system.
-bool Actor::CanBeSeen() {
+user_regs_struct Actor::Registers() {
   user_regs_struct registers;
   REQUIRE(ptrace(PTRACE_GETREGS, worker_.pid(), nullptr, &registers) == 0);
+  return registers;
+}
+
+uint64_t Actor::CodeAt(uint64_t instruction) {
   errno = 0;
   const uint64_t code =
-      ptrace(PTRACE_PEEKTEXT, worker_.pid(), registers.rip, nullptr);
+      ptrace(PTRACE_PEEKTEXT, worker_.pid(), instruction, nullptr);
   REQUIRE(errno == 0);
+  return code;
+}
+
+void Actor::SetCodeAt(uint64_t instruction, uint64_t code) {
+  REQUIRE(ptrace(PTRACE_POKETEXT, worker_.pid(), instruction, code) == 0);
+}
+
+// Whether the next instruction is an atomic one, which the ledger is made of,
+// or a call to the system.
+bool Actor::IsAtWhatOthersSee() {
+  const uint64_t code = CodeAt(Registers().rip);
   const bool has_prefix = (code & 0xf0) == 0x40;
   const uint64_t opcode = (has_prefix ? code >> 8 : code) & 0xff;
   return (code & 0xff) == 0xf0 ||    // lock
          opcode == 0x87 ||           // xchg
          (code & 0xffff) == 0x050f;  // syscall
+}
+
+// Executes one instruction; false if it was the last one of the act.
+bool Actor::Step() {
+  Go(PTRACE_SINGLESTEP);
+  return StopSignal() != SIGSTOP;
+}
+
+// Goes on, by one instruction or more, until this one is the next; false if the
+// act has ended before.
+bool Actor::RunTo(uint64_t instruction) {
+  if (!Step()) return false;
+  user_regs_struct registers = Registers();
+  if (registers.rip == instruction) return true;
+  constexpr uint64_t kBreakpoint = 0xcc;
+  const uint64_t code = CodeAt(instruction);
+  SetCodeAt(instruction, (code & ~uint64_t{0xff}) | kBreakpoint);
+  Go(PTRACE_CONT);
+  const bool is_there = StopSignal() != SIGSTOP;
+  SetCodeAt(instruction, code);
+  if (!is_there) return false;
+  registers = Registers();
+  --registers.rip;  // it stands behind the breakpoint
+  REQUIRE(registers.rip == instruction);
+  REQUIRE(ptrace(PTRACE_SETREGS, worker_.pid(), nullptr, &registers) == 0);
+  return true;
 }
 
 void Actor::Go(__ptrace_request how) {

@@ -15,6 +15,11 @@
 #pragma once
 
 #include <sys/ptrace.h>
+#include <sys/user.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "processes.h"  // NOLINT(build/include_subdir)
 
@@ -37,6 +42,14 @@ struct Answer {
   bool good;
 };
 
+// The instructions of an act that others can see the effect of, in their order,
+// as far as they are known from runs of it.
+struct Course {
+  std::vector<uint64_t> instructions;
+  bool is_whole = false;  // a run of it came to its end
+  int runs = 0;
+};
+
 // A process that acts as it is told, and that a test can step through. The
 // stepping is for processors of the x86-64 kind, of which it knows a little.
 class Actor {
@@ -51,8 +64,9 @@ class Actor {
   int CountCalls(Act act, const SharedMessage& message = {});
 
   // Does the act up to its n-th instruction, counted from 0, that others can
-  // see the effect of; false if it has no such instruction and is done.
-  bool Begin(Act act, const SharedMessage& message, int n);
+  // see the effect of; false if it has no such instruction and is done. Runs by
+  // breakpoints as far as the course is known, and notes what it learns.
+  bool Begin(Act act, const SharedMessage& message, size_t n, Course* course);
   // Does the rest.
   void Complete();
   Answer End();
@@ -62,7 +76,12 @@ class Actor {
 
  private:
   int StopSignal();
-  bool CanBeSeen();
+  user_regs_struct Registers();
+  uint64_t CodeAt(uint64_t instruction);
+  void SetCodeAt(uint64_t instruction, uint64_t code);
+  bool IsAtWhatOthersSee();
+  bool Step();
+  bool RunTo(uint64_t instruction);
   void Go(__ptrace_request how);
 
   Worker worker_;

@@ -128,9 +128,9 @@ void StopEverywhere(Actor* actor,
                     const std::function<SharedMessage()>& prepare,
                     const std::function<void()>& interfere,
                     const std::function<void(const Answer&)>& settle) {
-  int stops = 0;
-  for (bool stopped = true; stopped; ++stops) {
-    stopped = actor->Begin(act, prepare(), stops);
+  size_t stops = 0;
+  for (Course course; !course.is_whole; ++stops) {
+    const bool stopped = actor->Begin(act, prepare(), stops, &course);
     interfere();
     if (stopped) actor->Complete();
     settle(actor->End());
@@ -268,12 +268,12 @@ TEST_BOTH(WhatAReceiverStoppedAnywhereReleasesIsFree) {
 TEST_BOTH(AReceiverKilledAnywhereLeavesNothingInUse) {
   if (!CanTrace()) return;
   Actor owner(strategy);
-  int kills = 0;
-  for (bool stopped = true; stopped; ++kills) {
+  size_t kills = 0;
+  for (Course course; !course.is_whole; ++kills) {
     Actor receiver(strategy);
     receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
-    stopped = receiver.Begin(
-        ReceiveAndRelease, owner.Do(MakeAndRelease).message, kills);
+    receiver.Begin(
+        ReceiveAndRelease, owner.Do(MakeAndRelease).message, kills, &course);
     receiver.Kill();
     CHECK(owner.Do(CollectUntilNothingIsUsed).good);
   }
@@ -283,19 +283,20 @@ TEST_BOTH(AReceiverKilledAnywhereLeavesNothingInUse) {
 
 TEST_BOTH(AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
   if (!CanTrace()) return;
-  int kills = 0;
-  for (bool stopped = true; stopped; ++kills) {
+  size_t kills = 0;
+  for (Course course; !course.is_whole; ++kills) {
     Actor owner(strategy);
     Actor receiver(strategy);
     CHECK(receiver.Do(Receive, owner.Do(MakeAndRelease).message).good);
     owner.Do(MakeAndRelease);
-    stopped = owner.Begin(
+    owner.Begin(
         [](Scene* scene) {
           FreeWhatNobodyHas(scene);
           Heap().Release(Heap().Allocate(scene->strategy, 3 * kSize));
         },
         {},
-        kills);
+        kills,
+        &course);
     owner.Kill();
     receiver.Do(Collect);
     CHECK(receiver.Do(CheckAndRelease).good);
@@ -309,8 +310,8 @@ TEST_BOTH(AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
 // What is left of a dead process is everybody's, but only one gives it back.
 TEST_BOTH(AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
   if (!CanTrace()) return;
-  int stops = 0;
-  for (bool stopped = true; stopped; ++stops) {
+  size_t stops = 0;
+  for (Course course; !course.is_whole; ++stops) {
     Actor owner(strategy);
     Actor first(strategy);
     Actor second(strategy);
@@ -320,7 +321,7 @@ TEST_BOTH(AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
     CHECK(second.Do(Receive, other).good);
     owner.Kill();
     SharedMessage message;
-    stopped = first.Begin(Forward, {}, stops);
+    const bool stopped = first.Begin(Forward, {}, stops, &course);
     second.Do(CheckAndRelease);
     second.Do(Collect);
     if (stopped) first.Complete();
@@ -338,8 +339,8 @@ TEST_BOTH(AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
 // Its sender is dead, so that only the message keeps the file.
 TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
   if (!CanTrace()) return;
-  int stops = 0;
-  for (bool stopped = true; stopped; ++stops) {
+  size_t stops = 0;
+  for (Course course; !course.is_whole; ++stops) {
     Actor sender(SharingStrategy::kFileSystem);
     Actor receiver(SharingStrategy::kFileSystem);
     Actor other(SharingStrategy::kFileSystem);
@@ -347,7 +348,7 @@ TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
     const SharedMessage message = sender.Do(MakeAndRelease).message;
     sender.Kill();
     receiver.Do(Collect);  // so that it has joined the family
-    stopped = receiver.Begin(Receive, message, stops);
+    const bool stopped = receiver.Begin(Receive, message, stops, &course);
     other.Do(Collect);
     if (stopped) receiver.Complete();
     CHECK(receiver.End().good);
@@ -363,7 +364,7 @@ TEST(AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
 // It looks whether others are dead when it attaches to one more.
 // There are some hundreds of steps, so a run takes each so many-th of them,
 // from one on that differs from run to run.
-constexpr int kStride = 16;
+constexpr int kStride = 8;
 
 std::unique_ptr<FewDescriptors> few;
 
@@ -388,8 +389,8 @@ void CheckThatOneIsApart(Scene* scene) {
 
 TEST_BOTH(AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
   if (!CanTrace()) return;
-  int kills = Seed() % kStride;
-  for (bool stopped = true; stopped; kills += kStride) {
+  size_t kills = Seed() % kStride;
+  for (Course course; !course.is_whole; kills += kStride) {
     Actor dead(strategy);
     Actor living(strategy);
     Actor receiver(strategy);
@@ -397,7 +398,7 @@ TEST_BOTH(AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
     const SharedMessage message = living.Do(MakeAndRelease).message;
     dead.Kill();
     receiver.Do(Starve);
-    stopped = receiver.Begin(Receive, message, kills);
+    receiver.Begin(Receive, message, kills, &course);
     receiver.Kill();
     CHECK(living.Do(CollectUntilNothingIsUsed).good);
     living.Finish();
@@ -409,9 +410,9 @@ TEST_BOTH(AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
 
 TEST_BOTH(AProcessThatAttachesWhileAnotherTakesTheSegmentApartGetsItOrNothing) {
   if (!CanTrace()) return;
-  int stops = Seed() % kStride;
+  size_t stops = Seed() % kStride;
   int apart = 0;
-  for (bool stopped = true; stopped; stops += kStride) {
+  for (Course course; !course.is_whole; stops += kStride) {
     Actor dead(strategy);
     Actor living(strategy);
     Actor receiver(strategy);
@@ -425,7 +426,8 @@ TEST_BOTH(AProcessThatAttachesWhileAnotherTakesTheSegmentApartGetsItOrNothing) {
     message = receiver.Do(SendAndReceive, message).message;
     dead.Kill();
     receiver.Do(Starve);
-    stopped = receiver.Begin(ReceiveIfThereIsRoom, next, stops);
+    const bool stopped =
+        receiver.Begin(ReceiveIfThereIsRoom, next, stops, &course);
     late.Ask(Receive, message);
     // It waits for the receiver where that has the locks.
     if (stopped) receiver.Complete();
@@ -488,8 +490,8 @@ TEST_BOTH(AReceiverThatDropsAllTimeAndAgainSeldomAsksForTheSender) {
 
 TEST_BOTH(AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
   if (!CanTrace()) return;
-  int kills = Seed() % kStride;
-  for (bool stopped = true; stopped; kills += kStride) {
+  size_t kills = Seed() % kStride;
+  for (Course course; !course.is_whole; kills += kStride) {
     Actor owner(strategy);
     Actor stranger(strategy);
     Actor first(strategy);
@@ -500,7 +502,7 @@ TEST_BOTH(AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
     // With no descriptor left, it looks for dead processes in all segments.
     const SharedMessage message = stranger.Do(MakeAndRelease).message;
     second.Do(Starve);
-    stopped = second.Begin(ReceiveIfThereIsRoom, message, kills);
+    second.Begin(ReceiveIfThereIsRoom, message, kills, &course);
     second.Kill();
     CHECK(owner.Do(CollectUntilNothingIsUsed).good);
     CHECK(stranger.Do(CollectUntilNothingIsUsed).good);
