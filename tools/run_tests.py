@@ -15,9 +15,10 @@
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run. With arguments pytest alone runs, with these
-arguments: under our wheel, on the test device and on each GPU there is, or, for
-files under tools/, in the environment of the tools.
+Without arguments all tests run, as many parts at a time as there are CPUs; each
+part's output comes when it has ended. With arguments pytest alone runs, with
+these arguments: under our wheel, on the test device and on each GPU there is,
+or, for files under tools/, in the environment of the tools.
 
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
@@ -28,7 +29,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tools.command_line import reports_errors
 from tools.environment import (
@@ -42,45 +48,57 @@ from tools.environment import (
 from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def passes(title: str, *command: str | Path, **variables: str | Path) -> bool:
-    """Runs a command under a headline and returns whether it succeeded."""
-    print(f"\n===== {title}", flush=True)
-    environ = {name: str(value) for name, value in variables.items()}
-    return (
-        subprocess.run(
-            [str(word) for word in command],
+
+class Part(NamedTuple):
+    """A command, with the variables that its environment has besides."""
+
+    title: str
+    command: tuple[str | Path, ...]
+    variables: Mapping[str, str | Path] = MappingProxyType({})
+
+    def run(self, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Runs the command in the folder of the project."""
+        environ = {name: str(value) for name, value in self.variables.items()}
+        return subprocess.run(
+            [str(word) for word in self.command],
             cwd=REPO,
             env={**os.environ, **environ},
-        ).returncode
-        == 0
-    )
+            text=True,
+            **how,
+        )
 
 
-def tools_pass(stock: Path, ours: Path, arguments: list[str]) -> bool:
-    """Runs tests of the tools and returns whether they have passed."""
-    return passes(
+def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
+    """Returns the tests of the tools."""
+    return Part(
         "tools",
-        *(sys.executable, "-m", "pytest", "-q", *arguments),
-        PADDLE_WHEEL_TREE=site_packages(stock),
-        PADDLE_PYTHON=ours,
-        CUSTOM_DEVICE_ROOT=host_device(stock),
+        (sys.executable, "-m", "pytest", "-q", *arguments),
+        {
+            "PADDLE_WHEEL_TREE": site_packages(stock),
+            "PADDLE_PYTHON": ours,
+            "CUSTOM_DEVICE_ROOT": host_device(stock),
+        },
     )
 
 
-def paddle_passes(stock: Path, ours: Path, arguments: list[str]) -> bool:
-    """Runs tests under our wheel and returns whether they have passed."""
+def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
+    """Returns the tests that run under our wheel."""
     gpu = (stand_in_gpu(ours), shared_memory() / "stand_in")
-    return passes(
+    return Part(
         "Paddle",
-        *(ours, "-m", "pytest", "-q", "-rs", *arguments),
-        CUSTOM_DEVICE_ROOT=host_device(stock),
-        PADDLE_STAND_IN_GPU=os.pathsep.join(map(str, gpu)),
+        (ours, "-m", "pytest", "-q", "-rs", *arguments),
+        {
+            "CUSTOM_DEVICE_ROOT": host_device(stock),
+            "PADDLE_STAND_IN_GPU": os.pathsep.join(map(str, gpu)),
+        },
     )
 
 
-def core_passes(stock: Path) -> bool:
-    """Runs the programs in C++ and returns whether they have passed."""
+def core_parts(stock: Path) -> list[Part]:
+    """Returns the programs in C++, plain and under each sanitizer."""
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
     programs = [("shared memory", shared_memory())]
     for sanitizer in ("address", "thread"):
@@ -90,8 +108,29 @@ def core_passes(stock: Path) -> bool:
             (f"shared memory {under}", shared_memory(sanitizer)),
             (f"contexts of threads {under}", thread_contexts(stock, sanitizer)),
         ]
-    results = [passes(title, *ctest, folder) for title, folder in programs]
-    return all(results)
+    return [Part(title, (*ctest, folder)) for title, folder in programs]
+
+
+def all_pass(parts: list[Part]) -> bool:
+    """
+    Runs parts side by side, in their order, and returns whether all succeeded.
+    """
+    printing = threading.Lock()
+
+    def passes(part: Part) -> bool:
+        with printing:
+            print(f"===== {part.title}: started", flush=True)
+        start = time.monotonic()
+        done = part.run(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        result = "passed" if done.returncode == 0 else "FAILED"
+        seconds = round(time.monotonic() - start)
+        with printing:
+            print(f"\n{done.stdout.rstrip()}")
+            print(f"===== {part.title}: {result}, {seconds} s\n", flush=True)
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return all(list(pool.map(passes, parts)))
 
 
 @reports_errors
@@ -104,15 +143,15 @@ def main(argv: list[str] | None = None) -> int:
     stock, ours = stock_and_ours(SUPPORTED[0])
     if arguments:
         of_tools = any(word.startswith("tools/") for word in arguments)
-        run = tools_pass if of_tools else paddle_passes
-        return 0 if run(stock, ours, arguments) else 1
-    results = [
-        tools_pass(stock, ours, ["tools/tests"]),
-        core_passes(stock),
-        passes("demonstration", *(sys.executable, "-m", "tools.demonstration")),
-        paddle_passes(stock, ours, ["test"]),
+        part = tools_part if of_tools else paddle_part
+        return 1 if part(stock, ours, arguments).run().returncode else 0
+    parts = [
+        paddle_part(stock, ours, ["test"]),  # the longest
+        tools_part(stock, ours, ["tools/tests"]),
+        *core_parts(stock),
+        Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
     ]
-    return 0 if all(results) else 1
+    return 0 if all_pass(parts) else 1
 
 
 if __name__ == "__main__":
