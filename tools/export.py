@@ -19,7 +19,8 @@
 The first makes a branch with one commit a patch, beginning at the version
 tag that CHECKOUT's HEAD descends from, and writes the same commits to DIR as
 mails for ``git am``. It leaves the working tree of CHECKOUT alone. The second
-takes the commits of the branch back into patches/ and into our own files.
+takes the commits of the branch back into patches/ and into our own files. The
+trailers of a patch stay in patches/.
 
 Exit status: 0 when done or up to date, otherwise 1.
 """
@@ -36,7 +37,15 @@ from typing import TYPE_CHECKING
 
 from tools.apply import REPO, fit, own_file, write_files
 from tools.command_line import reports_errors
-from tools.series import PatchError, load_series, parse_patch, series_lines
+from tools.series import (
+    FIELDS,
+    PatchError,
+    load_series,
+    parse_patch,
+    patch_text,
+    series_lines,
+    split_trailers,
+)
 from tools.tree import SUPPORTED, git, open_tree, run_git
 
 if TYPE_CHECKING:
@@ -204,12 +213,43 @@ def _changes(root: Path, commit: str) -> tuple[dict[str, str], list[str]]:
     return added, modified
 
 
+def _differs(path: Path, data: bytes, mode: int) -> bool:
+    return (
+        not path.is_file()
+        or path.read_bytes() != data
+        or bool((path.stat().st_mode ^ mode) & stat.S_IXUSR)
+    )
+
+
+def _message_of(
+    root: Path, commit: str, known: dict[str, Patch]
+) -> tuple[str, dict[str, str], Patch | None]:
+    """Return a commit's message, its trailers, and the patch of its subject.
+
+    Raises:
+        PatchError: it has neither trailers nor such a patch.
+    """
+    whole = git(root, "show --no-patch --format=%B", commit)
+    message, trailers = split_trailers(whole)
+    subject = message.split("\n", 1)[0]
+    if not trailers and subject not in known:
+        raise PatchError(
+            f"commit {commit[:12]}, {subject!r}, is no patch of the series yet;"
+            f" end its message with the trailers {', '.join(FIELDS)}"
+        )
+    return message, trailers, known.get(subject)
+
+
 def _read_commits(
-    root: Path, commits: list[str], old: list[Patch]
+    repo: Path, root: Path, commits: list[str], old: list[Patch]
 ) -> tuple[list[Patch], dict[str, tuple[bytes, int]]]:
     """Return the patches and the own files that commits hold.
 
+    A commit whose subject is that of a patch takes the trailers of that patch,
+    with a new date if it has changed; another one brings them in its message.
+
     Args:
+        repo: the root of the repository that holds patches/.
         root: the checkout.
         commits: in order, each the child of the one before.
         old: the series before; what did not change is named and ordered as
@@ -219,6 +259,7 @@ def _read_commits(
         PatchError: a commit cannot be had as a patch.
     """
     order = [path for patch in old for path in patch.own_files]
+    known = {patch.subject: patch for patch in old}
     series, own = [], {}
     for number, commit in enumerate(commits, 1):
         added, modified = _changes(root, commit)
@@ -235,18 +276,24 @@ def _read_commits(
         if modified:
             command = f"{_DIFF_TREE} --unified=1 --full-index {commit} --"
             diff = git(root, command, *modified)
-        message = git(root, "show --no-patch --format=%B", commit)
+        message, trailers, before = _message_of(root, commit, known)
         subject = message.split("\n", 1)[0]
         slug = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
         name = f"{number:04}-{slug}.patch"
-        if [p.subject for p in old[number - 1 : number]] == [subject]:
-            name = old[number - 1].name
+        if before is not None and before in old[number - 1 : number]:
+            name = before.name
         names = sorted(
             added,
             key=lambda p: (order.index(p) if p in order else len(order), p),
         )
-        claims = "".join(f"Own-File: {path}\n" for path in names)
-        text = f"Subject: {message.strip()}\n{claims}---\n{diff}"
+        text = patch_text(message, trailers or before.trailers, names, diff)
+        if not trailers and (
+            text != before.text
+            or any(_differs(repo / path, *own[path]) for path in names)
+        ):
+            date = git(root, "show --no-patch --format=%cs", commit).strip()
+            trailers = {**before.trailers, "Last-Update": date}
+            text = patch_text(message, trailers, names, diff)
         series.append(parse_patch(name, text))
     return series, own
 
@@ -278,7 +325,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     if not hashes:
         raise PatchError(f"{branch} has no commit after {tree.tag}")
     old = load_series(repo)
-    series, own = _read_commits(tree.root, hashes, old)
+    series, own = _read_commits(repo, tree.root, hashes, old)
     names = [patch.name for patch in series]
     if len(set(names)) < len(names):
         raise PatchError(f"two patches get one name: {', '.join(names)}")
@@ -298,11 +345,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     stale |= {repo / path for patch in old for path in patch.own_files}
     stale -= set(files)
     changed = {
-        path: (data, mode)
-        for path, (data, mode) in files.items()
-        if not path.is_file()
-        or path.read_bytes() != data
-        or (path.stat().st_mode ^ mode) & stat.S_IXUSR
+        path: file for path, file in files.items() if _differs(path, *file)
     }
     write_files(changed)
     for path in stale:

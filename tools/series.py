@@ -93,9 +93,11 @@ class Patch:
 
     @property
     def message(self) -> str:
-        """The message of the commit made from the patch."""
-        trailers = "".join(f"{k}: {v}\n" for k, v in self.trailers.items())
-        return f"{self.subject}\n\n{self.body}\n\n{trailers}"
+        """The message of the commit made from the patch.
+
+        The trailers are the series' own affair and stay out of it.
+        """
+        return f"{self.subject}\n\n{self.body}\n"
 
 
 def _parse_hunk(text: str, where: str, line: int) -> Hunk:
@@ -133,6 +135,28 @@ def _parse_file(text: str, where: str, line: int) -> FileDiff:
         hunks.append(_parse_hunk(part, where, at))
         at += part.count("\n")
     return FileDiff(match[1], header, tuple(hunks), text, line)
+
+
+def patch_text(
+    message: str, trailers: dict[str, str], own_files: list[str], diff: str
+) -> str:
+    """Return the text of a patch; what parse_patch takes apart."""
+    lines = [*trailers.items(), *(("Own-File", path) for path in own_files)]
+    paragraph = "".join(f"{key}: {value}\n" for key, value in lines)
+    return f"Subject: {message.strip()}\n\n{paragraph}---\n{diff}"
+
+
+def split_trailers(message: str) -> tuple[str, dict[str, str]]:
+    """Take the trailers of a patch off the end of a commit's message.
+
+    Returns:
+        The rest of the message, and the trailers: none if it has none.
+    """
+    body, _, last = message.strip().rpartition("\n\n")
+    trailers = dict(_TRAILER.findall(last))
+    if not trailers.keys() & set(FIELDS):
+        return message, {}
+    return body, trailers
 
 
 def parse_patch(name: str, text: str) -> Patch:

@@ -108,7 +108,7 @@ def test_a_commit_says_what_the_patch_says(repo, checkout, output):
     export(repo, checkout, output)
     assert git(checkout, f"log -1 --format=%an,%ce%n%B {BRANCH}~1") == (
         f"Ada,ada@example.com\n{SUBJECTS[1]}\n\n"
-        f"A reason\nof two lines.\n\nAnd # another.\n\n{TRAILERS}\n"
+        "A reason\nof two lines.\n\nAnd # another.\n\n"
     )
 
 
@@ -326,6 +326,17 @@ def test_an_edited_own_file_comes_back(repo, exported):
     assert not refresh(repo, exported)
 
 
+def test_a_patch_that_has_changed_has_the_date_of_its_commit(
+    repo, exported, monkeypatch
+):
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2027-01-02T03:04:05")
+    write(exported, {OWN_TEST: "# edited\n"})
+    amend(exported)
+    assert refresh(repo, exported)
+    dates = [patch.trailers["Last-Update"] for patch in load_series(repo)]
+    assert dates == ["2026-11-21", "2026-11-21", "2027-01-02"]
+
+
 def test_an_own_file_that_became_executable_comes_back(repo, exported):
     (exported / OWN_TEST).chmod(0o755)
     amend(exported)
@@ -409,6 +420,13 @@ def test_a_message_without_the_trailers_is_refused(repo, exported):
     amend(exported, "test: x\n\nA body.\n\nBug: none\n")
     assert_not_refreshed(
         repo, exported, "0003-test-x.patch", "Forwarded, Last-Update, Drop-When"
+    )
+
+
+def test_a_new_commit_without_trailers_is_named(repo, exported):
+    commit(exported, "device: z\n\nA body.\n")
+    assert_not_refreshed(
+        repo, exported, "'device: z'", "Bug, Forwarded, Last-Update, Drop-When"
     )
 
 
