@@ -14,6 +14,7 @@
 """Turn the series into commits on a checkout of Paddle, and back.
 
     python -m tools.export CHECKOUT [--branch NAME] [--output DIR]
+                                    [--pull-requests]
     python -m tools.export --refresh CHECKOUT [--branch NAME]
 
 The first makes a branch with one commit a patch, beginning at the version
@@ -28,6 +29,7 @@ Exit status: 0 when done or up to date, otherwise 1.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import stat
 import sys
@@ -40,10 +42,10 @@ from tools.command_line import reports_errors
 from tools.series import (
     FIELDS,
     PatchError,
+    load_sections,
     load_series,
     parse_patch,
     patch_text,
-    series_lines,
     split_trailers,
 )
 from tools.tree import SUPPORTED, git, open_tree, run_git
@@ -136,11 +138,39 @@ def _write_mails(root: Path, commits: str, output: Path) -> None:
         (output / name).unlink()
 
 
+def _pull_request_branches(
+    repo: Path, root: Path, branch: str, commits: list[str]
+) -> dict[str, str]:
+    """Return the branches of pull requests to make, each with its last commit.
+
+    Raises:
+        PatchError: the checkout has such a branch with another commit.
+    """
+    branches = {}
+    done = 0
+    numbers = itertools.count(1)
+    for section in load_sections(repo):
+        done += len(section.names)
+        if section.title and section.names:
+            branches[f"{branch}-{next(numbers)}"] = commits[done - 1]
+    for name, commit in list(branches.items()):
+        old = run_git(root, f"rev-parse --verify --quiet refs/heads/{name}")
+        if old.stdout.strip() == commit:
+            del branches[name]
+        elif not old.returncode:
+            raise PatchError(
+                f"{root} has a branch {name} that is not of this series:"
+                " delete it, or choose another --branch"
+            )
+    return branches
+
+
 def export(
     repo: Path,
     checkout: Path,
     output: Path,
     branch: str = BRANCH,
+    pull_requests: bool = False,
 ) -> bool:
     """Make a branch of the series on a checkout, and mails for git am.
 
@@ -149,9 +179,11 @@ def export(
         checkout: the root of a git checkout of Paddle.
         output: folder for the mails.
         branch: name of the branch to make.
+        pull_requests: also make branches NAME-1, NAME-2, ... that end with the
+            last commit of each pull request of patches/series.
 
     Returns:
-        False when the branch was there with the same content.
+        False when the branches were there with the same content.
 
     Raises:
         PatchError: something does not fit, git knows no identity, or the
@@ -185,10 +217,16 @@ def export(
                 " another --branch"
             )
         head = old.stdout.strip()
+    branches = {} if found else {branch: head}
+    if pull_requests:
+        commits = git(tree.root, f"rev-list --reverse {tree.tag}..{head}")
+        branches |= _pull_request_branches(
+            repo, tree.root, branch, commits.split()
+        )
     _write_mails(tree.root, f"{tree.tag}..{head}", output)
-    if not found:
-        git(tree.root, "branch --no-track", branch, head)
-    return not found
+    for name, commit in branches.items():
+        git(tree.root, "branch --no-track", name, commit)
+    return bool(branches)
 
 
 def _changes(root: Path, commit: str) -> tuple[dict[str, str], list[str]]:
@@ -298,6 +336,40 @@ def _read_commits(
     return series, own
 
 
+def _listing(repo: Path, old: list[Patch], series: list[Patch]) -> list[str]:
+    """Return the lines of patches/series for a new series.
+
+    A patch stays in its pull request; a new one joins that of the patch before
+    it.
+
+    Raises:
+        PatchError: commits of one pull request stand between another's.
+    """
+    sections = load_sections(repo)
+    section_of = {
+        name: i for i, section in enumerate(sections) for name in section.names
+    }
+    subjects = {patch.subject: section_of[patch.name] for patch in old}
+    first = min(subjects.values(), default=0)
+    places = []
+    for patch in series:
+        before = places[-1] if places else first
+        place = subjects.get(patch.subject, before)
+        if place < before:
+            raise PatchError(
+                f"{patch.subject!r} belongs to the pull request"
+                f" {sections[place].title!r} but comes after a commit of"
+                f" {sections[before].title!r}; move the commit, or the patch"
+                " in patches/series"
+            )
+        places.append(place)
+    lines = []
+    for i, section in enumerate(sections):
+        lines += section.comments
+        lines += [p.name for p, place in zip(series, places) if place == i]
+    return lines
+
+
 def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     """Take the commits of an exported branch back into the repository.
 
@@ -329,13 +401,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     names = [patch.name for patch in series]
     if len(set(names)) < len(names):
         raise PatchError(f"two patches get one name: {', '.join(names)}")
-    lines = []
-    for line, is_patch in series_lines(repo):
-        if not is_patch:
-            lines.append(line)
-        elif names:
-            lines.append(names.pop(0))
-    listing = "".join(f"{line}\n" for line in [*lines, *names])
+    listing = "".join(f"{line}\n" for line in _listing(repo, old, series))
     files = {repo / path: file for path, file in own.items()}
     files[repo / "patches" / "series"] = listing.encode("utf-8"), 0o644
     for patch in series:
@@ -372,6 +438,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="folder for the mails (default: build/export here)",
     )
+    add(
+        "--pull-requests",
+        action="store_true",
+        help="also make a branch for each pull request: NAME-1, NAME-2, ...",
+    )
     way.add_argument(
         "--refresh", action="store_true", help="take the branch's commits back"
     )
@@ -380,7 +451,9 @@ def main(argv: list[str] | None = None) -> int:
         changed = refresh(REPO, args.checkout, args.branch)
         done = f"patches/ holds the branch {args.branch}"
     else:
-        changed = export(REPO, args.checkout, args.output, args.branch)
+        changed = export(
+            REPO, args.checkout, args.output, args.branch, args.pull_requests
+        )
         done = f"{args.branch} holds the series; mails: {args.output}"
     print(f"{'done' if changed else 'up to date'}: {done}")
     return 0

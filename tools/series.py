@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+# A comment of patches/series that begins a pull request's patches.
+PULL_REQUEST = "# Pull request: "
+
 # The trailers of every patch, in this order; Own-File follows.
 FIELDS = ("Bug", "Forwarded", "Last-Update", "Drop-When")
 OWN_FOLDERS = ("python/", "paddle/", "test/")
@@ -256,6 +259,38 @@ def series_lines(repo: Path) -> list[tuple[str, bool]]:
         (line, bool(line.strip()) and not line.startswith("#"))
         for line in lines
     ]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Patches that go upstream together, and the comments above them."""
+
+    comments: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The title of the pull request, or "" above the first of them."""
+        first = self.comments[0] if self.comments else ""
+        named = first.startswith(PULL_REQUEST)
+        return first[len(PULL_REQUEST) :].strip() if named else ""
+
+
+def load_sections(repo: Path) -> list[Section]:
+    """Read patches/series as its pull requests, in their order.
+
+    The first section has what stands above the first pull request.
+
+    Raises:
+        PatchError: there is no such file.
+    """
+    parts: list[tuple[list[str], list[str]]] = [([], [])]
+    for line, is_patch in series_lines(repo):
+        if line.startswith(PULL_REQUEST):
+            parts.append(([], []))
+        comments, names = parts[-1]
+        (names if is_patch else comments).append(line.strip())
+    return [Section(tuple(c), tuple(n)) for c, n in parts]
 
 
 def load_series(repo: Path) -> list[Patch]:

@@ -227,6 +227,72 @@ def test_another_name_makes_another_branch(repo, exported, output):
     )
 
 
+@pytest.fixture
+def grouped(repo):
+    """The repository with its patches in two pull requests."""
+    write(
+        repo,
+        {
+            "patches/series": "# applied in this order\n"
+            "# Pull request: [A] Devices\n0001-p.patch\n0002-p.patch\n"
+            "# Pull request: [B] Tests\n0003-p.patch\n"
+        },
+    )
+    return repo
+
+
+def test_each_pull_request_gets_a_branch(grouped, checkout, output):
+    assert export(grouped, checkout, output, pull_requests=True)
+    tips = [git(checkout, f"rev-parse {BRANCH}{n}") for n in ("-1", "-2")]
+    assert tips == [git(checkout, f"rev-parse {BRANCH}{n}") for n in ("~1", "")]
+    assert not export(grouped, checkout, output, pull_requests=True)
+
+
+def test_a_foreign_branch_of_a_pull_requests_name_is_kept(
+    grouped, checkout, output
+):
+    git(checkout, f"branch {BRANCH}-2")
+    before = git(checkout, "for-each-ref")
+    with pytest.raises(PatchError, match=f"{BRANCH}-2"):
+        export(grouped, checkout, output, pull_requests=True)
+    assert git(checkout, "for-each-ref") == before
+    assert not output.exists()
+
+
+def test_pull_requests_come_back(grouped, checkout, output):
+    export(grouped, checkout, output)
+    before = snapshot(grouped)
+    assert not refresh(grouped, checkout)
+    assert snapshot(grouped) == before
+
+
+def test_a_new_patch_joins_the_pull_request_before_it(
+    grouped, checkout, output
+):
+    export(grouped, checkout, output)
+    git(checkout, f"checkout --quiet --detach {BRANCH}~1")
+    replace(checkout / DEVICE, "def f4(x)", "def f4(z)")
+    commit(checkout, f"device: z\n\nA body.\n\n{TRAILERS}")
+    git(checkout, f"cherry-pick --quiet --keep-redundant-commits {BRANCH}")
+    git(checkout, f"branch --force {BRANCH}")
+    assert refresh(grouped, checkout)
+    assert (grouped / "patches/series").read_text() == (
+        "# applied in this order\n"
+        "# Pull request: [A] Devices\n0001-p.patch\n0002-p.patch\n"
+        "0003-device-z.patch\n"
+        "# Pull request: [B] Tests\n0004-test-the-current-device-of-a-thread"
+        ".patch\n"
+    )
+
+
+def test_mixed_pull_requests_are_refused(grouped, checkout, output):
+    export(grouped, checkout, output)
+    git(checkout, f"checkout --quiet --detach {BRANCH}~3")
+    git(checkout, f"cherry-pick {BRANCH} {BRANCH}~2 {BRANCH}~1")
+    git(checkout, f"branch --force {BRANCH}")
+    assert_not_refreshed(grouped, checkout, "[A] Devices", "[B] Tests")
+
+
 def test_without_an_identity_nothing_is_made(
     repo, checkout, output, git_home, monkeypatch
 ):
