@@ -23,6 +23,7 @@ Exit status: 0 when there is nothing to report, otherwise 1.
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from datetime import date
@@ -213,6 +214,62 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 yield f"{path}:1: no patch has it as Own-File; add it to one"
 
 
+def _module(path: str) -> str | None:
+    """Return the name by which other own files import an own file."""
+    file = PurePosixPath(path)
+    if file.suffix != ".py":
+        return None
+    if path.startswith("test/"):
+        # Tests run with their folder in sys.path.
+        return file.stem
+    return ".".join(file.with_suffix("").parts[1:])
+
+
+def _imported(path: str, text: str) -> set[str]:
+    """Return all that a Python file may import, as names of modules."""
+    package = PurePosixPath(path).parts[1:-1]
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # One dot stands for the package itself.
+            above = package[: len(package) + 1 - node.level]
+            parts = [
+                *(above if node.level else ()),
+                *(node.module or "").split("."),
+            ]
+            module = ".".join(part for part in parts if part)
+            found |= {module, *(f"{module}.{a.name}" for a in node.names)}
+    return found
+
+
+def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
+    """Tell of own files that import what a later patch brings.
+
+    The commits of the branch are tested one by one, each without the later
+    ones.
+    """
+    owners = {
+        _module(path): (number, path)
+        for number, patch in enumerate(patches)
+        for path in patch.own_files
+    }
+    for number, patch in enumerate(patches):
+        for path in patch.own_files:
+            if not _module(path) or not (repo / path).is_file():
+                continue
+            text = (repo / path).read_text(encoding="utf-8")
+            for name in sorted(_imported(path, text) & owners.keys()):
+                owner, imported = owners[name]
+                if owner > number:
+                    yield (
+                        f"{path}:1: belongs to {patch.name} and imports"
+                        f" {imported} of {patches[owner].name}, a later patch;"
+                        " move one of the two lines Own-File"
+                    )
+
+
 def findings(repo: Path) -> list[str]:
     """Return one line for each breach of the rules.
 
@@ -245,6 +302,7 @@ def findings(repo: Path) -> list[str]:
     for patch in patches:
         found += _patch_findings(patch, own)
     found += _preimage_findings(repo, patches)
+    found += _order_findings(repo, patches)
     return [*found, *_own_findings(repo, patches)]
 
 

@@ -24,6 +24,7 @@ from tools.tests.conftest import (
     DEVICE,
     LISTED,
     OWN,
+    OWN_TEST,
     TRAILERS,
     add_patch,
     diff_text,
@@ -279,6 +280,50 @@ def test_an_own_file_that_does_not_exist(repo):
 def test_an_own_file_outside_our_folders(repo):
     add(repo, own=["tools/a.py"])
     assert_found(repo, f"{NAME}:1: Own-File tools/a.py is not below")
+
+
+LATER = "python/paddle/base/later.py"
+LATER_BASE = "test/legacy_test/later_base.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (OWN, "import paddle.base.later"),
+        (OWN, "import os, paddle.base.later as module"),
+        (OWN, "from paddle.base import later"),
+        (OWN, "from paddle.base.later import name"),
+        (OWN, "from . import later"),
+        (OWN, "from .later import name"),
+        (OWN, "from ..base import later"),
+        (OWN, "from ..base.later import name"),
+        (OWN, "def function():\n    from .later import name"),
+        (OWN_TEST, "from later_base import (  # noqa: F401\n    name,\n)"),
+        (OWN_TEST, "import later_base"),
+    ],
+)
+def test_an_own_file_that_imports_one_of_a_later_patch(repo, path, text):
+    write(repo, {path: f"{text}\n", LATER: "", LATER_BASE: ""})
+    add(repo, own=[LATER, LATER_BASE])
+    assert_found(repo, f"{path}:1: belongs to 000")
+    assert "of 0004-p.patch, a later patch" in findings(repo)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (OWN, "import later"),
+        (OWN, "from .elsewhere import later"),
+        (OWN, "from paddle.base.latest import name"),
+        (LATER, "from .thread_device import name"),
+        (LATER, "from . import later_still"),
+    ],
+)
+def test_an_own_file_may_import_others(repo, path, text):
+    write(repo, {LATER: "", "python/paddle/base/later_still.py": ""})
+    write(repo, {path: f"{text}\n"})
+    add(repo, own=[LATER, "python/paddle/base/later_still.py"])
+    assert_found(repo)
 
 
 @pytest.mark.parametrize(
