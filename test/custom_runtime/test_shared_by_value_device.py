@@ -31,8 +31,8 @@ from test_host_device import DEVICE_TYPE, place_of
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
 import shared_tensor_base
+from concurrent_base import WAIT_S
 from shared_tensor_base import (
-    WAIT_S,
     PeerError,
     SharingTestCase,
     echo,

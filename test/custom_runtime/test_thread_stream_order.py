@@ -19,22 +19,22 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import signal
+import sys
 import threading
 import traceback
 import unittest
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from host_device_control import (
-    Operation,
-    delay,
-    take_trace,
-    with_ample_delay,
-)
+from host_device_control import Operation, delay, take_trace, with_ample_delay
 from test_host_device import DEVICE_TYPE, name_of, setUpModule
+
+sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
+
+from concurrent_base import WAIT_S, in_thread, in_threads
 
 import paddle
 from paddle.device import Stream, current_stream, stream_guard
@@ -47,7 +47,6 @@ __all__ = ["setUpModule"]
 
 T = TypeVar("T")
 
-WAIT_S = 180
 # Ample time, in microseconds, for what does not wait.
 DELAY = 300_000
 # So many numbers that the memory of a tensor is not shared with small ones.
@@ -56,33 +55,6 @@ SIZE = 1 << 16
 
 def handle(stream: Stream) -> int:
     return stream.stream_base.raw_stream
-
-
-def in_threads(*functions: Callable[[], T]) -> list[T]:
-    """Run functions at once, on a new thread each, and return their results."""
-    futures = [concurrent.futures.Future() for _ in functions]
-
-    def run(
-        function: Callable[[], T], future: concurrent.futures.Future
-    ) -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # raised again by result()
-            future.set_exception(error)
-
-    threads = [
-        threading.Thread(target=run, args=call, daemon=True)
-        for call in zip(functions, futures)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    return [future.result(0) for future in futures]
-
-
-def in_thread(function: Callable[[], T]) -> T:
-    return in_threads(function)[0]
 
 
 def overlap(first: Operation, second: Operation) -> bool:

@@ -20,18 +20,16 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 import unittest
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
-from killed_test_run import exists  # noqa: F401
+from concurrent_base import WAIT_S
 
 import paddle
 import paddle.multiprocessing as mp
 
-WAIT_S = 120
 START_METHODS = ("fork", "spawn", "forkserver")
 
 
@@ -135,12 +133,3 @@ def parent_of(pid: int) -> int | None:
             return int(stat.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def wait_until(condition, what: str) -> None:
-    """Waits until `condition` holds, or raises AssertionError in time."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {WAIT_S} s: {what}")
-        time.sleep(0.01)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the tests of shared tensors share: worker processes, leaks, scripts."""
+"""What the tests of shared tensors share: peer processes, scripts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Callable, NamedTuple
 
-from killed_test_run import end_with, end_with_tests
+from concurrent_base import WAIT_S, run_command, script_command
+from killed_test_run import end_with
 from shared_tensor_leaks import no_leak
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
 
-WAIT_S = 180
 STRATEGIES = ("file_system", "file_descriptor")
 START_METHODS = ("fork", "spawn", "forkserver")
 LONG = os.environ.get("PADDLE_SHARED_TENSOR_LONG") == "1"
 LARGE = 64 << 20  # bytes; no test sends more at once
 _END = b"end"
-FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 # What is tested is memory of the host, whatever device Paddle starts on. A
@@ -259,15 +258,6 @@ def description(tensor: paddle.Tensor) -> Description:
     )
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until `condition` holds, or raises AssertionError in time."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {WAIT_S} s: {what}")
-        time.sleep(0.01)
-
-
 # Test cases over strategies and start methods.
 
 
@@ -397,12 +387,12 @@ paddle.set_device("cpu")
 """
 
 
-def script_command(body: str, head: str = SCRIPT_HEAD) -> list[str]:
-    """Returns the command that runs a Python script."""
-    return [sys.executable, "-c", head + textwrap.dedent(body)]
+def sharing_script(body: str) -> list[str]:
+    """Returns the command that runs a script which begins as above."""
+    return script_command(SCRIPT_HEAD + textwrap.dedent(body))
 
 
-def run_script(
+def run_sharing_script(
     case: unittest.TestCase,
     body: str,
     wrapper: tuple[str, ...] = (),
@@ -413,23 +403,6 @@ def run_script(
     and fails `case` unless it exits with 0. It gets those of this process's
     environment variables, too, that have been set since this began.
     """
-    environ = pristine_environment()
-    environ.update((name, os.environ[name]) for name in variables)
-    process = subprocess.Popen(
-        [*wrapper, *script_command(body)],
-        cwd=FOLDER,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=end_with_tests,
-    )
-    try:
-        out, err = process.communicate(timeout=WAIT_S)
-    except subprocess.TimeoutExpired:
-        # With the children that it may have, which have its output, too.
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-    case.assertEqual(process.returncode, 0, err[-4000:])
-    return subprocess.CompletedProcess(process.args, 0, out, err)
+    environment = pristine_environment()
+    environment.update((name, os.environ[name]) for name in variables)
+    return run_command(case, [*wrapper, *sharing_script(body)], environment)

@@ -29,6 +29,7 @@ from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
+from concurrent_base import WAIT_S
 from cuda_ipc_base import (
     GpuTestCase,
     describe_kept_on_gpu,
@@ -49,11 +50,10 @@ from cuda_ipc_base import (
 )
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
-    WAIT_S,
     Peer,
     PeerError,
     forget,
-    run_script,
+    run_sharing_script,
     setUpModule,
     tearDownModule,
 )
@@ -680,7 +680,7 @@ class TestRefusals(GpuTestCase):
 
     @needs_stand_in
     def test_child_of_fork_is_told_so_though_nothing_was_sent_before(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             from cuda_ipc_base import vector
@@ -798,7 +798,7 @@ class TestExit(unittest.TestCase):
         )
 
     def test_sender_that_ends_says_who_still_has_its_memory(self):
-        done = run_script(
+        done = run_sharing_script(
             self,
             """
             import subprocess
@@ -836,7 +836,7 @@ class TestExit(unittest.TestCase):
         self.assertEqual(child.exitcode, 0)
 
     def test_process_that_has_sent_and_received_ends_quietly(self):
-        done = run_script(
+        done = run_sharing_script(
             self,
             """
             from cuda_ipc_base import keep_on_gpu, new_vector, vector

@@ -24,10 +24,10 @@ from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
 import numpy as np
+from concurrent_base import WAIT_S
 from cuda_ipc_base import devices, gpu, in_common, needs_gpu
 from shared_tensor_base import (  # noqa: F401
     LONG,
-    WAIT_S,
     setUpModule,
     tearDownModule,
 )

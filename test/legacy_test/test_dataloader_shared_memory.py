@@ -25,13 +25,12 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
+from concurrent_base import wait_until
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
-    WAIT_S,
-    run_script,
+    run_sharing_script,
     setUpModule,
     tearDownModule,
-    wait_until,
 )
 from shared_tensor_leaks import no_leak, shared_files_of
 from test_shared_tensor_memory import private_shm
@@ -373,7 +372,7 @@ class TestStartMethods(LoaderTestCase):
         self.load("forkserver")
 
     def load(self, method):
-        run_script(
+        run_sharing_script(
             self,
             f"""
             import test_dataloader_shared_memory as module
@@ -463,7 +462,7 @@ class TestErrors(LoaderTestCase):
         Returns what loading says to standard error, when it has failed, which
         is all that the reader thread of a DataLoader does with an error.
         """
-        return run_script(
+        return run_sharing_script(
             self,
             f"""
             import test_dataloader_shared_memory as module
@@ -504,7 +503,7 @@ class TestErrors(LoaderTestCase):
 
     def test_batches_larger_than_dev_shm_arrive(self):
         # Of the files of stock, a worker dies of SIGBUS here.
-        run_script(
+        run_sharing_script(
             self,
             """
             import test_dataloader_shared_memory as module

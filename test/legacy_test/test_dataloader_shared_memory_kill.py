@@ -26,17 +26,15 @@ import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from killed_test_run import end_with_tests
+from concurrent_base import WAIT_S, start_command, wait_until
+from killed_test_run import exists
 from shared_tensor_base import (  # noqa: F401
-    FOLDER,
     STRATEGIES,
-    WAIT_S,
     pristine_environment,
-    run_script,
-    script_command,
+    run_sharing_script,
     setUpModule,
+    sharing_script,
     tearDownModule,
-    wait_until,
 )
 from shared_tensor_leaks import no_leak, shared_files_of
 
@@ -44,10 +42,7 @@ import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
-from paddle.io.dataloader.shared_batch import (
-    BatchSharer,
-    remove_dead_workers,
-)
+from paddle.io.dataloader.shared_batch import BatchSharer, remove_dead_workers
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -88,25 +83,13 @@ def send_and_wait(connection, strategy):
 
 def start_script(body):
     """Starts a script that prints one line, and returns it with the line."""
-    process = subprocess.Popen(
-        script_command(SCRIPT + body),
-        cwd=FOLDER,
-        env=pristine_environment(),
+    process = start_command(
+        sharing_script(SCRIPT + body),
+        pristine_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=end_with_tests,
     )
     return process, json.loads(process.stdout.readline())
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Sender(NamedTuple):
@@ -178,7 +161,7 @@ class TestKilledWorker(unittest.TestCase):
                 del batch
 
     def test_nothing_is_left_when_a_worker_of_a_loader_is_killed(self):
-        run_script(
+        run_sharing_script(
             self,
             SCRIPT
             + """
@@ -208,7 +191,7 @@ class TestKilledParent(unittest.TestCase):
     def assert_leaves_nothing(self, process, pids, family):
         self.addCleanup(process.stdout.close)
         wait_until(
-            lambda: not any(is_running(pid) for pid in pids),
+            lambda: not any(exists(pid) for pid in pids),
             "end of the workers",
         )
         self.assertEqual(shared_files_of(family), set())
@@ -237,7 +220,7 @@ print(json.dumps([pids, family]), flush=True)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
         # The next process that imports Paddle removes what is there.
-        run_script(self, "")
+        run_sharing_script(self, "")
         self.assert_leaves_nothing(process, pids, family)
 
     def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):

@@ -21,8 +21,8 @@ import unittest
 from multiprocessing import get_context
 
 import numpy as np
+from concurrent_base import in_thread
 from shared_tensor_base import Peer
-from thread_device_base import in_thread
 
 import paddle
 from paddle import inference

@@ -21,7 +21,7 @@ import sys
 import unittest
 import uuid
 
-from multiprocessing_spawn_base import wait_until
+from concurrent_base import wait_until
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 MARK = "PADDLE_KILLED_TEST_RUN"

@@ -29,8 +29,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from concurrent_base import WAIT_S
 from shared_tensor_base import (  # noqa: F401
-    WAIT_S,
     setUpModule,
     tearDownModule,
 )

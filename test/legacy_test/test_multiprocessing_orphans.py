@@ -24,13 +24,9 @@ import time
 import unittest
 from multiprocessing import connection, forkserver
 
-from killed_test_run import end_with_tests, live_while_tests_do
-from multiprocessing_spawn_base import (
-    WAIT_S,
-    exists,
-    over_start_methods,
-    wait_until,
-)
+from concurrent_base import WAIT_S, wait_until
+from killed_test_run import end_with_tests, exists, live_while_tests_do
+from multiprocessing_spawn_base import over_start_methods
 
 import paddle.multiprocessing as mp
 

@@ -21,17 +21,12 @@ import pickle
 import signal
 import unittest
 
-from multiprocessing_spawn_base import (
-    START_METHODS,
-    WAIT_S,
-    over_start_methods,
-    wait_until,
-)
+from concurrent_base import WAIT_S, in_thread, wait_until
+from multiprocessing_spawn_base import START_METHODS, over_start_methods
 from thread_device_base import (
     ForkTestCase,
     current_handles,
     device_lists,
-    in_thread,
     places_of_new_tensors,
 )
 

@@ -27,16 +27,13 @@ import unittest
 from multiprocessing import connection, process, util
 from unittest import mock
 
-from killed_test_run import end_with_tests, live_while_tests_do
-from multiprocessing_spawn_base import (
-    WAIT_S,
-    SpawnTestCase,
-    exists,
-    over_start_methods,
-    share,
-    wait_until,
+from concurrent_base import WAIT_S, wait_until
+from killed_test_run import end_with_tests, exists, live_while_tests_do
+from multiprocessing_spawn_base import SpawnTestCase, over_start_methods, share
+from shared_tensor_base import (  # noqa: F401
+    setUpModule,
+    tearDownModule,
 )
-from shared_tensor_base import setUpModule, tearDownModule  # noqa: F401
 
 import paddle
 import paddle.multiprocessing as mp

@@ -19,8 +19,8 @@ import threading
 import unittest
 
 import numpy as np
+from concurrent_base import WAIT_S
 from shared_tensor_base import (  # noqa: F401
-    WAIT_S,
     SharingTestCase,
     keep,
     over_every_way_to_send,

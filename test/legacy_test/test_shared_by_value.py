@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 from shared_tensor_base import (  # noqa: F401
-    WAIT_S,
     PeerError,
     SharingTestCase,
     echo,

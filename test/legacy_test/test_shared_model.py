@@ -24,8 +24,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
+from concurrent_base import WAIT_S, in_thread
 from shared_tensor_base import (  # noqa: F401
-    WAIT_S,
     SharingTestCase,
     describe_kept,
     description,
@@ -36,7 +36,6 @@ from shared_tensor_base import (  # noqa: F401
     tearDownModule,
 )
 from shared_tensor_leaks import no_leak
-from thread_device_base import in_thread
 
 import paddle
 import paddle.incubate.multiprocessing as sharing

@@ -21,9 +21,9 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
+from concurrent_base import WAIT_S
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
-    WAIT_S,
     SharingTestCase,
     describe,
     describe_kept,

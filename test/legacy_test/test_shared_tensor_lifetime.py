@@ -24,10 +24,8 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
-from killed_test_run import end_with_tests
+from concurrent_base import WAIT_S, start_command, wait_until
 from shared_tensor_base import (  # noqa: F401
-    FOLDER,
-    WAIT_S,
     PeerError,
     SharingTestCase,
     describe,
@@ -38,17 +36,12 @@ from shared_tensor_base import (  # noqa: F401
     load_and_describe,
     over_every_way_to_send,
     pristine_environment,
-    run_script,
-    script_command,
+    run_sharing_script,
     setUpModule,
+    sharing_script,
     tearDownModule,
-    wait_until,
 )
-from shared_tensor_leaks import (
-    SHM,
-    mapped_bytes,
-    shared_files,
-)
+from shared_tensor_leaks import SHM, mapped_bytes, shared_files
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
@@ -376,32 +369,29 @@ class TestTrees(SharingTestCase):
 
     def killed_tree(self) -> set[str]:
         """Kills a tree of processes, returns the files that they had."""
-        tree = subprocess.Popen(
-            script_command(TREE),
-            cwd=FOLDER,
-            env=pristine_environment(),
+        tree = start_command(
+            sharing_script(TREE),
+            pristine_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=end_with_tests,
         )
         kill = threading.Timer(WAIT_S, os.killpg, (tree.pid, signal.SIGKILL))
         kill.start()
         ready = tree.stdout.readline()
         kill.cancel()
-        self.assertEqual(ready, b"ready\n")
+        self.assertEqual(ready, "ready\n")
         names = {os.path.basename(name) for name in mapped_bytes(tree.pid)}
         self.assertLessEqual(names, shared_files())
         self.assertGreaterEqual(len(names), 3, "one a process")
         os.killpg(tree.pid, signal.SIGKILL)
         # All of the tree had its output.
-        self.assertEqual(tree.communicate(timeout=WAIT_S), (b"", None))
+        self.assertEqual(tree.communicate(timeout=WAIT_S), ("", None))
         self.assertLessEqual(names, shared_files())
         return names
 
     def test_files_of_a_killed_tree_go_when_the_next_process_starts(self):
         names = self.killed_tree()
-        run_script(self, "")
+        run_sharing_script(self, "")
         self.assertEqual(names & shared_files(), set())
 
     def test_files_of_a_living_tree_stay_when_a_dead_ones_go(self):
@@ -414,7 +404,7 @@ class TestTrees(SharingTestCase):
         }
         self.assertGreaterEqual(len(ours), 2, "one a process")
         self.killed_tree()
-        run_script(self, "")
+        run_sharing_script(self, "")
         self.assertLessEqual(ours, shared_files())
         with self.another_peer() as other:
             self.assertEqual(
@@ -422,7 +412,7 @@ class TestTrees(SharingTestCase):
             )
 
     def test_tree_that_ends_leaves_no_file(self):
-        done = run_script(
+        done = run_sharing_script(
             self,
             """
             from shared_tensor_leaks import mapped_bytes
@@ -491,7 +481,7 @@ class TestPrograms(unittest.TestCase):
     def run_parent(self, program: str, script: str) -> tuple[str, set[str]]:
         """Returns what the program says, and the files of the tree then."""
         with mock.patch.dict(os.environ, PROGRAM=program):
-            done = run_script(self, script, variables=("PROGRAM",))
+            done = run_sharing_script(self, script, variables=("PROGRAM",))
         family, *said = done.stdout.split()
         files = {name for name in shared_files() if f"-{family}-" in name}
         return " ".join(said), files
@@ -546,7 +536,7 @@ class TestManyProducers(unittest.TestCase):
         for strategy in ("file_system", "file_descriptor"):
             for gibibytes in (4, 128):
                 with self.subTest(strategy=strategy, gibibytes=gibibytes):
-                    run_script(
+                    run_sharing_script(
                         self,
                         f"""
                         sharing.set_sharing_strategy("{strategy}")
@@ -563,7 +553,7 @@ class TestManyProducers(unittest.TestCase):
                     )
 
     def test_results_of_workers_that_are_replaced_need_no_descriptors(self):
-        run_script(
+        run_sharing_script(
             self,
             KEEP_RESULTS
             + """
@@ -579,7 +569,7 @@ class TestManyProducers(unittest.TestCase):
     def test_results_are_reduced_to_their_pages_when_descriptors_are_short(
         self,
     ):
-        run_script(
+        run_sharing_script(
             self,
             KEEP_RESULTS
             + """
@@ -599,7 +589,7 @@ class TestManyProducers(unittest.TestCase):
         )
 
     def test_tensor_of_a_producer_that_ended_is_moved_to_be_sent_on(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             import resource
@@ -647,7 +637,7 @@ class TestShutdown(unittest.TestCase):
     def test_interpreter_that_holds_shared_tensors_ends_quietly(self):
         for strategy in sorted(sharing.get_all_sharing_strategies()):
             with self.subTest(strategy):
-                done = run_script(
+                done = run_sharing_script(
                     self,
                     f"""
                     import atexit
@@ -686,7 +676,7 @@ class TestShutdown(unittest.TestCase):
                 )
 
     def test_interpreter_that_ends_within_a_send_ends_quietly(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             queue = multiprocessing.Queue()
@@ -700,7 +690,7 @@ class TestShutdown(unittest.TestCase):
 
 class TestThreads(unittest.TestCase):
     def test_tensor_that_loses_its_memory_within_a_send_does_no_harm(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             for n in range(12):

@@ -33,7 +33,7 @@ from shared_tensor_base import (  # noqa: F401
     fill,
     keep,
     over_every_way_to_send,
-    run_script,
+    run_sharing_script,
     setUpModule,
     tearDownModule,
 )
@@ -277,7 +277,7 @@ def private_shm(options: str) -> tuple[str, ...]:
 
 class TestPlaceForFiles(unittest.TestCase):
     def test_full_place_is_a_clear_error_and_nothing_lost(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             MIB = 1 << 20
@@ -310,7 +310,7 @@ class TestPlaceForFiles(unittest.TestCase):
     def test_descriptors_do_without_the_place(self):
         for options in ("size=4m", "ro"):
             with self.subTest(options):
-                run_script(
+                run_sharing_script(
                     self,
                     """
                     sharing.set_sharing_strategy("file_descriptor")
@@ -330,7 +330,7 @@ class TestPlaceForFiles(unittest.TestCase):
                 )
 
     def test_place_that_cannot_be_written_is_a_clear_error(self):
-        run_script(
+        run_sharing_script(
             self,
             """
             tensor = paddle.ones([5])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import unittest
 
-from shared_tensor_base import run_script
+from shared_tensor_base import run_sharing_script
 
 NOBODY = 65534
 # A process that changes its user is not dumpable, nor are children that it
@@ -64,7 +64,7 @@ class TestOtherUser(unittest.TestCase):
         """Returns what becomes of a tensor that a child of a script sends."""
         os.environ["WAY"] = way
         self.addCleanup(os.environ.pop, "WAY")
-        return run_script(self, SCRIPT, variables=("WAY",)).stdout
+        return run_sharing_script(self, SCRIPT, variables=("WAY",)).stdout
 
     def test_sender_that_is_not_dumpable_is_named_with_how_to_fix_it(self):
         said = self.received("file_descriptor")

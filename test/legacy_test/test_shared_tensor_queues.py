@@ -19,8 +19,8 @@ import concurrent.futures
 import unittest
 
 import numpy as np
+from concurrent_base import WAIT_S
 from shared_tensor_base import (  # noqa: F401
-    WAIT_S,
     Peer,
     SharingTestCase,
     describe_kept,

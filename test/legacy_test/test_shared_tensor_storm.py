@@ -27,16 +27,14 @@ from collections import deque
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 
+from concurrent_base import WAIT_S
 from shared_tensor_base import (  # noqa: F401
     LONG,
-    WAIT_S,
     SharingTestCase,
     setUpModule,
     tearDownModule,
 )
-from shared_tensor_leaks import (
-    no_leak,
-)
+from shared_tensor_leaks import no_leak
 
 import paddle
 import paddle.incubate.multiprocessing as sharing

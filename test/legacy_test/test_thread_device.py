@@ -21,10 +21,8 @@ import queue
 import threading
 import unittest
 
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
-    WAIT_S,
-    Worker,
-    in_thread,
     on_every_device_list,
     place_name,
     places_of_new_tensors,

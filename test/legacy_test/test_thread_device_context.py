@@ -20,11 +20,9 @@ import threading
 import unittest
 from unittest import mock
 
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
-    WAIT_S,
     ForkTestCase,
-    Worker,
-    in_thread,
     on_every_device_list,
     places_of_new_tensors,
     run_script,

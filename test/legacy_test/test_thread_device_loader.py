@@ -19,9 +19,8 @@ import os
 import signal
 import unittest
 
+from concurrent_base import Worker, in_thread
 from thread_device_base import (
-    Worker,
-    in_thread,
     on_every_device_list,
     place_name,
     places_of_new_tensors,

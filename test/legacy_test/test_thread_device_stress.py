@@ -24,12 +24,8 @@ import time
 import unittest
 
 import numpy as np
-from thread_device_base import (
-    WAIT_S,
-    Worker,
-    on_every_device_list,
-    place_name,
-)
+from concurrent_base import WAIT_S, Worker
+from thread_device_base import on_every_device_list, place_name
 
 import paddle
 

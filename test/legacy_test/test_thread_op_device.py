@@ -18,14 +18,8 @@ from __future__ import annotations
 import threading
 import unittest
 
-from thread_device_base import (
-    WAIT_S,
-    ForkTestCase,
-    Worker,
-    in_thread,
-    on_every_device_list,
-    run_script,
-)
+from concurrent_base import WAIT_S, Worker, in_thread
+from thread_device_base import ForkTestCase, on_every_device_list, run_script
 
 import paddle
 from paddle.base import framework

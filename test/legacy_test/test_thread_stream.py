@@ -23,12 +23,10 @@ import unittest
 from unittest import mock
 
 import numpy as np
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
-    WAIT_S,
     StreamTestCase,
-    Worker,
     handle,
-    in_thread,
     on_every_device_list,
     place_name,
     places_of_new_tensors,

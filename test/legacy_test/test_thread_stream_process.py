@@ -24,14 +24,12 @@ import threading
 import unittest
 import weakref
 
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
-    WAIT_S,
     ForkTestCase,
     StreamTestCase,
-    Worker,
     current_handles,
     handle,
-    in_thread,
     on_every_device_list,
     places_of_new_tensors,
     run_script,

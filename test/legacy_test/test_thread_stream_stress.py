@@ -22,19 +22,13 @@ import sys
 import threading
 import unittest
 
+from concurrent_base import WAIT_S, Worker, in_thread
 from test_thread_device_stress import (
     rounds_until,
     run_together,
     switch_threads_often,
 )
-from thread_device_base import (
-    WAIT_S,
-    StreamTestCase,
-    Worker,
-    handle,
-    in_thread,
-    on_every_device_list,
-)
+from thread_device_base import StreamTestCase, handle, on_every_device_list
 
 import paddle
 from paddle.device import Stream, current_stream, set_stream, stream_guard

@@ -28,8 +28,9 @@ import weakref
 from unittest import mock
 
 import numpy as np
-from shared_tensor_base import setUpModule, tearDownModule, wait_until
-from thread_device_base import WAIT_S, in_thread, run_script
+from concurrent_base import WAIT_S, in_thread, wait_until
+from shared_tensor_base import setUpModule, tearDownModule
+from thread_device_base import run_script
 
 import paddle
 from paddle.base import core

@@ -11,22 +11,19 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the tests of thread devices share: devices to run on, and threads."""
+"""Devices that the tests of threads run on, and scripts on them."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
-import threading
 import unittest
 
 import numpy as np
+from concurrent_base import in_thread, run_command, script_command
 
 import paddle
-
-WAIT_S = 120
 
 
 def device_lists() -> dict[str, list[str]]:
@@ -76,37 +73,6 @@ class _OnDevices:
         self.addCleanup(paddle.set_device, before)
         paddle.set_device(self.devices[0])
         super().setUp()
-
-
-class Worker(threading.Thread):
-    """A thread whose result, or exception, comes out of `result()`."""
-
-    def __init__(self, function, *args):
-        super().__init__(daemon=True)
-        self._call = (function, args)
-        self._error = None
-        self._result = None
-        self.start()
-
-    def run(self):
-        function, args = self._call
-        try:
-            self._result = function(*args)
-        except BaseException as error:  # raised again by result()
-            self._error = error
-
-    def result(self):
-        self.join(WAIT_S)
-        if self.is_alive():
-            raise TimeoutError(f"{self.name} still runs after {WAIT_S} s")
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-def in_thread(function, *args):
-    """Runs `function` in a thread of its own and returns what it returns."""
-    return Worker(function, *args).result()
 
 
 def places_of_new_tensors() -> set[str]:
@@ -174,8 +140,10 @@ class StreamTestCase(unittest.TestCase):
         self.assertEqual((twice + twice).tolist(), [12.0] * 4)
 
 
+# It does not import Paddle: some scripts do that in their own way.
 SCRIPT_HEAD = """
 import multiprocessing, os, sys, threading
+from concurrent_base import *
 def forked(function):
     pid = os.fork()
     if pid == 0:
@@ -196,16 +164,9 @@ def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
     stderr.
     """
     head = SCRIPT_HEAD + f"devices = {devices!r}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(body)],
-        cwd=os.path.dirname(os.path.abspath(__file__)),
-        env={**os.environ, "GLOG_minloglevel": "2"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    case.assertEqual(done.returncode, 0, done.stderr[-4000:])
-    return done.stderr
+    environment = {**os.environ, "GLOG_minloglevel": "2"}
+    command = script_command(head + textwrap.dedent(body))
+    return run_command(case, command, environment).stderr
 
 
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")

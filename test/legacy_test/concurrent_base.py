@@ -1,0 +1,126 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Threads and processes of tests: each wait for them ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from killed_test_run import end_with_tests
+
+if TYPE_CHECKING:
+    import unittest
+
+WAIT_S = 180
+_ON_LINUX = sys.platform == "linux"
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Waits until `condition` holds, or raises AssertionError in time."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {WAIT_S} s: {what}")
+        time.sleep(0.01)
+
+
+class Worker(threading.Thread):
+    """A thread whose result, or exception, comes out of `result()`."""
+
+    def __init__(self, function: Callable, *args: Any):
+        super().__init__(daemon=True)
+        self._call = (function, args)
+        self._error = None
+        self._result = None
+        self.start()
+
+    def run(self) -> None:
+        function, args = self._call
+        try:
+            self._result = function(*args)
+        except BaseException as error:  # raised again by result()
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(WAIT_S)
+        if self.is_alive():
+            raise TimeoutError(f"{self.name} still runs after {WAIT_S} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def in_thread(function: Callable, *args: Any) -> Any:
+    """Runs `function` in a thread of its own and returns what it returns."""
+    return Worker(function, *args).result()
+
+
+def in_threads(*functions: Callable[[], Any]) -> list:
+    """
+    Runs functions at once, in a thread each, and returns their results when all
+    have ended.
+    """
+    workers = [Worker(function) for function in functions]
+    for worker in workers:
+        worker.join(WAIT_S)
+    return [worker.result() for worker in workers]
+
+
+def script_command(script: str) -> list[str]:
+    """Returns the command that runs a Python script."""
+    return [sys.executable, "-c", script]
+
+
+def start_command(
+    command: list[str], environment: dict[str, str], **streams: int
+) -> subprocess.Popen:
+    """
+    Starts a command in the folder of the tests. On Linux it is in a session of
+    its own, and is killed when the tests end.
+    """
+    return subprocess.Popen(
+        command,
+        cwd=os.path.dirname(os.path.abspath(__file__)),
+        env=environment,
+        text=True,
+        start_new_session=_ON_LINUX,
+        preexec_fn=end_with_tests if _ON_LINUX else None,
+        **streams,
+    )
+
+
+def run_command(
+    case: unittest.TestCase, command: list[str], environment: dict[str, str]
+) -> subprocess.CompletedProcess:
+    """Runs a command to its end and fails `case` unless it exits with 0."""
+    process = start_command(
+        command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, err = process.communicate(timeout=WAIT_S)
+    except subprocess.TimeoutExpired:
+        if _ON_LINUX:
+            # With the children that it may have, which have its output, too.
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        out, err = process.communicate()
+    case.assertEqual(process.returncode, 0, err[-4000:])
+    return subprocess.CompletedProcess(command, 0, out, err)
