@@ -19,7 +19,9 @@ import os
 import tempfile
 import unittest
 
-from thread_device_base import in_thread, on_every_device_list
+import numpy as np
+from concurrent_base import in_thread
+from thread_device_base import on_every_device_list
 
 import paddle
 
@@ -88,7 +90,30 @@ class TestTensorNames(unittest.TestCase):
 
     def test_tensor_given_twice_is_not_two_of_one_name(self):
         one, _ = self.two_of_one_name(stop_gradient=False)
-        paddle.optimizer.SGD(0.1, parameters=[one, one])
+        sgd = paddle.optimizer.SGD(0.1, parameters=[one, one])
+        (one * 3).sum().backward()
+        sgd.step()
+        # One step for each time that it was given, as in official Paddle.
+        self.assertAlmostEqual(one[0].item(), 1 - 2 * 0.1 * 3, places=5)
+
+    def check_one_step_trains(self, layers, optimizer_class):
+        """Checks that an optimizer of all layers moves each by its gradient."""
+        parameters = [p for layer in layers for p in layer.parameters()]
+        optimizer = optimizer_class(0.1, parameters=parameters)
+        loss = sum(
+            (layer(unnamed(1).unsqueeze(0)) * factor).sum()
+            for factor, layer in enumerate(layers, 1)
+        )
+        loss.backward()
+        expected = [p.numpy() - 0.1 * p.grad.numpy() for p in parameters]
+        optimizer.step()
+        for parameter, value in zip(parameters, expected):
+            np.testing.assert_allclose(parameter.numpy(), value, rtol=1e-5)
+        # Each layer has the gradient of its own factor.
+        self.assertEqual(
+            [layer.bias.grad.tolist() for layer in layers],
+            [[float(factor)] * 2 for factor in range(1, len(layers) + 1)],
+        )
 
     def test_layers_need_no_names(self):
         def build():
@@ -98,19 +123,20 @@ class TestTensorNames(unittest.TestCase):
 
         paddle.set_device("cpu")
         layers = [in_thread(build), paddle.nn.Linear(2, 2), in_thread(build)]
-        paddle.optimizer.Adam(
-            0.1, parameters=[p for layer in layers for p in layer.parameters()]
-        )
+        names = [p.name for layer in layers for p in layer.parameters()]
+        self.assertEqual(len(set(names)), 6)
+        # Its velocities are kept by the names of parameters.
+        self.check_one_step_trains(layers, paddle.optimizer.Momentum)
 
     def test_layers_that_were_given_one_name_are_taken_as_before(self):
         layers = []
         for _ in range(2):
             with paddle.utils.unique_name.guard():
                 layers.append(paddle.nn.Linear(2, 2))
+        first, second = ([p.name for p in each.parameters()] for each in layers)
+        self.assertEqual(first, second)
         in_thread(paddle.set_device, self.devices[1])
-        paddle.optimizer.SGD(
-            0.1, parameters=[p for layer in layers for p in layer.parameters()]
-        )
+        self.check_one_step_trains(layers, paddle.optimizer.SGD)
 
 
 if __name__ == "__main__":
