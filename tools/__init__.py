@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 
-_PACKAGES = ("matplotlib", "packaging", "rich", "torch")
+_PACKAGES = ("matplotlib", "numpy", "packaging", "rich", "torch")
 
 # The session that installs what a tool needs, by the tool's module.
 _SESSIONS = {

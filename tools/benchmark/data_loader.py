@@ -16,8 +16,8 @@
     python -m tools.benchmark.data_loader [--visits N] [--report FILE.md]
 
 Needs torch and matplotlib. Writes the report, and the plot beside it. The three
-take turns, one epoch a visit, so that a machine that changes its speed changes
-it for all.
+take turns, one epoch per visit: when the speed of the machine changes, it
+changes for all.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from tools.benchmark.data_loader_worker import BATCH_SIZE, SHAPES, WARM_UP
+from tools.benchmark.plots import draw_batch_rates
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
 from tools.tree import SUPPORTED
@@ -68,7 +66,7 @@ class Loader:
         self.version = json.loads(self._process.stdout.readline())
 
     def rate(self, data: str, workers: int) -> float:
-        """Returns how many batches a second it loaded."""
+        """Returns how many batches per second it loaded."""
         question = [data, workers, BATCHES[data]]
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return BATCHES[data] / json.loads(self._process.stdout.readline())
@@ -123,33 +121,6 @@ def table(rates: Rates) -> list[str]:
     return lines
 
 
-def draw(rates: Rates, file: Path) -> None:
-    """Writes the plot: bars to the medians, lines between the quartiles."""
-    # The same figures give the same file, and text stays text.
-    matplotlib.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    width = 0.8 / len(LIBRARIES)
-    for axes, data in zip(figure.subplots(1, len(SHAPES)), SHAPES):
-        axes.set_title(data, fontsize="medium")
-        axes.set_ylabel("batches a second")
-        axes.set_xticks(range(len(WORKERS)), WORKERS)
-        axes.set_xlabel("worker processes")
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_axisbelow(True)
-        for index, name in enumerate(LIBRARIES):
-            quartiles = [
-                statistics.quantiles(rates[data, workers, name])
-                for workers in WORKERS
-            ]
-            shift = (index - (len(LIBRARIES) - 1) / 2) * width
-            x = [position + shift for position in range(len(WORKERS))]
-            axes.bar(x, [q[1] for q in quartiles], width, label=name)
-            lows, highs = [q[0] for q in quartiles], [q[2] for q in quartiles]
-            axes.vlines(x, lows, highs, colors="0.3", linewidth=0.8)
-        axes.legend(fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
-
-
 def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
     """Measures, prints the table, and writes it, with the plot beside it.
 
@@ -165,26 +136,27 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
     text = [
         "# DataLoader",
         "",
-        "Written by `nox -s bench`. Batches a second of a loop over a",
-        f"DataLoader that reads one byte of each tensor: {BATCH_SIZE} samples",
-        "a batch, collated by the default of each library, in order; two",
-        "batches prefetched a worker; all else is each library's default. A",
-        "dataset has its samples in memory, so that what is measured is",
-        "collating and handing over. Median of the visits (quartiles); a visit",
-        f"is an epoch, of which the first {WARM_UP} batches are not timed.",
+        "Written by `nox -s bench`. A loop over a DataLoader reads one byte of",
+        "each tensor; the table has its batches per second. A batch is",
+        f"{BATCH_SIZE} samples, collated by the default of each library, in",
+        "order. Two batches per worker are prefetched; all else is each",
+        "library's default. The samples are in memory, so what is measured is",
+        "collating a batch and handing it over. Median of the visits",
+        "(quartiles); a visit is an epoch, whose first "
+        f"{WARM_UP} batches are not timed.",
         "",
         f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}; {visits} visits.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
         "",
-        f"![batches a second, by workers]({plot.name})",
+        f"![batches per second, by workers]({plot.name})",
         "",
         *lines,
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    draw(rates, plot)
     file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    draw_batch_rates(file)
     print(f"\nThe report is {file}, the plot {plot}")
 
 

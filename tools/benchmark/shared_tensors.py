@@ -16,8 +16,8 @@
     python -m tools.benchmark.shared_tensors [--visits N] [--report FILE.md]
 
 Needs torch and matplotlib. Writes the report, and the plot beside it. The
-contestants take turns, a few rounds a visit, so that a machine that changes its
-speed changes it for all.
+contestants take turns, a few rounds per visit: when the speed of the machine
+changes, it changes for all.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.benchmark.plots import draw_round_trips
 from tools.benchmark.shared_tensors_report import (
     COPIED,
     Results,
-    draw,
     show,
     write,
 )
@@ -239,8 +239,8 @@ def main(argv: list[str] | None = None) -> int:
     show(results)
     plot = args.report.with_suffix(".svg")
     args.report.parent.mkdir(parents=True, exist_ok=True)
-    draw(results, plot)
     write(results, args.report, plot.name)
+    draw_round_trips(args.report)
     print(f"The report is {args.report}, the plot {plot}")
     return 1 if results.problems() else 0
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tables and plot of the benchmark of tensors sent between processes."""
+"""Tables of the benchmark of tensors sent between processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -194,34 +192,10 @@ def write(results: Results, file: Path, plot: str) -> None:
         *(f"- {name}: {v}" for name, v in results.versions.items()),
         *(f"- {problem}" for problem in results.problems()),
         "",
-        f"![round trips by message, log scale]({plot})",
+        f"![round trips by message, logarithmic axis]({plot})",
     ]
     for rows in (_times(results), _ratios(results)):
         rule = ["---", *["---:"] * (len(rows[0]) - 1)]
         table = [rows[0], rule, *rows[1:]]
         lines += ["", *(f"| {' | '.join(row)} |" for row in table)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def draw(results: Results, file: Path) -> None:
-    """Writes the plot: bars to the medians, lines on to the 99th percentile."""
-    # The same figures give the same file, and text stays text.
-    matplotlib.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    axes = figure.add_subplot(
-        yscale="log", ylabel="round trip in ms: median, line to p99"
-    )
-    axes.set_xticks(range(len(MESSAGES)), MESSAGES)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    width = 0.85 / len(NAMES)
-    for index, name in enumerate(NAMES):
-        messages = [m for m in MESSAGES if results.median(name, m) > 0]
-        medians = [results.median(name, m) * 1e3 for m in messages]
-        tails = [results.p99(name, m) * 1e3 for m in messages]
-        shift = (index - (len(NAMES) - 1) / 2) * width
-        x = [list(MESSAGES).index(m) + shift for m in messages]
-        axes.bar(x, medians, width, label=name)
-        axes.vlines(x, medians, tails, colors="0.4", linewidth=0.8)
-    axes.legend(ncols=2, fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
