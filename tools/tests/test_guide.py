@@ -158,6 +158,35 @@ def test_features_name_tests_that_exist():
     ] == []
 
 
+def files_of_diagrams() -> list[str]:
+    text = read(REPO / "docs" / "diagrams.md")
+    return re.findall(r"`((?:python|paddle|tools)/[^`]*)`", text)
+
+
+def test_each_step_of_a_diagram_has_a_file():
+    text = read(REPO / "docs" / "diagrams.md")
+    drawn = re.findall(
+        r"^```mermaid\n(.*?)^```(.*?)(?=^## |\Z)", text, re.M | re.S
+    )
+    assert len(drawn) == 3
+    for drawing, rest in drawn:
+        numbers = set(re.findall(r'"(\d+) ', drawing))
+        assert numbers == {number for number, *_ in rows(rest)}
+
+
+def test_files_of_diagrams_are_ours_or_changed_by_a_patch():
+    """Paddle's own files are not in this repository."""
+    patches = "".join(map(read, REPO.glob("patches/*.patch")))
+    files = files_of_diagrams()
+    assert len(files) > 15
+    assert [
+        file
+        for file in files
+        if not (REPO / file).is_file()
+        and f"\ndiff --git a/{file} b/{file}\n" not in patches
+    ] == []
+
+
 def test_messages_are_those_of_the_code():
     assert [words for words in messages() if words not in sources()] == []
 
