@@ -11,13 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The benchmarks, one after the other, with the rounds that they choose.
+"""Runs the benchmarks one after the other, each with its default rounds.
 
     python -m tools.benchmark
 
-Each is a command of its own as well: `python -m tools.benchmark.devices`,
-`python -m tools.benchmark.streams`, `python -m tools.benchmark.shared_tensors`
-and `python -m tools.benchmark.data_loader`.
+CONTRIBUTING.md says how to run one of them.
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@
     python -m tools.benchmark.devices [--rounds N] [--report FILE.md]
 
 Both wheels run in a process each, which time the same calls in turn on the same
-core, so that a machine that changes its speed changes it for both. A line has
-the median of the rounds, and the median of the rounds' ratios.
+core: when the speed of the machine changes, it changes for both. A row has the
+median time of stock and, for ours, the median and quartiles of the ratios of
+each round. The median time of ours is left out: divided by that of stock it is
+another ratio, which mixes rounds of different speed.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ from tools.wheel import BUILD
 
 WORKER = Path(__file__).with_name("devices_worker.py")
 
-# Calls a round: about 5 ms each.
+TABLE_HEAD = (
+    "| thread | call | stock, ns | ours / stock |",
+    "|---|---|---:|---:|",
+)
+
+# Calls per round: about 5 ms each.
 NUMBERS = {
     "_current_expected_place_()": 100_000,
     "get_device()": 40_000,
@@ -74,18 +81,18 @@ ON_TWO_DEVICES = [
 def measure(
     stock: Worker, ours: Worker, cases: list[tuple[str, str]], rounds: int
 ) -> list[str]:
-    """Returns a line of a Markdown table for each case."""
+    """Returns a row of the table for each case; needs two rounds at least."""
     lines = []
     for where, name in cases:
         pairs = [
             (stock.seconds(where, name), ours.seconds(where, name))
             for _ in range(rounds)
         ]
-        before, after = (statistics.median(side) * 1e9 for side in zip(*pairs))
-        ratio = statistics.median(b / a for a, b in pairs)
+        before = statistics.median(seconds for seconds, _ in pairs) * 1e9
+        low, ratio, high = statistics.quantiles(b / a for a, b in pairs)
         lines.append(
-            f"| {where} | `{name}` | {before:,.0f} | {after:,.0f} "
-            f"| {ratio:.2f} |"
+            f"| {where} | `{name}` | {before:,.0f} "
+            f"| {ratio:.2f} ({low:.2f} to {high:.2f}) |"
         )
         print(lines[-1], flush=True)
     return lines
@@ -104,7 +111,7 @@ def import_milliseconds(python: Path) -> float:
 
 
 def measure_import(stock: Path, ours: Path, rounds: int) -> str:
-    """Returns a line about what importing Paddle costs."""
+    """Returns a line about the cost of importing Paddle."""
     pairs = [
         (import_milliseconds(stock), import_milliseconds(ours))
         for _ in range(rounds)
@@ -127,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     plugin = host_device(stock)
     lines = [
         f"Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, {args.rounds} rounds; times in ns."
+        f"{os.cpu_count()} cores, {args.rounds} rounds."
     ]
     for title, root, cases in (
         ("One device, the CPU", None, ON_CPU),
@@ -143,8 +150,7 @@ def main(argv: list[str] | None = None) -> int:
             "",
             f"{title}:",
             "",
-            "| thread | call | stock | ours | ours / stock |",
-            "|---|---|---:|---:|---:|",
+            *TABLE_HEAD,
         ]
         print(*lines[-5:], sep="\n")
         lines += measure(*workers, cases, args.rounds)

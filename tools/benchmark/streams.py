@@ -67,7 +67,7 @@ CASES = [
 ]
 
 THREADS = (1, 2, 4)
-REQUESTS = 50  # A round, for each number of threads.
+REQUESTS = 50  # Per round, for each number of threads.
 
 
 class Service(NamedTuple):
@@ -104,11 +104,8 @@ fills has nothing to gain from a second stream."""
 
 
 def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
-    """Returns the table of what calls take, in Markdown."""
-    lines = [
-        "| thread | call | stock | ours | ours / stock |",
-        "|---|---|---:|---:|---:|",
-    ]
+    """Returns the table of the times of calls, in Markdown."""
+    lines = [*devices.TABLE_HEAD]
     print(*lines, sep="\n")
     # Cores of a shared machine differ in speed from moment to moment.
     core = {max(os.sched_getaffinity(0))}
@@ -182,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     pythons = {"stock": stock, "ours": ours}
     measured = (pythons, host_device(stock), args.rounds)
     lines = [
-        "# One current stream a thread",
+        "# One current stream per thread",
         "",
         "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
         "and ours take turns, on the test device of `test/custom_runtime`.",
@@ -192,11 +189,12 @@ def main(argv: list[str] | None = None) -> int:
         "",
         "## What a call takes",
         "",
-        "Times in ns, with what the device has to do for the call; the ratio",
-        "is the median of the rounds' ratios. *At first* is a process in which",
-        "no stream was ever set. *Main* and *child* are on the default stream,",
-        "of a process in which streams were set. `s` is a known stream: with",
-        "`set_stream`, one of two in turn.",
+        "Times in ns, with the work of the device for the call. The ratio is",
+        "the median of the rounds' ratios, in each of which both ran one after",
+        "the other. *At first* is a process in which no stream was ever set.",
+        "*Main* and *child* are on the default stream, of a process in which",
+        "streams were set. `s` is a known stream: with `set_stream`, one of",
+        "two in turn.",
         "",
         *calls(*measured),
         "",
