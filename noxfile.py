@@ -84,6 +84,13 @@ def export(session: nox.Session) -> None:
 
 
 @nox.session
+def prefixes(session: nox.Session) -> None:
+    """Import every prefix of the series; with --run, test each patch in its."""
+    session.install(*TOOLS, PYTEST)
+    session.run("python", "-m", "tools.prefixes", *session.posargs)
+
+
+@nox.session
 def upstream(session: nox.Session) -> None:
     """Run Paddle's own tests on both wheels; takes the folder of the tests."""
     session.install(*TOOLS)

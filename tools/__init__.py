@@ -23,6 +23,7 @@ _PACKAGES = ("matplotlib", "numpy", "packaging", "rich", "torch")
 _SESSIONS = {
     "benchmark": "bench",
     "demonstration": "wheel",
+    "prefixes": "prefixes",
     "run_tests": "tests",
     "upstream": "upstream",
     "wheel": "wheel",

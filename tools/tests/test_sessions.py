@@ -31,6 +31,7 @@ REPO = Path(__file__).parents[2]
         ("wheel", "wheel"),
         ("demonstration", "wheel"),
         ("run_tests", "tests"),
+        ("prefixes", "prefixes"),
         ("benchmark", "bench"),
     ],
 )

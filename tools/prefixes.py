@@ -1,0 +1,168 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tries every prefix of the series: what a maintainer has who merges so far.
+
+    python -m tools.prefixes [--run] [NUMBER ...]
+
+For each NUMBER, or for each patch, makes a Paddle of the official wheel with
+the patches up to that one, their own files and the bindings that they bring,
+and has pytest import Paddle and all tests that are in it. With --run it also
+runs the tests that the patch itself brings.
+
+Exit status: 0 when all passed, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.apply import apply, own_file, write_files
+from tools.command_line import reports_errors
+from tools.environment import host_device, site_packages, stock_and_ours
+from tools.series import OWN_FOLDERS, PatchError, load_series
+from tools.tree import SUPPORTED, open_tree
+from tools.wheel import BUILD, REPO
+
+# pytest's exit status when it has found no test.
+_NO_TESTS = 5
+
+
+def _repository(repo: Path, names: list[str], folder: Path) -> None:
+    """Make a repository of some of the patches."""
+    shutil.copytree(repo / "patches", folder / "patches")
+    series = "".join(f"{name}\n" for name in names)
+    (folder / "patches" / "series").write_text(series)
+    for name in OWN_FOLDERS:
+        (folder / name).symlink_to(repo / name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Make a file cheaply: what is patched is replaced, not written to."""
+    # Not a hard link, which needs the same file system.
+    os.symlink(source, target)
+
+
+def make_prefix(
+    repo: Path, number: int, stock: Path, ours: Path, folder: Path
+) -> None:
+    """Make a Paddle with the first patches of the series, and their tests.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+        number: how many patches.
+        stock: the packages that have the official Paddle.
+        ours: those that have the custom one, for its extension modules.
+        folder: an empty folder, which gets paddle/ and test/.
+
+    Raises:
+        PatchError: the patches need a file that only a later one brings.
+    """
+    patches = load_series(repo)[:number]
+    shutil.copytree(stock / "paddle", folder / "paddle", copy_function=_link)
+    (folder / "paddlepaddle.dist-info").mkdir()
+    with tempfile.TemporaryDirectory() as part:
+        _repository(repo, [patch.name for patch in patches], Path(part))
+        apply(Path(part), open_tree(folder))
+    own = [path for patch in patches for path in patch.own_files]
+    tests = [path for path in own if path.startswith("test/")]
+    write_files({folder / path: own_file(repo, path) for path in tests})
+    for module in (ours / "paddle" / "base").glob("_*.so"):
+        name = module.name.partition(".")[0].lstrip("_")
+        if f"paddle/fluid/pybind/{name}.cc" in own:
+            _link(module, folder / "paddle" / "base" / module.name)
+
+
+def _pytest(python: Path, folder: Path, *arguments: str) -> str:
+    """Run pytest under a prefix and return what it says if it fails."""
+    done = subprocess.run(
+        [str(python), "-m", "pytest", "-q", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return "" if done.returncode in (0, _NO_TESTS) else done.stdout
+
+
+def try_prefix(python: Path, folder: Path, tests: list[str]) -> str:
+    """Import a prefix and all of its tests, and run some.
+
+    Args:
+        python: the Python of an environment with the official Paddle.
+        folder: what make_prefix has made.
+        tests: files in it to run.
+
+    Returns:
+        What went wrong, or "".
+    """
+    code = "import paddle; print(paddle.__file__)"
+    done = subprocess.run(
+        [str(python), "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode or str(folder) not in done.stdout:
+        return done.stdout + done.stderr
+    failure = _pytest(python, folder, "--collect-only", "test")
+    if tests and not failure:
+        failure = _pytest(python, folder, *tests)
+    return failure
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the module's text gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.prefixes",
+        description="Try every prefix of the series.",
+    )
+    series = load_series(REPO)
+    add = parser.add_argument
+    add("numbers", type=int, nargs="*", metavar="NUMBER")
+    add("--run", action="store_true", help="run the tests of the patch, too")
+    args = parser.parse_args(argv)
+    for number in args.numbers:
+        if not 0 < number <= len(series):
+            raise PatchError(
+                f"there is no patch {number}; the series has {len(series)}"
+            )
+    python, ours = stock_and_ours(SUPPORTED[0])
+    stock = site_packages(python)
+    os.environ["CUSTOM_DEVICE_ROOT"] = str(host_device(python))
+    failed = False
+    for number in args.numbers or range(1, len(series) + 1):
+        patch = series[number - 1]
+        tests = [p for p in patch.own_files if Path(p).name.startswith("test_")]
+        tests = [path for path in tests if path.endswith(".py")]
+        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+            make_prefix(REPO, number, stock, site_packages(ours), Path(folder))
+            told = try_prefix(python, Path(folder), tests if args.run else [])
+        print(f"{'FAILED' if told else 'passed'}  {patch.name}", flush=True)
+        if told:
+            print(told)
+            failed = True
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

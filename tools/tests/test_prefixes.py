@@ -1,0 +1,83 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Every prefix of the series is a Paddle, with tests that can be imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tools.apply import REPO
+from tools.prefixes import make_prefix, try_prefix
+from tools.series import load_series
+from tools.tests.conftest import DEVICE, OWN, OWN_TEST, write
+
+STOCK = os.environ.get("PADDLE_WHEEL_TREE")
+
+
+@pytest.fixture
+def prefix(repo, wheel, tmp_path):
+    """Makes a prefix of the small series."""
+    own = {f"paddle/base/_{name}.so": "" for name in ("early", "late")}
+    write(tmp_path / "ours", own)
+    binding = "Own-File: paddle/fluid/pybind/early.cc\n"
+    patch = repo / "patches" / "0001-p.patch"
+    patch.write_text(patch.read_text().replace("---\n", f"{binding}---\n", 1))
+    write(repo, {"paddle/fluid/pybind/early.cc": "// ours\n"})
+
+    def make(number: int) -> Path:
+        folder = tmp_path / f"prefix-{number}"
+        folder.mkdir()
+        make_prefix(repo, number, wheel, tmp_path / "ours", folder)
+        return folder
+
+    return make
+
+
+def in_package(path: str) -> str:
+    return path[len("python/") :]
+
+
+def test_a_prefix_has_the_patches_so_far_and_no_more(prefix):
+    first, second = prefix(1), prefix(2)
+    assert (first / in_package(OWN)).exists()
+    assert "w=1" not in (first / in_package(DEVICE)).read_text()
+    assert "w=1" in (second / in_package(DEVICE)).read_text()
+
+
+def test_the_official_wheel_stays_as_it_was(prefix, wheel):
+    before = (wheel / in_package(DEVICE)).read_text()
+    prefix(2)
+    assert (wheel / in_package(DEVICE)).read_text() == before
+
+
+def test_a_prefix_has_its_own_tests_and_no_more(prefix):
+    assert not (prefix(2) / OWN_TEST).exists()
+    assert (prefix(3) / OWN_TEST).exists()
+
+
+def test_a_prefix_has_the_bindings_that_it_brings(prefix):
+    modules = (prefix(3) / "paddle" / "base").glob("*.so")
+    assert [module.name for module in modules] == ["_early.so"]
+
+
+@pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
+@pytest.mark.parametrize("number", range(1, len(load_series(REPO)) + 1))
+def test_every_prefix_and_its_tests_can_be_imported(number, tmp_path):
+    python = Path(os.environ["PADDLE_PYTHON"])
+    ours = next(python.parents[1].glob("lib/python3*/site-packages"))
+    make_prefix(REPO, number, Path(STOCK), ours, tmp_path)
+    assert try_prefix(python, tmp_path, tests=[]) == ""
