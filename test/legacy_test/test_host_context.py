@@ -26,9 +26,10 @@ from shared_tensor_base import Peer
 
 import paddle
 from paddle import inference
-from paddle.base import core, thread_stream
-from paddle.base.host_context import host_context
+from paddle.base import core
 from paddle.base.shared_storage import native
+from paddle.base.threads import streams
+from paddle.base.threads.host_context import host_context
 from paddle.distributed.fleet.utils import recompute
 
 
@@ -318,7 +319,7 @@ def end_threads_inside(kept):
         thread.start()
         thread.join()
     # They would be left when they go, which is an error on this thread.
-    thread_stream._native.keep_for_ever(contexts)
+    streams.native.keep_for_ever(contexts)
     return answers
 
 

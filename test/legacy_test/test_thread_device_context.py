@@ -30,6 +30,7 @@ from thread_device_base import (
 
 import paddle
 from paddle.base import framework
+from paddle.base.threads import device_scope
 
 
 def contexts_that_set(device):
@@ -243,7 +244,7 @@ class TestContexts(unittest.TestCase):
             generators.clear()
 
         def serve():
-            scopes = framework.global_var.device_scopes_
+            entered = device_scope._local.entered
             still_open = items(paddle.device.device(self.devices[1]))
             next(still_open)
             for i in range(50):
@@ -256,7 +257,7 @@ class TestContexts(unittest.TestCase):
                 del contexts, generator
                 in_thread(drop_on_another_thread, generators)
             with paddle.device.device(self.devices[0]):
-                return len(scopes)
+                return len(entered)
 
         with mock.patch.object(sys, "unraisablehook", lambda _: None):
             self.assertEqual(in_thread(serve), 2)

@@ -106,9 +106,9 @@ class TestFirstUse(unittest.TestCase):
             thread.start()
             thread.join()
             from thread_device_base import *
-            from paddle.base import framework
-            assert framework._is_main_thread()
-            assert in_thread(framework._is_main_thread) is False
+            from paddle.base.threads.main_thread import is_main_thread
+            assert is_main_thread()
+            assert in_thread(is_main_thread) is False
             assert paddle.in_dynamic_mode()
             assert places_of_new_tensors() == {devices[0]}
             paddle.set_device(devices[1])

@@ -99,6 +99,30 @@ class TestFork(ForkTestCase):
             self.devices,
         )
 
+    def test_guard_left_after_a_fork_restores_what_the_thread_used(self):
+        run_script(
+            self,
+            """
+            from test_thread_op_device import *
+
+            def fork_inside():
+                guard = paddle.static.device_guard("cpu")
+
+                def leave():
+                    assert device_of_new_op() == "cpu"
+                    guard.__exit__(None, None, None)
+                    assert device_of_new_op() == "gpu"
+
+                with guard:
+                    forked(leave)
+                assert device_of_new_op() == "gpu"
+
+            with paddle.static.device_guard("gpu"):
+                in_thread(fork_inside)
+            """,
+            self.devices,
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -838,14 +838,14 @@ class TestErrors(StreamTestCase):
         own()
 
     def test_context_that_cannot_be_made_changes_nothing(self):
-        from paddle.base import thread_stream
+        from paddle.base.threads import streams
 
         def own():
             stream = Stream()
             with stream_guard(stream):
                 guard = stream_guard(Stream())
                 with mock.patch.object(
-                    thread_stream._native,
+                    streams.native,
                     "StreamContext",
                     side_effect=MemoryError,
                 ):

@@ -63,7 +63,7 @@ register = os.register_at_fork
 
 def keep(**hook):
     (*_, function) = hook.values()
-    if "paddle.base.thread_" in str(getattr(function, "__module__", "")):
+    if "paddle.base.threads." in str(getattr(function, "__module__", "")):
         hooks.append(hook)
     else:
         register(**hook)
@@ -506,7 +506,7 @@ class TestFork(ForkTestCase):
                     def in_child():
                         for hook in in_order(hooks):
                             hook["after_in_child"]()
-                        assert paddle.base.framework._is_main_thread()
+                        assert paddle.base.threads.main_thread.is_main_thread()
                         assert places_of_new_tensors() == {devices[1]}
                         check_on(handle(stream))
                         # Were the stream still the thread's own, then its

@@ -34,7 +34,7 @@ from thread_device_base import run_script
 
 import paddle
 from paddle.base import core
-from paddle.base.host_context import host_context
+from paddle.base.threads.host_context import host_context
 from paddle.incubate.multiprocessing import Prefetcher, WorkerThread
 from paddle.incubate.multiprocessing.worker_thread import _Waiters
 

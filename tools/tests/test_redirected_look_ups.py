@@ -63,7 +63,7 @@ import threading
 
 import paddle
 from paddle.base import core
-from paddle.base.host_context import host_context
+from paddle.base.threads.host_context import host_context
 
 paddle.utils.cpp_extension.load_op_meta_info_and_register_op(sys.argv[1])
 look_up = ctypes.CDLL(sys.argv[1]).context_of_host
@@ -146,7 +146,7 @@ sys.setdlopenflags(int(sys.argv[1]))
 
 import paddle
 from paddle.base import core
-from paddle.base.host_context import host_context
+from paddle.base.threads.host_context import host_context
 
 
 def draw_inside():

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import framework, unique_name
+from .threads import devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +44,7 @@ def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
         ValueError: `tensor` would be renamed but is trainable, so that an
             optimizer may keep its state by the name that it has.
     """
-    if not framework._threads_have_places:
+    if not devices.current_place.any_thread_has_set:
         return
     if isinstance(tensor, framework.EagerParamBase):
         return

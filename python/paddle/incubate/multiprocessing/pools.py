@@ -33,7 +33,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 import paddle
-from paddle.base import framework, thread_device, thread_stream
+from paddle.base import framework
+from paddle.base.threads import devices, streams
 
 from .caller_modes import modes_of_caller
 from .spawn import end_at_sigterm
@@ -182,13 +183,13 @@ def _in_state_of_caller() -> Callable[..., object]:
 
     def run(target: Callable[..., object], args: Iterable[Any]) -> None:
         # Not the tracer of the creator, which may be that of its place.
-        tracer = thread_device.followers_tracer if is_dynamic else None
+        tracer = devices.process_tracer if is_dynamic else None
         framework.global_var._dygraph_tracer_ = tracer
         framework._set_expected_place(place)
         set_modes()
         _run(target, args)
 
-    return thread_stream.with_streams_of_creator(run)
+    return streams.with_streams_of_creator(run)
 
 
 class _WithPool:

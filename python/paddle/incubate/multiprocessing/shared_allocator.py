@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import paddle
 from paddle.base.data_feeder import convert_dtype
-from paddle.base.host_context import host_context
 from paddle.base.shared_storage import native
+from paddle.base.threads.host_context import host_context
 from paddle.pir.core import convert_np_dtype_to_dtype_
 
 if TYPE_CHECKING:

@@ -24,10 +24,11 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from paddle.base import core, thread_stream, unique_name
+from paddle.base import core, unique_name
 from paddle.base.framework import EagerParamBase, convert_to_proto_type
 from paddle.base.shared_storage import is_available, native
 from paddle.base.tensor_sharing import check_initialized
+from paddle.base.threads import streams
 
 from .tensor_by_value import by_value
 from .tensor_parts import (
@@ -51,7 +52,7 @@ def _sending_stream(device: int) -> int | None:
     Returns the stream that has the work on a tensor that is sent now, None if
     it may be any: a `Queue` pickles on a thread of its own.
     """
-    if paddle.is_compiled_with_cuda() and thread_stream.others_have_streams(
+    if paddle.is_compiled_with_cuda() and streams.others_have_streams(
         core.CUDAPlace(device)
     ):
         return None

@@ -29,8 +29,9 @@ from numbers import Integral
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
-from paddle.base import core, framework, thread_stream
-from paddle.base.host_context import cpu_generator, host_context
+from paddle.base import core, framework
+from paddle.base.threads import streams
+from paddle.base.threads.host_context import cpu_generator, host_context
 
 from .caller_modes import modes_of_caller
 
@@ -95,7 +96,7 @@ def _in_state_of_caller(
     set_modes = modes_of_caller()
     level = core._get_amp_attrs()._amp_level
     op_lists = core._get_amp_op_list()
-    call_on_streams = thread_stream.with_streams_of_creator(_call)
+    call_on_streams = streams.with_streams_of_creator(_call)
 
     # All of it belongs to the thread, and ends with it.
     def in_state_of_caller(target: Callable[[], None]) -> None:

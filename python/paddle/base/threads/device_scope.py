@@ -1,0 +1,142 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What context managers of devices and streams restore when they are left.
+
+Invariant: leaving a context on a thread restores what that thread had when it
+last entered the same context, "no device of its own" included. The value to
+restore is kept with the thread, not with the context. So a context object may
+be entered again before it is left, and by several threads at once.
+
+A context that is never left on its thread, such as that of a generator that is
+dropped on another thread, is forgotten together with its object. Otherwise
+these would pile up on the threads of a server, which never end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .devices import current_place, set_place
+
+if TYPE_CHECKING:
+    from paddle.base import core
+
+    from .thread_value import OrUnset
+
+__all__ = []
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        # The contexts that the thread is inside of, the innermost last, each
+        # with the value to restore.
+        self.entered: list[tuple[weakref.ref, Any]] = []
+
+
+_local = _Local()
+
+
+def push(context: object, saved: Any) -> None:
+    """
+    Notes that the calling thread has entered `context`, and is to restore
+    `saved` when it leaves. Thread-safe.
+    """
+    entered = _local.entered
+    if entered:
+        entered[:] = [entry for entry in entered if entry[0]() is not None]
+    entered.append((weakref.ref(context), saved))
+
+
+def pop(context: object) -> Any:
+    """
+    Returns the value to restore when the calling thread leaves `context`.
+    Thread-safe.
+
+    Raises:
+        RuntimeError: the thread is not inside `context`. Nothing is changed.
+    """
+    entered = _local.entered
+    for i in reversed(range(len(entered))):
+        if entered[i][0]() is context:
+            return entered.pop(i)[1]
+    name = f"{type(context).__module__}.{type(context).__qualname__}"
+    raise left_on_wrong_thread(name)
+
+
+def enter(context: object, place: OrUnset[core.Place] | None) -> None:
+    """
+    Enters `context`, in which the calling thread is on `place`, or uses the
+    main thread's place if that is UNSET. Thread-safe.
+    """
+    saved = current_place.saved()
+    set_place(place)
+    push(context, saved)
+
+
+def leave(context: object) -> None:
+    """
+    Leaves `context` and restores the calling thread's place. Thread-safe.
+
+    Raises:
+        RuntimeError: the thread is not inside `context`. Nothing is changed.
+    """
+    set_place(pop(context))
+
+
+class Guard:
+    """
+    A context manager that is written as a generator: made when the context is
+    entered, it tells in the generator's `finally` what is happening.
+
+    Args:
+        name (str): the name of the context manager, for the error.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # Its identity tells the thread, and unlike the thread's ident it is not
+        # used again by a later one.
+        self._entered = _local.entered
+
+    def is_left(self) -> bool:
+        """
+        Returns whether the context is being left, and has to restore what it
+        found.
+
+        Otherwise the generator is being dropped, by another thread or with the
+        state of a thread that has ended. After a fork that is the state of each
+        thread but the forking one.
+
+        Raises:
+            RuntimeError: the context is left on a thread that has not entered
+                it.
+        """
+        if self._entered is _local.entered:
+            return True
+        if isinstance(sys.exc_info()[1], GeneratorExit):
+            return False
+        raise left_on_wrong_thread(self._name)
+
+
+def left_on_wrong_thread(name: str) -> RuntimeError:
+    """Returns the error for leaving a context on a thread that is not in it."""
+    return RuntimeError(
+        f"The context {name} was left on thread "
+        f"{threading.current_thread().name!r}, which has not entered it. The "
+        "current device and streams belong to a thread: leave a context on the "
+        "thread that entered it, and enter one on each thread that needs it."
+    )

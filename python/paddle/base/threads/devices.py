@@ -1,0 +1,210 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The current device of each thread.
+
+Invariant: the place of the main thread is the place of the process. Any other
+thread has a place of its own once it sets one. Until then it uses the main
+thread's, and sees it change.
+
+Python reads the place from `current_place`; kernels read it from the C++ tracer
+of the calling thread. The two have to agree, so a thread other than the main
+one uses one of two kinds of tracer:
+
+- `process_tracer`, while it has no place of its own. `set_place` on the main
+  thread keeps that tracer on the place of the process.
+- The tracer of its own place. There is one per place in the process, whose
+  place is set before any thread can see the tracer, and never again. A thread
+  that changes its device switches a thread-local pointer, and writes to nothing
+  that another thread reads.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+from paddle.base import core, framework
+
+from . import fork, main_thread
+from .main_thread import is_main_thread
+from .thread_value import UNSET, MainThreadValue
+
+if TYPE_CHECKING:
+    from paddle.base.dygraph.tracer import Tracer
+
+    from .thread_value import OrUnset
+
+__all__ = []
+
+_USUAL_PLACES = {core.CPUPlace, core.CUDAPlace, core.CustomPlace, core.XPUPlace}
+
+# Set while Paddle is imported, by `become_process_tracer`.
+current_place: MainThreadValue[core.Place] = MainThreadValue(UNSET)
+
+# The tracer of the threads that have no place of their own.
+process_tracer: Tracer | None = None
+# By the hash of the place, which is what Place's own equality compares.
+_place_tracers: dict[int, Tracer] = {}
+
+
+def concrete_place(place: OrUnset[core.Place] | None) -> OrUnset[core.Place]:
+    """
+    Converts a place of the base class, such as a tensor's, to the class of its
+    device, as a current place has to be. Returns UNSET for None and for an
+    undefined place. Thread-safe.
+
+    Raises:
+        TypeError: `place` is not a Place.
+    """
+    if place is None or place is UNSET:
+        return UNSET
+    if not isinstance(place, core.Place):
+        raise TypeError(
+            "The device of a thread must be a paddle.base.core.Place, but "
+            f"received {place!r} of type {type(place).__name__}. Pass a place "
+            "like paddle.CPUPlace(), or a string like 'cpu' or 'gpu:0' to "
+            "paddle.set_device."
+        )
+    if type(place) is not core.Place:
+        return place
+    if place.is_cpu_place():
+        return core.CPUPlace()
+    if place.is_gpu_place():
+        return core.CUDAPlace(place.gpu_device_id())
+    if place.is_cuda_pinned_place():
+        return core.CUDAPinnedPlace()
+    if place.is_xpu_pinned_place():
+        return core.XPUPinnedPlace()
+    if place.is_xpu_place():
+        return core.XPUPlace(place.xpu_device_id())
+    if place.is_ipu_place():
+        return core.IPUPlace()
+    if place.is_custom_place():
+        return core.CustomPlace(
+            place.custom_device_type(), place.custom_device_id()
+        )
+    return UNSET
+
+
+def set_place(place: OrUnset[core.Place] | None) -> None:
+    """
+    Sets the place of the process on the main thread, and elsewhere the calling
+    thread's own.
+
+    Thread-safe.
+
+    Args:
+        place (Place|Unset|None): UNSET, None or an undefined place makes the
+            thread use the main thread's place. On the main thread, None or an
+            undefined place changes nothing, and UNSET only what a fork left to
+            restore.
+
+    Raises:
+        TypeError: `place` is not a Place; on the main thread a ValueError, by
+            the tracer. Nothing is changed.
+    """
+    # Contexts call this twice, so it is short: one function, one read of
+    # Paddle's thread-local state, and no check of the usual places.
+    state = framework.global_var.__dict__
+    tracer = state["_dygraph_tracer_"]
+    if get_ident() == main_thread.ident:
+        if type(place) is core.Place:
+            place = concrete_place(place)
+        elif place is UNSET:
+            place = current_place.before_fork
+        if place is None or place is UNSET:
+            return
+        if tracer is not None:
+            tracer._expected_place = place
+        if tracer is not process_tracer:
+            process_tracer._expected_place = place
+        current_place.process = place
+        return
+    if type(place) not in _USUAL_PLACES:
+        place = concrete_place(place)
+    own_tracer = process_tracer if place is UNSET else _tracer_of_place(place)
+    current_place.set_local(place)
+    if tracer is not None and tracer is not own_tracer:
+        # Not by assignment to the attribute, which derives the tracer again.
+        state["_dygraph_tracer_"] = own_tracer
+        core._switch_tracer(own_tracer)
+
+
+def _tracer_of_place(place: core.Place) -> Tracer:
+    key = hash(place)
+    tracer = _place_tracers.get(key)
+    if tracer is None:
+        from paddle.base.dygraph.tracer import Tracer
+
+        tracer = Tracer()
+        tracer._expected_place = place
+        # Two threads that get here at once both use the first one's tracer.
+        tracer = _place_tracers.setdefault(key, tracer)
+    return tracer
+
+
+def become_process_tracer(tracer: Tracer | None) -> bool:
+    """
+    Makes the first tracer of the process `process_tracer`, on the default
+    device of the process. Returns whether `tracer` is the first.
+
+    Requires: the first tracer is made by one thread, which imports Paddle.
+    """
+    global process_tracer
+    if tracer is None or process_tracer is not None:
+        return False
+    if current_place.process is UNSET:
+        current_place.process = framework._default_expected_place()
+    tracer._expected_place = current_place.process
+    process_tracer = tracer
+    return True
+
+
+def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
+    """
+    Returns the tracer for the calling thread, which is not the main one, to use
+    when it is given `tracer`: None in static graph mode. Any other tracer means
+    dynamic graph mode, with the tracer that matches the thread's present place.
+
+    Thread-safe.
+    """
+    if tracer is None:
+        return None
+    own = current_place.get_local()
+    return process_tracer if own is UNSET else _tracer_of_place(own)
+
+
+def began_in_dygraph_mode() -> bool:
+    """
+    Returns whether the calling thread began in dynamic graph mode, rather than
+    entered it by a guard that it can leave. Thread-safe.
+    """
+    return (
+        not is_main_thread()
+        or framework.global_var._dygraph_tracer_ is process_tracer
+    )
+
+
+@fork.take_step(fork.Step.TRACER)
+def _use_process_tracer(was_main: bool) -> None:
+    # A guard that was open at the fork may restore one of these as the tracer
+    # of the main thread, and `set_place` writes to that one.
+    _place_tracers.clear()
+    if was_main:
+        return
+    in_dygraph_mode = framework.global_var._dygraph_tracer_ is not None
+    framework.global_var._dygraph_tracer_ = (
+        process_tracer if in_dygraph_mode else None
+    )
+    set_place(current_place.get())

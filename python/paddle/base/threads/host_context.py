@@ -1,0 +1,163 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The memory and the random numbers that each thread uses on the CPU.
+
+Invariant: a thread inside `host_context` uses a device context of its own for
+the CPU, see phi/backends/thread_contexts.h. Any other thread uses that of the
+process.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable
+
+from paddle.base import core
+
+from .device_scope import left_on_wrong_thread
+from .streams import native
+from .thread_value import UNSET, ThreadValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = []
+
+
+class _Host:
+    """
+    An allocator and a generator, None for those of the process, and the device
+    context that has them.
+    """
+
+    def __init__(
+        self,
+        allocator: Any = None,
+        generator: core.Generator | None = None,
+        context: Any = None,
+    ):
+        self.allocator = allocator
+        self.generator = generator
+        self.context = context
+
+
+class _OwnHost(_Host):
+    """The one that the thread that makes it uses, until it drops it or ends."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        # Kept here, since a thread may outlive the contents of this module.
+        self._use = native.use_host_context
+        self._get_ident = threading.get_ident
+        self._ident = self._get_ident()
+        self._use(self.context)
+
+    def __del__(self):
+        if self._get_ident() == self._ident:
+            self._use(None)
+
+
+_host: ThreadValue[_Host] = ThreadValue(_Host())
+
+
+def cpu_generator() -> core.Generator:
+    """
+    Returns the generator of the calling thread's random numbers on the CPU.
+    Thread-safe.
+    """
+    return _host.get().generator or core.default_cpu_generator()
+
+
+def _set_host(allocator: Any, generator: core.Generator | None) -> None:
+    if allocator is None and generator is None:
+        _host.set_local(UNSET)
+        return
+    context = native.HostContext(allocator, generator)
+    # Drop the old one before the new one is in use: as it goes, it tells the
+    # thread to use none.
+    _host.set_local(UNSET)
+    _host.set_local(_OwnHost(allocator, generator, context))
+
+
+def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorator of a function that builds or runs a program. A program keeps the
+    contexts that it was built on, so the calling thread uses the CPU context of
+    the process inside the function.
+
+    The decorated function is as thread-safe as `function`.
+    """
+    if native is None:
+        return function
+
+    @functools.wraps(function)
+    def function_on_process_host(*args: Any, **kwargs: Any) -> Any:
+        if _host.get_local() is UNSET:
+            return function(*args, **kwargs)
+        native.use_host_context(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            # `function` may have left the context or entered another.
+            if _host.get_local() is not UNSET:
+                native.use_host_context(_host.get_local().context)
+
+    return function_on_process_host
+
+
+@contextmanager
+def host_context(
+    *, allocator: Any = None, generator: core.Generator | None = None
+) -> Iterator[None]:
+    """
+    Makes operators on the CPU that the calling thread runs use other memory,
+    other random numbers or both. An argument that is None leaves its part as it
+    was outside.
+
+    Programs that are compiled, by `to_static` for example, are not affected.
+
+    Thread-safe. One context object serves one thread, once.
+
+    Args:
+        allocator: a capsule with a `phi::Allocator` that is never destroyed.
+        generator: draws the random numbers.
+
+    Raises:
+        NotImplementedError: this Paddle was built without device contexts per
+            thread.
+        RuntimeError: the context is left on another thread. Nothing is changed
+            on either.
+    """
+    if native is None:
+        raise NotImplementedError(
+            "This Paddle was built without device contexts per thread, which "
+            "need Linux."
+        )
+    if hasattr(native, "redirect_look_ups"):
+        native.redirect_look_ups()
+    # Not the host itself, which tells the thread to use none when it goes.
+    outside = _host.get().allocator, _host.get().generator
+    entered_on = threading.get_ident()
+    _set_host(
+        outside[0] if allocator is None else allocator,
+        outside[1] if generator is None else generator,
+    )
+    try:
+        yield
+    finally:
+        if threading.get_ident() != entered_on:
+            raise left_on_wrong_thread("host_context")
+        _set_host(*outside)

@@ -1,0 +1,367 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The current streams of each thread.
+
+Invariant: a thread other than the main one that has set a stream uses, on that
+stream's device, a device context that is bound to that stream and to no other.
+A thread that has set none uses the context of the device's default stream,
+whatever the main thread sets. The main thread uses the context of the process
+and binds it to the stream that it sets, as on stock.
+
+So "no stream of its own" and "the default stream" are one state, and only
+`set_stream` has to know about threads: a guard that sets the stream that it
+found on entry restores either.
+
+This is the rule of torch's current streams. The lookup of contexts is C++, in
+phi/backends/thread_contexts.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Callable, Union
+
+from paddle.base import core, libpaddle
+
+from . import fork
+from .devices import current_place, set_place
+from .main_thread import is_main_thread
+from .thread_value import UNSET, ThreadValue
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    StreamBase = Union[core.CUDAStream, core.CustomDeviceStream]
+
+__all__ = []
+
+
+def _binding() -> ModuleType | None:
+    """
+    Returns the C++ half: a submodule of libpaddle or, where libpaddle was built
+    without it, an extension module beside libpaddle.
+    """
+    if hasattr(libpaddle, "_thread_contexts"):
+        return libpaddle._thread_contexts
+    try:
+        from paddle.base import _thread_contexts
+    except ImportError:
+        # An extension module that is present and fails to load is an error.
+        if find_spec("paddle.base._thread_contexts") is not None:
+            raise
+        return None
+    return _thread_contexts
+
+
+native = _binding()
+
+# All keys are hashes of places, which is what Place's own equality compares.
+_default_streams: dict[int, StreamBase] = {}
+# The places where the main thread has ever set a stream, so that threads that
+# have set none need the context of the default stream.
+_set_by_main: set[int] = set()
+# A context lives as long as its stream.
+_contexts: weakref.WeakKeyDictionary[StreamBase, Any] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class _SetStreams:
+    """The streams that a thread has set, with their contexts."""
+
+    def __init__(self) -> None:
+        self._ident = threading.get_ident()
+        self._in_use = None
+        self.by_place: dict[int, tuple[StreamBase, Any]] = {}
+
+    def use(self, by_place: dict[int, tuple[StreamBase, Any]]) -> None:
+        in_use = native.ThreadContexts(list(by_place.values()))
+        native.use_thread_contexts(in_use if by_place else None)
+        # Only now may the contexts that were in use before be destroyed.
+        self._in_use = in_use
+        self.by_place = by_place
+
+    def __del__(self) -> None:
+        if not self.by_place:
+            return
+        if self._ident == threading.get_ident():
+            native.use_thread_contexts(None)
+        else:
+            # A fork drops the state of all other threads, and the exit of the
+            # interpreter that of threads that still run. To destroy a context
+            # would wait for their work.
+            native.keep_for_ever((self._in_use, self.by_place))
+
+
+_set_streams: ThreadValue[_SetStreams] = ThreadValue(_SetStreams())
+
+
+def _current(place: core.Place) -> StreamBase:
+    if isinstance(place, core.CustomPlace):
+        return core._get_current_custom_device_stream(
+            place.get_device_type(), place.get_device_id()
+        )
+    return core._get_current_stream(place.get_device_id())
+
+
+def _bind_process_context(stream: StreamBase) -> None:
+    place = stream.place
+    if isinstance(place, core.CustomPlace):
+        core._set_current_custom_device_stream(
+            place.get_device_type(), place.get_device_id(), stream
+        )
+    else:
+        core._set_current_stream(stream)
+
+
+def _default_stream(place: core.Place) -> StreamBase:
+    """
+    Returns the default stream of a device.
+
+    Requires: the first call for a device comes before any thread has set
+    another stream there.
+    """
+    key = hash(place)
+    stream = _default_streams.get(key)
+    if stream is None:
+        stream = _default_streams.setdefault(key, _current(place))
+    return stream
+
+
+def _context_of(stream: StreamBase) -> Any:
+    context = _contexts.get(stream)
+    if context is None:
+        # Two threads that get here at once both use the first one's context.
+        made = native.StreamContext(stream)
+        context = _contexts.setdefault(stream, made)
+    return context
+
+
+def _keep_default_context(place: core.Place) -> None:
+    key = hash(place)
+    if key not in _set_by_main:
+        context = _context_of(_default_stream(place))
+        native.become_main_thread()
+        native.keep_default_context(context)
+        _set_by_main.add(key)
+
+
+def set_stream(stream: StreamBase) -> StreamBase | None:
+    """
+    Makes a stream the current stream of the calling thread on its device.
+
+    Thread-safe.
+
+    Args:
+        stream (core.CUDAStream|core.CustomDeviceStream): any stream of the
+            device. The default stream leaves the thread without a stream of
+            its own.
+
+    Returns:
+        The stream that was current before. None if nothing was done, because
+        this Paddle has no contexts per thread for such a stream: the caller
+        then sets the stream of the process.
+    """
+    if native is None or not isinstance(stream, native.stream_types):
+        return None
+    place = stream.place
+    if hasattr(native, "redirect_look_ups"):
+        native.redirect_look_ups()
+    if is_main_thread():
+        return _set_process_stream(stream, place)
+    default = _default_stream(place)
+    by_place = dict(_set_streams.get().by_place)
+    key = hash(place)
+    previous, _ = by_place.pop(key, (default, None))
+    if stream.raw_stream != default.raw_stream:
+        by_place[key] = (stream, _context_of(stream))
+    _use_own_streams(by_place)
+    return previous
+
+
+def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
+    # While a CUDA graph is captured no context can be made. Threads that have
+    # set no stream then move with the main thread, as on stock.
+    if not native.is_capturing():
+        _keep_default_context(place)
+    previous = _current(place)
+    native.use_memory_of(stream)
+    try:
+        _bind_process_context(stream)
+    except BaseException:
+        native.use_memory_of(previous)
+        raise
+    return previous
+
+
+def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
+    own = _set_streams.get_local()
+    if own is UNSET:
+        own = _SetStreams()
+        _set_streams.set_local(own)
+    own.use(by_place)
+
+
+def others_have_streams(place: core.Place) -> bool:
+    """
+    Returns whether the calling thread is on the default stream of a device on
+    which threads have set streams: the work that it hands over may be theirs.
+    Thread-safe.
+    """
+    if is_main_thread():
+        return False
+    key = hash(place)
+    return key in _default_streams and key not in _set_streams.get().by_place
+
+
+def with_streams_of_creator(
+    target: Callable[..., None],
+) -> Callable[..., None]:
+    """
+    Returns a function for a new thread that works for the calling one: it calls
+    `target` on the streams that are current here now. Thread-safe.
+    """
+    current = [
+        (_current(default.place), default)
+        for default in list(_default_streams.values())
+    ]
+    streams = [
+        stream
+        for stream, default in current
+        if stream.raw_stream != default.raw_stream
+    ]
+    if not streams:
+        return target
+    for stream in streams:
+        # Make it here, where an error is raised to the caller.
+        _context_of(stream)
+
+    def on_streams_of_creator(*args: Any) -> None:
+        for stream in streams:
+            set_stream(stream)
+        target(*args)
+
+    return on_streams_of_creator
+
+
+class CreatorsThread(threading.Thread):
+    """
+    A thread that works for the thread that makes it, on the device and the
+    streams that are current there at that time. If the creator has no device of
+    its own, neither has this thread.
+    """
+
+    def __init__(self, target: Callable[..., None], args: Any = ()) -> None:
+        place = current_place.get_local()
+
+        def on_device_of_creator(*args: Any) -> None:
+            set_place(place)
+            target(*args)
+
+        super().__init__(
+            target=with_streams_of_creator(on_device_of_creator), args=args
+        )
+
+
+def of_contexts_in_use(program_id: Callable[..., int]) -> Callable[..., int]:
+    """
+    Decorator of a function that returns the id under which a program is built
+    for its first run and found for later ones. A program keeps the contexts
+    that it was built on, so it gets another id, and is built anew, for each set
+    of contexts.
+
+    The decorated function is as thread-safe as `program_id`. A program that was
+    built stays until the process ends.
+    """
+    if native is None:
+        return program_id
+
+    @functools.wraps(program_id)
+    def program_id_of_contexts(*program: Any) -> int:
+        contexts = native.number_of_thread_contexts()
+        if contexts == 0:
+            return program_id(*program)
+        return hash((program_id(*program), contexts)) & (2**62 - 1)
+
+    return program_id_of_contexts
+
+
+def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorator of a function that builds or runs something that keeps its
+    contexts and that any thread may run, such as a predictor. Inside it the
+    calling thread uses the contexts of the process. The work there comes after
+    the work that the thread has started, and before the work that it starts
+    next.
+
+    The decorated function is as thread-safe as `function`.
+    """
+    if native is None:
+        return function
+
+    @functools.wraps(function)
+    def function_on_process_contexts(*args: Any, **kwargs: Any) -> Any:
+        if is_main_thread():
+            return function(*args, **kwargs)
+        # `function` may set a stream. The contexts that are current now must
+        # outlive the call, which waits for them at its end.
+        kept = _set_streams.get().by_place
+        try:
+            return native.with_process_contexts(function, *args, **kwargs)
+        finally:
+            del kept
+
+    return function_on_process_contexts
+
+
+def enforce_process_streams(waiting: str) -> None:
+    """
+    Raises an error if the calling thread is on streams that `waiting`, which
+    waits for the streams of the process, would not wait for. Thread-safe.
+
+    Args:
+        waiting (str): the subject of the error, such as "A process group".
+
+    Raises:
+        RuntimeError: the thread is on another stream than the process.
+    """
+    if native is None or is_main_thread():
+        return
+    for place in native.places_apart():
+        raise RuntimeError(
+            f"{waiting} waits for the stream of the process, but thread "
+            f"{threading.current_thread().name!r} is on another stream of "
+            f"{place}. Call stream.synchronize() and leave stream_guard first, "
+            "here and on the main thread."
+        )
+
+
+@fork.take_step(fork.Step.STREAMS)
+def _make_own_streams_the_process_ones(was_main: bool) -> None:
+    if was_main or native is None:
+        return
+    by_place = _set_streams.get().by_place
+    if by_place:
+        # To destroy a context waits for the work of threads that do not exist
+        # in the child.
+        native.keep_for_ever(by_place)
+        _use_own_streams({})
+    native.become_main_thread()
+    for key in _set_by_main - by_place.keys():
+        set_stream(_default_streams[key])
+    for stream, _ in by_place.values():
+        set_stream(stream)

@@ -1,0 +1,140 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Values with two levels: a thread's own value, else the process's.
+
+The levels, and the sentinel for "not set", follow JAX's configuration state.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, Generic, TypeVar, Union
+
+from .main_thread import is_main_thread
+
+__all__ = []
+
+T = TypeVar("T")
+
+
+class Unset:
+    """The type of UNSET."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET = Unset()
+
+OrUnset = Union[T, Unset]
+
+
+class _Local(threading.local):
+    value: Any = UNSET
+
+
+class ThreadValue(Generic[T]):
+    """A value that each thread may set for itself.
+
+    A thread without a value of its own, such as a new one, uses the process's,
+    and sees it change.
+
+    Thread-safe: a thread writes its own value only, and the process's value is
+    a single attribute.
+
+    Args:
+        process: the process's value at first.
+    """
+
+    __slots__ = ("_local", "any_thread_has_set", "process")
+
+    def __init__(self, process: T) -> None:
+        self._local = _Local()
+        self.process = process
+        # False until a thread sets a value of its own. It spares `get` the
+        # thread-local lookup, and never becomes False again.
+        self.any_thread_has_set = False
+
+    def get(self) -> T:
+        """Returns the calling thread's own value, else the process's."""
+        if self.any_thread_has_set:
+            own = self._local.value
+            if own is not UNSET:
+                return own
+        return self.process
+
+    def get_local(self) -> OrUnset[T]:
+        """Returns the calling thread's own value, or UNSET."""
+        return self._local.value
+
+    def set_local(self, value: OrUnset[T]) -> None:
+        """Sets the calling thread's own value; UNSET removes it."""
+        self._local.value = value
+        if not self.any_thread_has_set and value is not UNSET:
+            self.any_thread_has_set = True
+
+
+class MainThreadValue(ThreadValue[T]):
+    """A ThreadValue for which the main thread's value is the process's.
+
+    The main thread never has a value of its own. After a fork the forking
+    thread is the main thread, and its value is the process's.
+    """
+
+    __slots__ = ("before_fork",)
+
+    _all: ClassVar[list[MainThreadValue]] = []
+
+    def __init__(self, process: T) -> None:
+        super().__init__(process)
+        # What a thread that has forked, and so is the main thread now, gets
+        # when it restores the UNSET that it saved before the fork.
+        self.before_fork: OrUnset[T] = UNSET
+        self._all.append(self)
+
+    def saved(self) -> OrUnset[T]:
+        """
+        Returns what restores the value that the calling thread has now: on the
+        main thread the process's value, elsewhere the thread's own, or UNSET.
+        """
+        return self.process if is_main_thread() else self._local.value
+
+    def swap(self, value: OrUnset[T]) -> OrUnset[T]:
+        """
+        Sets the process's value on the main thread, and elsewhere the calling
+        thread's own. Returns what another call takes to undo this one.
+
+        Requires: UNSET is passed to the main thread only to undo a call that
+        returned it before a fork.
+        """
+        saved = self.saved()
+        if not is_main_thread():
+            self.set_local(value)
+        else:
+            self.process = self.before_fork if value is UNSET else value
+        return saved
+
+    @classmethod
+    def take_over_all(cls) -> None:
+        """Makes the calling thread's values the process's.
+
+        Requires: the calling thread, which was not the main one, has just
+        forked, so that there is no other thread.
+        """
+        for value in cls._all:
+            own = value.get_local()
+            value.set_local(UNSET)
+            value.before_fork = value.get()
+            if own is not UNSET:
+                value.process = own
