@@ -36,18 +36,19 @@ namespace paddle {
 namespace pybind {
 namespace {
 
-// Python sees a context as what keeps it.
+// The Python object that keeps a context alive.
 struct StreamContext {
   std::shared_ptr<phi::DeviceContext> context;
 };
 
-// The same, and what keeps the stream of the context.
+// A context together with the Python object of its stream, which keeps the
+// stream alive.
 struct KeptStream {
   py::object stream;
   std::shared_ptr<phi::DeviceContext> context;
 };
 
-// Python sees it as what keeps it, too.
+// The Python object that keeps a context for the CPU alive.
 struct HostContext {
   std::shared_ptr<phi::DeviceContext> context;
 };
@@ -56,14 +57,14 @@ struct Contexts {
   phi::ThreadContexts by_place;
 };
 
-// Whether the calling thread runs Python, and not only work that was given to a
-// worker of C++.
+// Returns whether the calling thread runs Python. A C++ worker thread, which
+// works for another thread, does not. Thread-safe.
 bool IsPythonThread() { return PyGILState_GetThisThreadState() != nullptr; }
 
 }  // namespace
 
 void BindThreadContexts(py::module* m) {
-  // The streams that a context can be bound to.
+  // The types of streams that a context can be bound to.
   py::list stream_types;
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
   stream_types.append(py::type::of<phi::CUDAStream>());
@@ -114,7 +115,7 @@ void BindThreadContexts(py::module* m) {
            py::arg("allocator"),
            py::arg("generator"));
 
-  // Python keeps what it passes here while the thread uses it.
+  // The caller keeps the object that it passes while the thread uses it.
   m->def("use_host_context", [](const HostContext* host) {
     phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
   });
@@ -144,7 +145,7 @@ void BindThreadContexts(py::module* m) {
          });
   m->def("is_capturing", &phi::IsCapturing);
   m->def("keep_for_ever", [](const py::object& kept) { kept.inc_ref(); });
-  m->def("places_apart", &phi::PlacesApart);
+  m->def("places_on_other_streams", &phi::PlacesOnOtherStreams);
 }
 
 }  // namespace pybind

@@ -19,8 +19,9 @@
 namespace paddle {
 namespace pybind {
 
-// What base/thread_stream.py needs of phi's contexts of threads. The module is
-// `_thread_contexts`.
+// Binds phi/backends/thread_contexts.h for base/threads/streams.py, in the
+// module
+// `_thread_contexts`. Requires: the GIL.
 void BindThreadContexts(pybind11::module* m);
 
 }  // namespace pybind

@@ -47,12 +47,14 @@ namespace {
 
 using paddle::memory::allocation::AllocatorFacade;
 
+// The contexts of the default streams.
 struct Defaults {
   ThreadContexts contexts;
-  bool (*is_follower)();
+  bool (*is_python_thread)();
 };
 
-// Has no destructor: a thread may free tensors while it ends.
+// Trivially destructible: a thread may free tensors, and so look contexts up,
+// while its thread-local objects are destroyed.
 struct Thread {
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
@@ -62,8 +64,8 @@ struct Thread {
 
 thread_local Thread this_thread;
 
-// What look-ups read. A look-up may still be at an older one, so that none is
-// ever destroyed: there is one a device.
+// The newest one. A lookup may still read an older one, so none is ever
+// destroyed. There are as many as there are devices.
 std::atomic<const Defaults*> last_defaults{nullptr};
 
 DeviceContext* Find(const ThreadContexts& contexts, const Place& place) {
@@ -71,18 +73,19 @@ DeviceContext* Find(const ThreadContexts& contexts, const Place& place) {
   return found == contexts.end() ? nullptr : found->second.get();
 }
 
-// What the thread finds where it has chosen nothing, or null.
+// Returns the contexts that the thread finds where it has chosen none, or null.
 const Defaults* DefaultsOf(const Thread& thread) {
-  // Acquire: see KeepDefaultContext.
+  // Acquire, paired with the release in KeepDefaultContext: the map that the
+  // pointer leads to is complete.
   const auto* defaults = last_defaults.load(std::memory_order_acquire);
-  if (defaults == nullptr || thread.is_main || !defaults->is_follower()) {
+  if (defaults == nullptr || thread.is_main || !defaults->is_python_thread()) {
     return nullptr;
   }
   return defaults;
 }
 
-// All that the thread finds before the contexts of the process.
-ThreadContexts AllOf(const Thread& thread) {
+// Returns all contexts that the thread finds before those of the process.
+ThreadContexts AllContextsOf(const Thread& thread) {
   if (thread.is_guarded) return {};
   ThreadContexts all;
   if (const auto* defaults = DefaultsOf(thread)) all = defaults->contexts;
@@ -94,7 +97,7 @@ ThreadContexts AllOf(const Thread& thread) {
   return all;
 }
 
-// Makes a context allocate from the memory of a stream.
+// Makes a context allocate from the memory pool of a stream.
 template <typename RawStream>
 void SetAllocator(const Place& place,
                   RawStream stream,
@@ -104,12 +107,13 @@ void SetAllocator(const Place& place,
 }
 
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-bool IsOnStreamOf(const DeviceContext* one, const DeviceContext* other) {
+bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
   return static_cast<const GPUContext*>(one)->stream() ==
          static_cast<const GPUContext*>(other)->stream();
 }
 
-void LetWait(const DeviceContext* waiting, const DeviceContext* other) {
+// Makes later work of `waiting` wait for the work that `other` has started.
+void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
   const backends::gpu::GPUDeviceGuard guard(other->GetPlace().GetDeviceId());
   CudaEvent event;
   event.Record(static_cast<const GPUContext*>(other)->stream());
@@ -117,38 +121,40 @@ void LetWait(const DeviceContext* waiting, const DeviceContext* other) {
       event.GetRawCudaEvent());
 }
 #elif defined(PADDLE_WITH_CUSTOM_DEVICE)
-bool IsOnStreamOf(const DeviceContext* one, const DeviceContext* other) {
+bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
   return static_cast<const CustomContext*>(one)->stream() ==
          static_cast<const CustomContext*>(other)->stream();
 }
 
-void LetWait(const DeviceContext* waiting, const DeviceContext* other) {
+void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
   event::Event event;
   event.Init(other->GetPlace());
   event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
   static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
 }
 #else
-bool IsOnStreamOf(const DeviceContext*, const DeviceContext*) { return true; }
+bool OnSameStream(const DeviceContext*, const DeviceContext*) { return true; }
 
-void LetWait(const DeviceContext*, const DeviceContext*) {}
+void WaitForStream(const DeviceContext*, const DeviceContext*) {}
 #endif
 
-std::vector<std::pair<DeviceContext*, DeviceContext*>> ContextsApart() {
-  const ThreadContexts all = AllOf(this_thread);
+std::vector<std::pair<DeviceContext*, DeviceContext*>>
+ContextsOnOtherStreams() {
+  const ThreadContexts all = AllContextsOf(this_thread);
   const ProcessContextsGuard guard;
-  std::vector<std::pair<DeviceContext*, DeviceContext*>> apart;
+  std::vector<std::pair<DeviceContext*, DeviceContext*>> pairs;
   for (const auto& [place, own] : all) {
     auto* const process = DeviceContextPool::Instance().Get(place);
-    if (!IsOnStreamOf(own.get(), process)) {
-      apart.emplace_back(own.get(), process);
+    if (!OnSameStream(own.get(), process)) {
+      pairs.emplace_back(own.get(), process);
     }
   }
-  return apart;
+  return pairs;
 }
 
 std::shared_ptr<DeviceContext> NewContext(const Place& place) {
-  // The first context of a place gives the allocator its default stream.
+  // Make sure that the place has its context of the process, the first one,
+  // which gives the allocator its default stream.
   DeviceContextPool::Instance().Get(place);
   std::map<Place, std::shared_future<std::unique_ptr<DeviceContext>>> made;
   memory_utils::EmplaceDeviceContexts(
@@ -182,7 +188,7 @@ std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
           place));
   auto context = NewContext(place);
   SetAllocator(place, stream->raw_stream(), context.get());
-  // The stream that the context was made with goes.
+  // Clear: destroy the stream that the context was made with.
   static_cast<GPUContext*>(context.get())
       ->SetCUDAStream(stream, /*clear=*/true);
   return context;
@@ -237,16 +243,17 @@ void BecomeMainThread() { this_thread.is_main = true; }
 
 void KeepDefaultContext(const Place& place,
                         std::shared_ptr<DeviceContext> context,
-                        bool (*is_follower)()) {
+                        bool (*is_python_thread)()) {
   static std::mutex mutex;
-  // Never destroyed, see last_defaults.
+  // Leaked on purpose, see last_defaults.
   static auto& all = *std::make_unique<std::list<Defaults>>().release();
   const std::lock_guard<std::mutex> lock(mutex);
-  Defaults next{{}, is_follower};
+  Defaults next{{}, is_python_thread};
   if (!all.empty()) next.contexts = all.back().contexts;
   next.contexts.insert_or_assign(place, std::move(context));
   all.push_back(std::move(next));
-  // Release: a look-up that reads the pointer sees all of the map.
+  // Release, paired with the acquire in DefaultsOf: a lookup that reads the
+  // pointer sees the whole map.
   last_defaults.store(&all.back(), std::memory_order_release);
 }
 
@@ -264,11 +271,13 @@ DeviceContext* FindThreadContext(const Place& place) {
 Allocator* FindThreadAllocator(const Place& place) {
   const auto* context = FindThreadContext(place);
   if (context == nullptr) {
+    // Acquire: as in DefaultsOf.
     const auto* defaults = last_defaults.load(std::memory_order_acquire);
     if (defaults == nullptr || Find(defaults->contexts, place) == nullptr) {
       return nullptr;
     }
-    // The context of the process may be on another stream than the default one.
+    // The main thread may have bound the context of the process to another
+    // stream than the default one.
     context = DeviceContextPool::Instance().Get(place);
   }
   if (IsCapturing()) return nullptr;
@@ -276,10 +285,10 @@ Allocator* FindThreadAllocator(const Place& place) {
 }
 
 int64_t NumberOfThreadContexts() {
-  ThreadContexts found = AllOf(this_thread);
+  ThreadContexts found = AllContextsOf(this_thread);
   if (found.empty()) return 0;
   static std::mutex mutex;
-  // Never destroyed: threads may be here while the process ends.
+  // Leaked on purpose: threads may call this while the process exits.
   static auto& numbers =
       *std::make_unique<std::map<ThreadContexts, int64_t>>().release();
   const std::lock_guard<std::mutex> lock(mutex);
@@ -293,27 +302,28 @@ ProcessContextsGuard::~ProcessContextsGuard() {
   this_thread.is_guarded = outer_;
 }
 
-std::vector<Place> PlacesApart() {
+std::vector<Place> PlacesOnOtherStreams() {
   std::vector<Place> places;
-  for (const auto& [own, process] : ContextsApart()) {
+  for (const auto& [own, process] : ContextsOnOtherStreams()) {
     places.push_back(own->GetPlace());
   }
   return places;
 }
 
 OrderedProcessContextsGuard::OrderedProcessContextsGuard()
-    : apart_(IsCapturing() ? decltype(apart_)() : ContextsApart()),
+    : pairs_(IsCapturing() ? decltype(pairs_)() : ContextsOnOtherStreams()),
       guard_(IsCapturing() ? std::nullopt
                            : std::make_optional<ProcessContextsGuard>()) {
-  for (const auto& [own, process] : apart_) LetWait(process, own);
+  for (const auto& [own, process] : pairs_) WaitForStream(process, own);
 }
 
 OrderedProcessContextsGuard::~OrderedProcessContextsGuard() {
-  for (const auto& [own, process] : apart_) {
+  for (const auto& [own, process] : pairs_) {
     try {
-      LetWait(own, process);
+      WaitForStream(own, process);
     } catch (...) {  // NOLINT
-      // The device fails, and says so again at the thread's next call.
+      // A destructor must not throw. A device that fails reports it again at
+      // the thread's next call.
     }
   }
 }

@@ -35,25 +35,30 @@ namespace stream {
 class Stream;
 }  // namespace stream
 
-// One current stream a thread: which device context a thread looks up.
+// The device contexts that each thread looks up: one current stream per thread.
 //
-// Invariant: a context that is made here is bound to its stream before any
-// look-up can find it, and never to another one, since what it has made for
-// itself meanwhile (handles of BLAS and DNN, workspaces) belongs to that
-// stream. So no context that two threads use ever changes, but the process's
-// own, which the main thread alone binds to the stream that it sets.
+// Invariant: a context that is made here is bound to its stream before a lookup
+// can find it, and never to another stream, because the handles of BLAS and DNN
+// and the workspaces that it creates belong to that stream. So a context that
+// two threads use never changes. The exception is the context of the process,
+// which the main thread binds to the stream that it sets.
 //
-// A look-up finds, in this order, unless a ProcessContextsGuard is alive:
-//   - the context that the calling thread has chosen for the place, the host
-//     included, which has no streams;
-//   - where the main thread has ever set a stream, and on other threads of the
-//     application, the one that is bound to the place's default stream;
+// A lookup returns, in this order, unless a ProcessContextsGuard is alive:
+//   - the context that the calling thread has chosen for the place, which may
+//   be
+//     the CPU, although that has no streams;
+//   - on threads of the application other than the main one, if the main thread
+//     has ever set a stream: the context bound to the place's default stream;
 //   - the context of the process.
+//
+// All functions are thread-safe. Those that act on "the calling thread" read
+// and write the state of that thread only.
 using ThreadContexts = std::map<Place, std::shared_ptr<DeviceContext>>;
 
-// Returns a new context on the stream, which has to exist as long as the
-// context is used. It shares the generators and the memory of the host with the
-// context of the process, and has the allocator of its stream.
+// Returns a new context on the stream. It shares the generators and the host
+// allocators with the context of the process, and has the allocator of its
+// stream. Requires: the stream outlives the context. Throws PreconditionNotMet
+// while the calling thread captures a CUDA graph.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream);
 #endif
@@ -62,10 +67,11 @@ PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(
     std::shared_ptr<stream::Stream> stream);
 #endif
 
-// Gives the context of the process the allocator of a stream that it is about
-// to be bound to. Streams of CUDA leave that to the caller, who then would
-// share memory with those that stay on the stream of before. Does nothing while
-// the thread captures a CUDA graph.
+// Gives the context of the process the allocator of the stream that it is about
+// to be bound to. Without this, binding it to a CUDA stream would leave it with
+// the allocator of the previous stream, which threads on that stream use. Does
+// nothing while the calling thread captures a CUDA graph. Requires: the calling
+// thread is the main one.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API void UseMemoryOf(const CUDAStream& stream);
 #endif
@@ -73,57 +79,62 @@ PADDLE_API void UseMemoryOf(const CUDAStream& stream);
 PADDLE_API void UseMemoryOf(const stream::Stream& stream);
 #endif
 
-// Returns a new context of the host. Operators on it allocate from `allocator`,
-// which is never destroyed, and draw random numbers from `generator`; null:
-// what the context of the process has.
+// Returns a new context for the CPU, on which operators allocate from
+// `allocator` and draw random numbers from `generator`. A null argument stands
+// for that of the context of the process. Requires: `allocator` is never
+// destroyed.
 PADDLE_API std::shared_ptr<DeviceContext> NewHostContext(
     Allocator* allocator, std::shared_ptr<Generator> generator);
 
-// Makes the calling thread find `context` for the host until it calls this
-// again or ends. Null: that of the process.
+// Makes the calling thread find `context` for the CPU, or the context of the
+// process if it is null. Requires: `context` outlives this use, which ends when
+// the thread calls this again or ends.
 PADDLE_API void UseHostContext(DeviceContext* context);
 
-// Makes the calling thread find what is in `contexts`, which has to stay as it
-// is until the thread calls this again or ends. Null: nothing of its own.
+// Makes the calling thread find the contexts in `contexts`, or none of its own
+// if it is null. Requires: `contexts` stays unchanged until the thread calls
+// this again or ends.
 PADDLE_API void UseThreadContexts(const ThreadContexts* contexts);
 
-// Whether the calling thread captures a CUDA graph: then no context can be
-// made.
+// Returns whether the calling thread captures a CUDA graph. No context can be
+// made meanwhile.
 PADDLE_API bool IsCapturing();
 
-// Makes the calling thread the one that always finds the context of the process
-// where it has chosen none. To be called by the main thread before it binds
-// that context to another stream than the default one, and by the forking
-// thread in its child.
+// Makes the calling thread find the context of the process wherever it has
+// chosen none. Requires: called by the main thread, before it binds that
+// context to another stream than the default one, or by the forking thread in
+// its child.
 PADDLE_API void BecomeMainThread();
 
-// Makes threads other than the main one find `context`, the one of the place's
-// default stream, until the process ends. Only threads for which `is_follower`
-// holds when they look: a worker of the executor works for the thread that
-// waits for it, and finds the context of the process.
+// Makes threads other than the main one find `context`, which is on the default
+// stream of the place, until the process ends. This applies to threads for
+// which `is_python_thread` returns true during the lookup. A worker thread of
+// the executor, for example, works for the thread that waits for it, and so
+// finds the context of the process.
 PADDLE_API void KeepDefaultContext(const Place& place,
                                    std::shared_ptr<DeviceContext> context,
-                                   bool (*is_follower)());
+                                   bool (*is_python_thread)());
 
-// Returns what the calling thread finds before the context of the process, or
-// null. Takes no lock.
+// Returns the context that the calling thread finds before the context of the
+// process, or null. Lock-free.
 DeviceContext* FindThreadContext(const Place& place);
 
-// Returns the allocator of the stream that the calling thread's work goes to,
-// or null where no thread has ever set one: what is freed goes back to the
-// memory of its stream, where no other one takes it while work on it may be
-// under way. Null too while the thread captures a CUDA graph, which has its
-// memory from a pool of its own.
+// Returns the allocator of the stream that the calling thread is on, or null if
+// no thread has ever set a stream for the place. Memory that is freed goes back
+// to the allocator of its stream, so that no other stream reuses it while work
+// on it may be pending. Returns null, too, while the thread captures a CUDA
+// graph, which has a memory pool of its own.
 PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 
-// Returns a number for the set of contexts that the calling thread finds, 0
-// where they are all those of the process. For what keeps contexts, and so has
-// to be found again for the same ones only: the set, and what its pointers
-// keep, stays until the process ends.
+// Returns a number for the set of contexts that the calling thread finds, 0 if
+// all of them are the process's. It is a key for objects that keep contexts and
+// may be reused only with the same ones. The set, and everything that its
+// pointers own, is kept until the process ends. Takes a lock.
 PADDLE_API int64_t NumberOfThreadContexts();
 
-// While one is alive, its thread finds the contexts of the process only: for
-// what keeps contexts that it has looked up, and is used by several threads.
+// While an object exists, its thread finds the contexts of the process only.
+// For code that keeps the contexts that it looks up and that several threads
+// run. Requires: destroyed on the thread that made it.
 class PADDLE_API ProcessContextsGuard {
  public:
   ProcessContextsGuard();
@@ -135,13 +146,15 @@ class PADDLE_API ProcessContextsGuard {
   const bool outer_;
 };
 
-// The places where the thread's work goes to another stream than the process's.
-PADDLE_API std::vector<Place> PlacesApart();
+// Returns the places where the calling thread is on another stream than the
+// context of the process.
+PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 
-// A ProcessContextsGuard for work in order: on each device it comes after what
-// the thread has started before, and before what it starts afterwards. The
-// thread has to keep its contexts meanwhile. Does nothing while the thread
-// captures a CUDA graph, which is a matter of its own context.
+// A ProcessContextsGuard that orders the work: on each device, the work inside
+// comes after the work that the thread has started before, and before the work
+// that it starts afterwards. Does nothing while the thread captures a CUDA
+// graph, which belongs to the thread's own context. Requires: the thread keeps
+// its contexts meanwhile.
 class PADDLE_API OrderedProcessContextsGuard {
  public:
   OrderedProcessContextsGuard();
@@ -151,8 +164,9 @@ class PADDLE_API OrderedProcessContextsGuard {
       delete;
 
  private:
-  // The thread's contexts and the process's.
-  const std::vector<std::pair<DeviceContext*, DeviceContext*>> apart_;
+  // The thread's context and the process's, per place where they differ in
+  // their stream.
+  const std::vector<std::pair<DeviceContext*, DeviceContext*>> pairs_;
   const std::optional<ProcessContextsGuard> guard_;
 };
 

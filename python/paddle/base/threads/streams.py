@@ -341,7 +341,7 @@ def enforce_process_streams(waiting: str) -> None:
     """
     if native is None or is_main_thread():
         return
-    for place in native.places_apart():
+    for place in native.places_on_other_streams():
         raise RuntimeError(
             f"{waiting} waits for the stream of the process, but thread "
             f"{threading.current_thread().name!r} is on another stream of "
