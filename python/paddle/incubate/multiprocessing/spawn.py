@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import paddle
 
-from .device_counts import device_counts
+from .device_names import device_counts, parse
 
 if sys.platform == "linux":
     import fcntl
@@ -724,9 +724,9 @@ def _check_device(name: str) -> None:
         )
     if name == "cpu":
         return
-    kind, _, index = name.partition(":")
+    kind, index, _ = parse(name)
     count = _device_count(kind)
-    if not (index.isdecimal() and int(index) < count):
+    if index is None or index >= count:
         raise ValueError(
             f"The devices of type {kind!r} must be '{kind}:<index>' with an "
             f"index less than {count}, but received {name!r}."

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import TYPE_CHECKING, Callable
 
 import paddle
@@ -24,7 +23,7 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.base.tensor_sharing import is_uninitialized
 
-from .device_counts import device_counts
+from .device_names import device_counts, parse
 from .shared_allocator import empty_shared
 from .tensor_parts import (
     in_dynamic_mode,
@@ -129,7 +128,7 @@ def name_of(device: PlaceLike) -> str:
     name = str(device)
     if isinstance(device, core.Place) or name.startswith("Place("):
         name = name[len("Place(") : -1]
-    if re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name) is None:
+    if not parse(name).is_valid:
         raise ValueError(
             "The device must be a Place or a name like 'cpu' or 'gpu:0', but "
             f"received {device!r}."
@@ -143,10 +142,10 @@ def place_of(device: str) -> core.Place:
     Raises:
         RuntimeError: there is no such device.
     """
-    kind, _, number = device.partition(":")
+    kind, index, _ = parse(device)
     counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
     there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
-    if int(number or 0) >= there:
+    if (index or 0) >= there:
         raise RuntimeError(
             f"What was sent must arrive on {device!r}, but this process has no "
             "such device, only "

@@ -11,18 +11,41 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How many devices of each type this process has."""
+"""Names of devices, such as 'cpu' and 'gpu:0', and which devices there are."""
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 import paddle
 from paddle.base import core
 
 
+class DeviceName(NamedTuple):
+    """The parts of the name of a device."""
+
+    kind: str
+    # None without a number after the colon.
+    index: int | None
+    # Whether the name has the form of one; the device need not exist.
+    is_valid: bool
+
+
+def parse(name: str) -> DeviceName:
+    """Returns the parts of the name of a device."""
+    kind, _, number = name.partition(":")
+    return DeviceName(
+        kind,
+        int(number) if number.isdecimal() else None,
+        re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name) is not None,
+    )
+
+
 def device_counts() -> dict[str, int]:
     """
-    Returns the number of devices per type, by the names of `paddle.set_device`
-    and without the CPU.
+    Returns the number of devices of each kind, by the names of
+    `paddle.set_device`, without the CPU.
     """
     counts = {
         kind: core.get_custom_device_count(kind)
