@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream a thread: where work runs, and what it waits for.
+"""One current stream per thread: where work runs, and what it waits for.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -35,6 +35,7 @@ from test_host_device import DEVICE_TYPE, name_of, setUpModule
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
 from concurrent_base import WAIT_S, in_thread, in_threads
+from thread_device_base import handle
 
 import paddle
 from paddle.device import Stream, current_stream, stream_guard
@@ -47,14 +48,10 @@ __all__ = ["setUpModule"]
 
 T = TypeVar("T")
 
-# Ample time, in microseconds, for what does not wait.
+# In microseconds: plenty of time for an operation that does not wait.
 DELAY = 300_000
-# So many numbers that the memory of a tensor is not shared with small ones.
+# Large enough for the allocator to give a tensor a chunk of its own.
 SIZE = 1 << 16
-
-
-def handle(stream: Stream) -> int:
-    return stream.stream_base.raw_stream
 
 
 def overlap(first: Operation, second: Operation) -> bool:
@@ -62,12 +59,12 @@ def overlap(first: Operation, second: Operation) -> bool:
 
 
 def slow(stream: Stream):
-    """Let what is submitted to a stream of device 0 be late."""
+    """Delay the operations that are submitted to a stream of device 0."""
     return delay(0, DELAY, handle(stream))
 
 
 def filled(value: float) -> paddle.Tensor:
-    """Return a tensor of device 0 that is complete."""
+    """Return a tensor on device 0, once its values are written."""
     tensor = paddle.full([SIZE], value)
     current_stream().synchronize()
     return tensor
@@ -104,7 +101,7 @@ class TestWhereWorkRuns(StreamTest):
     def assert_runs_on(
         self, stream: Stream, run: Callable[[], object], *kinds: str
     ) -> None:
-        """Check that a call leads to these operations on a stream alone."""
+        """Check that a call leads to these operations, all on one stream."""
         trace = self.trace_of(run)
         self.assertEqual([each.kind for each in trace], list(kinds))
         self.assertEqual({each.stream for each in trace}, {handle(stream)})
@@ -219,7 +216,7 @@ class TestWhereWorkRuns(StreamTest):
             lambda: executor.run(main, feed=feed, fetch_list=[fetched])
         )
         paddle.disable_static()
-        # What is fetched comes back by a stream of the executor.
+        # The executor copies the results back on a stream of its own.
         kernels = [
             (each.stream, each.kind)
             for each in trace
@@ -240,7 +237,7 @@ class TestWhereWorkRuns(StreamTest):
 
     @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
     def test_static_executor_in_a_forked_process(self):
-        # The thread that forks is the main one of the child.
+        # The forking thread is the main thread of the child.
         def in_child(stream: Stream) -> None:
             signal.alarm(WAIT_S)
             try:
@@ -264,10 +261,10 @@ class TestWhereWorkRuns(StreamTest):
 
 
 class TestWhereMemoryIs(StreamTest):
-    """Memory goes back to the stream that it was allocated on."""
+    """Freed memory goes back to the stream that it was allocated on."""
 
     def address(self, make: Callable[[], paddle.Tensor]) -> int:
-        """Return where a tensor was, whose memory is free now."""
+        """Return the address of a tensor whose memory is free again."""
         return make().data_ptr()
 
     def assert_memory_stays_with_the_stream(
@@ -426,7 +423,7 @@ class TestMemoryInUse(StreamTest):
 
 class TestOverlap(StreamTest):
     def on_two_threads(self, *streams: Stream | None) -> list[Operation]:
-        """Return what two threads that begin at once do, on these streams."""
+        """Return the operations of two threads that start together."""
         x = paddle.ones([4])
         together = threading.Barrier(2, timeout=WAIT_S)
 

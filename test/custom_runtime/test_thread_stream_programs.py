@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream a thread: what keeps contexts, or works for a thread.
+"""One current stream per thread: programs, and threads that serve another.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -115,12 +115,12 @@ class TestProgramsOfToStatic(StreamTest):
 
 
 class TestStaticGraphs(StreamTest):
-    """Their work is in order with that of the thread."""
+    """Their work is ordered with the work of the thread."""
 
     def setUp(self) -> None:
         super().setUp()
         self.three = filled(3.0)
-        # Lazy loading of kernels is slow.
+        # The first run loads kernels, which is slow.
         (self.three * 2).numpy()
 
     def run_program(self, feed: paddle.Tensor) -> np.ndarray:
@@ -252,7 +252,7 @@ class TestForkBesideAThread(StreamTest):
         is_set, may_end = threading.Event(), threading.Event()
 
         def own():
-            # Nothing else keeps the stream.
+            # Only the thread keeps the stream alive.
             set_stream(Stream())
             filled(1.0)
             is_set.set()

@@ -265,7 +265,7 @@ def run_programs_inside_and_outside(kept):
     for name, function in compiled.items():
         with host_context(allocator=native.allocator()):
             function(x)
-        # Takes the memory that the context had.
+        # Reuse the memory that the context had.
         paddle.to_tensor([[0.0] * 8] * 100)
         values[name] = set(function(x).tolist())
     return values
@@ -277,7 +277,7 @@ class TestPrograms(HostTestCase):
         self.addCleanup(peer.close)
         values = peer.call(run_programs_inside_and_outside)
         self.assertLessEqual(values["to_static"], {0.0, 4.0})
-        # What is saved drops nothing.
+        # A saved program applies no dropout.
         self.assertEqual(values["predictor"], {2.0})
 
     def test_program_draws_from_the_generator_of_the_process(self):
@@ -296,7 +296,7 @@ class TestPrograms(HostTestCase):
 
 
 class Asking:
-    """Tells, when it goes, where its thread makes tensors then."""
+    """Records where its thread makes tensors when the object is destroyed."""
 
     def __init__(self, answers):
         self._answers = answers
@@ -318,7 +318,7 @@ def end_threads_inside(kept):
         thread = threading.Thread(target=end_inside)
         thread.start()
         thread.join()
-    # They would be left when they go, which is an error on this thread.
+    # Destroying them would leave them on this thread, which is an error.
     streams.native.keep_for_ever(contexts)
     return answers
 

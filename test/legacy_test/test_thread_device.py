@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device a thread: whose device a thread is on."""
+"""One current device per thread: which device a thread is on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestWhoseDevice(unittest.TestCase):
 
     def test_device_of_a_thread_ends_with_the_thread(self):
         in_thread(paddle.set_device, self.devices[1])
-        # Idents of threads are used again, the device must not be.
+        # New threads reuse the ident of an ended one, but not its device.
         for _ in range(50):
             self.assertEqual(in_thread(paddle.get_device), self.devices[0])
 
@@ -187,8 +187,8 @@ class TestWhoseDevice(unittest.TestCase):
 
 
 @on_every_device_list
-class TestWhatHangsOffTheTracer(unittest.TestCase):
-    """A thread with a device has a tracer of its own: it must not show."""
+class TestStateOfTheTracer(unittest.TestCase):
+    """A thread with a device has a tracer of its own; users must not notice."""
 
     def test_backward_runs_on_the_threads_device(self):
         def train():
@@ -219,14 +219,14 @@ class TestWhatHangsOffTheTracer(unittest.TestCase):
         self.assertTrue(entered.wait(WAIT_S))
         self.assertTrue(paddle.is_grad_enabled())
         may_leave.set()
-        # A change of device inside does not switch gradients on again.
+        # Setting a device inside does not turn gradients on again.
         self.assertFalse(worker.result())
 
     def test_auto_cast_of_a_thread_is_its_own_and_survives_a_switch(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def level():
-            # What every kernel asks before it casts its inputs.
+            # Every kernel reads this before it casts its inputs.
             return framework.core._get_amp_attrs()._amp_level
 
         def inside():

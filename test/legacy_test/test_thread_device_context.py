@@ -34,7 +34,7 @@ from paddle.base.threads import device_scope
 
 
 def contexts_that_set(device):
-    """Returns one new context of each kind that puts a thread on `device`."""
+    """Returns a new context of each kind that sets the device of a thread."""
     contexts = {
         "paddle.device.device": paddle.device.device(device),
         "paddle.device.device of a place": paddle.device.device(
@@ -104,7 +104,7 @@ class TestContexts(unittest.TestCase):
                 self.assertEqual(in_thread(fail, name), {self.devices[0]})
 
     def inside_on_a_thread(self, context):
-        """Returns a thread inside `context`, and the event it waits for."""
+        """Returns a thread inside `context`, and the event that releases it."""
         entered, may_end = threading.Event(), threading.Event()
 
         def enter():
@@ -196,7 +196,7 @@ class TestContexts(unittest.TestCase):
 
     def test_context_left_on_another_thread_is_an_error_without_effect(self):
         contexts = contexts_that_set(self.devices[1])
-        # Its error also unwinds the guards of names and programs it holds.
+        # Its error also leaves the guards of names and programs inside it.
         del contexts["dygraph.guard"]
         for name, context in contexts.items():
             with self.subTest(name):
@@ -227,7 +227,7 @@ class TestContexts(unittest.TestCase):
             suspended.close()
             return places_of_new_tensors()
 
-        # Some of these threads get the ident of the one that ended.
+        # Some of these threads reuse the ident of the one that ended.
         for _ in range(20):
             self.assertEqual(
                 in_thread(close_elsewhere, in_thread(begin)), {"cpu"}
@@ -240,7 +240,7 @@ class TestContexts(unittest.TestCase):
                 yield 2
 
         def drop_on_another_thread(generators):
-            # Where leaving is refused, which Python can only report.
+            # Leaving here is an error, which Python reports as ignored.
             generators.clear()
 
         def serve():
@@ -249,7 +249,7 @@ class TestContexts(unittest.TestCase):
             next(still_open)
             for i in range(50):
                 contexts = contexts_that_set(self.devices[i % 2])
-                # A guard of Python's contextlib ends when it is dropped.
+                # A guard made by contextlib is left when it is dropped.
                 del contexts["_dygraph_place_guard"], contexts["dygraph.guard"]
                 generators = [items(each) for each in contexts.values()]
                 for generator in generators:

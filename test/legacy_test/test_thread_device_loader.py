@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Data loaders of threads with devices of their own."""
+"""Data loaders used by threads with devices of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import paddle
 
 
 class _Squares(paddle.io.Dataset):
-    """Items are made by Paddle, and tell on which device it made them."""
+    """A dataset whose items record the device on which Paddle made them."""
 
     def __getitem__(self, i):
         made = paddle.to_tensor([float(i * i)])
@@ -54,7 +54,7 @@ class _KilledAtItem5(paddle.io.Dataset):
 @on_every_device_list
 class TestDataLoader(unittest.TestCase):
     def load(self, device, workers):
-        """Loads the squares on a thread of its own, set to `device`."""
+        """Loads the squares on a new thread that sets `device`."""
         if device:
             paddle.set_device(device)
         loader = paddle.io.DataLoader(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device a thread: forks, and the first use of Paddle."""
+"""One current device per thread: forks, and the first use of Paddle."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class TestFirstUse(unittest.TestCase):
         )
 
     def test_default_device_found_by_many_threads_does_not_undo_a_set(self):
-        # It is found while Paddle is imported, which one thread does for all.
+        # It is found while one thread imports Paddle for all.
         run_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Turning to static graph mode and back acts on the calling thread."""
+"""enable_static and disable_static act on the calling thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paddle.base import framework
 
 
 def before_and_after(entered, has_moved):
-    """Returns where a thread is, and where it is once `has_moved` is set."""
+    """Returns the places of a thread now and after `has_moved` is set."""
     first = places_of_new_tensors()
     entered.set()
     if not has_moved.wait(WAIT_S):
@@ -96,19 +96,19 @@ class TestStaticGraph(unittest.TestCase):
     def test_device_set_without_a_tracer_holds_when_it_is_back(self):
         def set_inside():
             paddle.set_device("cpu")
-            # As to_static does around what it traces.
+            # As to_static does while it traces.
             with framework._dygraph_guard(None):
                 paddle.set_device(self.devices[1])
             return places_of_new_tensors()
 
         self.assertEqual(in_thread(set_inside), {self.devices[1]})
 
-    def test_followers_follow_the_main_thread_into_a_guard(self):
+    def test_threads_without_a_device_follow_the_main_thread_into_a_guard(self):
         entered, has_moved = threading.Event(), threading.Event()
         worker = Worker(before_and_after, entered, has_moved)
         self.assertTrue(entered.wait(WAIT_S))
         with paddle.base.dygraph.guard():
-            # The main thread has a tracer of its own in here.
+            # Inside, the main thread has another tracer.
             paddle.set_device(self.devices[1])
             has_moved.set()
             seen = worker.result()
@@ -182,7 +182,7 @@ class TestFork(ForkTestCase):
 
     def test_graph_mode_outlives_a_fork_from_a_thread(self):
         # On stock such a process is in static graph mode: the fork drops the
-        # main thread's state, whose guard then ends on the forking thread.
+        # main thread's state, so the guard in it ends on the forking thread.
         run_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device a thread: threads that switch as fast as they can."""
+"""One current device per thread: threads that switch as fast as they can."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def switch_threads_often(case: unittest.TestCase):
 
 
 def run_together(count, function):
-    """Runs `function(i)` on `count` threads that all begin at once."""
+    """Runs `function(i)` on `count` threads that start together."""
     together = threading.Barrier(count, timeout=WAIT_S)
 
     def begin(i):
@@ -52,7 +52,7 @@ def run_together(count, function):
 
 
 def rounds_until(condition, at_least):
-    """Counts so many rounds, and on until `condition()` holds or time is up."""
+    """Counts at least `count` rounds, then until `condition()` or a timeout."""
     deadline = time.monotonic() + WAIT_S
     for i in itertools.count():
         if i >= at_least and (condition() or time.monotonic() > deadline):
@@ -120,24 +120,24 @@ class TestStress(unittest.TestCase):
         run_together(8, self.switch_create_and_differentiate)
         self.assertEqual(paddle.get_device(), self.devices[0])
 
-    def test_followers_are_only_ever_where_the_main_thread_is_or_was(self):
+    def test_threads_without_a_device_are_only_where_the_main_thread_was(self):
         switch_threads_often(self)
         is_over = threading.Event()
 
         def place():
-            # Where C++ chooses, by the tracer that the main thread writes to.
+            # C++ reads the place of the tracer that the main thread sets.
             return place_name(paddle.Tensor(np.ones(1)))
 
         all_seen = [set() for _ in range(4)]
 
         def follow(seen):
-            # Until a thread calls into Python, it has C++'s own tracer.
+            # Until a thread calls Paddle's Python, it has a tracer made by C++.
             seen.add(paddle.in_dynamic_mode() and place())
             while not is_over.is_set():
                 seen.add(place())
             return seen, place()
 
-        followers = [Worker(follow, seen) for seen in all_seen]
+        workers = [Worker(follow, seen) for seen in all_seen]
         for i in rounds_until(
             lambda: all(len(seen) > 1 for seen in all_seen), ROUNDS
         ):
@@ -146,8 +146,8 @@ class TestStress(unittest.TestCase):
                 time.sleep(0.001)
         paddle.set_device(self.devices[1])
         is_over.set()
-        for follower in followers:
-            seen, last = follower.result()
+        for worker in workers:
+            seen, last = worker.result()
             self.assertLessEqual(seen, set(self.devices))
             self.assertGreater(len(seen), 1)
             self.assertEqual(last, self.devices[1])
@@ -188,7 +188,7 @@ class TestInference(unittest.TestCase):
             alone = Worker(serve, device).result()
             together = run_together(3, lambda _, d=device: serve(d))
             self.assertEqual(together, [alone] * 3)
-        # All devices at once, in one process.
+        # All devices at the same time, in one process.
         answers = run_together(
             len(self.devices), lambda i: serve(self.devices[i])
         )

@@ -26,7 +26,7 @@ from paddle.base import framework
 
 
 def device_of_new_op():
-    """Returns the device that an operator made now is to run on, or ""."""
+    """Returns the device of an operator that is made now, "" for none."""
     with framework._dygraph_guard(None):
         block = framework.Program().global_block()
         op = block.append_op(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream a thread: whose stream a thread is on."""
+"""One current stream per thread: which stream a thread is on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from paddle.device import Stream, set_stream, stream_guard
 @on_every_device_list
 class TestWhoseStream(StreamTestCase):
     def while_inside(self, stream, look):
-        """Returns what `look` does while a thread is in a guard of `stream`."""
+        """Returns the result of `look` while a thread is on `stream`."""
         entered, may_leave = threading.Event(), threading.Event()
 
         def stay_inside():
@@ -314,7 +314,7 @@ class TestSetStream(StreamTestCase):
     def test_stream_ends_with_the_thread(self):
         stream = Stream()
         in_thread(set_stream, stream)
-        # Idents of threads are used again, the stream must not be.
+        # New threads reuse the ident of an ended one, but not its stream.
         for _ in range(50):
             self.assertEqual(in_thread(self.current), self.defaults)
 
@@ -560,10 +560,10 @@ class TestWithDevices(StreamTestCase):
 
 @on_every_device_list
 class TestWork(StreamTestCase):
-    """What Paddle does with streams of its own accord, on a thread with one."""
+    """Work that Paddle does by itself for a thread with a stream of its own."""
 
     def on_new_stream(self, function, *args):
-        """Calls a function in a guard of a new stream, and looks after it."""
+        """Calls a function on a new stream, then checks the current streams."""
         stream = Stream()
         with stream_guard(stream):
             result = function(*args)
@@ -699,7 +699,7 @@ class TestWork(StreamTestCase):
             self.assertEqual(len(found), 3)
             for one, expected in found:
                 self.assertEqual(one, expected)
-            # One that follows the main thread has readers that follow, too.
+            # The readers of a thread without a device have none, either.
             followed = (self.devices[0], self.defaults[-1])
             read_here = in_thread(lambda reader: list(reader()), reader)
             self.assertEqual(read_here, [followed] * 3)

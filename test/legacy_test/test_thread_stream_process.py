@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream a thread: the ends of threads and processes, and forks."""
+"""One current stream per thread: ends of threads and processes, forks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from thread_device_base import (
 import paddle
 from paddle.device import Stream, set_stream, stream_guard
 
-# What scripts check with, on the first device.
+# The checks that scripts use, on the first device.
 CHECK = """
 from thread_device_base import *
 from paddle.device import Stream, set_stream, stream_guard
@@ -56,7 +56,7 @@ def check_on(expected):
 default = current()
 """
 
-# Lets a script run the hooks that Paddle's modules of threads have for a fork.
+# Lets a script run the fork hooks of paddle.base.threads itself.
 KEEPS_FORK_HOOKS = """
 hooks = []
 register = os.register_at_fork
@@ -104,7 +104,7 @@ def run_on_a_foreign_thread(*callbacks):
 
 
 def compute_in_new_process(devices: list[str]):
-    """Checks, in a process that another one has started, that it is as new."""
+    """Checks that a process started by another one begins with no state."""
     paddle.set_device(devices[0])
     defaults = current_handles(devices[:-1])
     assert in_thread(current_handles, devices[:-1]) == defaults
@@ -161,7 +161,7 @@ class TestForeignThreads(StreamTestCase):
 @on_every_device_list
 class TestEndOfThread(StreamTestCase):
     def test_what_goes_before_the_thread_ends_goes_on_its_device(self):
-        # What goes with the thread's state may find the main thread's.
+        # What is destroyed with the thread's state may find the main thread's.
         found, local = [], threading.local()
 
         class Probe:
@@ -360,7 +360,7 @@ class TestEndOfThread(StreamTestCase):
 
 @on_every_device_list
 class TestEndOfProcess(StreamTestCase):
-    """A process ends without a word, whatever streams its threads are on."""
+    """A process ends without errors, whatever streams its threads are on."""
 
     def run_quietly(self, body):
         quiet = 'import warnings\nwarnings.simplefilter("ignore")\n'

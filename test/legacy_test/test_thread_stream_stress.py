@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream a thread: threads that switch as fast as they can."""
+"""One current stream per thread: threads that switch as fast as they can."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Wanderer:
         return self.chooser.choice(self.streams)
 
     def wander(self, expected: list[int], depth: int):
-        """Enters a guard from the streams `expected`, and leaves it."""
+        """Enters a guard on the streams `expected`, and leaves it."""
         stream = self.stream()
         inside = self.moved(expected, stream)
         with stream_guard(stream):
@@ -64,7 +64,7 @@ class Wanderer:
                 self.wander(inside, depth - 1)
             self.check(inside)
             if self.chooser.random() < 0.3:
-                # Of the same device, which the guard puts back.
+                # Of the same device; the guard restores it.
                 stream = Stream(stream.device)
                 set_stream(stream)
                 self.check(self.moved(inside, stream))
@@ -96,7 +96,7 @@ class TestStress(StreamTestCase):
         super().setUp()
         print(f"THREAD_STREAM_SEED={SEED}", file=sys.stderr)
         switch_threads_often(self)
-        # Some are the default ones.
+        # Some are default streams.
         self.shared = [
             *map(current_stream, self.accelerators),
             *(Stream(device) for device in self.accelerators * 2),

@@ -18,20 +18,20 @@ from __future__ import annotations
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
+from concurrent_base import WAIT_S
+
 from paddle.base.threads.thread_value import (
     UNSET,
     MainThreadValue,
     ThreadValue,
 )
 
-WAIT_S = 120
-
 
 class ThreadValueTestCase(unittest.TestCase):
     def setUp(self):
         pool = ThreadPoolExecutor(1)
         self.addCleanup(pool.shutdown)
-        # Runs a function on one and the same other thread.
+        # Runs a function on another thread, always the same one.
         self.on_thread = lambda *call: pool.submit(*call).result(WAIT_S)
 
 
@@ -78,7 +78,7 @@ class TestThreadValue(ThreadValueTestCase):
         value = ThreadValue(1)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(value.set_local, 2).result(WAIT_S)
-        # The ident of a thread that has ended is used again.
+        # New threads reuse the ident of an ended one, but not its value.
         for _ in range(50):
             with ThreadPoolExecutor(1) as pool:
                 self.assertEqual(pool.submit(value.get).result(WAIT_S), 1)

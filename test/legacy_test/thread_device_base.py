@@ -49,8 +49,8 @@ def device_lists() -> dict[str, list[str]]:
 
 def on_every_device_list(case: type) -> None:
     """
-    Class decorator: puts in the place of a test case that reads `self.devices`
-    one case for each kind of machine, skipped where the machine is another.
+    Class decorator: replaces a test case that reads `self.devices` by one case
+    for each kind of machine, which is skipped on other machines.
     """
     module = sys.modules[case.__module__]
     for kind, devices in device_lists().items():
@@ -64,7 +64,7 @@ def on_every_device_list(case: type) -> None:
 
 
 class _OnDevices:
-    """Begins each test on the first device, and puts the device back."""
+    """Starts each test on the first device, and restores the device."""
 
     devices: list[str]
 
@@ -77,8 +77,8 @@ class _OnDevices:
 
 def places_of_new_tensors() -> set[str]:
     """
-    Returns where the calling thread's device shows: what `get_device` says, and
-    where tensors land. Python chooses the place of most, C++ that of the last.
+    Returns the current device of the calling thread as `get_device` and new
+    tensors show it. Python chooses the place of most tensors, C++ of the last.
     """
     tensors = (
         paddle.to_tensor([1.0]),
@@ -96,7 +96,7 @@ def place_name(tensor: paddle.Tensor) -> str:
 
 
 def handle(stream: paddle.device.Stream) -> int:
-    """Returns what tells a stream from all others of its device."""
+    """Returns the handle of a stream, which is unique on its device."""
     return stream.stream_base.raw_stream
 
 
@@ -126,7 +126,7 @@ class StreamTestCase(unittest.TestCase):
         self.assertEqual(in_thread(self.current), self.defaults)
 
     def with_first(self, stream: paddle.device.Stream) -> list[int]:
-        """Returns the current streams if only the first device's is another."""
+        """Returns the default streams, with `stream` for the first device."""
         return [handle(stream), *self.defaults[1:]]
 
     def second_accelerator(self) -> str:
@@ -135,7 +135,7 @@ class StreamTestCase(unittest.TestCase):
         return self.accelerators[1]
 
     def check_computes(self):
-        """Checks an answer that the current device has to compute."""
+        """Checks a result that the current device computes."""
         twice = paddle.full([4], 3.0) * 2
         self.assertEqual((twice + twice).tolist(), [12.0] * 4)
 
