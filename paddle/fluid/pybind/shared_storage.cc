@@ -28,8 +28,9 @@
 
 #include "paddle/common/flags.h"
 #include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/random_bits.h"
 #include "paddle/phi/core/memory/allocation/shared_handle.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_storage.h"

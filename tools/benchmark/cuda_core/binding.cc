@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace {

@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "processes.h"  // NOLINT(build/include_subdir)
 
 // What tests do with memory of a device: through the driver, as a program that

@@ -31,12 +31,14 @@
 #include <vector>
 
 #include "intercepted_calls.h"  // NOLINT(build/include_subdir)
-#include "processes.h"          // NOLINT(build/include_subdir)
+#include "paddle/phi/core/memory/allocation/shared_records.h"
+#include "processes.h"  // NOLINT(build/include_subdir)
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::kSharedPage;
+using paddle::memory::allocation::SharedRecords;
 
 constexpr uint64_t kSmall = 20;  // bytes
 // More segments than a process keeps whole once their makers are dead; how many
@@ -46,6 +48,8 @@ constexpr int kWhole = 28;
 // So few descriptors that they are short when segments of 16 dead senders are
 // attached.
 constexpr rlim_t kShort = 28;
+
+SharedRecords Records() { return SharedRecords(&Heap()); }
 
 // Makes processes that send one block each. It is forked before the test has
 // anything in shared memory, so that they inherit nothing.
@@ -298,8 +302,8 @@ TEST_BOTH(ABlockThatIsLeftAloneIsStillKnown) {
   SharedMessage other = message;
   other.generation += 2;
   CHECK(KindOf([&] { Heap().Receive(other); }) == Kind::kGone);
-  CHECK(!Heap().MakerIsAlive(block));
-  CHECK(Heap().OtherUsers(block).processes.empty());
+  CHECK(!Records().OwnerIsAlive(block));
+  CHECK(Records().OtherUsers(block).processes.empty());
   Heap().Release(block);
   CHECK(HasContent(again, 7));
   Heap().Release(again);
@@ -403,11 +407,11 @@ TEST_BOTH(ParentAndChildShareABlockThatIsLeftAlone) {
 TEST_BOTH(AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 1);
-  const SharedBlock record = Heap().ReceiveRecord(message).block;
-  Heap().Redeem(message);
+  const SharedBlock record = Records().Receive(message).block;
+  Records().Redeem(message);
   senders.Kill();
   ReceiveFromDead(&senders, kSmall);
-  Heap().Redeem(message);  // late, and of no effect
+  Records().Redeem(message);  // late, and of no effect
   Worker child([&](const Channel&) {
     CHECK(!Heap().Has(record.data));
     Heap().Release(record);
@@ -628,7 +632,7 @@ TEST(AMessageOfABlockOfWhichAChildHasThePagesIsReceivedThere) {
   const SharedMessage message = MessageOf(received[0].block);
   child.channel().Send(message);
   child.Finish();
-  CHECK(!Heap().IsInFlight(message));
+  CHECK(!Records().IsInFlight(message));
 }
 
 TEST(TheLastOfAFamilyRemovesFilesOfWhichItHasPagesAlone) {

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
 #include "processes.h"  // NOLINT(build/include_subdir)
 
 namespace {

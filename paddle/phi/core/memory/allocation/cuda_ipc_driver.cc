@@ -23,7 +23,7 @@
 #include <new>
 #include <utility>
 
-#include "paddle/phi/core/memory/allocation/shared_segment.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
 
 namespace paddle {
 namespace memory {

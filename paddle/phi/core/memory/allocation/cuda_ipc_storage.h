@@ -20,7 +20,7 @@
 #include <string>
 
 #include "paddle/phi/core/dense_tensor.h"
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 
 namespace paddle {
 namespace memory {

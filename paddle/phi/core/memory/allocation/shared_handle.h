@@ -18,7 +18,7 @@
 #include <variant>
 
 #include "paddle/phi/core/dense_tensor.h"
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 
 namespace paddle {

@@ -15,15 +15,18 @@
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <utility>
+
+#include "paddle/phi/core/memory/allocation/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
 
 namespace paddle {
 namespace memory {
@@ -33,11 +36,6 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kSmallRun = 4 * kSharedPage;
-// The ledger grows by as much as it has, within these.
-constexpr uint64_t kMinLedgerStep = kSharedPage;
-constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
 // Addresses of the first segment, most of them without memory for most of its
 // life. Each further segment has twice the addresses of all before it, so that
 // there are few segments, and a receiver needs few more addresses than there
@@ -48,9 +46,6 @@ constexpr uint64_t kMostReserve = uint64_t{64} << 30;
 constexpr size_t kFewSegments = 16;
 // The kernel is asked at most so often whether the maker of a segment lives.
 constexpr uint64_t kAskAgainNanoseconds = 10000000;
-// Enough for a few large messages under way, little for a process to keep.
-constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
-
 // Counts through suspension and is one clock for all processes.
 uint64_t NowNanoseconds() {
   timespec now = {};
@@ -65,10 +60,12 @@ uint64_t CoarseNanoseconds() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-uint64_t Ago(double seconds) {
-  uint64_t now = NowNanoseconds();
-  double age = std::max(0.0, seconds) * 1e9;
-  return age >= static_cast<double>(now) ? 0 : now - static_cast<uint64_t>(age);
+// Gives the pages at `start` back that a segment kept when it was taken apart.
+// Their memory too, unless it is `shared` with a child or parent of a fork.
+void DropPages(char* start, uint64_t length, bool shared) {
+  if (length == 0) return;
+  if (!shared) madvise(start, length, MADV_REMOVE);
+  munmap(start, length);
 }
 
 [[noreturn]] void ThrowNoTensor() {
@@ -88,281 +85,7 @@ uint64_t Ago(double seconds) {
       "too. Send tensor.clone() instead.");
 }
 
-// The addresses of a segment that has room for a block of the capacity.
-uint64_t ReserveFor(uint64_t capacity) {
-  uint64_t block = RoundUp(std::max(capacity, kSmallRun), kSharedPage);
-  // A ledger is a quarter of the addresses, until it is as large as it gets.
-  uint64_t ledger = std::min<uint64_t>(
-      block / 2, SharedLedger::LedgerBytes(SharedLedger::kMaxReserve));
-  return RoundUp(SharedLedger::kMinReserve + block + ledger, kSharedPage);
-}
-
-// The least limit in files of the name, in the folder at `path` below `top` and
-// in all above it.
-uint64_t LeastLimit(const std::string& top,
-                    std::string path,
-                    const std::string& name) {
-  uint64_t least = UINT64_MAX;
-  for (;;) {
-    uint64_t limit = 0;
-    // Of no limit, the file says "max", which is no number.
-    if (std::ifstream(top + path + "/" + name) >> limit) {
-      least = std::min(least, limit);
-    }
-    size_t last = path.rfind('/');
-    if (last == std::string::npos) return least;
-    path.erase(last);
-  }
-}
-
 }  // namespace
-
-uint64_t MemoryOfMachineOrContainer(const std::string& root) {
-  uint64_t least =
-      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  const std::string top = root + "/sys/fs/cgroup";
-  std::ifstream groups(root + "/proc/self/cgroup");
-  // A line is number:controllers:path, where version 2 has no controllers.
-  for (std::string line; std::getline(groups, line);) {
-    size_t first = line.find(':');
-    size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    std::string controllers =
-        "," + line.substr(first + 1, second - first - 1) + ",";
-    std::string path = line.substr(second + 1);
-    if (controllers == ",,") {
-      least = std::min(least, LeastLimit(top, path, "memory.max"));
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      least = std::min(
-          least, LeastLimit(top + "/memory", path, "memory.limit_in_bytes"));
-    }
-  }
-  return least;
-}
-
-SharedBlocks::SharedBlocks(SharedSegment* segment,
-                           std::vector<std::function<void()>>* ended)
-    : segment_(segment),
-      ended_(ended),
-      end_(SharedLedger::LedgerBytes(segment->reserve())),
-      ledger_end_(SharedLedger::HeaderBytes(segment->reserve())) {}
-
-uint64_t SharedBlocks::CapacityFor(uint64_t size) {
-  // Steps of an eighth to a quarter of the size, so that sizes which differ
-  // little use each other's blocks.
-  uint64_t step = kAlignment;
-  uint64_t parts = size < kSharedPage ? 4 : 8;
-  while (step * parts * 2 < size) step *= 2;
-  return RoundUp(std::max<uint64_t>(size, 1),
-                 size < kSharedPage ? step : std::max(step, kSharedPage));
-}
-
-void SharedBlocks::List(uint32_t index) {
-  Run& run = runs_[index];
-  if (run.listed || !run.warm || run.free.empty()) return;
-  run.listed = true;
-  classes_[run.capacity].available.push_back(index);
-}
-
-std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
-  // A page or more may come from a block up to half as large again: touching
-  // fresh memory costs more than the memory is worth.
-  uint64_t most = capacity < kSharedPage ? capacity : capacity + capacity / 2;
-  for (auto it = classes_.lower_bound(capacity);
-       it != classes_.end() && it->first <= most;
-       ++it) {
-    std::vector<uint32_t>& available = it->second.available;
-    while (!available.empty()) {
-      uint32_t run = available.back();
-      if (runs_[run].warm && (!runs_[run].free.empty() || Cut(run))) {
-        return Take(run);
-      }
-      runs_[run].listed = false;
-      available.pop_back();
-    }
-  }
-  return std::nullopt;
-}
-
-uint32_t SharedBlocks::Take(uint32_t index) {
-  Run& run = runs_[index];
-  if (run.free.size() == run.count) {
-    idle_.erase(run.idle);
-    idle_bytes_ -= run.length;
-  }
-  uint32_t block = run.free.back();
-  run.free.pop_back();
-  in_use_[block] = true;
-  used_ += run.capacity;
-  ++used_blocks_;
-  return block;
-}
-
-void SharedBlocks::Free(uint32_t block) {
-  uint32_t index = run_of_[block];
-  Run& run = runs_[index];
-  in_use_[block] = false;
-  used_ -= run.capacity;
-  --used_blocks_;
-  auto act = at_end_.extract(block);
-  if (act) ended_->push_back(std::move(act.mapped()));
-  run.free.push_back(block);
-  List(index);
-  if (run.free.size() == run.count) {
-    AddIdle(index);
-    Trim(kIdleBytes);
-  }
-}
-
-void SharedBlocks::AddIdle(uint32_t index) {
-  Run& run = runs_[index];
-  run.idle = idle_.insert(idle_.end(), index);
-  idle_bytes_ += run.length;
-}
-
-void SharedBlocks::Trim(uint64_t keep) {
-  while (idle_bytes_ > keep && (keep == 0 || idle_.size() > 1)) {
-    uint32_t index = idle_.front();
-    Run& run = runs_[index];
-    idle_.pop_front();
-    idle_bytes_ -= run.length;
-    segment_->Punch(run.offset, run.length);
-    reserved_ -= run.length;
-    run.warm = false;
-    PutCold(index);
-  }
-}
-
-void SharedBlocks::PutCold(uint32_t run) {
-  classes_[runs_[run].capacity].cold.push_back(run);
-}
-
-std::optional<uint32_t> SharedBlocks::TakeCold(uint64_t capacity) {
-  std::vector<uint32_t>& cold = classes_[capacity].cold;
-  if (cold.empty()) return AppendRun(capacity);
-  uint32_t run = cold.back();
-  cold.pop_back();
-  return run;
-}
-
-std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
-  // A process may have one small tensor; the second of a kind has more to come.
-  bool& has_run = classes_[capacity].has_run;
-  uint64_t small = has_run ? kSmallRun : kSharedPage;
-  uint64_t length = capacity < kSharedPage ? small : capacity;
-  if (length > segment_->reserve() - end_) return std::nullopt;
-  runs_.push_back({end_, length, capacity, 0, false, false, {}, {}});
-  uint32_t index = runs_.size() - 1;
-  try {
-    if (!Cut(index)) {
-      runs_.pop_back();
-      return std::nullopt;
-    }
-  } catch (...) {
-    runs_.pop_back();
-    throw;
-  }
-  end_ += length;
-  has_run = true;
-  return index;
-}
-
-bool SharedBlocks::Cut(uint32_t index) {
-  Run& run = runs_[index];
-  SharedLedger& ledger = segment_->ledger();
-  const uint64_t reserve = segment_->reserve();
-  uint32_t block = ledger.block_count();
-  uint64_t start = run.count * run.capacity;
-  if (run.length - start < run.capacity ||
-      block == SharedLedger::MaxBlocks(reserve)) {
-    return false;
-  }
-  uint64_t header = SharedLedger::HeaderBytes(reserve);
-  if (header + (block + 1) * SharedLedger::BlockBytes() > ledger_end_) {
-    if (!segment_->Usable()) return false;
-    uint64_t step =
-        std::clamp(ledger_end_ - header, kMinLedgerStep, kMaxLedgerStep);
-    step = std::min(step, SharedLedger::LedgerBytes(reserve) - ledger_end_);
-    segment_->Reserve(segment_->fd(), ledger_end_, step);
-    ledger_end_ += step;
-  }
-  run_of_.resize(block + 1);
-  in_use_.resize(block + 1, false);
-  run.free.push_back(block);
-  run_of_[block] = index;
-  ++run.count;
-  ledger.AppendBlock(run.offset + start, run.capacity);
-  return true;
-}
-
-uint32_t SharedBlocks::Warm(uint32_t index) {
-  Run& run = runs_[index];
-  run.warm = true;
-  reserved_ += run.length;
-  AddIdle(index);
-  List(index);
-  return Take(index);
-}
-
-void SharedBlocks::Recycle() {
-  SharedLedger& ledger = segment_->ledger();
-  uint64_t releases = ledger.release_count();
-  if (releases == seen_releases_) return;
-  seen_releases_ = releases;
-  uint32_t count = run_of_.size();
-  for (uint32_t word = 0; word * 64 < count; ++word) {
-    uint64_t released = ledger.TakeReleased(word);
-    for (; released != 0; released &= released - 1) {
-      uint32_t block = word * 64 + __builtin_ctzll(released);
-      if (block < count && in_use_[block] && ledger.TryFree(block)) {
-        Free(block);
-      }
-    }
-  }
-}
-
-void SharedBlocks::Expire(uint64_t deadline) {
-  for (uint32_t block = 0; block < in_use_.size(); ++block) {
-    if (in_use_[block]) segment_->ledger().ExpireTickets(block, deadline);
-  }
-}
-
-void SharedBlocks::AtEnd(uint32_t block, std::function<void()> act) {
-  at_end_[block] = std::move(act);
-}
-
-void SharedBlocks::ExpireAwaited(uint64_t deadline) {
-  for (const auto& [block, act] : at_end_) {
-    segment_->ledger().ExpireTickets(block, deadline);
-  }
-}
-
-uint64_t SharedBlocks::messages() const {
-  uint64_t count = 0;
-  for (uint32_t block = 0; block < in_use_.size(); ++block) {
-    if (in_use_[block]) count += segment_->ledger().TicketCount(block);
-  }
-  return count;
-}
-
-class SharedHeap::Locked {
- public:
-  explicit Locked(SharedHeap* heap) : heap_(heap), lock_(heap->mutex_) {}
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-  ~Locked() {
-    std::vector<std::function<void()>> ended = std::move(heap_->ended_);
-    heap_->ended_.clear();
-    lock_.unlock();
-    for (const auto& act : ended) act();
-  }
-
-  std::unique_lock<std::mutex>* lock() { return &lock_; }
-
- private:
-  SharedHeap* heap_;
-  std::unique_lock<std::mutex> lock_;
-};
 
 SharedHeap& SharedHeap::Instance() {
   static SharedHeap& heap =
@@ -426,6 +149,12 @@ bool SharedHeap::Serves(Attached* own, SharingStrategy strategy) {
   return own->segment->strategy() == strategy && own->segment->Usable();
 }
 
+uint64_t SharedHeap::Ago(double seconds) {
+  uint64_t now = NowNanoseconds();
+  double age = std::max(0.0, seconds) * 1e9;
+  return age >= static_cast<double>(now) ? 0 : now - static_cast<uint64_t>(age);
+}
+
 std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
                                                     uint64_t capacity,
                                                     Inheritance inheritance) {
@@ -439,9 +168,13 @@ std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
   return std::nullopt;
 }
 
-SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
-                                 uint64_t size,
-                                 Inheritance inheritance) {
+SharedBlock SharedHeap::Allocate(SharingStrategy strategy, uint64_t size) {
+  return AllocateBlock(strategy, size, Inheritance::kChild);
+}
+
+SharedBlock SharedHeap::AllocateBlock(SharingStrategy strategy,
+                                      uint64_t size,
+                                      Inheritance inheritance) {
   if (size > SharedLedger::kMaxReserve / 2) {
     throw SharedMemoryError(
         Kind::kExhausted,
@@ -534,7 +267,7 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
   uint64_t family = family_ ? family_->id() : RandomBits();
   uint64_t before = 0;
   for (const Attached* own : own_) before += own->segment->reserve();
-  uint64_t needed = ReserveFor(capacity);
+  uint64_t needed = SharedBlocks::ReserveFor(capacity);
   std::unique_ptr<SharedSegment> segment;
   for (uint64_t wanted = std::clamp(2 * before, kFirstReserve, kMostReserve);
        !segment;
@@ -691,20 +424,6 @@ SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
   return ReceiveBlock(message, Inheritance::kChild, Ticket::kSpend);
 }
 
-SharedHeap::Received SharedHeap::ReceiveRecord(const SharedMessage& message) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return ReceiveBlock(message, Inheritance::kNone, Ticket::kKeep);
-}
-
-void SharedHeap::Redeem(const SharedMessage& message) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  // If it is not there, nobody waited for the message any more.
-  auto attached = segments_.find(message.id.segment);
-  if (attached == segments_.end()) return;
-  attached->second.segment->ledger().RedeemTicket(message.block,
-                                                  message.ticket);
-}
-
 SharedHeap::Received SharedHeap::UseAgain(Holdings* holdings,
                                           uint64_t offset,
                                           Inheritance inheritance) {
@@ -765,8 +484,8 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
   uint64_t offset = ledger.offset(index);
   uint64_t capacity = ledger.capacity(index);
   if (offset < SharedLedger::LedgerBytes(segment.reserve()) ||
-      offset % kAlignment != 0 || !segment.Contains(offset, capacity) ||
-      message.offset >= capacity) {
+      offset % SharedBlocks::kAlignment != 0 ||
+      !segment.Contains(offset, capacity) || message.offset >= capacity) {
     throw SharedMemoryError(Kind::kInvalid,
                             "A received tensor starts at byte " +
                                 std::to_string(message.offset) +
@@ -878,44 +597,6 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
   by_address_.erase(detached->base + offset);
   detached->holds.erase(found);
   if (detached->holds.empty()) detached_.erase(detached->id);
-}
-
-void SharedHeap::AtEnd(const SharedBlock& block, std::function<void()> act) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  segments_.at(block.segment).own->AtEnd(block.index, std::move(act));
-}
-
-void SharedHeap::Reclaim(std::optional<double> message_timeout) {
-  Locked locked(this);
-  if (message_timeout) {
-    for (Attached* own : own_) own->own->ExpireAwaited(Ago(*message_timeout));
-  }
-  CollectOwn();
-}
-
-bool SharedHeap::IsInFlight(const SharedMessage& message) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto attached = segments_.find(message.id.segment);
-  if (attached == segments_.end()) return false;
-  SharedLedger& ledger = attached->second.segment->ledger();
-  return ledger.generation(message.block) == message.generation &&
-         ledger.HasTicket(message.block, message.ticket);
-}
-
-SharedBlockUsers SharedHeap::OtherUsers(const SharedBlock& block) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto attached = segments_.find(block.segment);
-  if (attached == segments_.end()) return {};
-  SharedSegment& segment = *attached->second.segment;
-  return {segment.OtherHolders(block.index),
-          segment.ledger().TicketCount(block.index)};
-}
-
-bool SharedHeap::MakerIsAlive(const SharedBlock& block) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto attached = segments_.find(block.segment);
-  return attached != segments_.end() &&
-         (attached->second.own || attached->second.segment->OwnerIsAlive());
 }
 
 bool SharedHeap::IsShortOfDescriptors() const {

@@ -15,9 +15,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,6 +24,9 @@
 #include <string>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/shared_blocks.h"
+#include "paddle/phi/core/memory/allocation/shared_family.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
 #include "paddle/phi/core/memory/allocation/shared_segment.h"
 
 namespace paddle {
@@ -55,15 +56,6 @@ struct SharedMessage {
 // for lost: with a killed consumer, or in a queue that was thrown away.
 constexpr double kMessageLostSeconds = 600;
 
-// Whether a child of fork has what its parent holds.
-enum class Inheritance { kChild, kNone };
-
-// Others that still need a block.
-struct SharedBlockUsers {
-  std::vector<uint32_t> processes;
-  uint64_t messages;
-};
-
 struct SharedHeapStats {
   uint64_t reserved;  // bytes that the segments of this process occupy
   uint64_t used;      // bytes of those that are in blocks in use
@@ -74,93 +66,6 @@ struct SharedHeapStats {
   uint64_t attached;  // segments of other processes, mapped
   uint64_t detached;  // of dead processes, of which blocks alone are left
   uint64_t limit;
-};
-
-// The bytes of memory that the calling process may have at most: those of the
-// machine, or of the control groups (versions 1 and 2) that it is in. `root` is
-// where the file systems proc and cgroup are looked for: "" but in tests.
-uint64_t MemoryOfMachineOrContainer(const std::string& root);
-
-// The blocks of one segment that the calling process made.
-//
-// Invariant: the range of a block is fixed when it is appended; a run (one
-// block of a page or more, or pages of small ones, cut off one by one) is warm,
-// with memory, or cold, without; a block in use is in a warm run.
-class SharedBlocks {
- public:
-  // What is to be done at the end of blocks is put into `ended` then.
-  SharedBlocks(SharedSegment* segment,
-               std::vector<std::function<void()>>* ended);
-
-  // The capacity of the block that a size gets.
-  static uint64_t CapacityFor(uint64_t size);
-
-  // A free block that has memory, not much larger than asked for.
-  std::optional<uint32_t> TakeWarm(uint64_t capacity);
-  // Gives back a block that nobody holds.
-  void Free(uint32_t block);
-  // A run that has no memory yet, made if need be; none if the segment is full.
-  std::optional<uint32_t> TakeCold(uint64_t capacity);
-  uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
-  uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
-  void PutCold(uint32_t run);
-  uint32_t Warm(uint32_t run);
-  void AtEnd(uint32_t block, std::function<void()> act);
-
-  // Frees the blocks that lost a reference since the last time and have none.
-  void Recycle();
-  // Gives memory of idle runs to the system until at most `keep` bytes are
-  // idle; the run that was used last stays unless `keep` is 0.
-  void Trim(uint64_t keep);
-  void Expire(uint64_t deadline);
-  // The same of the blocks alone at whose end there is something to be done.
-  void ExpireAwaited(uint64_t deadline);
-
-  uint64_t reserved() const { return reserved_; }
-  uint64_t used() const { return used_; }
-  uint64_t used_blocks() const { return used_blocks_; }
-  uint64_t messages() const;
-
- private:
-  struct Run {
-    uint64_t offset;
-    uint64_t length;
-    uint64_t capacity;  // of each block
-    uint32_t count;     // of the blocks that were cut off
-    bool warm;
-    bool listed;                 // in `available` of its class
-    std::vector<uint32_t> free;  // blocks
-    std::list<uint32_t>::iterator idle;
-  };
-
-  struct SizeClass {
-    std::vector<uint32_t> available;  // runs that had a free block when listed
-    std::vector<uint32_t> cold;
-    bool has_run;
-  };
-
-  std::optional<uint32_t> AppendRun(uint64_t capacity);
-  // Makes one block more of a run; false if the run or the ledger is full.
-  bool Cut(uint32_t run);
-  uint32_t Take(uint32_t run);
-  void List(uint32_t run);
-  void AddIdle(uint32_t run);
-
-  SharedSegment* segment_;
-  std::vector<std::function<void()>>* ended_;
-  std::map<uint32_t, std::function<void()>> at_end_;
-  std::deque<Run> runs_;
-  std::vector<uint32_t> run_of_;  // by block
-  std::vector<bool> in_use_;      // by block
-  std::map<uint64_t, SizeClass> classes_;
-  std::list<uint32_t> idle_;  // warm runs with no block in use, oldest first
-  uint64_t idle_bytes_{0};
-  uint64_t reserved_{0};
-  uint64_t used_{0};
-  uint64_t used_blocks_{0};
-  uint64_t end_;         // of the runs, in the segment
-  uint64_t ledger_end_;  // of the ledger that has memory
-  uint64_t seen_releases_{0};
 };
 
 // The shared memory of the calling process: its own segments, those of others
@@ -183,9 +88,7 @@ class SharedHeap {
   void Join(uint64_t family);
 
   // A block of at least `size` bytes with one user, who releases it.
-  SharedBlock Allocate(SharingStrategy strategy,
-                       uint64_t size,
-                       Inheritance inheritance = Inheritance::kChild);
+  SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
   // Says what is behind the block in this process, for Receive to find, if
   // `take_over` agrees; that runs undisturbed by other threads and by fork.
   // Raises if the bytes were copied from a block that others have too without
@@ -210,26 +113,7 @@ class SharedHeap {
     std::shared_ptr<void> storage;
   };
   Received Receive(const SharedMessage& message);
-  // The same of a block that a child of fork does not inherit, in two steps:
-  // the message counts as not received before Redeem.
-  Received ReceiveRecord(const SharedMessage& message);
-  void Redeem(const SharedMessage& message);
   void Release(const SharedBlock& block);
-
-  // Says what to do when nobody holds the block and no message carries it any
-  // more. The calling process made the block and holds it. It is done once, by
-  // a thread that allocates, collects or reclaims, with no lock held; never in
-  // a child of fork, nor when the process ends. It may not throw.
-  void AtEnd(const SharedBlock& block, std::function<void()> act);
-  // Takes back what dead processes held and does what is to be done at the end
-  // of blocks. With a timeout in seconds, messages that were sent longer ago
-  // and carry such a block are given up.
-  void Reclaim(std::optional<double> message_timeout);
-  // Whether a message that this process made was not received yet.
-  bool IsInFlight(const SharedMessage& message);
-  SharedBlockUsers OtherUsers(const SharedBlock& block);
-  // Whether the process lives that made the block.
-  bool MakerIsAlive(const SharedBlock& block);
 
   // Takes back what dead processes held and gives idle memory to the system.
   // With a timeout in seconds, messages sent longer ago are given up.
@@ -242,6 +126,10 @@ class SharedHeap {
   void Leave();
 
  private:
+  friend class SharedRecords;
+
+  // Whether a child of fork has what its parent holds.
+  enum class Inheritance { kChild, kNone };
   enum class Ticket { kSpend, kKeep };
 
   struct Hold {
@@ -273,7 +161,24 @@ class SharedHeap {
   };
 
   // Holds the mutex; then does what there is to be done at the end of blocks.
-  class Locked;
+  class Locked {
+   public:
+    explicit Locked(SharedHeap* heap) : heap_(heap), lock_(heap->mutex_) {}
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+    ~Locked() {
+      std::vector<std::function<void()>> ended = std::move(heap_->ended_);
+      heap_->ended_.clear();
+      lock_.unlock();
+      for (const auto& act : ended) act();
+    }
+
+    std::unique_lock<std::mutex>* lock() { return &lock_; }
+
+   private:
+    SharedHeap* heap_;
+    std::unique_lock<std::mutex> lock_;
+  };
   class Pending;
 
   SharedHeap();
@@ -305,6 +210,11 @@ class SharedHeap {
   static Received UseAgain(Holdings* holdings,
                            uint64_t offset,
                            Inheritance inheritance);
+  // Returns the time that was so many seconds ago, on the clock of tickets.
+  static uint64_t Ago(double seconds);
+  SharedBlock AllocateBlock(SharingStrategy strategy,
+                            uint64_t size,
+                            Inheritance inheritance);
   // Whether blocks of an own segment are of the strategy, and can be opened.
   static bool Serves(Attached* own, SharingStrategy strategy);
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,

@@ -14,97 +14,26 @@
 
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/file_descriptor.h"
 #include "paddle/phi/core/memory/allocation/shared_ledger.h"
+#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_slots.h"
 
 namespace paddle {
 namespace memory {
 namespace allocation {
 
-// How a segment is named, and so how long it lives.
-enum class SharingStrategy : uint8_t {
-  kFileSystem = 0,      // a file in /dev/shm; survives its creator
-  kFileDescriptor = 1,  // a memfd; gone with the last process that has it
-};
-
-class SharedMemoryError : public std::runtime_error {
- public:
-  enum class Kind {
-    kExhausted,    // no memory, descriptors or places left
-    kGone,         // what a message names does not exist (any more)
-    kInvalid,      // what a message says cannot be
-    kUnavailable,  // this machine or process cannot do it at all
-    kSystem,       // the system refused something else
-  };
-
-  SharedMemoryError(Kind kind, const std::string& what)
-      : std::runtime_error(what), kind_(kind) {}
-
-  Kind kind() const { return kind_; }
-
- private:
-  Kind kind_;
-};
-
-// All slots of a segment are those of living processes.
-class SharedSlotsInUseError : public SharedMemoryError {
- public:
-  explicit SharedSlotsInUseError(const std::string& what)
-      : SharedMemoryError(Kind::kExhausted, what) {}
-};
-
 // A part of a segment.
 struct SharedRange {
   uint64_t offset;
   uint64_t length;
-};
-
-// "8.0 MiB", for messages.
-std::string HumanBytes(uint64_t bytes);
-
-// Owns a file descriptor and knows the file. Other code of the process may
-// close all descriptors and get the number for a file of its own: then this one
-// is not intact any more, and closes nothing.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd);
-  FileDescriptor(FileDescriptor&& other) noexcept { *this = std::move(other); }
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  bool IsIntact() const;
-  // Closes it, if it is intact, and still knows the file.
-  void Close();
-  // Whether both are, or were when they were intact, of one file.
-  bool IsOfFileOf(const FileDescriptor& other) const;
-
- private:
-  int fd_{-1};
-  dev_t device_{0};
-  ino_t inode_{0};
-};
-
-// What says which segment is meant, in a message. `pid` and `fd` are where a
-// file_descriptor segment can be opened.
-struct SegmentId {
-  SharingStrategy strategy;
-  uint64_t family;
-  uint64_t segment;
-  uint32_t pid;
-  uint32_t fd;
 };
 
 // One shared memory object, mapped, with a slot of its ledger taken.
@@ -220,9 +149,8 @@ class SharedSegment {
   SharedSegment(SharingStrategy strategy, std::string name);
 
   void Map(uint64_t reserve);
-  // Takes the first slot that nobody living has, from `first` on; none if the
-  // segment was taken apart.
-  std::optional<uint32_t> TakeSlot(int fd, uint32_t first);
+  // The slots, by the descriptor. Requires: it is usable.
+  SharedSlots Slots() { return SharedSlots(fd_.get(), &ledger_); }
   uint32_t TakeSlotForHeir();
   // The descriptor is usable.
   bool ReapIfDead(uint32_t slot);
@@ -251,46 +179,6 @@ class SharedSegment {
   FileDescriptor heir_fd_;
   uint32_t heir_slot_{SharedLedger::kPinnedSlot};
 };
-
-// A process tree: all processes that may still get each other's messages.
-//
-// Invariant: as long as the object exists, the family is seen to be alive, so
-// that nobody removes its files. Like a slot, a family is a byte range lock:
-// on the folder of the files, which needs no file of its own.
-//
-// A process that was started with the family in its environment may join later.
-// So a file with messages stays while there is one, lock or not.
-class SharedFamily {
- public:
-  explicit SharedFamily(uint64_t family);
-
-  uint64_t id() const { return family_; }
-  // Takes the lock again if someone closed its descriptor.
-  void Stay();
-  // Removes files that nobody is attached to: those that no message sent after
-  // `deadline` needs, and those of families that are dead.
-  void RemoveAbandoned(uint64_t deadline);
-  // To be called when this process exits: who is the last removes all files but
-  // those with messages for a process that has yet to join.
-  void Leave();
-  void ChildAfterFork();
-
- private:
-  // Takes the lock; false where there is no such folder.
-  bool Lock();
-
-  uint64_t family_;
-  FileDescriptor folder_;
-  FileDescriptor left_;    // the folder again, once this process has left
-  bool inherited_{false};  // the lock is the parent's too
-};
-
-// Gives the pages at `start` back that a segment kept when it was taken apart.
-// Their memory too, unless it is `shared` with a child or parent of a fork.
-void DropPages(char* start, uint64_t length, bool shared);
-
-// Random bits from the kernel, never 0.
-uint64_t RandomBits();
 
 }  // namespace allocation
 }  // namespace memory

@@ -16,7 +16,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,7 +28,10 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_driver.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_events.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_handles.h"
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_records.h"
 
 namespace paddle {
 namespace memory {
@@ -40,13 +42,6 @@ struct CudaIPCMemory {
   int device;
   char* data;
   uint64_t size;
-};
-
-// When the work is done that a process had given to a device. Of no `maker`: it
-// was done already.
-struct CudaIPCStamp {
-  uint64_t maker;
-  CudaIPCHandle event;
 };
 
 // What goes from process to process in place of a device's memory.
@@ -98,77 +93,6 @@ class CudaIPCSentDataLimbo {
  private:
   std::set<const CudaIPCData*> data_;
   uint64_t bytes_{0};
-};
-
-// Events that tell other processes when work is done.
-//
-// Invariant: an event is recorded again only when the work of its last message
-// is done and the message was received, or given up. So whoever receives it
-// waits for what was there when the message was sent, and for nothing later.
-// Who loads a pickle a second time may wait for more, never for less.
-//
-// Thread-safe.
-class CudaIPCEvents {
- public:
-  static constexpr size_t kMade = 1000;    // a device
-  static constexpr size_t kOpened = 1024;  // a process
-
-  explicit CudaIPCEvents(SharedHeap* shared) : shared_(shared) {}
-
-  // None if all events are waited for and the driver has no more.
-  std::optional<CudaIPCStamp> Record(int device, CudaIPCDriver::Stream stream);
-  // Says which message has the stamp; none if there was no message after all.
-  void Sent(int device,
-            const CudaIPCStamp& stamp,
-            const std::optional<SharedMessage>& message);
-  void Wait(int device,
-            CudaIPCDriver::Stream stream,
-            const CudaIPCStamp& stamp);
-  uint64_t count();
-
- private:
-  struct Made {
-    CudaIPCDriver::SharedEvent shared;
-    bool sending;
-    std::optional<SharedMessage> message;
-  };
-  using Key = std::tuple<int, uint64_t, CudaIPCHandle>;
-
-  bool IsFree(int device, const Made& made);
-  bool Make(int device, std::deque<Made>* events);
-  // Brings an event that is free to the end; false if there is none.
-  bool FindFree(int device, std::deque<Made>* events);
-  CudaIPCDriver::Event Find(int device, const CudaIPCStamp& stamp);
-
-  SharedHeap* shared_;
-  uint64_t maker_{0};  // once there is an event
-  std::mutex mutex_;
-  std::map<int, std::deque<Made>> made_;
-  std::map<Key, CudaIPCDriver::Event> opened_;
-  std::deque<Key> oldest_opened_;
-};
-
-// The handles of others' memory that this process has opened, each once,
-// however many tensors are in it, and closed with the last.
-//
-// Thread-safe.
-class CudaIPCOpenedHandles {
- public:
-  // The first address of the allocation in this process.
-  char* Open(int device, const CudaIPCHandle& handle);
-  void Close(int device, const CudaIPCHandle& handle);
-  uint64_t count();
-
- private:
-  struct Opened {
-    char* base;
-    uint64_t uses;
-    bool closing;
-  };
-
-  std::mutex mutex_;
-  std::condition_variable closed_;
-  std::map<std::pair<int, CudaIPCHandle>, Opened> opened_;
 };
 
 struct CudaIPCStats {
@@ -282,6 +206,7 @@ class CudaIPCHeap {
   void ChildAfterFork();
 
   SharedHeap& shared_;
+  SharedRecords records_;
   // A child of fork gets new ones: another thread may have had their mutexes.
   std::unique_ptr<CudaIPCEvents> events_;
   std::unique_ptr<CudaIPCOpenedHandles> handles_;

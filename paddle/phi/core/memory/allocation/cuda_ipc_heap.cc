@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_types.h"
+#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 
 #include <pthread.h>
 
@@ -30,7 +30,6 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 using Stream = CudaIPCDriver::Stream;
-using Event = CudaIPCDriver::Event;
 
 constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDDIPC1"
 
@@ -65,145 +64,6 @@ void CudaIPCSentDataLimbo::Remove(const CudaIPCData* data) {
   if (data_.erase(data) != 0) bytes_ -= data->memory.size;
 }
 
-bool CudaIPCEvents::IsFree(int device, const Made& made) {
-  return !made.sending &&
-         !(made.message && shared_->IsInFlight(*made.message)) &&
-         CudaIPCDriver::Instance().IsDone(device, made.shared.event);
-}
-
-bool CudaIPCEvents::Make(int device, std::deque<Made>* events) {
-  if (events->size() >= kMade) return false;
-  auto event = CudaIPCDriver::Instance().MakeEvent(device);
-  if (event) events->push_back({*event, false, {}});
-  return event.has_value();
-}
-
-bool CudaIPCEvents::FindFree(int device, std::deque<Made>* events) {
-  // Mostly it is the first, or near it; to look at all is for when there are no
-  // more.
-  constexpr size_t kNear = 8;
-  for (size_t i = 0; i < events->size(); ++i) {
-    if (i == kNear && Make(device, events)) return true;
-    bool is_free = IsFree(device, events->front());
-    events->push_back(events->front());
-    events->pop_front();
-    if (is_free) return true;
-  }
-  return events->size() <= kNear && Make(device, events);
-}
-
-std::optional<CudaIPCStamp> CudaIPCEvents::Record(int device, Stream stream) {
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::lock_guard<std::mutex> guard(mutex_);
-  if (maker_ == 0) maker_ = RandomBits();
-  std::deque<Made>& events = made_[device];
-  if (!FindFree(device, &events)) return std::nullopt;
-  Made& made = events.back();
-  driver.Record(device, made.shared.event, stream);
-  made.sending = true;
-  made.message.reset();
-  return CudaIPCStamp{maker_, made.shared.handle};
-}
-
-void CudaIPCEvents::Sent(int device,
-                         const CudaIPCStamp& stamp,
-                         const std::optional<SharedMessage>& message) {
-  if (stamp.maker == 0) return;
-  std::lock_guard<std::mutex> guard(mutex_);
-  for (auto made = made_[device].rbegin(); made != made_[device].rend();
-       ++made) {
-    if (made->shared.handle != stamp.event) continue;
-    made->sending = false;
-    made->message = message;
-    return;
-  }
-}
-
-Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
-  if (stamp.maker == maker_) {
-    for (const Made& made : made_[device]) {
-      if (made.shared.handle == stamp.event) return made.shared.event;
-    }
-  }
-  Key key{device, stamp.maker, stamp.event};
-  auto known = opened_.find(key);
-  if (known != opened_.end()) return known->second;
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  if (oldest_opened_.size() == kOpened) {
-    auto oldest = opened_.extract(oldest_opened_.front());
-    oldest_opened_.pop_front();
-    try {
-      driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
-    } catch (const SharedMemoryError&) {
-      // Of a process that is gone, maybe; it is not needed here any more.
-    }
-  }
-  Event event = driver.OpenEvent(device, stamp.event);
-  opened_[key] = event;
-  oldest_opened_.push_back(key);
-  return event;
-}
-
-void CudaIPCEvents::Wait(int device, Stream stream, const CudaIPCStamp& stamp) {
-  if (stamp.maker == 0) return;
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::lock_guard<std::mutex> guard(mutex_);
-  driver.Wait(device, stream, Find(device, stamp));
-}
-
-uint64_t CudaIPCEvents::count() {
-  std::lock_guard<std::mutex> guard(mutex_);
-  uint64_t count = opened_.size();
-  for (const auto& [device, events] : made_) count += events.size();
-  return count;
-}
-
-char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::unique_lock<std::mutex> lock(mutex_);
-  std::pair key(device, handle);
-  closed_.wait(lock, [&] {
-    auto known = opened_.find(key);
-    return known == opened_.end() || !known->second.closing;
-  });
-  auto known = opened_.find(key);
-  if (known == opened_.end()) {
-    Opened opened = {driver.Open(device, handle), 0, false};
-    known = opened_.emplace(key, opened).first;
-  }
-  ++known->second.uses;
-  return known->second.base;
-}
-
-void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  std::unique_lock<std::mutex> lock(mutex_);
-  auto known = opened_.find({device, handle});
-  if (known->second.uses > 1) {
-    --known->second.uses;
-    return;
-  }
-  // The driver may wait for all work here; other handles are not to.
-  known->second.closing = true;
-  lock.unlock();
-  std::exception_ptr failure;
-  try {
-    driver.Close(device, known->second.base);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  lock.lock();
-  known->second.closing = false;
-  if (!failure) opened_.erase(known);
-  closed_.notify_all();
-  if (failure) std::rethrow_exception(failure);
-}
-
-uint64_t CudaIPCOpenedHandles::count() {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return opened_.size();
-}
-
 CudaIPCHeap& CudaIPCHeap::Instance() {
   static CudaIPCHeap& heap =
       *std::unique_ptr<CudaIPCHeap>(new CudaIPCHeap).release();  // NOLINT
@@ -212,7 +72,8 @@ CudaIPCHeap& CudaIPCHeap::Instance() {
 
 CudaIPCHeap::CudaIPCHeap()
     : shared_(SharedHeap::Instance()),
-      events_(std::make_unique<CudaIPCEvents>(&shared_)),
+      records_(&shared_),
+      events_(std::make_unique<CudaIPCEvents>(&records_)),
       handles_(std::make_unique<CudaIPCOpenedHandles>()) {
   // SharedHeap's handlers were registered before; so in the child they come
   // first.
@@ -243,8 +104,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
   sent->memory = memory;
   sent->uses = 1;
   // A child of fork cannot use the memory, so it must not keep it either.
-  sent->block =
-      shared_.Allocate(strategy, sizeof(CudaIPCRecord), Inheritance::kNone);
+  sent->block = records_.Allocate(strategy, sizeof(CudaIPCRecord));
   CudaIPCRecord record = {
       kRecordMagic, driver.Uuid(memory.device), *exported, memory.size};
   std::memcpy(sent->block.data, &record, sizeof(record));
@@ -252,7 +112,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
     std::lock_guard<std::mutex> guard(mutex_);
     if (by_address_.emplace(memory.data, sent).second) {
       sent_[IdOf(sent->block)] = sent;
-      shared_.AtEnd(sent->block, [this, data = sent.get()] { End(*data); });
+      records_.AtEnd(sent->block, [this, data = sent.get()] { End(*data); });
       shared_.Bind(sent->block, std::move(storage), [&] {
         take_over();
         return true;
@@ -270,7 +130,7 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
   std::shared_ptr<CudaIPCData> data = Find(address);
   if (!data) return std::nullopt;
   GiveBackLateInTime();
-  if (HasLimbo()) shared_.Reclaim({});
+  if (HasLimbo()) records_.Reclaim({});
   // Before there is a message, so that a failure leaves none behind.
   CudaIPCStamp stamp = Stamp(*data, stream);
   std::optional<SharedMessage> record;
@@ -353,7 +213,7 @@ std::shared_ptr<CudaIPCData> CudaIPCHeap::Use(const SharedBlock& block) {
 }
 
 void CudaIPCHeap::EnforceMakerLives(const SharedBlock& block) {
-  if (shared_.MakerIsAlive(block)) return;
+  if (records_.OwnerIsAlive(block)) return;
   throw SharedMemoryError(
       Kind::kGone,
       "The process that made a received tensor has ended, and the GPU memory "
@@ -432,13 +292,13 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     const std::function<Stream(int)>& stream_of) {
   EnforceNotLeaving();
   GiveBackLateInTime();
-  SharedHeap::Received record = shared_.ReceiveRecord(message.record);
+  SharedHeap::Received record = records_.Receive(message.record);
   Received received{record.storage, nullptr};
   if (!received.storage) {
     try {
       received.data = UseOrOpen(record.block);
     } catch (...) {
-      shared_.Redeem(message.record);
+      records_.Redeem(message.record);
       shared_.Release(record.block);
       throw;
     }
@@ -447,12 +307,12 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     int device = DeviceOf(record.block);
     Wait(record.block, device, stream_of(device), message.stamp);
   } catch (...) {
-    shared_.Redeem(message.record);
+    records_.Redeem(message.record);
     if (received.data) Drop(received.data);
     throw;
   }
   // Last: from now on the sender may use the event again.
-  shared_.Redeem(message.record);
+  records_.Redeem(message.record);
   return received;
 }
 
@@ -555,7 +415,7 @@ void CudaIPCHeap::GiveBack(const std::shared_ptr<CudaIPCData>& data) {
   }
   shared_.Release(data->block);
   if (!received) {
-    shared_.Reclaim({});
+    records_.Reclaim({});
     WarnIfCrowded();
   }
 }
@@ -613,7 +473,7 @@ std::string CudaIPCHeap::DescribeOthers() const {
   std::string text;
   int lines = 0;
   for (const auto& [id, data] : sent_) {
-    SharedBlockUsers users = shared_.OtherUsers(data->block);
+    SharedBlockUsers users = records_.OtherUsers(data->block);
     if (users.processes.empty() && users.messages == 0) continue;
     if (++lines > kLines) continue;
     text += "  " + HumanBytes(data->memory.size) + " on GPU " +
@@ -633,7 +493,7 @@ std::string CudaIPCHeap::DescribeOthers() const {
 uint64_t CudaIPCHeap::Collect(std::optional<double> message_timeout) {
   uint64_t before = Freed();
   GiveBackLate();
-  shared_.Reclaim(message_timeout);
+  records_.Reclaim(message_timeout);
   return Freed() - before;
 }
 
@@ -670,7 +530,7 @@ void CudaIPCHeap::SetWarning(std::function<void(const std::string&)> warn) {
 }
 
 void CudaIPCHeap::Leave() {
-  shared_.Reclaim({});
+  records_.Reclaim({});
   std::string others;
   std::function<void(const std::string&)> warn;
   {
@@ -692,7 +552,7 @@ void CudaIPCHeap::Leave() {
 void CudaIPCHeap::ChildAfterFork() {
   // What they have is the parent's, and so is a mutex that is locked.
   of_parent_.push_back(std::move(events_));
-  events_ = std::make_unique<CudaIPCEvents>(&shared_);
+  events_ = std::make_unique<CudaIPCEvents>(&records_);
   of_parent_.push_back(std::move(handles_));
   handles_ = std::make_unique<CudaIPCOpenedHandles>();
   sent_.clear();

@@ -1,0 +1,126 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_events.h"
+
+#include "paddle/phi/core/memory/allocation/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+using Stream = CudaIPCDriver::Stream;
+using Event = CudaIPCDriver::Event;
+
+}  // namespace
+
+bool CudaIPCEvents::IsFree(int device, const Made& made) {
+  return !made.sending &&
+         !(made.message && records_->IsInFlight(*made.message)) &&
+         CudaIPCDriver::Instance().IsDone(device, made.shared.event);
+}
+
+bool CudaIPCEvents::Make(int device, std::deque<Made>* events) {
+  if (events->size() >= kMade) return false;
+  auto event = CudaIPCDriver::Instance().MakeEvent(device);
+  if (event) events->push_back({*event, false, {}});
+  return event.has_value();
+}
+
+bool CudaIPCEvents::FindFree(int device, std::deque<Made>* events) {
+  // Mostly it is the first, or near it; to look at all is for when there are no
+  // more.
+  constexpr size_t kNear = 8;
+  for (size_t i = 0; i < events->size(); ++i) {
+    if (i == kNear && Make(device, events)) return true;
+    bool is_free = IsFree(device, events->front());
+    events->push_back(events->front());
+    events->pop_front();
+    if (is_free) return true;
+  }
+  return events->size() <= kNear && Make(device, events);
+}
+
+std::optional<CudaIPCStamp> CudaIPCEvents::Record(int device, Stream stream) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (maker_ == 0) maker_ = RandomBits();
+  std::deque<Made>& events = made_[device];
+  if (!FindFree(device, &events)) return std::nullopt;
+  Made& made = events.back();
+  driver.Record(device, made.shared.event, stream);
+  made.sending = true;
+  made.message.reset();
+  return CudaIPCStamp{maker_, made.shared.handle};
+}
+
+void CudaIPCEvents::Sent(int device,
+                         const CudaIPCStamp& stamp,
+                         const std::optional<SharedMessage>& message) {
+  if (stamp.maker == 0) return;
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto made = made_[device].rbegin(); made != made_[device].rend();
+       ++made) {
+    if (made->shared.handle != stamp.event) continue;
+    made->sending = false;
+    made->message = message;
+    return;
+  }
+}
+
+Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
+  if (stamp.maker == maker_) {
+    for (const Made& made : made_[device]) {
+      if (made.shared.handle == stamp.event) return made.shared.event;
+    }
+  }
+  Key key{device, stamp.maker, stamp.event};
+  auto known = opened_.find(key);
+  if (known != opened_.end()) return known->second;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  if (oldest_opened_.size() == kOpened) {
+    auto oldest = opened_.extract(oldest_opened_.front());
+    oldest_opened_.pop_front();
+    try {
+      driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
+    } catch (const SharedMemoryError&) {
+      // Of a process that is gone, maybe; it is not needed here any more.
+    }
+  }
+  Event event = driver.OpenEvent(device, stamp.event);
+  opened_[key] = event;
+  oldest_opened_.push_back(key);
+  return event;
+}
+
+void CudaIPCEvents::Wait(int device, Stream stream, const CudaIPCStamp& stamp) {
+  if (stamp.maker == 0) return;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  driver.Wait(device, stream, Find(device, stamp));
+}
+
+uint64_t CudaIPCEvents::count() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  uint64_t count = opened_.size();
+  for (const auto& [device, events] : made_) count += events.size();
+  return count;
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,71 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_handles.h"
+
+#include <exception>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::pair key(device, handle);
+  closed_.wait(lock, [&] {
+    auto known = opened_.find(key);
+    return known == opened_.end() || !known->second.closing;
+  });
+  auto known = opened_.find(key);
+  if (known == opened_.end()) {
+    Opened opened = {driver.Open(device, handle), 0, false};
+    known = opened_.emplace(key, opened).first;
+  }
+  ++known->second.uses;
+  return known->second.base;
+}
+
+void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto known = opened_.find({device, handle});
+  if (known->second.uses > 1) {
+    --known->second.uses;
+    return;
+  }
+  // The driver may wait for all work here; other handles are not to.
+  known->second.closing = true;
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    driver.Close(device, known->second.base);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  known->second.closing = false;
+  if (!failure) opened_.erase(known);
+  closed_.notify_all();
+  if (failure) std::rethrow_exception(failure);
+}
+
+uint64_t CudaIPCOpenedHandles::count() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return opened_.size();
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,31 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+// The bytes of memory that the calling process may have at most: those of the
+// machine, or of the control groups (versions 1 and 2) that it is in. `root` is
+// where the file systems proc and cgroup are looked for: "" but in tests.
+uint64_t MemoryOfMachineOrContainer(const std::string& root);
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle

@@ -1,0 +1,155 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/shared_slots.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "paddle/phi/core/memory/allocation/file_descriptor.h"
+#include "paddle/phi/core/memory/allocation/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
+#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+bool HasEnded(uint32_t process) {
+  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+}
+
+// Whether a process is in the middle of its end. The kernel gives files back
+// then in an order of its own: the lock that says that the process lives may be
+// gone while work that it gave to a GPU, or a mapping, still is there. A number
+// that was given to another process since is no matter: that one is not ending.
+// What cannot be known is taken for an end that is under way.
+bool IsEnding(uint32_t process) {
+  // To know that it is gone takes no descriptor, of which there may be none.
+  if (HasEnded(process)) return false;
+  auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
+  std::string folder = "/proc/" + std::to_string(process) + "/task/";
+  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
+                                              closedir);
+  if (!threads) return !is_gone();
+  while (const dirent* thread = readdir(threads.get())) {
+    if (thread->d_name[0] == '.') continue;
+    errno = 0;
+    std::optional<ProcessStat> stat = ReadProcessStat(folder + thread->d_name);
+    if (!stat && is_gone()) continue;
+    if (!stat || (stat->IsExiting() && !stat->IsDead())) return true;
+  }
+  return false;
+}
+
+// Whether a process has ended and its parent has not taken notice.
+bool IsZombie(uint32_t process) {
+  std::optional<ProcessStat> stat =
+      ReadProcessStat("/proc/" + std::to_string(process));
+  return stat && stat->IsDead();
+}
+
+}  // namespace
+
+bool SharedSlots::TryLock(uint32_t first, uint32_t end) const {
+  return first == end || SetLock(fd_, F_WRLCK, first, end - first);
+}
+
+void SharedSlots::Unlock(uint32_t first, uint32_t end) const {
+  if (first < end) SetLock(fd_, F_UNLCK, first, end - first);
+}
+
+bool SharedSlots::IsLocked(uint32_t slot) const {
+  return allocation::IsLocked(fd_, slot);
+}
+
+std::optional<uint32_t> SharedSlots::Take(uint32_t first,
+                                          uint32_t process,
+                                          const std::string& name) const {
+  // A process that takes a segment apart holds all locks, punches the magic
+  // number out, and then gives the locks back.
+  auto was_taken_apart = [this] { return !StartOf(fd_).Valid(); };
+  // Who looks whether the segment can go has all locks for a moment, that of
+  // the slot that never dies too. It may let go between the two questions here,
+  // so full is only what was found so three times in a row.
+  int found_full = 0;
+  for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
+    bool soon_free = false;
+    for (uint32_t slot = first; slot < SharedLedger::kSlots; ++slot) {
+      if (!TryLock(slot, slot + 1)) {
+        if (errno == EAGAIN || errno == EACCES) continue;
+        ThrowErrno("Locking a slot of " + name);
+      }
+      if (was_taken_apart()) return std::nullopt;
+      if (ledger_->slot_state(slot) != SharedLedger::kFree) {
+        if (IsEnding(ledger_->slot_pid(slot))) {
+          Unlock(slot, slot + 1);
+          soon_free = true;
+          continue;
+        }
+        ledger_->ReapSlot(slot);
+      }
+      ledger_->SetSlot(slot, SharedLedger::kTaken, process);
+      return slot;
+    }
+    if (was_taken_apart()) return std::nullopt;
+    bool looking = IsLocked(SharedLedger::kPinnedSlot);
+    found_full = looking || soon_free ? 0 : found_full + 1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw SharedSlotsInUseError(
+      "All " + std::to_string(SharedLedger::kSlots - 2) +
+      " process slots of the shared memory " + name +
+      " are in use. Let fewer processes keep tensors of one sender, or have a "
+      "process in between send copies (tensor.clone()).");
+}
+
+bool SharedSlots::ReapIfDead(uint32_t slot) const {
+  if (ledger_->slot_state(slot) == SharedLedger::kFree ||
+      !TryLock(slot, slot + 1)) {
+    return false;
+  }
+  bool ended = !IsEnding(ledger_->slot_pid(slot));
+  if (ended) {
+    if (slot == SharedLedger::kOwnerSlot) ledger_->SetOrphaned();
+    ledger_->ReapSlot(slot);
+  }
+  Unlock(slot, slot + 1);
+  return ended;
+}
+
+bool SharedSlots::AllLeaving() const {
+  for (uint32_t slot = 0; slot < ledger_->slot_limit(); ++slot) {
+    // A child that got the pages alone keeps the lock of its parent's slot
+    // when the parent has ended.
+    uint32_t process = ledger_->slot_pid(slot);
+    if (ledger_->slot_state(slot) == SharedLedger::kTaken &&
+        !TryLock(slot, slot + 1) && !HasEnded(process) && !IsZombie(process)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle
