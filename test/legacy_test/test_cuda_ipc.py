@@ -508,12 +508,12 @@ class TestLifetime(GpuTestCase):
         self.assertGreater(self.gpu_bytes(), 0)
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(self.gpu_bytes(), 0)
-        with self.assertRaisesRegex(RuntimeError, "given up"):
+        with self.assertRaisesRegex(RuntimeError, "has expired"):
             ForkingPickler.loads(message)
         with self.assertRaises(PeerError) as caught:
             self.peer.call(load_and_describe_on_gpu, message)
         self.assertEqual(caught.exception.kind, "RuntimeError")
-        self.assertIn("given up", caught.exception.message)
+        self.assertIn("has expired", caught.exception.message)
 
     def test_tensors_in_flight_are_told_apart(self):
         messages = [message_of(vector(float(n))) for n in range(3)]
@@ -763,7 +763,7 @@ class TestRefusals(GpuTestCase):
         with self.another_peer() as sender:
             message = sender.call(new_message)
         with self.assertRaisesRegex(
-            RuntimeError, "process that made a received tensor has ended"
+            RuntimeError, "process that owns its GPU memory has ended"
         ):
             ForkingPickler.loads(message)
 

@@ -313,12 +313,12 @@ class TestMessages(LifetimeTestCase):
     def test_message_given_up_is_a_clear_error_for_its_receiver(self):
         message = self.new_message()
         sharing.collect_shared_memory(message_timeout=0)
-        with self.assertRaisesRegex(RuntimeError, "given up"):
+        with self.assertRaisesRegex(RuntimeError, "has expired"):
             ForkingPickler.loads(message)
         with self.assertRaises(PeerError) as caught:
             self.peer.call(load_and_describe, message)
         self.assertEqual(caught.exception.kind, "RuntimeError")
-        self.assertIn("given up", caught.exception.message)
+        self.assertIn("has expired", caught.exception.message)
 
     def test_message_given_up_is_received_while_its_tensor_lives(self):
         tensor = vector()

@@ -66,12 +66,14 @@ using memory::allocation::SharedHeap;
 using memory::allocation::SharedView;
 using memory::allocation::SharingStrategy;
 
-// Below this, taking the GIL again costs more than the copy.
+// For smaller tensors, taking the GIL again costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
-// Runs a call while other threads may have the GIL. Not by gil_scoped_release:
-// a daemon thread that asks for the GIL when the interpreter is gone is ended
-// there, by an unwinding that a destructor may not let pass.
+// Runs a call without the GIL. Requires: the calling thread has the GIL.
+//
+// Not by gil_scoped_release: when a daemon thread asks for the GIL after the
+// interpreter has ended, Python ends the thread by unwinding its stack, which
+// must not pass a destructor.
 template <typename Call>
 void WithoutGil(const Call& call) {
   PyThreadState* state = PyEval_SaveThread();
@@ -90,7 +92,8 @@ SharingStrategy Strategy() {
                                               : SharingStrategy::kFileSystem;
 }
 
-// The function that tells a device's current stream, as Python has it.
+// Wraps the Python function that returns a device's current stream. The result
+// must not outlive it, and needs the GIL.
 CudaStreamOf StreamOf(const py::function& stream_of) {
   return [&stream_of](int device) {
     return reinterpret_cast<void*>(stream_of(device).cast<uintptr_t>());
@@ -98,7 +101,7 @@ CudaStreamOf StreamOf(const py::function& stream_of) {
 }
 
 bool HasGil() {
-  // PyGILState_Check would say yes to all once there was a subinterpreter.
+  // PyGILState_Check returns 1 always, once there was a subinterpreter.
 #if PY_VERSION_HEX >= 0x030D0000
   PyThreadState* current = PyThreadState_GetUnchecked();
 #else
@@ -116,9 +119,13 @@ bool IsFinalizing() {
 #endif
 }
 
-// Runs what may wait for a device, which may have to wait for what another
-// thread of Python has yet to give to it. It runs in destructors too, which a
-// thread must not be ended in: one that the interpreter has left behind stays.
+// Runs a call that may wait for a device, without the GIL: the device may wait
+// for work that another Python thread has yet to give to it. Thread-safe, with
+// the GIL or without.
+//
+// It runs in destructors too, where a thread must not be ended. So a thread
+// that is still here when the interpreter has ended sleeps until the process is
+// gone.
 void WaitWithoutGil(const std::function<void()>& wait) {
   if (!HasGil() || IsFinalizing()) return wait();
   PyThreadState* state = PyEval_SaveThread();
@@ -127,7 +134,8 @@ void WaitWithoutGil(const std::function<void()>& wait) {
   PyEval_RestoreThread(state);
 }
 
-// Runs a call that may copy the storage of a tensor.
+// Runs a call that may copy the storage of a tensor; without the GIL if that
+// takes long. Requires: the calling thread has the GIL.
 template <typename Call>
 void Copying(const phi::DenseTensor& tensor, const Call& call) {
   if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
@@ -137,7 +145,7 @@ void Copying(const phi::DenseTensor& tensor, const Call& call) {
   }
 }
 
-// A copy of the tensor, since other threads run while the GIL is released.
+// `tensor` is a copy, since other threads run while the GIL is released.
 py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   std::string handle;
   Copying(tensor, [&] {
@@ -146,8 +154,9 @@ py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   return py::bytes(handle);
 }
 
-// None for a tensor that goes to other processes by none of the ways here. A
-// copy, since other threads run while Python tells the stream.
+// Returns the handle of a tensor, or None if it has to be sent in another way.
+// `tensor` is a copy, since other threads may run while Python looks up the
+// stream.
 py::object Share(phi::DenseTensor tensor,
                  bool long_lived,
                  const py::function& stream_of) {
@@ -172,36 +181,38 @@ const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
   PADDLE_ENFORCE_NOT_NULL(
       dense,
       common::errors::Unimplemented(
-          "Only dense tensors go to another process, this is another kind. "
-          "Send the dense tensors that it is made of."));
+          "Only dense tensors can be sent to another process, and this is "
+          "another kind. Send the dense tensors that it consists of."));
   return *dense;
 }
 
-// A tensor of Python's.
+// Makes a Python tensor, named by its kind and a number.
 py::object ToPython(phi::DenseTensor dense, const char* kind) {
   paddle::Tensor tensor(std::make_shared<phi::DenseTensor>(std::move(dense)));
-  // A name of its own, which optimizers and to_static know tensors by.
+  // Optimizers and to_static tell tensors apart by name. Relaxed: the number
+  // orders nothing, it only has to be unique.
   static std::atomic<uint64_t> count{0};
   tensor.set_name(
       kind + std::to_string(count.fetch_add(1, std::memory_order_relaxed)));
   return py::reinterpret_steal<py::object>(ToPyObject(tensor));
 }
 
-// Memory that holds anything.
+// Returns an uninitialized tensor in shared memory.
 phi::DenseTensor Empty(const std::vector<int64_t>& shape, phi::DataType dtype) {
   phi::DenseTensorMeta meta(dtype, common::make_ddim(shape));
   EnforceHasSize(meta);
   return phi::DenseTensor(SharedAllocator(Strategy()), meta);
 }
 
-// The bytes of a tensor, which stay as long as the array or a view of it.
+// Returns the bytes of a tensor. Its storage lives as long as the array or a
+// view of it.
 py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
   PADDLE_ENFORCE_EQ(
       IsOnHost(tensor.place()) && tensor.meta().is_contiguous(),
       true,
       common::errors::InvalidArgument(
           "The tensor must be contiguous and in host memory, but it is on %s "
-          "with strides [%s].",
+          "with strides [%s]. Pass tensor.cpu().contiguous().",
           tensor.place(),
           tensor.strides()));
   using Holder = std::shared_ptr<phi::Allocation>;
@@ -215,7 +226,14 @@ py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
                               kept);
 }
 
-// Makes a DenseTensor that refers to the inside of a Tensor keep the inside.
+// Keeps the inside of a Tensor alive as long as a Python object `inside` that
+// refers to it: get_tensor returns such a reference.
+//
+// Registers by a side effect in pybind11's internals: in their list of
+// patients, which is what py::keep_alive writes to, but per object and not per
+// binding. The list is also searched, so that a second call adds nothing.
+// RFC.md, Part B, says what a hook would be instead. Requires: the calling
+// thread has the GIL.
 void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
   using Impl = std::shared_ptr<phi::TensorBase>;
   auto& patients = py::detail::get_internals().patients;
@@ -240,7 +258,8 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
 }  // namespace
 
 void BindSharedStorage(py::module* m) {
-  // The first use registers the handlers for fork, before any of them counts.
+  // The first use of the heaps registers their handlers for fork, before any
+  // fork matters.
   SharedHeap& heap = SharedHeap::Instance();
   CudaIPCHeap::Instance().SetWaiting(WaitWithoutGil);
 
@@ -250,10 +269,12 @@ void BindSharedStorage(py::module* m) {
             const py::function& stream_of) {
            return Share(DenseTensorOf(tensor), long_lived, stream_of);
          });
-  // The message of this handle ends with this process, if that made the memory.
+  // The message of this handle ends with this process, if it owns the memory.
   m->def("share_while_alive", [](const paddle::Tensor& tensor) {
-    return py::bytes(ShareDenseTensor(
-        DenseTensorOf(tensor), Strategy(), false, MessageLife::kOfCreator));
+    return py::bytes(ShareDenseTensor(DenseTensorOf(tensor),
+                                      Strategy(),
+                                      false,
+                                      MessageLife::kUntilOwnerEnds));
   });
   m->def("share_dense_tensor",
          [](const phi::DenseTensor& tensor, const py::function& stream_of) {
@@ -266,14 +287,14 @@ void BindSharedStorage(py::module* m) {
       MoveIntoSharedMemory(std::move(dense), Strategy(), long_lived);
     });
   });
-  // Paddle's Python can ask for it, but not set it.
+  // Paddle's Python has a getter only.
   m->def("set_coalesced", [](const paddle::Tensor& tensor, bool coalesced) {
     auto* sparse = dynamic_cast<phi::SparseCooTensor*>(tensor.impl().get());
     PADDLE_ENFORCE_NOT_NULL(
         sparse,
         common::errors::InvalidArgument(
-            "Only sparse tensors in coordinate format are coalesced, but "
-            "received another kind of tensor."));
+            "Only sparse tensors in coordinate format can be coalesced, but "
+            "received another kind of tensor. Pass a sparse COO tensor."));
     sparse->SetCoalesced(coalesced);
   });
   m->def("is_shared", [](const paddle::Tensor& tensor) {
@@ -285,7 +306,7 @@ void BindSharedStorage(py::module* m) {
   m->def("array_of", [](const paddle::Tensor& tensor) {
     return ArrayOf(DenseTensorOf(tensor));
   });
-  // What HostContext of thread_contexts.cc takes.
+  // In the form that HostContext of thread_contexts.cc takes.
   m->def("allocator", [] {
     return py::capsule(SharedAllocator(Strategy()), "phi::Allocator");
   });

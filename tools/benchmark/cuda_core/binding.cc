@@ -45,8 +45,8 @@ struct Storage {
     CudaIPCHeap& heap = CudaIPCHeap::Instance();
     auto free = [size = size, data = data] { unused[size].push_back(data); };
     if (received) {
-      heap.Drop(received);
-    } else if (!heap.Drop(data, free)) {
+      heap.Release(received);
+    } else if (!heap.ReleaseOwned(data, free)) {
       free();
     }
   }

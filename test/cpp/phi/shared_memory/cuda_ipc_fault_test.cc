@@ -193,7 +193,7 @@ TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
     channel.Await();
     // Without an event there would be none.
     const CudaIPCMessage next = MessageOf(tensor.storage(), strategy);
-    CHECK(next.stamp.maker != 0);
+    CHECK(next.stamp.process != 0);
     CHECK(StorageOf(next) == tensor.storage());
     tensor.Free();
     channel.Signal();

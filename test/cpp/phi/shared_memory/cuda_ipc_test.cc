@@ -527,7 +527,7 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
     const Storage storage = Allocate(4096);
     Fill(storage->memory, i, streams[i % 2]);
     receiver.channel().Send(MessageOf(storage, strategy, streams[i % 2]));
-    CHECK(DeviceHeap().Stats().events <= CudaIPCEvents::kMade);
+    CHECK(DeviceHeap().Stats().events <= CudaIPCEvents::kMaxCreated);
   }
   receiver.channel().Await();
   CHECK(Eventually(SharesNothing));
@@ -621,7 +621,7 @@ TEST(AnEventWhoseMessageWasReceivedIsUsedAgain) {
 
 TEST(EventsOfOthersAreClosedInTurn) {
   constexpr size_t kMessages = 50;  // each with an event of its own
-  constexpr size_t kSenders = 1 + CudaIPCEvents::kOpened / kMessages;
+  constexpr size_t kSenders = 1 + CudaIPCEvents::kMaxOpened / kMessages;
   std::vector<std::unique_ptr<Worker>> senders;
   for (size_t i = 0; i < kSenders; ++i) {
     senders.push_back(std::make_unique<Worker>([](const Channel& channel) {
@@ -644,7 +644,7 @@ TEST(EventsOfOthersAreClosedInTurn) {
       CHECK(HasContent(StorageOf(message)->memory, 1));
     }
   }
-  CHECK(DeviceHeap().Stats().events == CudaIPCEvents::kOpened);
+  CHECK(DeviceHeap().Stats().events == CudaIPCEvents::kMaxOpened);
   CHECK(SharesNothing());
   for (const auto& sender : senders) End(sender.get());
 }
@@ -700,7 +700,7 @@ TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
     return;
   }
   CHECK(error->kind() == Kind::kUnavailable);
-  CHECK(Says(error, "there is no driver") && Says(error, "libcuda.so.1"));
+  CHECK(Says(error, "no CUDA or HIP driver") && Says(error, "libcuda.so.1"));
   const SharedBlock block =
       AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
   CHECK(Heap().Receive(MessageOf(block)).block.data == block.data);
@@ -730,7 +730,7 @@ TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
     CHECK(stats.handles == 0 && stats.events == 0);
     CHECK(DeviceHeap().Describe().empty());
     // The memory is not its own to free.
-    CHECK(!DeviceHeap().Drop(address, [] { CHECK(false); }));
+    CHECK(!DeviceHeap().ReleaseOwned(address, [] { CHECK(false); }));
     channel.Signal();
     channel.Await();
     EndChild();
@@ -968,7 +968,7 @@ TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
       });
       CHECK(received.data->memory.device == device);
       CHECK(HasContent(received.data->memory, device));
-      DeviceHeap().Drop(received.data);
+      DeviceHeap().Release(received.data);
     }
     CHECK(SharesNothing());
     channel.Signal();
@@ -1027,7 +1027,7 @@ TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
     CHECK(error && error->kind() == Kind::kInvalid);
-    CHECK(Says(error, "no GPU memory"));
+    CHECK(Says(error, "does not refer to GPU memory"));
     channel.Signal();
     channel.Await();
   });

@@ -42,7 +42,7 @@ class OwnStorage : public DeviceStorage {
   OwnStorage(const CudaIPCMemory& memory, std::function<void()> free)
       : DeviceStorage(memory), free_(std::move(free)) {}
   ~OwnStorage() override {
-    if (!shared_ || !DeviceHeap().Drop(memory.data, free_)) free_();
+    if (!shared_ || !DeviceHeap().ReleaseOwned(memory.data, free_)) free_();
   }
 
   void SetShared() { shared_ = true; }
@@ -56,7 +56,7 @@ class ReceivedStorage : public DeviceStorage {
  public:
   explicit ReceivedStorage(std::shared_ptr<CudaIPCData> data)
       : DeviceStorage(data->memory), data_(std::move(data)) {}
-  ~ReceivedStorage() override { DeviceHeap().Drop(data_); }
+  ~ReceivedStorage() override { DeviceHeap().Release(data_); }
 
  private:
   const std::shared_ptr<CudaIPCData> data_;

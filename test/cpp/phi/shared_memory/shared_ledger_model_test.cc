@@ -90,7 +90,7 @@ enum At : uint8_t {
   kLookRedeem,
   kRedeem,
   kCompare,
-  // ExpireTickets, DropHolder, ReapSlot
+  // ExpireTickets, ReleaseHolder, ReapSlot
   kLookExpire,
   kMarkExpire,
   kReadSent,
@@ -99,7 +99,7 @@ enum At : uint8_t {
   kMark,
   kNews,
   kFreeSlot,
-  // Recycle, TryFree
+  // FreeReleased, TryFree
   kSeeNews,
   kTakeMark,
   kDecide,

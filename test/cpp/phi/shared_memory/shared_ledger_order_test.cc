@@ -160,8 +160,8 @@ class Scene {
     freed = 0;
   }
 
-  // As SharedBlocks::Recycle.
-  void Recycle() {
+  // As SharedBlocks::FreeReleased.
+  void FreeReleased() {
     uint64_t releases = ledger.release_count();
     if (releases == seen_releases_) return;
     seen_releases_ = releases;
@@ -187,9 +187,9 @@ TEST(ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
         s.Reset();
         s.ledger.AddHolder(0, kOther);
       },
-      {[&] { s.ledger.DropHolder(0, kOther); }, [&] { s.Recycle(); }},
+      {[&] { s.ledger.ReleaseHolder(0, kOther); }, [&] { s.FreeReleased(); }},
       [&] {
-        s.Recycle();
+        s.FreeReleased();
         CHECK(s.freed == 1);
       });
 }
@@ -202,11 +202,11 @@ TEST(ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
         s.ledger.AddHolder(0, kOther);
         s.ledger.AddHolder(0, kThird);
       },
-      {[&] { s.ledger.DropHolder(0, kOther); },
-       [&] { s.ledger.DropHolder(0, kThird); },
-       [&] { s.Recycle(); }},
+      {[&] { s.ledger.ReleaseHolder(0, kOther); },
+       [&] { s.ledger.ReleaseHolder(0, kThird); },
+       [&] { s.FreeReleased(); }},
       [&] {
-        s.Recycle();
+        s.FreeReleased();
         CHECK(s.freed == 1);
       });
 }
@@ -220,11 +220,11 @@ TEST(ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
         s.ledger.AddHolder(0, kOther);
         s.ledger.AddHolder(0, kThird);
       },
-      {[&] { s.ledger.DropHolder(0, kOther); },
+      {[&] { s.ledger.ReleaseHolder(0, kOther); },
        [&] { s.ledger.ReapSlot(kThird); },
-       [&] { s.Recycle(); }},
+       [&] { s.FreeReleased(); }},
       [&] {
-        s.Recycle();
+        s.FreeReleased();
         CHECK(s.freed == 1);
       });
 }
@@ -245,14 +245,14 @@ TEST(ABlockIsNotFreedWhileItsMessageIsReceived) {
          received = s.ledger.RedeemTicket(0, ticket);
        },
        [&] {
-         s.ledger.DropHolder(0, kOwner);
-         s.Recycle();
+         s.ledger.ReleaseHolder(0, kOwner);
+         s.FreeReleased();
        }},
       [&] {
         CHECK(received);
         CHECK(s.freed == 0);
-        s.ledger.DropHolder(0, kOther);
-        s.Recycle();
+        s.ledger.ReleaseHolder(0, kOther);
+        s.FreeReleased();
         CHECK(s.freed == 1);
       });
 }

@@ -194,7 +194,7 @@ class Player {
       Use(letter.block, letter.generation);
     } else {
       CHECK(world_->troubles);
-      ledger_.DropHolder(letter.block, slot_);
+      ledger_.ReleaseHolder(letter.block, slot_);
     }
   }
 
@@ -207,7 +207,7 @@ class Player {
   void Drop(uint32_t block) {
     Use(block, held_.at(block));
     held_.erase(block);
-    ledger_.DropHolder(block, slot_);
+    ledger_.ReleaseHolder(block, slot_);
   }
 
   // Leaves its slot as it is, and the next process takes it.
@@ -235,7 +235,7 @@ class Owner {
 
   void Run() {
     for (int round = 0; round < kRounds; ++round) {
-      Recycle();
+      FreeReleased();
       if (world_->troubles && random_.OneIn(100)) {
         ledger_.ExpireTickets(random_.Below(kBlocks), world_->clock - 20);
       }
@@ -250,7 +250,7 @@ class Owner {
   }
 
   // Frees what was released; for that, the news must be enough.
-  void Recycle() {
+  void FreeReleased() {
     const uint64_t count = ledger_.release_count();
     if (count == seen_) return;
     seen_ = count;
@@ -279,7 +279,7 @@ class Owner {
       Post(world_, &random_, block, generation);
     }
     CHECK(content.stamp == generation);
-    ledger_.DropHolder(block, kOwner);
+    ledger_.ReleaseHolder(block, kOwner);
   }
 
   World* world_;
@@ -302,7 +302,7 @@ void Play(bool troubles) {
     if (troubles) world->ledger.ExpireTickets(block, UINT64_MAX);
     CHECK(world->ledger.TicketCount(block) == 0);
   }
-  owner.Recycle();
+  owner.FreeReleased();
   CHECK(owner.AllAreFree());
 }
 
@@ -329,15 +329,15 @@ TEST(AReferenceThatMovesIsAlwaysSeen) {
   ledger.AddHolder(0, 2);
   Against(try_to_free, [&] {  // as a message does
     const SharedTicket ticket = ledger.IssueTicket(0, 1, 1);
-    ledger.DropHolder(0, 2);
+    ledger.ReleaseHolder(0, 2);
     ledger.AddHolder(0, 2);
     CHECK(ledger.RedeemTicket(0, ticket));
   });
   Against(try_to_free, [&] {  // as a fork does
     ledger.AddHolder(0, 511);
-    ledger.DropHolder(0, 2);
+    ledger.ReleaseHolder(0, 2);
     ledger.AddHolder(0, 2);
-    ledger.DropHolder(0, 511);
+    ledger.ReleaseHolder(0, 511);
   });
   CHECK(ledger.generation(0) == generation);
 }
@@ -361,7 +361,7 @@ TEST(ABlockThatStillIsStaysAsItIs) {
         if (ledger.StillIs(0, generation)) {
           CHECK(content.stamp == generation);
         }
-        ledger.DropHolder(0, 2);
+        ledger.ReleaseHolder(0, 2);
       });
 }
 

@@ -159,7 +159,7 @@ TEST(EachHolderKeepsABlock) {
     ledger.AddHolder(0, slot);
     CHECK(ledger.Referenced(0));
     CHECK(!ledger.TryFree(0));
-    ledger.DropHolder(0, slot);
+    ledger.ReleaseHolder(0, slot);
     CHECK(!ledger.Referenced(0));
   }
 }
@@ -168,9 +168,9 @@ TEST(ABlockOutlivesTheFirstOfTwoHolders) {
   Book ledger(1);
   ledger.AddHolder(0, kOwner);
   ledger.AddHolder(0, kOther);
-  ledger.DropHolder(0, kOwner);
+  ledger.ReleaseHolder(0, kOwner);
   CHECK(!ledger.TryFree(0));
-  ledger.DropHolder(0, kOther);
+  ledger.ReleaseHolder(0, kOther);
   CHECK(ledger.TryFree(0));
 }
 
@@ -180,7 +180,7 @@ TEST(FreeingEndsAGenerationAndNotFreeingKeepsIt) {
   ledger.AddHolder(0, kOwner);
   CHECK(!ledger.TryFree(0));
   CHECK(ledger.generation(0) == first && ledger.StillIs(0, first));
-  ledger.DropHolder(0, kOwner);
+  ledger.ReleaseHolder(0, kOwner);
   CHECK(ledger.TryFree(0));
   CHECK(ledger.generation(0) != first && !ledger.StillIs(0, first));
 }
@@ -189,7 +189,7 @@ TEST(AMessageKeepsABlockUntilItIsReceived) {
   Book ledger(1);
   ledger.AddHolder(0, kOwner);
   const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
-  ledger.DropHolder(0, kOwner);
+  ledger.ReleaseHolder(0, kOwner);
   CHECK(ledger.TicketCount(0) == 1);
   CHECK(!ledger.TryFree(0));
   CHECK(ledger.RedeemTicket(0, ticket));
@@ -257,7 +257,7 @@ TEST(ATicketThatMessagesShareIsAsOldAsTheLast) {
 TEST(AMessageOfTheCreatorEndsWithItAndNoEarlier) {
   Book ledger(1);
   const SharedTicket bound =
-      ledger.IssueTicket(0, 5, 100, MessageLife::kOfCreator);
+      ledger.IssueTicket(0, 5, 100, MessageLife::kUntilOwnerEnds);
   const SharedTicket other = ledger.IssueTicket(0, 6, 100);
   ledger.ExpireTickets(0, 99);
   CHECK(ledger.HasTicket(0, bound));
@@ -269,7 +269,7 @@ TEST(AMessageOfTheCreatorEndsWithItAndNoEarlier) {
 TEST(AMessageOfTheCreatorIsRedeemedAsAnyOther) {
   Book ledger(1);
   const SharedTicket bound =
-      ledger.IssueTicket(0, 0xffffffff, 1, MessageLife::kOfCreator);
+      ledger.IssueTicket(0, 0xffffffff, 1, MessageLife::kUntilOwnerEnds);
   CHECK(ledger.Referenced(0));
   CHECK(ledger.RedeemTicket(0, bound));
   CHECK(!ledger.RedeemTicket(0, bound));
@@ -280,7 +280,7 @@ TEST(ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
   Book ledger(1);
   constexpr uint32_t kPlaces = 8;
   for (uint32_t nonce = 1; nonce <= kPlaces; ++nonce) {
-    ledger.IssueTicket(0, nonce, 100, MessageLife::kOfCreator);
+    ledger.IssueTicket(0, nonce, 100, MessageLife::kUntilOwnerEnds);
   }
   const SharedTicket shared = ledger.IssueTicket(0, kPlaces, 100);
   ledger.ExpireOrphanedTickets(0, 99);
@@ -317,7 +317,7 @@ TEST(WhatMayFreeABlockIsNewsOnce) {
   };
   ledger.ExpireTickets(129, kAllTime);
   CHECK(is_news());
-  ledger.DropHolder(129, kOther);
+  ledger.ReleaseHolder(129, kOther);
   CHECK(is_news());
 }
 
@@ -341,7 +341,7 @@ TEST(ACreatorKilledWhileItDecidedLeavesAGoodBlock) {
   CHECK(!ledger.StillIs(0, generation));  // nobody answers, but it returns
   CHECK(!ledger.TryFree(0));
   CHECK(ledger.StillIs(0, generation));
-  ledger.DropHolder(0, kOther);
+  ledger.ReleaseHolder(0, kOther);
   ledger.AbandonDecision(0);
   CHECK(ledger.TryFree(0));
   CHECK(!ledger.StillIs(0, generation));

@@ -48,21 +48,22 @@ constexpr unsigned kLazyPeerAccess = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kEventInterprocess = 4;
 
-// Relaxed: a child reads what the thread had written that forked it, and what
-// its own handler writes before there is any other thread.
+// Relaxed: the thread that forks has written or read `in_use` before, and the
+// child has one thread when its handler writes `used_before_fork`.
 std::atomic<bool> in_use{false};
 std::atomic<bool> used_before_fork{false};
 
 [[noreturn]] void ThrowForked() {
   throw SharedMemoryError(
       Kind::kUnavailable,
-      "A process that was forked from one that has used the GPU cannot use it. "
-      "Start it another way: "
-      "paddle.incubate.multiprocessing.get_context('spawn'), or "
-      "set_start_method('spawn').");
+      "Cannot use a GPU: this process was forked from one that has used a GPU, "
+      "which no driver supports. Start it with "
+      "paddle.incubate.multiprocessing.get_context('spawn'), or call "
+      "set_start_method('spawn') first.");
 }
 
-// "GPU-01234567-89ab-cdef-0123-456789abcdef", as the driver's tools have it.
+// Returns the form that the driver's tools print:
+// "GPU-01234567-89ab-cdef-0123-456789abcdef".
 std::string ToString(const CudaDeviceUuid& uuid) {
   std::string text = "GPU";
   for (size_t i = 0; i < uuid.size(); ++i) {
@@ -77,8 +78,15 @@ std::string ToString(const CudaDeviceUuid& uuid) {
   return text;
 }
 
-// A library, by its names, and, in the order of the functions below, what it
-// calls them.
+// A driver's library: its file names, and its names for the functions, in the
+// order of CudaIPCDriver::Functions.
+//
+// Why not phi::dynload: its wrappers include the headers of a GPU toolkit, so
+// they exist only in a Paddle that is built for GPUs, and they list none of the
+// IPC calls. They are one set per vendor, chosen at compile time. They also do
+// not check that the library or a function was found, and sharing has to report
+// that as an error. Here one table, filled at first use, serves every build of
+// Paddle, both vendors, and the stand-in driver of tests that have no Paddle.
 struct Library {
   std::array<const char*, 2> names;
   std::array<const char*, 21> functions;
@@ -157,7 +165,8 @@ struct CudaIPCDriver::Functions {
   int (*GetErrorString)(int code, const char** text);
 };
 
-// Makes a device's context the calling thread's, and puts back what was.
+// Makes a device's context current for the calling thread, and restores the
+// previous one.
 class CudaIPCDriver::Current {
  public:
   Current(CudaIPCDriver* driver, int device) : call_(*driver->call_) {
@@ -184,9 +193,9 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
   if (handler != 0) throw std::bad_alloc();
   if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
   static CudaIPCDriver& driver = *[] {
-    // Before the driver starts: a child that is forked meanwhile cannot use it.
-    // One thread at a time runs this, so a thread that fails cannot reset the
-    // flag of another thread that has started the driver.
+    // Set it before the driver starts: a child that is forked meanwhile cannot
+    // use it. Only one thread at a time runs this, so a thread that fails
+    // cannot reset the flag of another one that has started the driver.
     in_use.store(true, std::memory_order_relaxed);
     try {
       return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();
@@ -213,9 +222,8 @@ CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
   if (found == nullptr) {
     throw SharedMemoryError(
         Kind::kUnavailable,
-        "GPU memory cannot go between processes here: there is no driver of a "
-        "GPU." +
-            refusals + " Send tensor.cpu() instead.");
+        "Cannot send or receive GPU memory: no CUDA or HIP driver found." +
+            refusals + " Install one, or send tensor.cpu() instead.");
   }
   static_assert(sizeof(Functions) == sizeof(Library::functions));
   void** function = reinterpret_cast<void**>(call_.get());
@@ -223,12 +231,12 @@ CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
     *function = dlsym(library, name);
     if (*function++ == nullptr) {
       throw SharedMemoryError(Kind::kUnavailable,
-                              std::string("The driver of the GPU, ") +
-                                  found->names[0] + ", is too old: it has no " +
-                                  name + ".");
+                              std::string("The GPU driver ") + found->names[0] +
+                                  " is too old: it has no " + name +
+                                  ". Update it, or send tensor.cpu() instead.");
     }
   }
-  Enforce(call_->Init(0), "Starting the driver of the GPU");
+  Enforce(call_->Init(0), "Starting the GPU driver");
   int count = 0;
   Enforce(call_->DeviceGetCount(&count), "Counting the GPUs");
   for (int i = 0; i < count; ++i) {
@@ -259,20 +267,20 @@ void CudaIPCDriver::Enforce(int code, const char* doing) const {
       throw SharedMemoryError(
           Kind::kUnavailable,
           failure +
-              " A process that was forked from one that has used the GPU "
-              "cannot use it: start it with 'spawn' instead.");
+              " A process that was forked from one that has used a GPU cannot "
+              "use it; start it with 'spawn' instead.");
     case kNoDevice:
       throw SharedMemoryError(
           Kind::kUnavailable,
           failure +
-              " No GPU can be seen by this process (CUDA_VISIBLE_DEVICES "
-              "hides them, maybe). Send tensor.cpu() instead.");
+              " This process sees no GPU; change CUDA_VISIBLE_DEVICES if it "
+              "hides them, or send tensor.cpu() instead.");
     case kPeerAccessUnsupported:
       throw SharedMemoryError(
           Kind::kUnavailable,
           failure +
-              " The GPU of this process has no access to the memory of "
-              "the sender's. Send tensor.cpu() instead.");
+              " The GPU of this process has no access to the memory of the "
+              "sender's GPU; send tensor.cpu() instead.");
     default:
       throw SharedMemoryError(Kind::kSystem, failure);
   }
@@ -282,8 +290,10 @@ const CudaIPCDriver::Device& CudaIPCDriver::At(int device) const {
   if (device < 0 || device >= static_cast<int>(devices_.size())) {
     throw SharedMemoryError(Kind::kInvalid,
                             "There is no GPU " + std::to_string(device) +
-                                ": this process can see " +
-                                std::to_string(devices_.size()) + ".");
+                                ": this process sees " +
+                                std::to_string(devices_.size()) +
+                                ". Use a lower number, or change "
+                                "CUDA_VISIBLE_DEVICES.");
   }
   return devices_[device];
 }
@@ -306,9 +316,8 @@ int CudaIPCDriver::DeviceOf(const CudaDeviceUuid& uuid) const {
   throw SharedMemoryError(
       Kind::kUnavailable,
       "A received tensor is on " + ToString(uuid) +
-          ", which this process cannot see: CUDA_VISIBLE_DEVICES hides it, or "
-          "it is not in this container. Make it visible, or send tensor.cpu() "
-          "instead.");
+          ", which this process cannot see: CUDA_VISIBLE_DEVICES or the "
+          "container hides it. Make it visible, or send tensor.cpu() instead.");
 }
 
 std::optional<CudaIPCDriver::Exported> CudaIPCDriver::Export(

@@ -27,17 +27,16 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Means something to the driver alone.
+// Opaque: only the driver knows what the bytes mean.
 using CudaIPCHandle = std::array<char, 64>;
 using CudaDeviceUuid = std::array<char, 16>;
 
-// The calls of the driver that device memory needs to go between processes: of
-// CUDA's or of HIP's, which has the same. It is loaded at first use, so that
-// nothing of it has to be there for memory of the host.
+// The calls of the GPU driver, CUDA's or HIP's, that share memory and events
+// between processes.
 //
-// Every call acts on the primary context of its device, which is the one of
-// the CUDA runtime and so of Paddle, and leaves the calling thread's current
-// context as it was. Every failure is a SharedMemoryError.
+// Invariant: every call acts on the primary context of its device, which is the
+// one of the CUDA runtime and so of Paddle, and leaves the calling thread's
+// current context as it was. Every failure is a SharedMemoryError.
 //
 // Thread-safe.
 class CudaIPCDriver {
@@ -50,41 +49,45 @@ class CudaIPCDriver {
     CudaIPCHandle handle;
   };
 
-  // How other processes find memory: in an allocation of the driver's.
+  // How other processes find memory: a part of an allocation of the driver's.
   struct Exported {
     CudaIPCHandle handle;
     uint64_t offset;
     uint64_t size;  // of the allocation
   };
 
-  // Never unloaded: streams and tensors outlive static destructors. Throws
-  // where there is no driver, and in a process that was forked from one that
-  // has used it.
+  // Loads the driver at the first call; it is never unloaded, since streams and
+  // tensors outlive static destructors. Throws where there is no driver, and in
+  // a process that was forked from one that has used it.
   static CudaIPCDriver& Instance();
 
   const CudaDeviceUuid& Uuid(int device) const { return At(device).uuid; }
-  // The number that the device has in this process; throws if it cannot be
-  // seen here.
+  // Returns the number of a device in this process. Throws if this process
+  // cannot see the device.
   int DeviceOf(const CudaDeviceUuid& uuid) const;
 
-  // None for memory that has no handle: of the virtual-memory allocator, or of
-  // a pool.
+  // Returns none for memory that has no handle: of the virtual-memory
+  // allocator, or of a pool.
   std::optional<Exported> Export(int device, const void* address);
-  // A handle may be opened once a process, and not in the one that exported it.
+  // Requires: the handle is not open in this process, which did not export it.
   char* Open(int device, const CudaIPCHandle& handle);
-  // Of the allocation at an opened address; none if the driver does not say.
+  // Returns the size of the allocation at an opened address; none if the driver
+  // does not tell.
   std::optional<uint64_t> SizeAt(int device, const char* base);
   void Close(int device, char* base);
 
-  // An event that others can wait for too; none if the driver has no more.
+  // Makes an event that other processes can wait for; none if the driver makes
+  // no more.
   std::optional<SharedEvent> MakeEvent(int device);
   Event OpenEvent(int device, const CudaIPCHandle& handle);
   void DestroyEvent(int device, Event event);
   void Record(int device, Event event, Stream stream);
-  // Whether the work is done that was there when the event was recorded.
+  // Returns whether the work is done that was there when the event was
+  // recorded.
   bool IsDone(int device, Event event);
   void Wait(int device, Stream stream, Event event);
-  // Waits for all work that this process has given to the device.
+  // Waits for all work that this process has given to the device. Do not hold a
+  // lock meanwhile that the work, or a callback of it, could need.
   void Synchronize(int device);
 
  private:

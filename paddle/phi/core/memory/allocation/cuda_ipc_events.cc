@@ -28,77 +28,78 @@ using Event = CudaIPCDriver::Event;
 
 }  // namespace
 
-bool CudaIPCEvents::IsFree(int device, const Made& made) {
-  return !made.sending &&
-         !(made.message && records_->IsInFlight(*made.message)) &&
-         CudaIPCDriver::Instance().IsDone(device, made.shared.event);
+bool CudaIPCEvents::IsFree(int device, const Created& created) {
+  return !created.sending &&
+         !(created.message && records_->IsInFlight(*created.message)) &&
+         CudaIPCDriver::Instance().IsDone(device, created.shared.event);
 }
 
-bool CudaIPCEvents::Make(int device, std::deque<Made>* events) {
-  if (events->size() >= kMade) return false;
+bool CudaIPCEvents::Create(int device, std::deque<Created>* events) {
+  if (events->size() >= kMaxCreated) return false;
   auto event = CudaIPCDriver::Instance().MakeEvent(device);
   if (event) events->push_back({*event, false, {}});
   return event.has_value();
 }
 
-bool CudaIPCEvents::FindFree(int device, std::deque<Made>* events) {
-  // Mostly it is the first, or near it; to look at all is for when there are no
-  // more.
+bool CudaIPCEvents::FindFree(int device, std::deque<Created>* events) {
+  // Mostly the first one is free, or one near it. All are looked at only when
+  // the driver makes no more.
   constexpr size_t kNear = 8;
   for (size_t i = 0; i < events->size(); ++i) {
-    if (i == kNear && Make(device, events)) return true;
+    if (i == kNear && Create(device, events)) return true;
     bool is_free = IsFree(device, events->front());
     events->push_back(events->front());
     events->pop_front();
     if (is_free) return true;
   }
-  return events->size() <= kNear && Make(device, events);
+  return events->size() <= kNear && Create(device, events);
 }
 
 std::optional<CudaIPCStamp> CudaIPCEvents::Record(int device, Stream stream) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   std::lock_guard<std::mutex> guard(mutex_);
-  if (maker_ == 0) maker_ = RandomBits();
-  std::deque<Made>& events = made_[device];
+  if (process_ == 0) process_ = RandomBits();
+  std::deque<Created>& events = created_[device];
   if (!FindFree(device, &events)) return std::nullopt;
-  Made& made = events.back();
-  driver.Record(device, made.shared.event, stream);
-  made.sending = true;
-  made.message.reset();
-  return CudaIPCStamp{maker_, made.shared.handle};
+  Created& created = events.back();
+  driver.Record(device, created.shared.event, stream);
+  created.sending = true;
+  created.message.reset();
+  return CudaIPCStamp{process_, created.shared.handle};
 }
 
 void CudaIPCEvents::Sent(int device,
                          const CudaIPCStamp& stamp,
                          const std::optional<SharedMessage>& message) {
-  if (stamp.maker == 0) return;
+  if (stamp.process == 0) return;
   std::lock_guard<std::mutex> guard(mutex_);
-  for (auto made = made_[device].rbegin(); made != made_[device].rend();
-       ++made) {
-    if (made->shared.handle != stamp.event) continue;
-    made->sending = false;
-    made->message = message;
+  for (auto created = created_[device].rbegin();
+       created != created_[device].rend();
+       ++created) {
+    if (created->shared.handle != stamp.event) continue;
+    created->sending = false;
+    created->message = message;
     return;
   }
 }
 
 Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
-  if (stamp.maker == maker_) {
-    for (const Made& made : made_[device]) {
-      if (made.shared.handle == stamp.event) return made.shared.event;
+  if (stamp.process == process_) {
+    for (const Created& created : created_[device]) {
+      if (created.shared.handle == stamp.event) return created.shared.event;
     }
   }
-  Key key{device, stamp.maker, stamp.event};
+  Key key{device, stamp.process, stamp.event};
   auto known = opened_.find(key);
   if (known != opened_.end()) return known->second;
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
-  if (oldest_opened_.size() == kOpened) {
+  if (oldest_opened_.size() == kMaxOpened) {
     auto oldest = opened_.extract(oldest_opened_.front());
     oldest_opened_.pop_front();
     try {
       driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
     } catch (const SharedMemoryError&) {
-      // Of a process that is gone, maybe; it is not needed here any more.
+      // Its process may be gone. The event is not needed here any more.
     }
   }
   Event event = driver.OpenEvent(device, stamp.event);
@@ -108,7 +109,7 @@ Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
 }
 
 void CudaIPCEvents::Wait(int device, Stream stream, const CudaIPCStamp& stamp) {
-  if (stamp.maker == 0) return;
+  if (stamp.process == 0) return;
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   std::lock_guard<std::mutex> guard(mutex_);
   driver.Wait(device, stream, Find(device, stamp));
@@ -117,7 +118,7 @@ void CudaIPCEvents::Wait(int device, Stream stream, const CudaIPCStamp& stamp) {
 uint64_t CudaIPCEvents::count() {
   std::lock_guard<std::mutex> guard(mutex_);
   uint64_t count = opened_.size();
-  for (const auto& [device, events] : made_) count += events.size();
+  for (const auto& [device, events] : created_) count += events.size();
   return count;
 }
 

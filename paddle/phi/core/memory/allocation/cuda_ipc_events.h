@@ -28,57 +28,63 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// When the work is done that a process had given to a device. Of no `maker`: it
-// was done already.
+// When memory is ready to be used: once the work is done that was there when
+// the event was recorded. A `process` of 0 means: the work was already done.
 struct CudaIPCStamp {
-  uint64_t maker;
+  uint64_t process;  // a random number of the process that recorded the event
   CudaIPCHandle event;
 };
 
-// Events that tell other processes when work is done.
+// The events that tell other processes when work on a GPU is done.
 //
 // Invariant: an event is recorded again only when the work of its last message
-// is done and the message was received, or given up. So whoever receives it
-// waits for what was there when the message was sent, and for nothing later.
-// Who loads a pickle a second time may wait for more, never for less.
+// is done and that message was received or has expired. So a receiver waits for
+// the work that was there when the message was sent, and for no later work. A
+// process that loads a pickle twice may wait for more work, never for less.
 //
-// Thread-safe.
+// Thread-safe. The mutex is held during calls of the driver, which do not wait
+// for a device here.
 class CudaIPCEvents {
  public:
-  static constexpr size_t kMade = 1000;    // a device
-  static constexpr size_t kOpened = 1024;  // a process
+  static constexpr size_t kMaxCreated = 1000;  // per device
+  static constexpr size_t kMaxOpened = 1024;   // per process
 
+  // `records` outlives this object.
   explicit CudaIPCEvents(SharedRecords* records) : records_(records) {}
 
-  // None if all events are waited for and the driver has no more.
+  // Records an event that is free; none if there is none and the driver makes
+  // no more. The caller calls Sent next.
   std::optional<CudaIPCStamp> Record(int device, CudaIPCDriver::Stream stream);
-  // Says which message has the stamp; none if there was no message after all.
+  // Says which message carries the stamp; none if no message was sent after
+  // all.
   void Sent(int device,
             const CudaIPCStamp& stamp,
             const std::optional<SharedMessage>& message);
+  // Makes a stream wait for the work of a stamp.
   void Wait(int device,
             CudaIPCDriver::Stream stream,
             const CudaIPCStamp& stamp);
   uint64_t count();
 
  private:
-  struct Made {
+  struct Created {
     CudaIPCDriver::SharedEvent shared;
     bool sending;
     std::optional<SharedMessage> message;
   };
   using Key = std::tuple<int, uint64_t, CudaIPCHandle>;
 
-  bool IsFree(int device, const Made& made);
-  bool Make(int device, std::deque<Made>* events);
+  // Requires, for all functions below: the mutex is held.
+  bool IsFree(int device, const Created& created);
+  bool Create(int device, std::deque<Created>* events);
   // Brings an event that is free to the end; false if there is none.
-  bool FindFree(int device, std::deque<Made>* events);
+  bool FindFree(int device, std::deque<Created>* events);
   CudaIPCDriver::Event Find(int device, const CudaIPCStamp& stamp);
 
   SharedRecords* records_;
-  uint64_t maker_{0};  // once there is an event
+  uint64_t process_{0};  // 0 until the first event is recorded
   std::mutex mutex_;
-  std::map<int, std::deque<Made>> made_;
+  std::map<int, std::deque<Created>> created_;
   std::map<Key, CudaIPCDriver::Event> opened_;
   std::deque<Key> oldest_opened_;
 };

@@ -45,7 +45,8 @@ void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
     --known->second.uses;
     return;
   }
-  // The driver may wait for all work here; other handles are not to.
+  // The driver may wait for all work on the device here. Threads that use other
+  // handles must not wait too.
   known->second.closing = true;
   lock.unlock();
   std::exception_ptr failure;

@@ -26,14 +26,20 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The handles of others' memory that this process has opened, each once,
-// however many tensors are in it, and closed with the last.
+// The handles of other processes' GPU memory that this process has opened.
 //
-// Thread-safe.
+// Invariant: a handle is open once, however many tensors lie in its memory, and
+// is closed with the last of them: a driver refuses to open a handle twice.
+//
+// Thread-safe. The mutex is not held while a handle is closed, which may wait
+// for a device; a thread that opens the same handle meanwhile waits for that.
 class CudaIPCOpenedHandles {
  public:
-  // The first address of the allocation in this process.
+  // Opens a handle, or uses it once more, and returns the first address of its
+  // allocation in this process.
   char* Open(int device, const CudaIPCHandle& handle);
+  // Ends one use. Throws, and leaves the handle open for another try, if the
+  // driver fails to close it. Requires: the caller has opened it.
   void Close(int device, const CudaIPCHandle& handle);
   uint64_t count();
 

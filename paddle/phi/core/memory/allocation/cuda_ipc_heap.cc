@@ -33,12 +33,12 @@ using Stream = CudaIPCDriver::Stream;
 
 constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDDIPC1"
 
-// For threads that wait for a device while the process ends.
-constexpr std::chrono::seconds kPatience(5);
-// Of giving back what the driver would not let go: it may wait each time.
-constexpr std::chrono::seconds kBetweenTries(1);
+// How long the exit waits for calls of the driver that are under way.
+constexpr std::chrono::seconds kExitPatience(5);
+// Between two tries of a release that the driver failed: each may wait.
+constexpr std::chrono::seconds kRetryInterval(1);
 
-// What is in the block that stands for memory of a device.
+// The content of a record.
 struct CudaIPCRecord {
   uint64_t magic;
   CudaDeviceUuid uuid;
@@ -75,8 +75,7 @@ CudaIPCHeap::CudaIPCHeap()
       records_(&shared_),
       events_(std::make_unique<CudaIPCEvents>(&records_)),
       handles_(std::make_unique<CudaIPCOpenedHandles>()) {
-  // SharedHeap's handlers were registered before; so in the child they come
-  // first.
+  // SharedHeap registered its handlers before, so in the child they run first.
   pthread_atfork([] { Instance().mutex_.lock(); },
                  [] { Instance().mutex_.unlock(); },
                  [] { Instance().ChildAfterFork(); });
@@ -112,7 +111,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
     std::lock_guard<std::mutex> guard(mutex_);
     if (by_address_.emplace(memory.data, sent).second) {
       sent_[IdOf(sent->block)] = sent;
-      records_.AtEnd(sent->block, [this, data = sent.get()] { End(*data); });
+      records_.OnFree(sent->block, [this, data = sent.get()] { Free(*data); });
       shared_.Bind(sent->block, std::move(storage), [&] {
         take_over();
         return true;
@@ -129,9 +128,9 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
   EnforceNotLeaving();
   std::shared_ptr<CudaIPCData> data = Find(address);
   if (!data) return std::nullopt;
-  GiveBackLateInTime();
-  if (HasLimbo()) records_.Reclaim({});
-  // Before there is a message, so that a failure leaves none behind.
+  RetryDeferredIfDue();
+  if (HasLimbo()) records_.Collect({});
+  // Before the message is made, so that a failure leaves none behind.
   CudaIPCStamp stamp = Stamp(*data, stream);
   std::optional<SharedMessage> record;
   try {
@@ -148,26 +147,27 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
 
 CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data,
                                 std::optional<Stream> stream) {
-  // An event goes with the process that made it. Memory does too, so an event
-  // of the same process is good as long as it matters. Of what another made
-  // this process may be gone when the message is received.
+  // An event goes with the process that recorded it, and memory with its owner.
+  // So an event of the owner lasts as long as it is needed. If this process is
+  // not the owner, it may be gone when the message is received: then wait here.
   std::optional<CudaIPCStamp> stamp;
   bool made_here = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
   if (made_here && stream) {
     stamp = events_->Record(data.memory.device, *stream);
   }
   if (!stamp) {
-    Aside([&] { CudaIPCDriver::Instance().Synchronize(data.memory.device); });
+    CallDriver(
+        [&] { CudaIPCDriver::Instance().Synchronize(data.memory.device); });
   }
   return stamp.value_or(CudaIPCStamp{});
 }
 
-bool CudaIPCHeap::Aside(const std::function<void()>& act) {
+bool CudaIPCHeap::CallDriver(const std::function<void()>& act) {
   std::function<void(const std::function<void()>&)> around;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (leaving_) return false;
-    ++aside_;
+    ++driver_calls_;
     around = around_waiting_;
   }
   std::exception_ptr failure;
@@ -178,8 +178,8 @@ bool CudaIPCHeap::Aside(const std::function<void()>& act) {
       failure = std::current_exception();
     }
     std::lock_guard<std::mutex> guard(mutex_);
-    --aside_;
-    came_back_.notify_all();
+    --driver_calls_;
+    driver_call_done_.notify_all();
   };
   around ? around(kept) : kept();
   if (failure) std::rethrow_exception(failure);
@@ -212,21 +212,22 @@ std::shared_ptr<CudaIPCData> CudaIPCHeap::Use(const SharedBlock& block) {
   return data;
 }
 
-void CudaIPCHeap::EnforceMakerLives(const SharedBlock& block) {
+void CudaIPCHeap::EnforceOwnerAlive(const SharedBlock& block) {
   if (records_.OwnerIsAlive(block)) return;
   throw SharedMemoryError(
       Kind::kGone,
-      "The process that made a received tensor has ended, and the GPU memory "
-      "of a process goes with it. It has to live until nobody uses its tensors "
-      "any more.");
+      "Cannot use a received tensor: the process that owns its GPU memory has "
+      "ended, and the memory with it. Keep a process that sends GPU tensors "
+      "alive until nobody uses them any more.");
 }
 
 void CudaIPCHeap::EnforceNotLeaving() {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!leaving_) return;
-  throw SharedMemoryError(
-      Kind::kUnavailable,
-      "This process ends: no more tensors on a GPU can be sent or received.");
+  throw SharedMemoryError(Kind::kUnavailable,
+                          "Cannot send or receive a tensor on a GPU: this "
+                          "process is exiting. Do so "
+                          "before the interpreter's exit handlers run.");
 }
 
 std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
@@ -241,18 +242,20 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
       record.size > exported.size - exported.offset) {
     throw SharedMemoryError(
         Kind::kInvalid,
-        "A received tensor is on a GPU, and what it names is no GPU memory.");
+        "The handle of a received tensor does not refer to GPU memory. It was "
+        "damaged, or made by another version of Paddle; send the tensor "
+        "again.");
   }
   int device = CudaIPCDriver::Instance().DeviceOf(record.uuid);
   auto data = std::make_shared<CudaIPCReceivedData>();
   char* base = nullptr;
-  EnforceMakerLives(block);
+  EnforceOwnerAlive(block);
   try {
-    Aside([&] { base = handles_->Open(device, exported.handle); });
+    CallDriver([&] { base = handles_->Open(device, exported.handle); });
     if (base == nullptr) EnforceNotLeaving();
   } catch (const SharedMemoryError&) {
-    // Drivers say in many ways that there is no such memory any more.
-    EnforceMakerLives(block);
+    // Drivers report in many ways that memory does not exist any more.
+    EnforceOwnerAlive(block);
     throw;
   }
   std::optional<uint64_t> size = CudaIPCDriver::Instance().SizeAt(device, base);
@@ -262,7 +265,8 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
         Kind::kInvalid,
         "A received tensor has " + std::to_string(record.size) +
             " bytes at byte " + std::to_string(exported.offset) +
-            " of GPU memory that has " + std::to_string(*size) + ".");
+            " of GPU memory that has only " + std::to_string(*size) +
+            ". Its record was damaged; send the tensor again.");
   }
   data->memory = {device, base + exported.offset, record.size};
   data->block = block;
@@ -282,7 +286,7 @@ std::shared_ptr<CudaIPCData> CudaIPCHeap::UseOrOpen(const SharedBlock& block) {
         return opened;
       }
     }
-    // Another thread has been faster.
+    // Another thread was faster.
     handles_->Close(opened->memory.device, opened->base);
   }
 }
@@ -291,7 +295,7 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     const CudaIPCMessage& message,
     const std::function<Stream(int)>& stream_of) {
   EnforceNotLeaving();
-  GiveBackLateInTime();
+  RetryDeferredIfDue();
   SharedHeap::Received record = records_.Receive(message.record);
   Received received{record.storage, nullptr};
   if (!received.storage) {
@@ -308,10 +312,10 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     Wait(record.block, device, stream_of(device), message.stamp);
   } catch (...) {
     records_.Redeem(message.record);
-    if (received.data) Drop(received.data);
+    if (received.data) Release(received.data);
     throw;
   }
-  // Last: from now on the sender may use the event again.
+  // Last: from now on the sender may record the event again.
   records_.Redeem(message.record);
   return received;
 }
@@ -323,7 +327,7 @@ void CudaIPCHeap::Wait(const SharedBlock& block,
   try {
     events_->Wait(device, stream, stamp);
   } catch (const SharedMemoryError&) {
-    EnforceMakerLives(block);
+    EnforceOwnerAlive(block);
     throw;
   }
 }
@@ -333,8 +337,9 @@ int CudaIPCHeap::DeviceOf(const SharedBlock& block) {
   std::shared_ptr<CudaIPCData> data = Known(block);
   if (!data) {
     throw SharedMemoryError(Kind::kInvalid,
-                            "A received tensor is on a GPU, and what it names "
-                            "is no GPU memory.");
+                            "The handle of a received tensor does not refer to "
+                            "GPU memory. It was damaged, or made by another "
+                            "version of Paddle; send the tensor again.");
   }
   return data->memory.device;
 }
@@ -343,10 +348,10 @@ void CudaIPCHeap::Bind(const CudaIPCData& data, std::weak_ptr<void> storage) {
   shared_.Bind(data.block, std::move(storage), [] { return true; });
 }
 
-void CudaIPCHeap::Drop(const std::shared_ptr<CudaIPCData>& data) {
+void CudaIPCHeap::Release(const std::shared_ptr<CudaIPCData>& data) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    // What is not known was there before this process was forked.
+    // A storage that is not known is the parent's: this process was forked.
     if (leaving_ || Known(data->block) != data || --data->uses > 0) return;
     if (received_.erase(IdOf(data->block)) != 0) {
       auto address = by_address_.find(data->memory.data);
@@ -355,10 +360,10 @@ void CudaIPCHeap::Drop(const std::shared_ptr<CudaIPCData>& data) {
       limbo_.Add(data.get());
     }
   }
-  GiveBack(data);
+  FinishRelease(data);
 }
 
-bool CudaIPCHeap::Drop(const void* data, std::function<void()> free) {
+bool CudaIPCHeap::ReleaseOwned(const void* data, std::function<void()> free) {
   std::shared_ptr<CudaIPCSentData> sent;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -367,11 +372,11 @@ bool CudaIPCHeap::Drop(const void* data, std::function<void()> free) {
     sent = sent_.at(IdOf(found->second->block));
     sent->free = std::move(free);
   }
-  Drop(sent);
+  Release(sent);
   return true;
 }
 
-void CudaIPCHeap::End(const CudaIPCSentData& data) {
+void CudaIPCHeap::Free(const CudaIPCSentData& data) {
   std::function<void()> free;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -381,23 +386,23 @@ void CudaIPCHeap::End(const CudaIPCSentData& data) {
     limbo_.Remove(&data);
     by_address_.erase(data.memory.data);
     sent_.erase(ended);
-    // The process that ends gives it back, which needs no call.
+    // The exit of the process frees the memory, which needs no call.
     if (leaving_) return;
-    ++aside_;
+    ++driver_calls_;
   }
   free();
   std::lock_guard<std::mutex> guard(mutex_);
-  --aside_;
-  came_back_.notify_all();
+  --driver_calls_;
+  driver_call_done_.notify_all();
 }
 
-void CudaIPCHeap::GiveBack(const std::shared_ptr<CudaIPCData>& data) {
+void CudaIPCHeap::FinishRelease(const std::shared_ptr<CudaIPCData>& data) {
   std::shared_ptr<CudaIPCReceivedData> received =
       std::dynamic_pointer_cast<CudaIPCReceivedData>(data);
   bool waits = received != nullptr;
   if (auto sent = std::dynamic_pointer_cast<CudaIPCSentData>(data)) {
-    // Of its own memory Paddle's allocator knows which streams use it, but not
-    // of what came back in a message.
+    // Paddle's allocator knows which streams use this process's memory, except
+    // for memory that came back in a message.
     std::lock_guard<std::mutex> guard(mutex_);
     waits = sent->received_here;
   }
@@ -406,36 +411,36 @@ void CudaIPCHeap::GiveBack(const std::shared_ptr<CudaIPCData>& data) {
     if (received) handles_->Close(data->memory.device, received->base);
   };
   try {
-    if (waits && !Aside(wait)) return;
+    if (waits && !CallDriver(wait)) return;
   } catch (const SharedMemoryError&) {
     std::lock_guard<std::mutex> guard(mutex_);
-    late_.push_back(data);
-    late_since_ = std::chrono::steady_clock::now();
+    deferred_.push_back(data);
+    deferred_since_ = std::chrono::steady_clock::now();
     return;
   }
   shared_.Release(data->block);
   if (!received) {
-    records_.Reclaim({});
+    records_.Collect({});
     WarnIfCrowded();
   }
 }
 
-void CudaIPCHeap::GiveBackLate() {
+void CudaIPCHeap::RetryDeferred() {
   std::vector<std::shared_ptr<CudaIPCData>> late;
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    late.swap(late_);
+    late.swap(deferred_);
   }
-  for (const auto& data : late) GiveBack(data);
+  for (const auto& data : late) FinishRelease(data);
 }
 
-void CudaIPCHeap::GiveBackLateInTime() {
+void CudaIPCHeap::RetryDeferredIfDue() {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     auto now = std::chrono::steady_clock::now();
-    if (late_.empty() || now < late_since_ + kBetweenTries) return;
+    if (deferred_.empty() || now < deferred_since_ + kRetryInterval) return;
   }
-  GiveBackLate();
+  RetryDeferred();
 }
 
 bool CudaIPCHeap::HasLimbo() {
@@ -458,10 +463,9 @@ void CudaIPCHeap::WarnIfCrowded() {
     warn = warn_;
     text = "GPU memory of " + std::to_string(limbo_.blocks()) + " tensors (" +
            HumanBytes(limbo_.bytes()) +
-           ") that this process has sent and dropped is still in use by "
-           "others. They have to receive and drop them; messages that nobody "
-           "will receive are given up by "
-           "paddle.incubate.multiprocessing.collect_shared_memory("
+           ") that this process has sent and dropped is still in use by other "
+           "processes. Have them receive and drop it, or expire lost messages "
+           "with paddle.incubate.multiprocessing.collect_shared_memory("
            "message_timeout=seconds).\n" +
            DescribeOthers();
   }
@@ -492,8 +496,8 @@ std::string CudaIPCHeap::DescribeOthers() const {
 
 uint64_t CudaIPCHeap::Collect(std::optional<double> message_timeout) {
   uint64_t before = Freed();
-  GiveBackLate();
-  records_.Reclaim(message_timeout);
+  RetryDeferred();
+  records_.Collect(message_timeout);
   return Freed() - before;
 }
 
@@ -530,37 +534,38 @@ void CudaIPCHeap::SetWarning(std::function<void(const std::string&)> warn) {
 }
 
 void CudaIPCHeap::Leave() {
-  records_.Reclaim({});
+  records_.Collect({});
   std::string others;
   std::function<void(const std::string&)> warn;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     leaving_ = true;
-    // A device that never gets done is no reason to stay for ever.
-    came_back_.wait_for(lock, kPatience, [this] { return aside_ == 0; });
+    // A device whose work never ends must not keep the process.
+    driver_call_done_.wait_for(
+        lock, kExitPatience, [this] { return driver_calls_ == 0; });
     warn = warn_;
     if (warn) others = DescribeOthers();
   }
   if (!others.empty()) {
     warn(
-        "This process ends, and its GPU memory with it, which others still "
-        "use. It has to live until they have dropped it.\n" +
+        "This process ends, and its GPU memory with it, which other processes "
+        "still use. Keep it alive until they have dropped it.\n" +
         others);
   }
 }
 
 void CudaIPCHeap::ChildAfterFork() {
-  // What they have is the parent's, and so is a mutex that is locked.
+  // Their events and handles are the parent's, and their mutexes may be locked.
   of_parent_.push_back(std::move(events_));
   events_ = std::make_unique<CudaIPCEvents>(&records_);
   of_parent_.push_back(std::move(handles_));
   handles_ = std::make_unique<CudaIPCOpenedHandles>();
   sent_.clear();
   received_.clear();
-  late_.clear();
+  deferred_.clear();
   by_address_.clear();
   limbo_ = {};
-  aside_ = 0;
+  driver_calls_ = 0;
   mutex_.unlock();
 }
 

@@ -37,51 +37,52 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Memory of a device that tensors are in.
+// The memory of a storage on a GPU.
 struct CudaIPCMemory {
   int device;
   char* data;
   uint64_t size;
 };
 
-// What goes from process to process in place of a device's memory.
+// The message that goes from process to process in place of GPU memory.
 struct CudaIPCMessage {
   SharedMessage record;
   CudaIPCStamp stamp;
   uint64_t offset;  // in the memory
 };
 
-// A storage that this process uses and others may use too.
+// A storage on a GPU that this process uses and others may use too.
 //
-// What a block is in Part B (RFC.md), memory of the host that the ledger counts
-// references of, is here a record: it says what memory of a device is meant.
-// Who holds the record's block may use that memory.
+// Its record (SharedRecords) is a block in host memory that says where the
+// memory is. A process that holds the record may use the memory.
 //
-// Invariant: this process has one user of the block (SharedHeap) as long as
-// `uses` is not 0.
+// Invariant: this process is a user of the record as long as `uses` is not 0.
 struct CudaIPCData {
   virtual ~CudaIPCData() = default;
 
   CudaIPCMemory memory;
-  SharedBlock block;
+  SharedBlock block;  // the record
   uint64_t uses;
 };
 
-// One that this process made. Its memory is freed at the end of the block, so
+// A storage that this process owns. Its memory is freed when the record is, so
 // never while another process holds it or a message carries it.
 struct CudaIPCSentData : CudaIPCData {
-  std::function<void()> free;  // once it is dropped here
-  // Received by the process that made it, whose allocator does not know of what
-  // is done with it since.
+  std::function<void()> free;  // set once it is released here
+  // A message brought it back to its owner. Paddle's allocator does not know of
+  // streams that were used on it since.
   bool received_here{false};
 };
 
-// One that another process made.
+// A storage that another process owns.
 struct CudaIPCReceivedData : CudaIPCData {
   CudaIPCHandle base;
 };
 
-// What this process has dropped and others have not.
+// The storages that this process owns and has released, and others still use.
+//
+// Not thread-safe. Requires, for all functions: the mutex of CudaIPCHeap is
+// held.
 class CudaIPCSentDataLimbo {
  public:
   void Add(const CudaIPCData* data);
@@ -98,70 +99,102 @@ class CudaIPCSentDataLimbo {
 struct CudaIPCStats {
   uint64_t sent;  // storages of this process that were sent
   uint64_t sent_bytes;
-  uint64_t limbo;  // those of them that only others use
+  uint64_t limbo;  // of those, storages that only others use
   uint64_t limbo_bytes;
-  uint64_t received;  // storages of others
+  uint64_t received;  // storages of other owners
   uint64_t received_bytes;
   uint64_t handles;  // opened
-  uint64_t events;   // made and opened
+  uint64_t events;   // created and opened
 };
 
-// The device memory that the calling process has in common with others.
+// The GPU memory that the calling process shares with others. SharedHeap has
+// the table of verbs (Release, Free, Collect, ...) that is used here too.
 //
-// Thread-safe. No call of the driver, and nothing of a tensor's, runs under its
-// mutex: a driver may wait for a callback that frees a tensor.
+// Invariant: a storage is in `sent_` or `received_`, by the identity of its
+// record, exactly as long as this process, or for a sent one any process or
+// message, needs the record.
+//
+// Thread-safe. Neither a call of the driver nor code of a tensor runs while the
+// mutex is held: a driver may wait for a callback that frees a tensor. While
+// the mutex is held, SharedHeap's may be taken, never the other way round.
 class CudaIPCHeap {
  public:
-  // Past this many storages in limbo there is a warning, once.
+  // With this many storages in limbo there is a warning, once per process.
   static constexpr uint64_t kCrowded = 1000;
 
-  // Like SharedHeap's, never destroyed.
+  // Returns the heap of the calling process, which is never destroyed.
+  //
+  // Thread-safe. The first call registers handlers for fork.
   static CudaIPCHeap& Instance();
 
-  // Gives memory of this process a record, so that it can be sent. Its owner,
-  // `storage`, has to call Drop before it is freed. `take_over` is where it
-  // arranges for that; it is not called if another thread has been faster.
-  // False if the memory has no handle of the driver's.
+  // Gives memory of this process a record, so that it can be sent. `take_over`
+  // arranges that ReleaseOwned is called before `storage` frees the memory; it
+  // is not called if another thread was faster. Returns false if the driver has
+  // no handle for the memory.
+  //
+  // Thread-safe. Requires: the caller keeps `storage` alive meanwhile.
   bool Share(SharingStrategy strategy,
              const CudaIPCMemory& memory,
              std::weak_ptr<void> storage,
              const std::function<void()>& take_over);
-  // A message for the memory that the address is in, of use when the work is
-  // done that the stream has; without a stream, that all streams of this
-  // process have on the device, which is waited for. None if it has no record.
+  // Returns a message for the memory at an address, for use once the work that
+  // `stream` has now is done; without a stream, once the work of all streams of
+  // this process on the device is done, which is waited for. Returns none if
+  // the memory has no record.
+  //
+  // Thread-safe. Requires: the caller keeps the memory alive meanwhile.
   std::optional<CudaIPCMessage> Send(
       const void* address, std::optional<CudaIPCDriver::Stream> stream);
 
   struct Received {
-    // What has the memory in this process, if something does; else its owner
-    // is to be made, who calls Bind and, at last, Drop.
+    // The storage that has the memory in this process. If it is empty, the
+    // caller makes one for `data`, calls Bind, and Release at its end.
     std::shared_ptr<void> storage;
     std::shared_ptr<CudaIPCData> data;
   };
-  // Makes the stream that `stream_of` names for a device wait until the memory
-  // of the message may be used.
+  // Receives a message. Makes the stream that `stream_of` returns for a device
+  // wait until the memory is ready.
+  //
+  // Thread-safe.
   Received Receive(const CudaIPCMessage& message,
                    const std::function<CudaIPCDriver::Stream(int)>& stream_of);
+  // Thread-safe.
   void Bind(const CudaIPCData& data, std::weak_ptr<void> storage);
 
-  // Ends one use. What others made is given back once all work of this process
-  // on the device is done, which is waited for.
-  void Drop(const std::shared_ptr<CudaIPCData>& data);
-  // The same for the owner that Share was called by: `free` is called when
-  // nobody else needs the memory any more, maybe at once. False in a child of
-  // fork, which has nothing to do with it: then the caller frees.
-  bool Drop(const void* data, std::function<void()> free);
+  // Releases one use of received memory. With the last one, waits for all work
+  // of this process on the device and releases the record.
+  //
+  // Thread-safe. Requires: the caller gives the device no more work on it.
+  void Release(const std::shared_ptr<CudaIPCData>& data);
+  // Releases memory that Share has given a record. `free` is called once nobody
+  // else needs it, perhaps at once. Returns false, and ignores `free`, in a
+  // child of fork, which does not have the record: then the caller frees.
+  //
+  // Thread-safe.
+  bool ReleaseOwned(const void* data, std::function<void()> free);
 
-  // Frees what nobody needs any more, of processes that died too. With a
-  // timeout in seconds, messages sent longer ago are given up. Returns bytes.
+  // Collects records and calls `free` of storages that nobody needs. Messages
+  // sent longer ago than the timeout, in seconds, expire. Returns the bytes
+  // that were freed.
+  //
+  // Thread-safe.
   uint64_t Collect(std::optional<double> message_timeout);
+  // Thread-safe.
   CudaIPCStats Stats();
-  // What others have of this process's memory, for people; empty if nothing.
+  // Returns a text about who uses this process's memory, empty if nobody does.
+  //
+  // Thread-safe.
   std::string Describe();
+  // Sets the function that prints warnings. Thread-safe.
   void SetWarning(std::function<void(const std::string&)> warn);
-  // What to do around waiting for a device: give back the GIL, say.
+  // Sets the function that calls of the driver which may wait are passed to: it
+  // calls them, and may release Python's GIL meanwhile. Thread-safe.
   void SetWaiting(std::function<void(const std::function<void()>&)> around);
-  // At the exit of the process: no call of the driver from now on.
+  // Announces that this process is about to exit. From then on, sends and
+  // receives throw, and releases have no effect: the driver may shut down.
+  // Waits a few seconds for calls of the driver that are under way.
+  //
+  // Thread-safe.
   void Leave();
 
  private:
@@ -173,10 +206,11 @@ class CudaIPCHeap {
   static BlockId IdOf(const SharedBlock& block) {
     return {block.segment, block.index, block.generation};
   }
-  // What is known of a block, if anything is; with the mutex held.
+  // Returns the storage of a record; none if it is unknown. Requires: the mutex
+  // is held.
   std::shared_ptr<CudaIPCData> Known(const SharedBlock& block) const;
   std::shared_ptr<CudaIPCData> Find(const void* address);
-  // When the work of this process on the memory is done.
+  // Returns when this process's work on the memory is done.
   CudaIPCStamp Stamp(const CudaIPCData& data,
                      std::optional<CudaIPCDriver::Stream> stream);
   int DeviceOf(const SharedBlock& block);
@@ -184,25 +218,32 @@ class CudaIPCHeap {
             int device,
             CudaIPCDriver::Stream stream,
             const CudaIPCStamp& stamp);
-  // One more use of a block, for the user of it that the caller has.
+  // Turns the caller's use of the record into a use of its known storage; none
+  // if the record is unknown.
   std::shared_ptr<CudaIPCData> Use(const SharedBlock& block);
   std::shared_ptr<CudaIPCData> UseOrOpen(const SharedBlock& block);
   std::shared_ptr<CudaIPCReceivedData> Open(const SharedBlock& block);
-  // Does what may take as long as work on a device, in a way that lets others
-  // go on. False, and nothing is done, if the process ends.
-  bool Aside(const std::function<void()>& act);
-  void GiveBack(const std::shared_ptr<CudaIPCData>& data);
-  void GiveBackLate();
-  // The same unless it was tried just now.
-  void GiveBackLateInTime();
-  void End(const CudaIPCSentData& data);
-  void EnforceMakerLives(const SharedBlock& block);
+  // Makes a call of the driver that may take as long as the work on a device,
+  // with no lock held and, in Python, without the GIL. Returns false, and makes
+  // no call, once the process is leaving.
+  bool CallDriver(const std::function<void()>& call);
+  // Does what Release does after the last use. Keeps the storage in `deferred_`
+  // if the driver fails.
+  void FinishRelease(const std::shared_ptr<CudaIPCData>& data);
+  // Tries again to finish the releases that the driver failed.
+  void RetryDeferred();
+  // Does so unless the last try was a moment ago: each may wait for a device.
+  void RetryDeferredIfDue();
+  // Frees the memory of a record that was freed.
+  void Free(const CudaIPCSentData& data);
+  void EnforceOwnerAlive(const SharedBlock& block);
   void EnforceNotLeaving();
   bool HasLimbo();
   void WarnIfCrowded();
   uint64_t Freed();
-  // With the mutex held.
+  // Requires: the mutex is held.
   std::string DescribeOthers() const;
+  // Requires: the mutex is held, and this child of fork has one thread only.
   void ChildAfterFork();
 
   SharedHeap& shared_;
@@ -216,13 +257,13 @@ class CudaIPCHeap {
   std::map<BlockId, std::shared_ptr<CudaIPCReceivedData>> received_;
   std::map<const char*, std::shared_ptr<CudaIPCData>> by_address_;
   CudaIPCSentDataLimbo limbo_;
-  // What the driver would not let go when it was dropped.
-  std::vector<std::shared_ptr<CudaIPCData>> late_;
-  std::chrono::steady_clock::time_point late_since_;
+  // Releases that the driver failed to finish.
+  std::vector<std::shared_ptr<CudaIPCData>> deferred_;
+  std::chrono::steady_clock::time_point deferred_since_;
   std::function<void(const std::string&)> warn_;
   std::function<void(const std::function<void()>&)> around_waiting_;
-  std::condition_variable came_back_;
-  int aside_{0};  // threads that are at what may call the driver
+  std::condition_variable driver_call_done_;
+  int driver_calls_{0};  // that are under way
   bool warned_{false};
   bool leaving_{false};
   uint64_t freed_{0};

@@ -36,7 +36,8 @@ namespace allocation {
 
 namespace {
 
-// A storage of this process that was sent.
+// Watches a storage of this process that was sent. It owns itself once it is
+// started, see StorageWatcher.
 class SentStorage : public StorageWatcher {
  public:
   explicit SentStorage(phi::Allocation* allocation)
@@ -45,14 +46,14 @@ class SentStorage : public StorageWatcher {
  protected:
   void OnFree() override {
     phi::Allocation* freed = allocation();
-    if (!CudaIPCHeap::Instance().Drop(freed->ptr(),
-                                      [freed] { AllocationDeleter(freed); })) {
+    if (!CudaIPCHeap::Instance().ReleaseOwned(
+            freed->ptr(), [freed] { AllocationDeleter(freed); })) {
       AllocationDeleter(freed);
     }
   }
 };
 
-// A storage that came in a message.
+// A storage that another process owns.
 class ReceivedCudaStorage : public Allocation {
  public:
   explicit ReceivedCudaStorage(std::shared_ptr<CudaIPCData> data)
@@ -60,17 +61,18 @@ class ReceivedCudaStorage : public Allocation {
                    data->memory.size,
                    phi::GPUPlace(data->memory.device)),
         data_(std::move(data)) {}
-  ~ReceivedCudaStorage() override { CudaIPCHeap::Instance().Drop(data_); }
+  ~ReceivedCudaStorage() override { CudaIPCHeap::Instance().Release(data_); }
 
  private:
   std::shared_ptr<CudaIPCData> data_;
 };
 
-// An allocation that fails is tried again this long after, while there is
-// memory that others may give back.
+// How long an allocation that failed waits for its next try, while other
+// processes use memory that they may release.
 constexpr std::chrono::milliseconds kPause(100);
 
-// Returns whether the allocation is worth another try.
+// Is called back by Paddle's RetryAllocator when an allocation has failed.
+// Returns whether to try it again.
 size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
   CudaIPCHeap& heap = CudaIPCHeap::Instance();
   if (heap.Collect(kMessageLostSeconds) != 0) return true;
@@ -79,9 +81,13 @@ size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
   return true;
 }
 
-// Has allocations that fail collect and be tried again, for up to as long as
-// Paddle waits after that for memory that other threads free. The way to do so
-// is that of activation offloading, and left to it where it is on.
+// Makes allocations that fail collect and try again, for as long as Paddle
+// waits for other threads to free memory. Paddle has one callback for this,
+// which belongs to activation offloading: where that is on, it keeps it.
+//
+// This registers itself by a side effect, at the first send of a GPU tensor,
+// and sets a flag of Paddle's. RFC.md, Part C, says what a hook would be
+// instead.
 void CollectWhenMemoryRunsOut() {
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);
@@ -94,33 +100,33 @@ void CollectWhenMemoryRunsOut() {
 void WarnOnStandardError() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Paddle's own log cannot be written to from outside of libpaddle.
+    // A module outside of libpaddle cannot write to Paddle's own log.
     CudaIPCHeap::Instance().SetWarning([](const std::string& text) {
       std::cerr << "paddle: warning: " << text << std::flush;
     });
   });
 }
 
-// Gives the storage a record.
+// Gives a storage a record; false if the driver makes no handle for it.
 bool Share(const std::shared_ptr<phi::Allocation>& holder,
            SharingStrategy strategy) {
   PADDLE_ENFORCE_EQ(
       StorageWatcher::CanWatch(holder),
       true,
       common::errors::InvalidArgument(
-          "The memory of this tensor on %s is not Paddle's to keep for other "
-          "processes: it was taken from elsewhere (by from_dlpack, for "
-          "example). Send tensor.clone() instead.",
+          "Cannot share the memory of this tensor on %s: it belongs to other "
+          "code than Paddle (from_dlpack takes such memory over, for example). "
+          "Send tensor.clone() instead.",
           holder->place()));
   PADDLE_ENFORCE_EQ(
       FLAGS_alloc_fill_value >= 0 || FLAGS_sync_after_alloc,
       false,
       common::errors::PreconditionNotMet(
-          "FLAGS_alloc_fill_value=%d would have a tensor on %s filled when it "
-          "is sent for the first time, and FLAGS_sync_after_alloc waits where "
-          "that may be for ever. Unset both.",
-          FLAGS_alloc_fill_value,
-          holder->place()));
+          "Cannot send a tensor on %s for the first time: "
+          "FLAGS_alloc_fill_value=%d would overwrite it, or "
+          "FLAGS_sync_after_alloc could wait forever. Unset both flags.",
+          holder->place(),
+          FLAGS_alloc_fill_value));
   WarnOnStandardError();
   CollectWhenMemoryRunsOut();
   CudaIPCMemory memory = {phi::GPUPlace(holder->place()).GetDeviceId(),
@@ -162,10 +168,10 @@ std::optional<std::string> ShareCudaTensor(
       tensor.meta().is_contiguous() && tensor.meta().offset == 0,
       true,
       common::errors::Unimplemented(
-          "A view (shape [%s], strides [%s], offset %d) of memory of the "
-          "virtual-memory allocator cannot go to another process. Send "
-          "tensor.clone() instead, or turn off "
-          "FLAGS_use_virtual_memory_auto_growth.",
+          "Cannot send a view (shape [%s], strides [%s], offset %d) of memory "
+          "that the virtual-memory allocator made. Send tensor.clone() "
+          "instead, "
+          "or turn off FLAGS_use_virtual_memory_auto_growth.",
           tensor.dims(),
           tensor.strides(),
           tensor.meta().offset));

@@ -26,30 +26,35 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The stream that the calling thread uses on a device.
+// Returns the stream that the calling thread uses on a device.
 using CudaStreamOf = std::function<CudaIPCDriver::Stream(int device)>;
 
-// The handle of a tensor on a GPU, over memory of which no copy is made.
-// The memory is freed when neither this process nor another uses it and no
-// message carries it, wherever the tensor is dropped first. Whoever receives
-// it may use it when the work is done that `stream` has now; without a stream,
-// the work of all streams on the device, which is waited for.
+// Returns the handle of a tensor on a GPU. Its memory is not copied; it is
+// freed once no process uses it and no message carries it, whoever drops the
+// tensor last. A receiver's stream waits for the work that `stream` has now;
+// without a stream, this call waits for the work of all streams on the device.
 //
-// The tensor is a copy, which keeps the storage meanwhile.
+// `tensor` is a copy, which keeps the storage alive meanwhile.
 //
-// None for memory that the driver makes no handles of, of the virtual-memory
-// allocator. Refuses memory that Paddle did not allocate.
+// Returns none for memory that the driver makes no handle for, that of the
+// virtual-memory allocator. Throws for memory that Paddle did not allocate.
+//
+// Thread-safe.
 std::optional<std::string> ShareCudaTensor(
     phi::DenseTensor tensor,
     SharingStrategy strategy,
     std::optional<CudaIPCDriver::Stream> stream);
 
-// The allocation of a message in this process: the one that the process has
-// already, if it has one.
+// Returns the allocation of a received message: the one that this process has
+// already, if there is one.
+//
+// Thread-safe.
 std::shared_ptr<phi::Allocation> CudaStorageOf(const CudaIPCMessage& message,
                                                const CudaStreamOf& stream_of);
 
-// An allocation without memory on a device.
+// Returns an allocation without memory on a device.
+//
+// Thread-safe.
 std::shared_ptr<phi::Allocation> EmptyCudaStorage(const CudaDeviceUuid& uuid);
 
 }  // namespace allocation

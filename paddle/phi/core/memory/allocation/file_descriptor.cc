@@ -65,7 +65,7 @@ void FileDescriptor::Close() {
   fd_ = -1;
 }
 
-bool FileDescriptor::IsOfFileOf(const FileDescriptor& other) const {
+bool FileDescriptor::SameFile(const FileDescriptor& other) const {
   return fd_ >= 0 && device_ == other.device_ && inode_ == other.inode_;
 }
 

@@ -25,9 +25,21 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Owns a file descriptor and knows the file. Other code of the process may
-// close all descriptors and get the number for a file of its own: then this one
-// is not intact any more, and closes nothing.
+// Calls a system call again until no signal interrupts it.
+template <typename Call>
+auto RetryOnSignal(const Call& call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) result = call();
+  return result;
+}
+
+// A file descriptor that this object owns, and the identity of its file.
+//
+// Invariant: only a descriptor that still refers to that file is closed. Other
+// code of the process may close all descriptors, after which the system gives
+// the number to another file; then this descriptor is not intact any more.
+//
+// Not thread-safe.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -38,11 +50,12 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  // Returns whether the descriptor still refers to its file; costs one fstat.
   bool IsIntact() const;
-  // Closes it, if it is intact, and still knows the file.
+  // Closes the descriptor if it is intact. The identity of the file is kept.
   void Close();
-  // Whether both are, or were when they were intact, of one file.
-  bool IsOfFileOf(const FileDescriptor& other) const;
+  // Returns whether this descriptor and the other's last one refer to one file.
+  bool SameFile(const FileDescriptor& other) const;
 
  private:
   int fd_{-1};
@@ -50,22 +63,23 @@ class FileDescriptor {
   ino_t inode_{0};
 };
 
-template <typename Call>
-auto RetryOnSignal(const Call& call) {
-  auto result = call();
-  while (result == -1 && errno == EINTR) result = call();
-  return result;
-}
-
-// Opens a file; not to be inherited by a program that this process starts.
-// What comes back is empty on failure, with the reason in errno.
+// Opens a file that programs started by this process do not inherit. Returns an
+// empty descriptor on failure, with the reason in errno.
+//
+// Thread-safe.
 FileDescriptor OpenFile(const std::string& path, int flags);
 
-// Takes or gives back (F_UNLCK) a lock that belongs to the open file
-// description.
+// Takes a lock on bytes of a file (F_RDLCK or F_WRLCK) or releases it
+// (F_UNLCK). It belongs to the open file description, not to the process.
+// Returns false, with the reason in errno, if another description has it.
+//
+// Thread-safe.
 bool SetLock(int fd, int16_t type, int64_t first, int64_t count);
 
-// Whether somebody else has the lock. What cannot be known is taken for locked.
+// Returns whether another open file description has a lock on a byte. Returns
+// true if that is unknown.
+//
+// Thread-safe.
 bool IsLocked(int fd, int64_t byte);
 
 }  // namespace allocation

@@ -37,7 +37,7 @@ constexpr size_t kFlags = 6;
 constexpr size_t kEndOfEnvironment = 48;
 // In the flags: PF_EXITING and PF_KTHREAD.
 constexpr uint32_t kExiting = 0x4;
-constexpr uint32_t kOfKernel = 0x200000;
+constexpr uint32_t kKernelThread = 0x200000;
 
 }  // namespace
 
@@ -45,7 +45,9 @@ bool ProcessStat::IsDead() const { return state == "Z" || state == "X"; }
 
 bool ProcessStat::IsExiting() const { return (flags & kExiting) != 0; }
 
-bool ProcessStat::IsOfKernel() const { return (flags & kOfKernel) != 0; }
+bool ProcessStat::IsKernelThread() const {
+  return (flags & kKernelThread) != 0;
+}
 
 std::optional<std::string> ReadFile(const std::string& path) {
   FileDescriptor file = OpenFile(path, O_RDONLY);
@@ -62,7 +64,7 @@ std::optional<std::string> ReadFile(const std::string& path) {
 
 std::optional<ProcessStat> ReadProcessStat(const std::string& folder) {
   std::string text = ReadFile(folder + "/stat").value_or("");
-  // After the name, which may have anything in it.
+  // The name in parentheses may contain anything, so look for its end.
   size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream rest(text.substr(name_end + 1));
@@ -74,7 +76,7 @@ std::optional<ProcessStat> ReadProcessStat(const std::string& folder) {
   return ProcessStat{fields[kState], flags, has_environment};
 }
 
-std::optional<uint32_t> UserOf(uint32_t process) {
+std::optional<uint32_t> EffectiveUserOf(uint32_t process) {
   std::string status =
       ReadFile("/proc/" + std::to_string(process) + "/status").value_or("");
   size_t line = status.find("\nUid:");

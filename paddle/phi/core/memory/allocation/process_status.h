@@ -22,29 +22,35 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// What /proc says of a process or thread.
+// The state of a process or thread, as /proc tells it.
 struct ProcessStat {
   std::string state;
   uint32_t flags;
   bool has_environment;
 
-  // It has ended; its parent may not have taken notice.
+  // It has ended, even if its parent has not collected its status.
   bool IsDead() const;
-  // The kernel is in the middle of ending it, or has ended it.
+  // The kernel is ending it, or has ended it.
   bool IsExiting() const;
-  bool IsOfKernel() const;
+  bool IsKernelThread() const;
 };
 
-// All of a file whose size is not known beforehand; none if it cannot be read,
-// for the reason in errno.
+// Reads a file whose size is not known. Returns none if it cannot be read, with
+// the reason in errno.
+//
+// Thread-safe.
 std::optional<std::string> ReadFile(const std::string& path);
 
-// Reads the `stat` file of a process or thread, whose folder in /proc is given.
-// None if it cannot be read, for the reason in errno.
+// Reads the `stat` file of a process or thread in its folder in /proc. Returns
+// none if it cannot be read, with the reason in errno.
+//
+// Thread-safe.
 std::optional<ProcessStat> ReadProcessStat(const std::string& folder);
 
-// The user whose rights a process has; none if that cannot be known.
-std::optional<uint32_t> UserOf(uint32_t process);
+// Returns the effective user of a process; none if that is unknown.
+//
+// Thread-safe.
+std::optional<uint32_t> EffectiveUserOf(uint32_t process);
 
 }  // namespace allocation
 }  // namespace memory

@@ -20,7 +20,10 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Random bits from the kernel, never 0.
+// Returns random bits from the kernel, never 0. Throws SharedMemoryError if the
+// kernel has none.
+//
+// Thread-safe.
 uint64_t RandomBits();
 
 }  // namespace allocation

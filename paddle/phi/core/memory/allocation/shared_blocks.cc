@@ -24,11 +24,11 @@ namespace allocation {
 namespace {
 
 constexpr uint64_t kSmallRun = 4 * kSharedPage;
-// The ledger grows by as much as it has, within these.
+// The ledger doubles as it grows, in steps within these bounds.
 constexpr uint64_t kMinLedgerStep = kSharedPage;
 constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
 
-// Enough for a few large messages under way, little for a process to keep.
+// Idle memory that a segment keeps: enough for a few large messages in flight.
 constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
 
 }  // namespace
@@ -36,21 +36,21 @@ constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
 SharedBlocks::SharedBlocks(SharedSegment* segment,
                            std::vector<std::function<void()>>* ended)
     : segment_(segment),
-      ended_(ended),
+      due_callbacks_(ended),
       end_(SharedLedger::LedgerBytes(segment->reserve())),
       ledger_end_(SharedLedger::HeaderBytes(segment->reserve())) {}
 
 uint64_t SharedBlocks::ReserveFor(uint64_t capacity) {
   uint64_t block = RoundUp(std::max(capacity, kSmallRun), kSharedPage);
-  // A ledger is a quarter of the addresses, until it is as large as it gets.
+  // The ledger takes a quarter of the addresses, up to its largest size.
   uint64_t ledger = std::min<uint64_t>(
       block / 2, SharedLedger::LedgerBytes(SharedLedger::kMaxReserve));
   return RoundUp(SharedLedger::kMinReserve + block + ledger, kSharedPage);
 }
 
 uint64_t SharedBlocks::CapacityFor(uint64_t size) {
-  // Steps of an eighth to a quarter of the size, so that sizes which differ
-  // little use each other's blocks.
+  // Steps of an eighth to a quarter of the size, so that sizes that differ
+  // little can use each other's blocks.
   uint64_t step = kAlignment;
   uint64_t parts = size < kSharedPage ? 4 : 8;
   while (step * parts * 2 < size) step *= 2;
@@ -66,8 +66,8 @@ void SharedBlocks::List(uint32_t index) {
 }
 
 std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
-  // A page or more may come from a block up to half as large again: touching
-  // fresh memory costs more than the memory is worth.
+  // A block of a page or more may be up to half as large again as asked for: to
+  // touch fresh memory costs more than the unused part is worth.
   uint64_t most = capacity < kSharedPage ? capacity : capacity + capacity / 2;
   for (auto it = classes_.lower_bound(capacity);
        it != classes_.end() && it->first <= most;
@@ -105,8 +105,8 @@ void SharedBlocks::Free(uint32_t block) {
   in_use_[block] = false;
   used_ -= run.capacity;
   --used_blocks_;
-  auto act = at_end_.extract(block);
-  if (act) ended_->push_back(std::move(act.mapped()));
+  auto callback = on_free_.extract(block);
+  if (callback) due_callbacks_->push_back(std::move(callback.mapped()));
   run.free.push_back(block);
   List(index);
   if (run.free.size() == run.count) {
@@ -127,7 +127,7 @@ void SharedBlocks::Trim(uint64_t keep) {
     Run& run = runs_[index];
     idle_.pop_front();
     idle_bytes_ -= run.length;
-    segment_->Punch(run.offset, run.length);
+    segment_->Trim(run.offset, run.length);
     reserved_ -= run.length;
     run.warm = false;
     PutCold(index);
@@ -147,7 +147,8 @@ std::optional<uint32_t> SharedBlocks::TakeCold(uint64_t capacity) {
 }
 
 std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
-  // A process may have one small tensor; the second of a kind has more to come.
+  // A process may have just one small tensor of a size, so the first run is one
+  // page; after a second one, more are likely.
   bool& has_run = classes_[capacity].has_run;
   uint64_t small = has_run ? kSmallRun : kSharedPage;
   uint64_t length = capacity < kSharedPage ? small : capacity;
@@ -196,7 +197,7 @@ bool SharedBlocks::Cut(uint32_t index) {
   return true;
 }
 
-uint32_t SharedBlocks::Warm(uint32_t index) {
+uint32_t SharedBlocks::WarmUp(uint32_t index) {
   Run& run = runs_[index];
   run.warm = true;
   reserved_ += run.length;
@@ -205,7 +206,7 @@ uint32_t SharedBlocks::Warm(uint32_t index) {
   return Take(index);
 }
 
-void SharedBlocks::Recycle() {
+void SharedBlocks::FreeReleased() {
   SharedLedger& ledger = segment_->ledger();
   uint64_t releases = ledger.release_count();
   if (releases == seen_releases_) return;
@@ -228,12 +229,12 @@ void SharedBlocks::Expire(uint64_t deadline) {
   }
 }
 
-void SharedBlocks::AtEnd(uint32_t block, std::function<void()> act) {
-  at_end_[block] = std::move(act);
+void SharedBlocks::OnFree(uint32_t block, std::function<void()> callback) {
+  on_free_[block] = std::move(callback);
 }
 
-void SharedBlocks::ExpireAwaited(uint64_t deadline) {
-  for (const auto& [block, act] : at_end_) {
+void SharedBlocks::ExpireRecords(uint64_t deadline) {
+  for (const auto& [block, callback] : on_free_) {
     segment_->ledger().ExpireTickets(block, deadline);
   }
 }

@@ -28,45 +28,56 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The blocks of one segment that the calling process made.
+// The blocks of one segment that the calling process owns.
 //
-// Invariant: the range of a block is fixed when it is appended; a run (one
-// block of a page or more, or pages of small ones, cut off one by one) is warm,
-// with memory, or cold, without; a block in use is in a warm run.
+// Invariant: the range of a block is fixed when it is appended to the ledger.
+// Blocks are cut from runs: one block of a page or more, or several pages for
+// small blocks. A run is warm (it has memory) or cold (it has only addresses),
+// and a block in use is in a warm run. A run without a block in use is idle.
+//
+// Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedBlocks {
  public:
-  // What is to be done at the end of blocks is put into `ended` then.
+  // Callbacks of freed blocks, see OnFree, are moved to `due_callbacks`, which
+  // the caller runs. It has to outlive this object, and so does the segment.
   SharedBlocks(SharedSegment* segment,
-               std::vector<std::function<void()>>* ended);
+               std::vector<std::function<void()>>* due_callbacks);
 
   // Blocks begin at multiples of this.
   static constexpr uint64_t kAlignment = 64;
 
-  // The addresses of a segment that has room for a block of the capacity.
+  // Returns how many bytes of addresses a segment needs for a block of the
+  // capacity. Thread-safe.
   static uint64_t ReserveFor(uint64_t capacity);
-  // The capacity of the block that a size gets.
+  // Returns the capacity of the block that an allocation of `size` bytes gets.
+  // Thread-safe.
   static uint64_t CapacityFor(uint64_t size);
 
-  // A free block that has memory, not much larger than asked for.
+  // Takes a free block of a warm run, up to half as large again as asked for;
+  // none if there is none. The caller has to become its holder, or free it.
   std::optional<uint32_t> TakeWarm(uint64_t capacity);
-  // Gives back a block that nobody holds.
+  // Frees a block. Requires: it was taken and has no reference.
   void Free(uint32_t block);
-  // A run that has no memory yet, made if need be; none if the segment is full.
+  // Takes a cold run, which is made if need be; none if the segment is full.
+  // The caller reserves its memory and calls WarmUp, or PutCold on failure.
   std::optional<uint32_t> TakeCold(uint64_t capacity);
   uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
   uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
   void PutCold(uint32_t run);
-  uint32_t Warm(uint32_t run);
-  void AtEnd(uint32_t block, std::function<void()> act);
+  // Makes a run warm and takes a block of it. Requires: its memory is reserved.
+  uint32_t WarmUp(uint32_t run);
+  // Registers what to do once the block is freed.
+  void OnFree(uint32_t block, std::function<void()> callback);
 
-  // Frees the blocks that lost a reference since the last time and have none.
-  void Recycle();
-  // Gives memory of idle runs to the system until at most `keep` bytes are
-  // idle; the run that was used last stays unless `keep` is 0.
+  // Frees the blocks that lost a reference since the last call and have none.
+  void FreeReleased();
+  // Trims idle runs, the oldest first, until at most `keep` bytes are idle. The
+  // run that was used last stays unless `keep` is 0.
   void Trim(uint64_t keep);
+  // Expires messages that were sent before `deadline`.
   void Expire(uint64_t deadline);
-  // The same of the blocks alone at whose end there is something to be done.
-  void ExpireAwaited(uint64_t deadline);
+  // Does so for blocks with a callback only, which are the records.
+  void ExpireRecords(uint64_t deadline);
 
   uint64_t reserved() const { return reserved_; }
   uint64_t used() const { return used_; }
@@ -78,9 +89,9 @@ class SharedBlocks {
     uint64_t offset;
     uint64_t length;
     uint64_t capacity;  // of each block
-    uint32_t count;     // of the blocks that were cut off
+    uint32_t count;     // of blocks cut so far
     bool warm;
-    bool listed;                 // in `available` of its class
+    bool listed;                 // in `available` of its size class
     std::vector<uint32_t> free;  // blocks
     std::list<uint32_t>::iterator idle;
   };
@@ -92,26 +103,26 @@ class SharedBlocks {
   };
 
   std::optional<uint32_t> AppendRun(uint64_t capacity);
-  // Makes one block more of a run; false if the run or the ledger is full.
+  // Cuts one more block from a run; false if the run or the ledger is full.
   bool Cut(uint32_t run);
   uint32_t Take(uint32_t run);
   void List(uint32_t run);
   void AddIdle(uint32_t run);
 
   SharedSegment* segment_;
-  std::vector<std::function<void()>>* ended_;
-  std::map<uint32_t, std::function<void()>> at_end_;
+  std::vector<std::function<void()>>* due_callbacks_;
+  std::map<uint32_t, std::function<void()>> on_free_;  // by block
   std::deque<Run> runs_;
   std::vector<uint32_t> run_of_;  // by block
   std::vector<bool> in_use_;      // by block
   std::map<uint64_t, SizeClass> classes_;
-  std::list<uint32_t> idle_;  // warm runs with no block in use, oldest first
+  std::list<uint32_t> idle_;  // warm runs without a block in use, oldest first
   uint64_t idle_bytes_{0};
   uint64_t reserved_{0};
   uint64_t used_{0};
   uint64_t used_blocks_{0};
-  uint64_t end_;         // of the runs, in the segment
-  uint64_t ledger_end_;  // of the ledger that has memory
+  uint64_t end_;         // of the last run, as an offset in the segment
+  uint64_t ledger_end_;  // of the part of the ledger that has memory
   uint64_t seen_releases_{0};
 };
 

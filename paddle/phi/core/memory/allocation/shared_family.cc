@@ -33,33 +33,35 @@ namespace allocation {
 
 namespace {
 
-int64_t ByteOf(uint64_t family) { return static_cast<int64_t>(family >> 2); }
+int64_t LockByteOf(uint64_t family) {
+  return static_cast<int64_t>(family >> 2);
+}
 
-// A file that a process opened to see whether it can go.
-class Candidate {
+// A file of a segment, opened to find out whether it can be removed.
+class FamilyFile {
  public:
-  explicit Candidate(const std::string& name)
+  explicit FamilyFile(const std::string& name)
       : name_(name),
-        file_(OpenFile(PathOf(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)) {
-    if (file_ && !Unfit(file_.get(), SharingStrategy::kFileSystem).empty()) {
+        file_(OpenFile(SegmentPath(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)) {
+    if (file_ && !WhyUnfit(file_.get(), SharingStrategy::kFileSystem).empty()) {
       file_ = FileDescriptor();
     }
   }
 
-  // The locks are held until this goes.
+  // Takes the locks of all slots, and keeps them as long as this object exists.
   bool NobodyAttached() const {
     return file_ &&
            SharedSlots(file_.get(), nullptr).TryLock(0, SharedLedger::kSlots);
   }
 
-  // Whether all who are attached have said that they leave.
+  // Returns whether every attached process is dead or has announced its exit.
   bool AllLeaving() const {
     return WithLedger([this](SharedLedger* ledger) {
       return SharedSlots(file_.get(), ledger).AllLeaving();
     });
   }
 
-  // Whether no message that was sent after `deadline` needs the file.
+  // Returns whether no message that was sent after `deadline` needs the file.
   bool NoMessages(uint64_t deadline) const {
     return WithLedger([deadline](SharedLedger* ledger) {
       for (uint32_t i = 0, n = ledger->block_count(); i < n; ++i) {
@@ -69,15 +71,15 @@ class Candidate {
     });
   }
 
-  void Remove() const { unlink(PathOf(name_).c_str()); }
+  void Remove() const { unlink(SegmentPath(name_).c_str()); }
 
  private:
-  // False for a file that is none of ours, or has another layout.
+  // Returns false for a file that is not a segment's, or has another layout.
   template <typename Question>
   bool WithLedger(const Question& question) const {
     struct stat file = {};
     if (!file_ || fstat(file_.get(), &file) != 0) return false;
-    SharedLedger::Start start = StartOf(file_.get());
+    SharedLedger::Start start = ReadLedgerStart(file_.get());
     if (!start.Valid() ||
         start.UsedBytes() > static_cast<uint64_t>(file.st_size)) {
       return false;
@@ -98,7 +100,7 @@ SharedFamily::SharedFamily(uint64_t family) : family_(family) { Lock(); }
 
 bool SharedFamily::Lock() {
   FileDescriptor folder = OpenFile(kSharedMemoryFolder, O_RDONLY | O_DIRECTORY);
-  if (!folder || !SetLock(folder.get(), F_RDLCK, ByteOf(family_), 1)) {
+  if (!folder || !SetLock(folder.get(), F_RDLCK, LockByteOf(family_), 1)) {
     return false;
   }
   folder_ = std::move(folder);
@@ -106,28 +108,29 @@ bool SharedFamily::Lock() {
   return true;
 }
 
-void SharedFamily::Stay() {
+void SharedFamily::EnsureLocked() {
   if (!folder_.IsIntact()) Lock();
 }
 
 void SharedFamily::RemoveAbandoned(uint64_t deadline) {
-  Stay();
+  EnsureLocked();
   if (!folder_.IsIntact()) return;
-  std::vector<std::string> names = FilesOfUser();
+  std::vector<std::string> names = SegmentFilesOfUser();
   names.erase(std::remove_if(names.begin(),
                              names.end(),
                              [this](const std::string& name) {
                                uint64_t family = FamilyInName(name);
                                return family != family_ &&
-                                      IsLocked(folder_.get(), ByteOf(family));
+                                      IsLocked(folder_.get(),
+                                               LockByteOf(family));
                              }),
               names.end());
-  // Looks for processes only now: those of families that nobody locked before
-  // were started by then.
+  // Look for processes only now: those of families that nobody had locked were
+  // started before that.
   StartingProcesses starting(folder_.get());
   for (const std::string& name : names) {
     uint64_t family = FamilyInName(name);
-    Candidate file(name);
+    FamilyFile file(name);
     if (file.NobodyAttached() &&
         (file.NoMessages(deadline) ||
          (family != family_ && !starting.MayJoin(family)))) {
@@ -138,14 +141,14 @@ void SharedFamily::RemoveAbandoned(uint64_t deadline) {
 
 void SharedFamily::Leave() {
   if (inherited_ || !folder_.IsIntact()) return;
-  // Before the lock goes: a process that has neither may still join.
+  // Open it before the lock is released: a process with neither may still join.
   left_ = FileDescriptor(fcntl(folder_.get(), F_DUPFD_CLOEXEC, 0));
-  SetLock(folder_.get(), F_UNLCK, ByteOf(family_), 1);
-  if (IsLocked(folder_.get(), ByteOf(family_))) return;
+  SetLock(folder_.get(), F_UNLCK, LockByteOf(family_), 1);
+  if (IsLocked(folder_.get(), LockByteOf(family_))) return;
   StartingProcesses starting(folder_.get());
-  for (const std::string& name : FilesOfUser()) {
+  for (const std::string& name : SegmentFilesOfUser()) {
     if (FamilyInName(name) != family_) continue;
-    Candidate file(name);
+    FamilyFile file(name);
     if (file.AllLeaving() &&
         (file.NoMessages(0) || !starting.MayJoin(family_))) {
       file.Remove();
@@ -154,7 +157,8 @@ void SharedFamily::Leave() {
 }
 
 void SharedFamily::ChildAfterFork() {
-  // The parent's description, which the child shares, must not outlive it.
+  // The parent's open file description must not outlive the parent, or its lock
+  // would make the family look alive.
   FileDescriptor shared = std::move(folder_);
   left_ = FileDescriptor();
   if (Lock()) return;

@@ -22,31 +22,35 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// A process tree: all processes that may still get each other's messages.
+// A process tree: the processes that may still receive each other's messages.
 //
-// Invariant: as long as the object exists, the family is seen to be alive, so
-// that nobody removes its files. Like a slot, a family is a byte range lock:
-// on the folder of the files, which needs no file of its own.
+// Invariant: while this object exists, other processes see that the family is
+// alive and do not remove its files. Like a slot, a family is a byte-range
+// lock: on the folder of the files, which needs no file of its own.
 //
 // A process that was started with the family in its environment may join later.
-// So a file with messages stays while there is one, lock or not.
+// So a file with messages stays while there is such a process, lock or not.
+//
+// Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedFamily {
  public:
   explicit SharedFamily(uint64_t family);
 
   uint64_t id() const { return family_; }
-  // Takes the lock again if someone closed its descriptor.
-  void Stay();
-  // Removes files that nobody is attached to: those that no message sent after
-  // `deadline` needs, and those of families that are dead.
+  // Takes the lock again if other code of the process closed its descriptor.
+  void EnsureLocked();
+  // Removes files that no process is attached to: those of this family that no
+  // message sent after `deadline` needs, and all of dead families.
   void RemoveAbandoned(uint64_t deadline);
-  // To be called when this process exits: who is the last removes all files but
-  // those with messages for a process that has yet to join.
+  // Announces that this process exits. The last process of a family removes all
+  // of its files, except those with messages for a process that may yet join.
   void Leave();
+  // Takes a lock of the child's own. Requires: the calling process is a child
+  // of fork that has only one thread yet.
   void ChildAfterFork();
 
  private:
-  // Takes the lock; false where there is no such folder.
+  // Takes the lock; false where the folder does not exist.
   bool Lock();
 
   uint64_t family_;

@@ -32,9 +32,9 @@ constexpr uint32_t kHandleMagic = 0x31544450;  // "PDT1"
 // Indices of SharedTensorHandle::memory.
 enum Memory : uint8_t { kNone, kNoneOnDevice, kHost, kDevice, kKinds };
 
-// The fixed part of a handle. After it: dims, strides, and the levels of the
-// LoD, each a length with its values, all as int64. A device adds its UUID,
-// and memory of a device its stamp and the offset in it.
+// The fixed part of a handle. Dims, strides and the levels of the LoD follow,
+// each level as a length with its values, all as int64. An empty tensor on a
+// GPU adds the UUID; GPU memory adds its stamp and the offset in it.
 struct HandleHeader {
   uint32_t magic;
   uint8_t dtype;
@@ -105,10 +105,10 @@ struct Span {
   }
 };
 
-// None if a dim is negative, or the elements or the span are more than can be.
+// Returns none if a dim is negative, or if a number of bytes overflows.
 std::optional<Span> SpanOf(const phi::DenseTensorMeta& meta) {
   uint64_t element = phi::SizeOf(meta.dtype);
-  // A broadcast tensor has more elements than its memory.
+  // A broadcast tensor has more elements than its memory has room for.
   int64_t elements_size = element;
   bool is_empty = false;
   for (int i = 0; i < meta.dims.size(); ++i) {
@@ -145,7 +145,7 @@ void AppendNumbers(std::string* handle, const std::vector<int64_t>& numbers) {
   Append(handle, numbers.data(), numbers.size() * sizeof(int64_t));
 }
 
-// Reads a handle from its start on and never past its end.
+// Reads a handle from start to end, and never past the end.
 class HandleReader {
  public:
   explicit HandleReader(const std::string& handle) : handle_(handle) {}
@@ -171,8 +171,8 @@ class HandleReader {
 
   static common::ErrorSummary Broken(const char* why, int64_t value) {
     return common::errors::InvalidArgument(
-        "The handle of a tensor from another process cannot be right: %s (%d). "
-        "It was damaged, or made by another version of Paddle.",
+        "Cannot read the handle of a received tensor: %s (%d). It was damaged, "
+        "or made by another version of Paddle; send the tensor again.",
         why,
         value);
   }
@@ -328,29 +328,29 @@ void EnforceHasHandle(const phi::DenseTensor& tensor) {
       IsStrided(meta.layout),
       true,
       common::errors::Unimplemented(
-          "A tensor of layout %d cannot go to another process: what its memory "
-          "means is known to this process alone. Send tensor.clone() instead.",
+          "Cannot send a tensor of layout %d: only this process can interpret "
+          "its memory. Send tensor.clone() instead.",
           static_cast<int>(meta.layout)));
   if (tensor.numel() == 0) return;
   PADDLE_ENFORCE_NOT_NULL(
       tensor.Holder(),
       common::errors::PreconditionNotMet(
-          "A tensor of shape [%s] that was never given memory cannot go to "
-          "another process. Initialize it first.",
+          "Cannot send a tensor of shape [%s] that has no memory yet. "
+          "Initialize it first.",
           meta.dims));
   PADDLE_ENFORCE_EQ(IsKnown(meta.dtype),
                     true,
                     common::errors::Unimplemented(
-                        "A tensor of data type %d cannot go to another "
-                        "process: its elements are not plain memory.",
+                        "Cannot send a tensor of data type %d: its elements "
+                        "are not plain memory. Convert it to another type.",
                         static_cast<int>(meta.dtype)));
   std::optional<Span> span = SpanOf(meta);
   PADDLE_ENFORCE_EQ(
       span && span->FitsIn(tensor.Holder()->size(), meta.offset),
       true,
       common::errors::InvalidArgument(
-          "A tensor of shape [%s], strides [%s] and offset %d reaches out of "
-          "its memory of %d bytes.",
+          "Cannot send a tensor of shape [%s], strides [%s] and offset %d: it "
+          "reaches out of its memory of %d bytes. Send tensor.clone() instead.",
           meta.dims,
           meta.strides,
           meta.offset,
@@ -363,7 +363,8 @@ void EnforceHasSize(const phi::DenseTensorMeta& meta) {
       true,
       common::errors::InvalidArgument(
           "The shape and the data type of a tensor must give a size in bytes, "
-          "but received shape [%s] and data type %s.",
+          "but received shape [%s] and data type %s. Pass sizes that are not "
+          "negative, and a numeric type.",
           meta.dims,
           phi::DataTypeToString(meta.dtype)));
 }

@@ -25,34 +25,35 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// What a message says of a tensor: all that another process needs to have the
-// same tensor over the same memory.
+// The handle of a tensor: all that another process needs to make the same
+// tensor over the same memory.
 struct SharedTensorHandle {
   phi::DenseTensorMeta meta;
-  // A tensor without elements has none, but may be on a GPU.
+  // A tensor without elements has no memory, but may be on a GPU.
   std::variant<std::monostate, CudaDeviceUuid, SharedMessage, CudaIPCMessage>
       memory;
 
+  // Thread-safe, as are all functions of this file.
   std::string Encode() const;
-  // A handle may come from anyone: what can be checked without the memory is.
-  // The offset of the meta is that in the memory.
+  // Checks all that can be checked without the memory: a handle may come from
+  // anyone. The offset of the meta is the one in the memory.
   static SharedTensorHandle Decode(const std::string& handle);
 };
 
-// Raises an error if no handle can say what the tensor is.
+// Throws if no handle can describe the tensor.
 void EnforceHasHandle(const phi::DenseTensor& tensor);
-// Raises an error if a tensor of a shape and a data type cannot have memory.
+// Throws if the shape and data type do not give a size in bytes.
 void EnforceHasSize(const phi::DenseTensorMeta& meta);
 // Returns the meta of a tensor in a storage of `size` bytes, from a meta whose
 // offset counts from byte `start` of the storage. Both may come from anyone.
-// Raises an error if the tensor reaches out of the storage.
+// Throws if the tensor reaches out of the storage.
 phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
                                    uint64_t start,
                                    uint64_t size);
 
 [[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
 
-// Runs a call and raises its SharedMemoryError as an error of Paddle's.
+// Runs a call and turns its SharedMemoryError into an error of Paddle's.
 template <typename Call>
 auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
   try {

@@ -36,33 +36,36 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-// Addresses of the first segment, most of them without memory for most of its
-// life. Each further segment has twice the addresses of all before it, so that
-// there are few segments, and a receiver needs few more addresses than there
-// are bytes in use.
+// Addresses of the first segment; most of them never get memory. Each further
+// segment has twice the addresses of all before it, so that there are few
+// segments and a receiver maps few more addresses than there are bytes in use.
 constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
 constexpr uint64_t kMostReserve = uint64_t{64} << 30;
-// How many segments of others are attached before the first look at them all.
+// So many segments of others are attached before all are first looked at.
 constexpr size_t kFewSegments = 16;
-// The kernel is asked at most so often whether the maker of a segment lives.
-constexpr uint64_t kAskAgainNanoseconds = 10000000;
-// Counts through suspension and is one clock for all processes.
+// The kernel is asked at most once in so many nanoseconds, per segment, whether
+// the owner is alive.
+constexpr uint64_t kOwnerCheckInterval = 10000000;
+
+// The clock of tickets. It is the same for all processes, and goes on while the
+// machine is suspended.
 uint64_t NowNanoseconds() {
   timespec now = {};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// As good as the kernel's tick, and cheaper; for this process alone.
+// A cheaper clock for this process alone. It is as precise as the kernel's
+// tick.
 uint64_t CoarseNanoseconds() {
   timespec now = {};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// Gives the pages at `start` back that a segment kept when it was taken apart.
-// Their memory too, unless it is `shared` with a child or parent of a fork.
-void DropPages(char* start, uint64_t length, bool shared) {
+// Unmaps pages that were kept when their segment was detached, and trims them
+// unless they are `shared` with a child or parent of a fork.
+void ReleasePages(char* start, uint64_t length, bool shared) {
   if (length == 0) return;
   if (!shared) madvise(start, length, MADV_REMOVE);
   munmap(start, length);
@@ -71,18 +74,21 @@ void DropPages(char* start, uint64_t length, bool shared) {
 [[noreturn]] void ThrowNoTensor() {
   throw SharedMemoryError(
       Kind::kGone,
-      "The tensor of this message does not exist any more: the message was "
-      "received before and the tensor dropped by all, or it was given up "
-      "because nobody received it for long when memory ran out.");
+      "The tensor of a received message does not exist any more: it was "
+      "received before and has been freed since, or the message has expired "
+      "(on demand, or after " +
+          std::to_string(static_cast<int>(kMessageLostSeconds)) +
+          " seconds when memory runs out). Receive each message once and in "
+          "time, or send the tensor again.");
 }
 
 [[noreturn]] void ThrowSharedUncounted() {
   throw SharedMemoryError(
       Kind::kUnavailable,
-      "A tensor in memory of a process that has ended cannot be sent, since "
-      "this process shares that memory with one that was forked meanwhile, or "
-      "with another tensor of its own, and the receiver could not share it "
-      "too. Send tensor.clone() instead.");
+      "Cannot send a tensor whose owner has ended: a forked process, or "
+      "another "
+      "tensor of this process, uses its memory too and could not share it with "
+      "the receiver. Send tensor.clone() instead.");
 }
 
 }  // namespace
@@ -144,12 +150,12 @@ SharedBlock SharedHeap::AddHold(Attached* attached,
   return BlockOf(*attached, offset);
 }
 
-bool SharedHeap::Serves(Attached* own, SharingStrategy strategy) {
-  // Others could not open a segment whose descriptor is lost.
-  return own->segment->strategy() == strategy && own->segment->Usable();
+bool SharedHeap::Serves(Attached* owned, SharingStrategy strategy) {
+  // Others cannot open a segment whose descriptor was closed.
+  return owned->segment->strategy() == strategy && owned->segment->Usable();
 }
 
-uint64_t SharedHeap::Ago(double seconds) {
+uint64_t SharedHeap::SecondsAgo(double seconds) {
   uint64_t now = NowNanoseconds();
   double age = std::max(0.0, seconds) * 1e9;
   return age >= static_cast<double>(now) ? 0 : now - static_cast<uint64_t>(age);
@@ -158,12 +164,13 @@ uint64_t SharedHeap::Ago(double seconds) {
 std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
                                                     uint64_t capacity,
                                                     Inheritance inheritance) {
-  for (Attached* own : own_) {
-    if (own->segment->strategy() != strategy) continue;
-    auto block = own->own->TakeWarm(capacity);
+  for (Attached* owned : owned_) {
+    if (owned->segment->strategy() != strategy) continue;
+    auto block = owned->blocks->TakeWarm(capacity);
     if (!block) continue;
-    if (own->segment->CanBeOpened()) return AddHold(own, *block, inheritance);
-    own->own->Free(*block);
+    if (owned->segment->CanBeOpened())
+      return AddHold(owned, *block, inheritance);
+    owned->blocks->Free(*block);
   }
   return std::nullopt;
 }
@@ -176,24 +183,26 @@ SharedBlock SharedHeap::AllocateBlock(SharingStrategy strategy,
                                       uint64_t size,
                                       Inheritance inheritance) {
   if (size > SharedLedger::kMaxReserve / 2) {
-    throw SharedMemoryError(
-        Kind::kExhausted,
-        "No segment of shared memory has " + HumanBytes(size) + ".");
+    throw SharedMemoryError(Kind::kExhausted,
+                            "Cannot put a tensor of " + HumanBytes(size) +
+                                " into shared memory: a segment has at most " +
+                                HumanBytes(SharedLedger::kMaxReserve / 2) +
+                                " for one. Send the tensor in parts.");
   }
   uint64_t capacity = SharedBlocks::CapacityFor(size);
   Locked locked(this);
-  CollectUnasked();
-  for (Attached* own : own_) own->own->Recycle();
+  CollectDeferred();
+  for (Attached* owned : owned_) owned->blocks->FreeReleased();
   try {
     return AllocateAny(locked.lock(), strategy, capacity, inheritance);
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
-  uint64_t deadline = Ago(kMessageLostSeconds);
+  uint64_t deadline = SecondsAgo(kMessageLostSeconds);
   Expire(deadline);
-  CollectOwn();
+  ReapAndFree();
   Trim(0);
-  CollectOthers(deadline, Thrift::kDetach);
+  CollectOthers(deadline, DescriptorSaving::kDetach);
   if (family_) family_->RemoveAbandoned(deadline);
   return AllocateAny(locked.lock(), strategy, capacity, inheritance);
 }
@@ -203,12 +212,13 @@ SharedBlock SharedHeap::AllocateAny(std::unique_lock<std::mutex>* lock,
                                     uint64_t capacity,
                                     Inheritance inheritance) {
   if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
-  CollectOwn();
+  ReapAndFree();
   if (auto block = AllocateWarm(strategy, capacity, inheritance)) return *block;
   return AllocateCold(lock, strategy, capacity, inheritance);
 }
 
-// While it exists, the mutex is free, and bytes count as given out already.
+// Keeps the mutex unlocked while it exists. Meanwhile the bytes count as
+// reserved, so that other threads do not exceed the limit.
 class SharedHeap::Pending {
  public:
   Pending(SharedHeap* heap, std::unique_lock<std::mutex>* lock, uint64_t bytes)
@@ -234,39 +244,40 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
                                      uint64_t capacity,
                                      Inheritance inheritance) {
   auto [attached, run] = TakeCold(strategy, capacity);
-  uint64_t offset = attached->own->RunOffset(run);
-  uint64_t length = attached->own->RunLength(run);
+  uint64_t offset = attached->blocks->RunOffset(run);
+  uint64_t length = attached->blocks->RunLength(run);
   try {
     MakeRoom(length);
     int fd = attached->segment->fd();
-    // The kernel clears the memory now; other threads need not wait for that.
+    // The kernel clears the memory here; other threads need not wait for that.
     Pending pending(this, lock, length);
     attached->segment->Reserve(fd, offset, length);
     attached->segment->Populate(offset, length);
   } catch (...) {
-    attached->own->PutCold(run);
+    attached->blocks->PutCold(run);
     throw;
   }
-  return AddHold(attached, attached->own->Warm(run), inheritance);
+  return AddHold(attached, attached->blocks->WarmUp(run), inheritance);
 }
 
 std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
     SharingStrategy strategy, uint64_t capacity) {
-  for (Attached* own : own_) {
-    if (!Serves(own, strategy)) continue;
-    if (auto run = own->own->TakeCold(capacity)) return {own, *run};
+  for (Attached* owned : owned_) {
+    if (!Serves(owned, strategy)) continue;
+    if (auto run = owned->blocks->TakeCold(capacity)) return {owned, *run};
   }
   Attached* made = MakeSegment(strategy, capacity);
-  return {made, made->own->TakeCold(capacity).value()};
+  return {made, made->blocks->TakeCold(capacity).value()};
 }
 
 SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
                                               uint64_t capacity) {
-  // A tree whose workers are forked, and killed, has no other start of theirs.
+  // Forked workers do not import Paddle, so this is the one moment at which a
+  // tree of them removes files of killed ones.
   if (family_) family_->RemoveAbandoned(0);
   uint64_t family = family_ ? family_->id() : RandomBits();
   uint64_t before = 0;
-  for (const Attached* own : own_) before += own->segment->reserve();
+  for (const Attached* owned : owned_) before += owned->segment->reserve();
   uint64_t needed = SharedBlocks::ReserveFor(capacity);
   std::unique_ptr<SharedSegment> segment;
   for (uint64_t wanted = std::clamp(2 * before, kFirstReserve, kMostReserve);
@@ -276,15 +287,15 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
     try {
       segment = SharedSegment::Create(strategy, family, reserve);
     } catch (const SharedMemoryError& error) {
-      // A limit on addresses (ulimit -v) is met with smaller segments.
+      // Under a limit on addresses (ulimit -v), smaller segments may do.
       if (error.kind() != Kind::kExhausted || reserve == needed) throw;
     }
   }
-  auto blocks = std::make_unique<SharedBlocks>(segment.get(), &ended_);
-  own_.reserve(own_.size() + 1);  // so that nothing fails once it is added
+  auto blocks = std::make_unique<SharedBlocks>(segment.get(), &due_callbacks_);
+  owned_.reserve(owned_.size() + 1);  // so that nothing fails once it is added
   Attached* made = AddSegment(std::move(segment));
-  made->own = std::move(blocks);
-  own_.push_back(made);
+  made->blocks = std::move(blocks);
+  owned_.push_back(made);
   return made;
 }
 
@@ -306,7 +317,7 @@ SharedHeap::Attached* SharedHeap::AddSegment(
 
 uint64_t SharedHeap::Reserved() const {
   uint64_t bytes = pending_;
-  for (const Attached* own : own_) bytes += own->own->reserved();
+  for (const Attached* owned : owned_) bytes += owned->blocks->reserved();
   return bytes;
 }
 
@@ -316,31 +327,31 @@ void SharedHeap::MakeRoom(uint64_t length) {
   Trim(0);
   if (fits()) return;
   uint64_t messages = 0;
-  for (const Attached* own : own_) messages += own->own->messages();
+  for (const Attached* owned : owned_) messages += owned->blocks->messages();
   throw SharedMemoryError(
       Kind::kExhausted,
       "Cannot put " + HumanBytes(length) +
-          " more into shared memory: this process has " +
-          HumanBytes(Reserved()) + " there, " + std::to_string(messages) +
+          " more into shared memory: this process uses " +
+          HumanBytes(Reserved()) + ", " + std::to_string(messages) +
           " messages were not received yet, and the limit is " +
           HumanBytes(limit_) +
-          ". Receive and drop tensors first, raise the limit with "
-          "paddle.incubate.multiprocessing.set_shared_memory_limit, or give up "
+          ". Receive and drop tensors, raise the limit with "
+          "paddle.incubate.multiprocessing.set_shared_memory_limit, or expire "
           "lost messages with collect_shared_memory(message_timeout=seconds).");
 }
 
 void SharedHeap::Trim(uint64_t keep) {
-  for (Attached* own : own_) own->own->Trim(keep);
+  for (Attached* owned : owned_) owned->blocks->Trim(keep);
 }
 
 void SharedHeap::Expire(uint64_t deadline) {
-  for (Attached* own : own_) own->own->Expire(deadline);
+  for (Attached* owned : owned_) owned->blocks->Expire(deadline);
 }
 
-void SharedHeap::CollectOwn() {
-  for (Attached* own : own_) {
-    own->segment->ReapDead();
-    own->own->Recycle();
+void SharedHeap::ReapAndFree() {
+  for (Attached* owned : owned_) {
+    owned->segment->ReapDead();
+    owned->blocks->FreeReleased();
   }
 }
 
@@ -388,8 +399,8 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   SharedSegment& segment = *attached->second.segment;
   SegmentId id = segment.id();
   if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
-  // The creator may be dead while this process, which sends, lives.
-  if (!attached->second.own) life = MessageLife::kUntilGivenUp;
+  // This process sends, and may outlive the owner.
+  if (!attached->second.blocks) life = MessageLife::kUntilExpired;
   SharedTicket ticket = segment.ledger().IssueTicket(
       found->hold->index, ++last_nonce_, NowNanoseconds(), life);
   return SharedMessage{
@@ -404,9 +415,9 @@ bool SharedHeap::Has(const void* address) {
 SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   auto known = segments_.find(message.id.segment);
   if (known != segments_.end()) return &known->second;
-  if (family_) family_->Stay();
-  // To look at all at each would cost the square of their number.
-  size_t others = segments_.size() - own_.size();
+  if (family_) family_->EnsureLocked();
+  // Looking at all of them each time would cost the square of their number.
+  size_t others = segments_.size() - owned_.size();
   if (others >= 2 * scanned_ + kFewSegments) SaveDescriptors();
   try {
     return AddSegment(SharedSegment::Open(message.id));
@@ -415,7 +426,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
-  CollectOthers(0, Thrift::kDetach);
+  CollectOthers(0, DescriptorSaving::kDetach);
   return AddSegment(SharedSegment::Open(message.id));
 }
 
@@ -438,8 +449,8 @@ std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
     const SharedMessage& message, Inheritance inheritance, Ticket ticket) {
   auto detached = detached_.find(message.id.segment);
   if (detached == detached_.end()) return std::nullopt;
-  // A child of fork may have got the pages of a segment that others still have
-  // whole, and to which messages go.
+  // In a child of fork the segment may be detached here only: others are still
+  // attached to it, and send messages of it.
   bool may_be_whole = detached->second.forked;
   for (const auto& [offset, hold] : detached->second.holds) {
     if (hold.index == message.block && hold.generation == message.generation &&
@@ -459,14 +470,14 @@ void SharedHeap::SpendTicket(const SharedMessage& message) {
       ledger.RedeemTicket(message.block, message.ticket);
     }
   } catch (const SharedMemoryError&) {
-    // The segment was taken apart, and its tickets are gone with it.
+    // The segment was detached, and its tickets are gone with it.
   }
 }
 
 SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
                                               Inheritance inheritance,
                                               Ticket ticket) {
-  CollectUnasked();
+  CollectDeferred();
   if (auto received = ReceiveDetached(message, inheritance, ticket)) {
     return *received;
   }
@@ -476,36 +487,40 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
   uint32_t index = message.block;
   if (index >= ledger.block_count()) {
     throw SharedMemoryError(Kind::kInvalid,
-                            "A received tensor names block " +
+                            "A received tensor is in block " +
                                 std::to_string(index) + " of " +
-                                segment.name() + ", which has " +
-                                std::to_string(ledger.block_count()) + ".");
+                                segment.name() + ", which has only " +
+                                std::to_string(ledger.block_count()) +
+                                ". The message was damaged; send it again.");
   }
   uint64_t offset = ledger.offset(index);
   uint64_t capacity = ledger.capacity(index);
   if (offset < SharedLedger::LedgerBytes(segment.reserve()) ||
       offset % SharedBlocks::kAlignment != 0 ||
       !segment.Contains(offset, capacity) || message.offset >= capacity) {
-    throw SharedMemoryError(Kind::kInvalid,
-                            "A received tensor starts at byte " +
-                                std::to_string(message.offset) +
-                                " of a block of " + std::to_string(capacity) +
-                                " bytes at " + std::to_string(offset) + " of " +
-                                segment.name() + ", which has no such memory.");
+    throw SharedMemoryError(
+        Kind::kInvalid,
+        "A received tensor starts at byte " + std::to_string(message.offset) +
+            " of a block of " + std::to_string(capacity) + " bytes at " +
+            std::to_string(offset) + " of " + segment.name() +
+            ", which is no place for one. The message or "
+            "the segment was damaged; send it again.");
   }
   auto found = attached->holds.find(offset);
   if (found != attached->holds.end() &&
       found->second.generation == message.generation) {
-    // A pickle may be loaded twice; then its ticket is spent, and not needed.
+    // If a pickle is loaded twice, its ticket is spent already: none is needed
+    // to use a block that this process holds.
     if (ticket == Ticket::kSpend) ledger.RedeemTicket(index, message.ticket);
     return UseAgain(attached, offset, inheritance);
   }
-  // A bit that is set for nothing can be for ever: see SharedSegment::pinned.
+  // Check first: in a pinned process a bit that is set stays set, even if the
+  // block turns out to be another one.
   if (found == attached->holds.end() &&
       ledger.generation(index) == message.generation) {
     segment.AddHolder(index);
-    // A ticket that is there, or was until now, has kept the block; the bit
-    // does from now on.
+    // If the ticket is there, it has kept the block until now, and the bit
+    // keeps it from here on.
     bool carried = ticket == Ticket::kSpend
                        ? ledger.RedeemTicket(index, message.ticket)
                        : ledger.HasTicket(index, message.ticket);
@@ -515,14 +530,14 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
           index, message.generation, capacity, 1, inheritance, {}};
       return {BlockOf(*attached, offset), nullptr};
     }
-    segment.DropHolder(index);
+    segment.ReleaseHolder(index);
   }
   ThrowNoTensor();
 }
 
 void SharedHeap::Release(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
-  CollectUnasked();
+  CollectDeferred();
   Holdings* holdings = HoldingsOf(block);
   // A child of fork does not hold all that its parent held.
   if (!holdings) return;
@@ -536,44 +551,45 @@ void SharedHeap::Release(const SharedBlock& block) {
   Attached& attached = it->second;
   attached.holds.erase(found);
   SharedSegment& segment = *attached.segment;
-  segment.DropHolder(block.index);
-  if (attached.own) return;
+  segment.ReleaseHolder(block.index);
+  if (attached.blocks) return;
   if (attached.holds.empty()) {
-    AskWhetherMakerLives(it);
+    CollectIfOwnerDied(it);
   } else if (segment.ledger().orphaned()) {
-    segment.PunchOrphans(block.index, 1, 0);
-    if (segment.parked()) segment.Park();
+    segment.CollectOrphaned(block.index, 1, 0);
+    if (segment.descriptor_closed()) segment.CloseDescriptor();
   }
 }
 
-void SharedHeap::AskWhetherMakerLives(Segments::iterator it) {
+void SharedHeap::CollectIfOwnerDied(Segments::iterator it) {
   Attached& attached = it->second;
-  // Only the kernel knows whether a process was killed, and asking it costs
-  // more than everything else here. A process that receives and drops tensors
-  // all the time asks only now and then.
+  // Only the kernel knows whether a process was killed, and to ask it costs
+  // more than everything else here. So a process that receives and releases
+  // tensors all the time asks only now and then.
   uint64_t now = CoarseNanoseconds();
   bool asks = attached.segment->OwnerIsLeaving() ||
-              now - attached.asked >= kAskAgainNanoseconds;
+              now - attached.owner_checked >= kOwnerCheckInterval;
   if (!asks) {
-    if (unasked_.empty()) unasked_since_ = now;
-    unasked_.insert(attached.id);
+    if (deferred_.empty()) deferred_since_ = now;
+    deferred_.insert(attached.id);
     return;
   }
-  attached.asked = now;
-  if (attached.segment->ledger().orphaned() || attached.segment->OwnerDied()) {
-    CollectOther(it, 0, Thrift::kNone);
+  attached.owner_checked = now;
+  if (attached.segment->ledger().orphaned() ||
+      attached.segment->ReapOwnerIfDead()) {
+    CollectOther(it, 0, DescriptorSaving::kNone);
   }
 }
 
-void SharedHeap::CollectUnasked() {
-  if (unasked_.empty() ||
-      CoarseNanoseconds() - unasked_since_ < kAskAgainNanoseconds) {
+void SharedHeap::CollectDeferred() {
+  if (deferred_.empty() ||
+      CoarseNanoseconds() - deferred_since_ < kOwnerCheckInterval) {
     return;
   }
-  for (uint64_t id : std::exchange(unasked_, {})) {
+  for (uint64_t id : std::exchange(deferred_, {})) {
     auto it = segments_.find(id);
     if (it != segments_.end() && it->second.holds.empty()) {
-      AskWhetherMakerLives(it);
+      CollectIfOwnerDied(it);
     }
   }
 }
@@ -582,7 +598,7 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
   auto found = detached->holds.find(offset);
   uint64_t start = offset - offset % kSharedPage;
   uint64_t end = RoundUp(offset + found->second.capacity, kSharedPage);
-  // Small blocks share pages.
+  // Small blocks share pages: keep those of the neighbours.
   if (found != detached->holds.begin()) {
     const auto& [before, hold] = *std::prev(found);
     start = std::max(start, RoundUp(before + hold.capacity, kSharedPage));
@@ -592,7 +608,7 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
     end = std::min(end, after - after % kSharedPage);
   }
   if (start < end) {
-    DropPages(detached->base + start, end - start, detached->forked);
+    ReleasePages(detached->base + start, end - start, detached->forked);
   }
   by_address_.erase(detached->base + offset);
   detached->holds.erase(found);
@@ -600,11 +616,12 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
 }
 
 bool SharedHeap::IsShortOfDescriptors() const {
-  // A fork takes one more per segment for a moment. Half of the limit is left
-  // to the rest of the program.
+  // A fork takes one more descriptor per segment for a moment. Half of the
+  // limit is left to the rest of the program.
   uint64_t needed = 0;
   for (const auto& [id, attached] : segments_) {
-    if (!attached.own) needed += attached.segment->parked() ? 1 : 2;
+    if (!attached.blocks)
+      needed += attached.segment->descriptor_closed() ? 1 : 2;
   }
   rlimit descriptors = {};
   return getrlimit(RLIMIT_NOFILE, &descriptors) == 0 &&
@@ -612,29 +629,28 @@ bool SharedHeap::IsShortOfDescriptors() const {
 }
 
 void SharedHeap::SaveDescriptors() {
-  CollectOthers(0, Thrift::kPark);
-  if (IsShortOfDescriptors()) CollectOthers(0, Thrift::kDetach);
+  CollectOthers(0, DescriptorSaving::kClose);
+  if (IsShortOfDescriptors()) CollectOthers(0, DescriptorSaving::kDetach);
 }
 
-void SharedHeap::CollectOthers(uint64_t deadline, Thrift thrift) {
+void SharedHeap::CollectOthers(uint64_t deadline, DescriptorSaving saving) {
   for (auto it = segments_.begin(); it != segments_.end();) {
-    it = CollectOther(it, deadline, thrift);
+    it = CollectOther(it, deadline, saving);
   }
-  scanned_ = segments_.size() - own_.size();
+  scanned_ = segments_.size() - owned_.size();
 }
 
-SharedHeap::Segments::iterator SharedHeap::CollectOther(Segments::iterator it,
-                                                        uint64_t deadline,
-                                                        Thrift thrift) {
+SharedHeap::Segments::iterator SharedHeap::CollectOther(
+    Segments::iterator it, uint64_t deadline, DescriptorSaving saving) {
   Attached& attached = it->second;
   SharedSegment& segment = *attached.segment;
   auto next = std::next(it);
-  if (attached.own || segment.pinned()) return next;
+  if (attached.blocks || segment.pinned()) return next;
   segment.ReapDead();
   if (!segment.ledger().orphaned()) return next;
-  segment.PunchOrphans(0, segment.ledger().block_count(), deadline);
+  segment.CollectOrphaned(0, segment.ledger().block_count(), deadline);
   if (attached.holds.empty()) {
-    // A message that was sent on from here names this process's descriptor.
+    // A message that this process sent names this process's descriptor.
     bool needed = segment.strategy() == SharingStrategy::kFileDescriptor &&
                   segment.ledger().HasMessages();
     if (segment.RemoveIfAlone() || !needed) {
@@ -642,19 +658,21 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(Segments::iterator it,
       segments_.erase(it);
       return next;
     }
-  } else if (thrift == Thrift::kDetach && Detach(it)) {
+  } else if (saving == DescriptorSaving::kDetach && Detach(it)) {
     return next;
   }
-  if (thrift != Thrift::kNone || segment.parked()) segment.Park();
+  if (saving != DescriptorSaving::kNone || segment.descriptor_closed())
+    segment.CloseDescriptor();
   return next;
 }
 
 bool SharedHeap::Detach(Segments::iterator it) {
   Attached& attached = it->second;
-  // It was opened again by a child of fork, which has other pages of it.
+  // This child of fork detached the segment and then opened it again: the
+  // earlier holdings have the id already.
   if (detached_.count(attached.id) > 0) return false;
-  // All private memory is allocated first, so that a failure of that leaves
-  // nothing half done.
+  // Allocate all private memory first: once the segment is detached, nothing
+  // may fail.
   std::map<uint64_t, Detached> detached;
   Detached& left = detached[attached.id];
   std::map<const char*, Holdings*> addresses;
@@ -674,32 +692,32 @@ bool SharedHeap::Detach(Segments::iterator it) {
 }
 
 void SharedHeap::Collect(std::optional<double> message_timeout) {
-  uint64_t deadline = message_timeout ? Ago(*message_timeout) : 0;
+  uint64_t deadline = message_timeout ? SecondsAgo(*message_timeout) : 0;
   Locked locked(this);
   if (message_timeout) Expire(deadline);
-  CollectOwn();
+  ReapAndFree();
   Trim(0);
-  CollectOthers(deadline, Thrift::kNone);
+  CollectOthers(deadline, DescriptorSaving::kNone);
   if (family_) family_->RemoveAbandoned(deadline);
 }
 
 void SharedHeap::CollectDead() {
   std::lock_guard<std::mutex> guard(mutex_);
-  CollectOthers(0, Thrift::kNone);
+  CollectOthers(0, DescriptorSaving::kNone);
   if (family_) family_->RemoveAbandoned(0);
 }
 
 SharedHeapStats SharedHeap::Stats() {
   Locked locked(this);
   SharedHeapStats stats = {};
-  for (Attached* own : own_) {
-    own->own->Recycle();
-    stats.reserved += own->own->reserved();
-    stats.used += own->own->used();
-    stats.blocks += own->own->used_blocks();
-    stats.messages += own->own->messages();
+  for (Attached* owned : owned_) {
+    owned->blocks->FreeReleased();
+    stats.reserved += owned->blocks->reserved();
+    stats.used += owned->blocks->used();
+    stats.blocks += owned->blocks->used_blocks();
+    stats.messages += owned->blocks->messages();
   }
-  stats.segments = own_.size();
+  stats.segments = owned_.size();
   stats.cached = stats.reserved - stats.used;
   stats.attached = segments_.size() - stats.segments;
   stats.detached = detached_.size();
@@ -728,16 +746,16 @@ std::vector<uint32_t> SharedHeap::BlocksInherited(const Attached& attached) {
 
 void SharedHeap::PrepareFork() {
   mutex_.lock();
-  // A child that is given its part of a segment keeps it whole. Where children
-  // come and go, as in a pool that replaces its workers, there would never be a
-  // moment without one.
+  // A child with a slot needs the whole segment. Where children come and go, as
+  // in a pool that replaces its workers, there would never be a moment at which
+  // it could be detached. So children get no slots while descriptors are short.
   if (IsShortOfDescriptors()) SaveDescriptors();
   if (IsShortOfDescriptors()) {
     for (auto& [id, attached] : segments_) {
       SharedSegment& segment = *attached.segment;
-      bool left = !attached.own && segment.ledger().orphaned() &&
-                  detached_.count(id) == 0;
-      if (left && !segment.pinned()) segment.ShareSlot();
+      bool orphaned = !attached.blocks && segment.ledger().orphaned() &&
+                      detached_.count(id) == 0;
+      if (orphaned && !segment.pinned()) segment.ShareSlot();
     }
   }
   for (auto& [id, attached] : segments_) {
@@ -754,13 +772,13 @@ void SharedHeap::ParentAfterFork() {
   mutex_.unlock();
 }
 
-void SharedHeap::KeepPagesAlone(Attached* attached) {
+void SharedHeap::DetachAfterFork(Attached* attached) {
   by_address_.erase(attached->base);
   std::vector<SharedRange> kept;
   for (const auto& [offset, hold] : attached->holds) {
     kept.push_back({offset, hold.capacity});
   }
-  attached->segment->LeaveButFor(kept);
+  attached->segment->UnmapAllBut(kept);
   if (kept.empty()) return;
   Detached& left = detached_[attached->id];
   static_cast<Holdings&>(left) = std::move(static_cast<Holdings&>(*attached));
@@ -775,12 +793,12 @@ void SharedHeap::ChildAfterFork() {
       ++it;
       continue;
     }
-    KeepPagesAlone(&it->second);
+    DetachAfterFork(&it->second);
     it = segments_.erase(it);
   }
   for (auto& [id, attached] : segments_) {
     attached.segment->ChildAfterFork(BlocksInherited(attached));
-    attached.own.reset();
+    attached.blocks.reset();
     for (auto it = attached.holds.begin(); it != attached.holds.end();) {
       bool inherited = it->second.inheritance == Inheritance::kChild;
       it = inherited ? std::next(it) : attached.holds.erase(it);
@@ -795,13 +813,14 @@ void SharedHeap::ChildAfterFork() {
     }
     for (uint64_t offset : dropped) ReleaseDetached(&detached, offset);
   }
-  own_.clear();
-  ended_.clear();
-  unasked_.clear();
+  owned_.clear();
+  due_callbacks_.clear();
+  deferred_.clear();
   scanned_ = 0;
   pending_ = 0;
   if (family_) family_->ChildAfterFork();
-  // Two processes that count on from one number would issue equal tickets.
+  // Two processes that counted on from the same number would issue equal
+  // tickets.
   last_nonce_ ^= static_cast<uint32_t>(getpid()) * 2654435761u;
   mutex_.unlock();
 }

@@ -43,7 +43,7 @@ struct SharedBlock {
   uint64_t generation;
 };
 
-// What goes from process to process in place of a block's bytes.
+// The message that goes from process to process in place of a block's bytes.
 struct SharedMessage {
   SegmentId id;
   uint32_t block;
@@ -52,83 +52,154 @@ struct SharedMessage {
   uint64_t offset;  // in the block
 };
 
-// When memory runs out, a message that nobody took for so many seconds is taken
-// for lost: with a killed consumer, or in a queue that was thrown away.
+// When memory runs out, messages that nobody received for this long expire:
+// their receiver was killed, or their queue was thrown away.
 constexpr double kMessageLostSeconds = 600;
 
 struct SharedHeapStats {
-  uint64_t reserved;  // bytes that the segments of this process occupy
-  uint64_t used;      // bytes of those that are in blocks in use
-  uint64_t cached;    // bytes of those that are kept for reuse
-  uint64_t blocks;    // blocks in use
-  uint64_t messages;  // messages that carry them and were not received
+  uint64_t reserved;  // bytes of memory in the segments of this process
+  uint64_t used;      // of those, bytes in blocks that are in use
+  uint64_t cached;    // of those, bytes that are kept for reuse
+  uint64_t blocks;    // blocks of this process that are in use
+  uint64_t messages;  // messages that carry them and were not received yet
   uint64_t segments;  // segments of this process
-  uint64_t attached;  // segments of other processes, mapped
-  uint64_t detached;  // of dead processes, of which blocks alone are left
-  uint64_t limit;
+  uint64_t attached;  // mapped segments of other processes
+  uint64_t
+      detached;    // segments of dead owners, reduced to the blocks held here
+  uint64_t limit;  // the most bytes that `reserved` may become
 };
 
-// The shared memory of the calling process: its own segments, those of others
-// that it is attached to, and every block it holds.
+// The shared memory of the calling process: the segments that it owns, those
+// of other processes that it is attached to, and every block that it holds.
 //
 // Invariant: this process's holder bit of a block is set exactly while `holds`
-// of its segment has the block, which is as long as somebody in this process
-// uses it. All of it is guarded by one mutex, also around fork; a child starts
-// with all that its parent held for it too, under its own name.
+// of the block's segment has an entry for it, which is as long as the block has
+// a user in this process. One mutex guards all of it and is held during fork. A
+// child of fork starts as a holder of everything that its parent holds, with
+// slots and bits of its own.
 //
-// Thread-safe.
+// These verbs mean that memory becomes available again. All files of the core
+// use them in this sense:
+//
+// | verb    | what it does             | who may call it       | when         |
+// |---------|--------------------------|-----------------------|--------------|
+// | Release | gives up one use of a    | the block's user, on  | a storage    |
+// |         | block; the last one in a | any thread            | ends         |
+// |         | process clears its       |                       |              |
+// |         | holder bit               |                       |              |
+// | Expire  | takes away the tickets   | the owner; once it is | memory runs  |
+// |         | of messages that nobody  | dead, the holder of   | out, or on   |
+// |         | received in time         | its slot's lock       | demand       |
+// | Reap    | clears a dead process's  | a process that can    | before Free  |
+// |         | holder bits and its slot | lock the dead one's   |              |
+// |         |                          | slot                  |              |
+// | Free    | ends the generation of a | as for Expire         | a reference  |
+// |         | block without a          |                       | was released |
+// |         | reference, to use it     |                       |              |
+// |         | again                    |                       |              |
+// | Trim    | gives the memory of free | as for Expire         | much memory  |
+// |         | blocks to the system;    |                       | is free      |
+// |         | the addresses stay       |                       |              |
+// | Detach  | reduces a dead owner's   | the last process that | descriptors  |
+// |         | segment to the blocks    | is attached           | run out      |
+// |         | held here                |                       |              |
+// | Collect | does Expire, Reap, Free  | anybody               | memory runs  |
+// |         | and Trim, in this order  |                       | out, or on   |
+// |         |                          |                       | demand       |
+//
+// Besides, Remove unlinks a file, Close closes a descriptor or a handle, and
+// Leave announces that the process is about to exit. None of them frees a
+// block.
+//
+// Thread-safe. Public functions lock the heap's mutex themselves. A callback
+// that runs while it is held must not call the heap.
 class SharedHeap {
  public:
-  // The one of the calling process. It is never destroyed: tensors may be freed
-  // after static destructors ran.
+  // Returns the heap of the calling process. It is never destroyed, since
+  // tensors may be freed after static destructors ran.
+  //
+  // Thread-safe. The first call registers handlers for fork.
   static SharedHeap& Instance();
 
-  // Says which family of processes this one belongs to and removes files that
-  // dead ones left. Before anything else; later calls change nothing.
+  // Joins a family of processes and removes files that dead processes left.
+  // Calls after the first one have no effect.
+  //
+  // Thread-safe. Requires: no block was allocated or received yet.
   void Join(uint64_t family);
 
-  // A block of at least `size` bytes with one user, who releases it.
+  // Allocates a block of at least `size` bytes. It has one user, who has to
+  // release it. Memory is reserved: to touch it cannot fail.
+  //
+  // Thread-safe. The mutex is free while the kernel clears memory.
   SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
-  // Says what is behind the block in this process, for Receive to find, if
-  // `take_over` agrees; that runs undisturbed by other threads and by fork.
-  // Raises if the bytes were copied from a block that others have too without
-  // being counted, see Send.
+  // Binds `storage` to a block, for Receive to find, if `take_over` returns
+  // true; it runs with the mutex held, so neither other threads nor a fork see
+  // an intermediate state. `moved_from` is the block that the bytes were copied
+  // from. Throws if that block has other users that nobody counts, see Send.
+  //
+  // Thread-safe. Requires: the caller is a user of the block.
   bool Bind(const SharedBlock& block,
             std::weak_ptr<void> storage,
             const std::function<bool()>& take_over,
             const SharedBlock* moved_from = nullptr);
-  // A message for the block that has the address; none if no block has it, or
-  // one of a dead process that this process alone holds: its bytes have to be
-  // moved to a block of this process first. Only messages of the process that
-  // made the block end with that process.
+  // Issues a ticket for the block at an address and returns the message that
+  // carries it. Returns none if no block has the address, or if its segment was
+  // detached: then its bytes have to be moved to a new block first. Throws if
+  // they cannot be, since a child or parent of a fork uses them too. A `life`
+  // of kUntilOwnerEnds counts for blocks that this process owns; other messages
+  // can expire only.
+  //
+  // Thread-safe. Requires: the caller is a user of the block.
   std::optional<SharedMessage> Send(
-      const void* address, MessageLife life = MessageLife::kUntilGivenUp);
-  // Whether a block that this process holds has the address.
+      const void* address, MessageLife life = MessageLife::kUntilExpired);
+  // Returns whether a block that this process holds has the address.
+  //
+  // Thread-safe.
   bool Has(const void* address);
 
   struct Received {
     SharedBlock block;
-    // What is bound to the block. If nothing (any more), the block has a user
-    // more, who binds and releases it.
+    // The storage that is bound to the block. If it is empty, the block has one
+    // more user: the caller, who binds a storage and releases the block later.
     std::shared_ptr<void> storage;
   };
+  // Receives a block and spends the message's ticket. A message that was
+  // received before is received again as long as this process holds the block.
+  // Nothing in the message is trusted.
+  //
+  // Thread-safe.
   Received Receive(const SharedMessage& message);
+  // Releases one use of a block. Has no effect in a child of fork that did not
+  // inherit the block.
+  //
+  // Thread-safe. Requires: the caller is a user of the block and does not touch
+  // its memory any more.
   void Release(const SharedBlock& block);
 
-  // Takes back what dead processes held and gives idle memory to the system.
-  // With a timeout in seconds, messages sent longer ago are given up.
+  // Collects everything: own segments, those of dead owners, files of dead
+  // families. Messages sent longer ago than the timeout, in seconds, expire.
+  //
+  // Thread-safe. Callbacks of freed records run on the calling thread, without
+  // the mutex.
   void Collect(std::optional<double> message_timeout);
-  // Does that part of it which is about segments of dead processes.
+  // Collects segments and files of dead owners only.
+  //
+  // Thread-safe.
   void CollectDead();
+  // Thread-safe. Frees released blocks first, so that the numbers are current.
   SharedHeapStats Stats();
+  // Thread-safe.
   void SetLimit(uint64_t limit);
-  // At the exit of the process, when it sends and receives no more.
+  // Announces that this process is about to exit. The last process of a family
+  // removes the family's files.
+  //
+  // Thread-safe. Requires: the process sends and receives no more.
   void Leave();
 
  private:
   friend class SharedRecords;
 
-  // Whether a child of fork has what its parent holds.
+  // Whether a child of fork becomes a holder of what its parent holds.
   enum class Inheritance { kChild, kNone };
   enum class Ticket { kSpend, kKeep };
 
@@ -141,36 +212,38 @@ class SharedHeap {
     std::weak_ptr<void> storage;
   };
 
-  // What this process holds of a segment.
+  // The blocks of one segment that this process holds.
   struct Holdings {
     uint64_t id{0};                  // of the segment
-    char* base{nullptr};             // of its addresses
+    char* base{nullptr};             // first address of the segment
     std::map<uint64_t, Hold> holds;  // by offset
   };
 
   struct Attached : Holdings {
     std::unique_ptr<SharedSegment> segment;
-    std::unique_ptr<SharedBlocks> own;  // if this process made the segment
-    uint64_t asked{0};  // when the kernel was, whether the maker lives
+    std::unique_ptr<SharedBlocks> blocks;  // if this process is the owner
+    // When the kernel was last asked whether the owner is alive.
+    uint64_t owner_checked{0};
   };
 
-  // Of a segment that was taken apart.
+  // The holdings of a segment that was detached.
   struct Detached : Holdings {
-    // A child or parent of a fork has the same memory, and nobody counts that.
+    // A child or parent of a fork uses the same memory, and nobody counts that.
     bool forked{false};
   };
 
-  // Holds the mutex; then does what there is to be done at the end of blocks.
+  // Holds the mutex. After it has unlocked it, it runs the callbacks of records
+  // that were freed meanwhile: they may call the heap again.
   class Locked {
    public:
     explicit Locked(SharedHeap* heap) : heap_(heap), lock_(heap->mutex_) {}
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     ~Locked() {
-      std::vector<std::function<void()>> ended = std::move(heap_->ended_);
-      heap_->ended_.clear();
+      std::vector<std::function<void()>> due = std::move(heap_->due_callbacks_);
+      heap_->due_callbacks_.clear();
       lock_.unlock();
-      for (const auto& act : ended) act();
+      for (const auto& callback : due) callback();
     }
 
     std::unique_lock<std::mutex>* lock() { return &lock_; }
@@ -183,6 +256,13 @@ class SharedHeap {
 
   SharedHeap();
 
+  // Returns the time so many seconds ago, by the clock of tickets.
+  //
+  // Thread-safe.
+  static uint64_t SecondsAgo(double seconds);
+
+  // Requires, for all functions below that say nothing else: the mutex is held.
+
   struct Location {
     Holdings* holdings;
     Hold* hold;
@@ -193,39 +273,46 @@ class SharedHeap {
   Received ReceiveBlock(const SharedMessage& message,
                         Inheritance inheritance,
                         Ticket ticket);
-  // None if the segment of the message was not taken apart.
+  // Returns none if the message's segment was not detached, or if a child of
+  // fork should look for the block in the segment itself.
   std::optional<Received> ReceiveDetached(const SharedMessage& message,
                                           Inheritance inheritance,
                                           Ticket ticket);
-  // As far as the segment is still there.
+  // Spends the ticket of a message if its segment still exists.
   void SpendTicket(const SharedMessage& message);
+  // Makes this process a holder of a block, with one user.
   SharedBlock AddHold(Attached* attached,
                       uint32_t index,
                       Inheritance inheritance);
+  // Thread-safe.
   static SharedBlock BlockOf(const Holdings& holdings, uint64_t offset);
-  // Where this process holds the block: in a segment that it is attached to, or
-  // in one that it has detached; none if it does not hold the block.
+  // Returns the holdings that have the block, attached or detached; none if
+  // this process does not hold it.
   Holdings* HoldingsOf(const SharedBlock& block);
-  // One use more of a block that this process holds already.
+  // Returns a block that this process holds already, with one more user if no
+  // storage is bound to it.
   static Received UseAgain(Holdings* holdings,
                            uint64_t offset,
                            Inheritance inheritance);
-  // Returns the time that was so many seconds ago, on the clock of tickets.
-  static uint64_t Ago(double seconds);
+  // Locks the mutex itself.
   SharedBlock AllocateBlock(SharingStrategy strategy,
                             uint64_t size,
                             Inheritance inheritance);
-  // Whether blocks of an own segment are of the strategy, and can be opened.
-  static bool Serves(Attached* own, SharingStrategy strategy);
+  // Returns whether blocks of an owned segment have the strategy and can be
+  // opened by others.
+  static bool Serves(Attached* owned, SharingStrategy strategy);
+  // Allocates a free block that has memory; none if there is none.
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
                                           Inheritance inheritance);
-  // Makes one attempt, with memory that is free or with new memory.
+  // Makes one attempt, with memory that is free or with new memory. `lock` is
+  // the caller's lock of the mutex, which AllocateCold unlocks for a while.
   SharedBlock AllocateAny(std::unique_lock<std::mutex>* lock,
                           SharingStrategy strategy,
                           uint64_t capacity,
                           Inheritance inheritance);
-  // Gives the lock back while the kernel is at work.
+  // Allocates a block with new memory. Unlocks the mutex while the kernel
+  // reserves and clears the memory.
   SharedBlock AllocateCold(std::unique_lock<std::mutex>* lock,
                            SharingStrategy strategy,
                            uint64_t capacity,
@@ -233,35 +320,40 @@ class SharedHeap {
   std::pair<Attached*, uint32_t> TakeCold(SharingStrategy strategy,
                                           uint64_t capacity);
   Attached* MakeSegment(SharingStrategy strategy, uint64_t capacity);
+  // Throws if that many more bytes exceed the limit, after trimming.
   void MakeRoom(uint64_t length);
   Attached* Attach(const SharedMessage& message);
-  void CollectOwn();
-  // How segments of dead processes are treated while this process holds blocks
-  // of them, in rising order of savings and of cost.
-  enum class Thrift {
-    kNone,    // they stay as they are
-    kPark,    // their descriptors are closed where they can be opened by name
-    kDetach,  // those that nobody else needs are reduced to the pages of their
-              // blocks; to send one on is then a copy, and after a fork refused
+  // Reaps and frees in the segments of this process.
+  void ReapAndFree();
+  // How to save descriptors on segments of dead owners that this process holds
+  // blocks of. The values are in rising order of effect and of cost.
+  enum class DescriptorSaving {
+    kNone,
+    kClose,   // close the descriptor where the segment can be opened by name
+    kDetach,  // and detach segments that nobody else needs; to send one of
+              // their blocks on is then a copy, and after a fork refused
   };
-  // Whether a fork would take more descriptors than this process can spare.
+  // Returns whether a fork would take more descriptors than this process can
+  // spare.
   bool IsShortOfDescriptors() const;
-  // Parks segments, and if that is not enough detaches them.
+  // Closes descriptors and, if that is not enough, detaches segments.
   void SaveDescriptors();
   using Segments = std::map<uint64_t, Attached>;
-  void CollectOthers(uint64_t deadline, Thrift thrift);
-  // The same for one segment; the next one.
+  // Collects in the segments of other owners.
+  void CollectOthers(uint64_t deadline, DescriptorSaving saving);
+  // Collects in one of them and returns the next one.
   Segments::iterator CollectOther(Segments::iterator it,
                                   uint64_t deadline,
-                                  Thrift thrift);
-  // Takes a segment apart if nobody else needs it.
+                                  DescriptorSaving saving);
+  // Detaches a segment if no other process needs it. Returns whether it did.
   bool Detach(Segments::iterator it);
-  // After the last hold of a segment of another process.
-  void AskWhetherMakerLives(Segments::iterator it);
-  // Collects the segments whose last hold was dropped too early to ask the
-  // kernel again whether the maker lives.
-  void CollectUnasked();
-  // Of blocks in a segment that was taken apart.
+  // Collects in a segment of another owner, after the last block of it was
+  // released, if that owner is dead. Asks the kernel only now and then, and
+  // otherwise defers the question.
+  void CollectIfOwnerDied(Segments::iterator it);
+  // Asks the questions that CollectIfOwnerDied deferred, once they are due.
+  void CollectDeferred();
+  // Releases a block of a detached segment.
   void ReleaseDetached(Detached* detached, uint64_t offset);
   Attached* AddSegment(std::unique_ptr<SharedSegment> segment);
   void Trim(uint64_t keep);
@@ -269,9 +361,12 @@ class SharedHeap {
   uint64_t Reserved() const;
 
   static std::vector<uint32_t> BlocksInherited(const Attached& attached);
-  // Of a segment whose slot is the parent's: this child keeps the pages alone.
-  void KeepPagesAlone(Attached* attached);
+  // Reduces a segment whose slot is the parent's to the blocks held. Requires:
+  // this process is a child of fork that has only one thread yet.
+  void DetachAfterFork(Attached* attached);
+  // Locks the mutex, which stays locked until one of the two below.
   void PrepareFork();
+  // Requires: the mutex is held since PrepareFork. Unlocks it.
   void ParentAfterFork();
   void ChildAfterFork();
 
@@ -279,14 +374,15 @@ class SharedHeap {
   std::optional<SharedFamily> family_;
   Segments segments_;                      // by id
   std::map<uint64_t, Detached> detached_;  // by id
-  // By first address: of a whole segment, or of a block of another.
+  // By first address: of an attached segment, or of a block of a detached one.
   std::map<const char*, Holdings*> by_address_;
-  std::vector<Attached*> own_;
-  size_t scanned_{0};           // attached, when all were last looked at
-  std::set<uint64_t> unasked_;  // ids, see CollectUnasked
-  uint64_t unasked_since_{0};
-  std::vector<std::function<void()>> ended_;
-  uint64_t pending_{0};  // bytes being reserved while the mutex is free
+  std::vector<Attached*> owned_;
+  size_t scanned_{0};            // attached, when all were last looked at
+  std::set<uint64_t> deferred_;  // ids, see CollectDeferred
+  uint64_t deferred_since_{0};
+  // Callbacks of freed records, see Locked.
+  std::vector<std::function<void()>> due_callbacks_;
+  uint64_t pending_{0};  // bytes that are being reserved without the mutex
   uint64_t limit_;
   uint32_t last_nonce_;
 };

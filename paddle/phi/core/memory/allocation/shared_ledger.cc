@@ -24,20 +24,20 @@ namespace allocation {
 
 namespace {
 
-// Names the layout too: another layout takes another number.
+// Identifies the layout too: a change of the layout takes another number.
 constexpr uint64_t kMagic = 0x32474553444c4450;  // "PDLDSEG2"
-// Addresses for each block that there is a place for: smaller ones are rare
-// enough, and a ledger of a quarter of the addresses is large enough.
+// A ledger has an entry for each so many bytes of addresses, which makes it a
+// quarter of the segment. Smaller blocks are rare enough.
 constexpr uint64_t kReservePerBlock = 1024;
 constexpr uint64_t kDeciding = 1;
 
-constexpr uint64_t kOfCreatorBit = uint64_t{1} << 63;
-// Set by a process that is about to expire the ticket, cleared by a process
+constexpr uint64_t kUntilOwnerEndsBit = uint64_t{1} << 63;
+// Set by a process that is about to expire the ticket; cleared by a process
 // that adds a message to it.
 constexpr uint64_t kExpiringBit = uint64_t{1} << 31;
 constexpr uint64_t kMaxUses = kExpiringBit - 1;
 
-uint64_t NonceOf(uint64_t word) { return (word & ~kOfCreatorBit) >> 32; }
+uint64_t NonceOf(uint64_t word) { return (word & ~kUntilOwnerEndsBit) >> 32; }
 uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 
 }  // namespace
@@ -47,16 +47,17 @@ uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 // the words one by one. That is an argument over several words, so everything
 // that makes or looks for a reference is sequentially consistent. Two things
 // need less:
-// - Data of the tensor: the release in DropHolder pairs with the acquire in
+// - Data of the tensor: the release in ReleaseHolder pairs with the acquire in
 //   Referenced, so that what a process read or wrote in a block is over before
 //   the block is used anew.
-// - News of releases: whoever takes a mark must also see the reference gone
-//   that was dropped before the mark was set. The release in MarkReleased and
-//   ReapSlot pairs with the acquire in TakeReleased. A mark is only ever
-//   changed by operations that read it too: one of two marks that are taken
-//   together would otherwise bring its taker the word of the other alone.
-// A process that takes the kernel lock of a slot sees all that the process that
-// had it before did.
+// - Marks of released blocks: a process that takes a mark must also see that
+//   the reference is gone which was released before the mark was set. The
+//   release in MarkReleased and ReapSlot pairs with the acquire in
+//   TakeReleased. A mark is changed only by operations that read it too. A
+//   plain store would break the release sequence, and of two marks that are
+//   taken together, the taker would then be synchronized with only one.
+// A process that takes the kernel lock of a slot sees everything that the
+// process did which held it before.
 
 bool SharedLedger::Start::Valid() const {
   return magic == kMagic && reserve >= kMinReserve && reserve <= kMaxReserve &&
@@ -103,12 +104,13 @@ void SharedLedger::Format(uint64_t family, uint64_t segment) {
   header_->segment = segment;
   header_->reserve = reserve_;
   header_->slot_limit.store(kOwnerSlot + 1, std::memory_order_relaxed);
-  // Release: who sees the number sees the fields above.
+  // Release: a process that sees the number sees the fields above.
   header_->magic.store(kMagic, std::memory_order_release);
 }
 
 SharedLedger::SlotState SharedLedger::slot_state(uint32_t slot) const {
-  // Acquire: with the state comes the process that set it, see SetSlot.
+  // Acquire, with the release in SetSlot: the process number belongs to the
+  // state.
   return static_cast<SlotState>(
       header_->slots[slot].state.load(std::memory_order_acquire));
 }
@@ -118,8 +120,10 @@ uint32_t SharedLedger::slot_pid(uint32_t slot) const {
 }
 
 void SharedLedger::SetSlot(uint32_t slot, SlotState state, uint32_t pid) {
-  // The kernel lock orders two owners of a slot; the limit is for readers
-  // without it, who may miss a slot that is just being taken: it holds nothing.
+  // The kernel lock orders two users of a slot, so relaxed is enough for them.
+  // The limit is for readers without the lock; they may miss a slot that is
+  // just being taken, which holds nothing yet. Release: a reader that sees the
+  // limit or the state sees what was written before.
   uint32_t limit = header_->slot_limit.load(std::memory_order_relaxed);
   while (limit <= slot && !header_->slot_limit.compare_exchange_weak(
                               limit, slot + 1, std::memory_order_release)) {
@@ -129,7 +133,8 @@ void SharedLedger::SetSlot(uint32_t slot, SlotState state, uint32_t pid) {
 }
 
 uint32_t SharedLedger::slot_limit() const {
-  // The bound keeps a scribbled header from leading out of the table.
+  // Acquire, with the release in SetSlot. The bound keeps a damaged header from
+  // leading out of the table.
   uint32_t limit = header_->slot_limit.load(std::memory_order_acquire);
   return limit < kSlots ? limit : kSlots;
 }
@@ -151,7 +156,7 @@ void SharedLedger::AppendBlock(uint64_t offset, uint64_t capacity) {
   uint32_t index = header_->block_count.load(std::memory_order_relaxed);
   block(index).offset = offset;
   block(index).capacity = capacity;
-  // Release: who sees the count sees the range.
+  // Release: a process that sees the count sees the range of the block.
   header_->block_count.store(index + 1, std::memory_order_release);
 }
 
@@ -171,18 +176,20 @@ void SharedLedger::AddHolder(uint32_t index, uint32_t slot) {
   Block& b = block(index);
   b.holders[slot / 64].fetch_or(uint64_t{1} << (slot % 64),
                                 std::memory_order_seq_cst);
-  // After the new reference and before its source goes: see Referenced.
+  // Count after the new reference is made and before its source is released:
+  // see Referenced.
   b.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 
-void SharedLedger::DropHolder(uint32_t index, uint32_t slot) {
+void SharedLedger::ReleaseHolder(uint32_t index, uint32_t slot) {
   block(index).holders[slot / 64].fetch_and(~(uint64_t{1} << (slot % 64)),
                                             std::memory_order_seq_cst);
   MarkReleased(index);
 }
 
 void SharedLedger::MarkReleased(uint32_t index) {
-  // A process killed before this loses only the news; ReapSlot makes up for it.
+  // If a process is killed just before this, only the mark is missing, and
+  // ReapSlot sets it.
   // Release: a process that takes the mark sees the reference gone, see
   // TakeReleased.
   released_[index / 64].fetch_or(uint64_t{1} << (index % 64),
@@ -192,12 +199,12 @@ void SharedLedger::MarkReleased(uint32_t index) {
 }
 
 uint64_t SharedLedger::release_count() const {
-  // Acquire: the marks that were counted are there for TakeReleased.
+  // Acquire: TakeReleased finds the marks that were counted.
   return header_->release_count.load(std::memory_order_acquire);
 }
 
 uint64_t SharedLedger::TakeReleased(uint32_t word) {
-  // Acquire: the references are gone whose marks are taken, see MarkReleased.
+  // Acquire: references whose marks are taken are gone, see MarkReleased.
   return released_[word].exchange(0, std::memory_order_acquire);
 }
 
@@ -207,12 +214,11 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
                                        MessageLife life) {
   Block& b = block(index);
   nonce = std::max(nonce & kNonceBits, 1u);
-  uint64_t bit = life == MessageLife::kOfCreator ? kOfCreatorBit : 0;
+  uint64_t bit = life == MessageLife::kUntilOwnerEnds ? kUntilOwnerEndsBit : 0;
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
-    // Before the ticket exists, so that it is never taken for an old one; and
-    // never back, if another took the place while this one was held up.
-    // Relaxed: the word, which is changed next, publishes it to readers of
-    // both.
+    // Set the time before the ticket exists, so that it never looks old; and
+    // never set it back, if another message took the ticket meanwhile. Relaxed:
+    // the change of the word, which is next, publishes the time.
     uint64_t sent = ticket->sent.load(std::memory_order_relaxed);
     while (sent < now && !ticket->sent.compare_exchange_weak(
                              sent, now, std::memory_order_relaxed)) {
@@ -225,7 +231,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     return true;
   };
   for (;;) {
-    // Relaxed: guesses, which the exchange in `replace` tries.
+    // Relaxed: a guess, which the exchange in `replace` checks.
     for (uint32_t i = 0; i < kTickets; ++i) {
       if (b.tickets[i].word.load(std::memory_order_relaxed) == 0 &&
           replace(&b.tickets[i], 0, bit | uint64_t{nonce} << 32 | 1)) {
@@ -234,9 +240,9 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     }
     uint32_t i = nonce % kTickets;
     uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
-    // What messages share lives as long as the one that lives longest, and is
-    // as young as the youngest: see Expire.
-    uint64_t kept = word & ~kExpiringBit & (bit | ~kOfCreatorBit);
+    // A ticket that messages share lives as long as the longest-lived of them,
+    // and has the time of the latest: see Expire.
+    uint64_t kept = word & ~kExpiringBit & (bit | ~kUntilOwnerEndsBit);
     if (UsesOf(word) != 0 && UsesOf(word) != kMaxUses &&
         replace(&b.tickets[i], word, kept + 1)) {
       return {i, static_cast<uint32_t>(NonceOf(word))};
@@ -265,10 +271,11 @@ bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
 }
 
 bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
-  // TryFree announces itself in the generation before it looks for holders;
-  // the caller set its bit before it reads the generation. One of the two sees
-  // the other. A creator that is killed while deciding never answers; one that
-  // is only slow does within a second.
+  // TryFree marks the generation before it looks for holders; the caller has
+  // set its bit before it reads the generation. All of these are sequentially
+  // consistent, so one of the two sees the other. An owner that was killed
+  // while it decides never answers; one that is only slow does so within a
+  // second.
   for (int i = 0; i < 1100; ++i) {
     uint64_t seen = block(index).generation.load(std::memory_order_seq_cst);
     if (!(seen & kDeciding)) return seen == generation;
@@ -283,10 +290,10 @@ bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
 
 bool SharedLedger::Referenced(uint32_t index) const {
   const Block& b = block(index);
-  // The words are not read at one moment. A reference can escape only by
-  // moving from a word not yet read into one already read; then it was made
-  // and its source dropped during the reading, with the epoch counted up in
-  // between. An epoch that stood still says that there was none.
+  // The words are not read at one moment. A reference escapes only by moving
+  // from a word that was not read yet to one that was. Then it was made, and
+  // its source released, during the reading, and the epoch was counted up in
+  // between. So if the epoch is unchanged, the words were zero together.
   uint64_t epoch = b.epoch.load(std::memory_order_seq_cst);
   for (const auto& word : b.holders) {
     if (word.load(std::memory_order_seq_cst) != 0) return true;
@@ -304,9 +311,10 @@ bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {
   uint64_t count = 0;
-  // Relaxed: a figure; or asked with the locks of all slots, after whoever had
-  // one of them, or after all have said that they leave; or asked of what this
-  // process has sent itself, under the mutex of its heap.
+  // Relaxed: the count is a figure for people, or the caller is ordered after
+  // all that counts: it holds the locks of all slots, or all processes have
+  // announced their exit, or this process sent the messages itself with its
+  // heap's mutex held.
   for (const auto& ticket : block(index).tickets) {
     count += UsesOf(ticket.word.load(std::memory_order_relaxed));
   }
@@ -322,7 +330,7 @@ bool SharedLedger::HasMessages() const {
 
 bool SharedLedger::TryFree(uint32_t index) {
   Block& b = block(index);
-  // Relaxed: nobody else may change it now.
+  // Relaxed: no other process may change it now, see the header.
   uint64_t old = b.generation.load(std::memory_order_relaxed) & ~kDeciding;
   b.generation.store(old | kDeciding, std::memory_order_seq_cst);
   bool referenced = Referenced(index);
@@ -336,10 +344,10 @@ void SharedLedger::ReapSlot(uint32_t slot) {
   for (uint32_t i = 0; i < count; ++i) {
     block(i).holders[slot / 64].fetch_and(~bit, std::memory_order_seq_cst);
   }
-  // News of every block, since the dead one, or an earlier reaper of it, may
-  // have dropped a bit and been killed before it said so.
-  // Not by a store, which would break the release sequence of a mark that is
-  // set already.
+  // Mark every block, since the dead process, or an earlier reaper of it, may
+  // have been killed between the release of a bit and its mark. Not by a store,
+  // which would break the release sequence of a mark that is set already.
+  // Release: see MarkReleased.
   for (uint32_t word = 0; word * 64 < count; ++word) {
     released_[word].fetch_or(~uint64_t{0}, std::memory_order_release);
   }
@@ -352,23 +360,23 @@ void SharedLedger::ExpireTickets(uint32_t index, uint64_t deadline) {
 }
 
 void SharedLedger::ExpireOrphanedTickets(uint32_t index, uint64_t deadline) {
-  Expire(index, deadline, kOfCreatorBit);
+  Expire(index, deadline, kUntilOwnerEndsBit);
 }
 
 void SharedLedger::Expire(uint32_t index, uint64_t deadline, uint64_t bits) {
   for (auto& ticket : block(index).tickets) {
-    // Acquire, with every change of the word: the time of each message that the
-    // word counts is seen, or a later one.
+    // This load sees every earlier change of the word, and so the time of each
+    // message that the word counts, or a later one.
     uint64_t word = ticket.word.load(std::memory_order_seq_cst);
     auto expired = [&] {
       return ticket.sent.load(std::memory_order_relaxed) <= deadline ||
              (word & bits) != 0;
     };
     if (word == 0 || !expired()) continue;
-    // A message may be sent by this ticket now and another be received, after
-    // which the word is as it was. So it is marked first, which a message that
-    // is sent undoes, and the time is read again: it is of all messages that
-    // the marked word counts.
+    // Meanwhile a message may be sent with this ticket and another be received,
+    // after which the word is as before. So mark the word first, which a
+    // message that is sent undoes, and read the time again: then it is the
+    // latest time of all messages that the marked word counts.
     uint64_t marked = word | kExpiringBit;
     if (!ticket.word.compare_exchange_strong(
             word, marked, std::memory_order_seq_cst)) {

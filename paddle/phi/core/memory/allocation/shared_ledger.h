@@ -23,18 +23,18 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Memory is given to a segment, and taken from it, in multiples of this.
+// Memory of a segment is reserved and trimmed in multiples of this.
 constexpr uint64_t kSharedPage = 4096;
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// How long a message counts that nobody receives: until it is given up, or no
-// longer than the process that made its segment lives.
-enum class MessageLife { kUntilGivenUp, kOfCreator };
+// How long a message counts that nobody receives: until it expires, or until
+// the owner of its segment ends, whichever is first.
+enum class MessageLife { kUntilExpired, kUntilOwnerEnds };
 
-// What a message carries to claim the reference that was counted for it.
+// The reference of a message to a block, which its receiver claims.
 struct SharedTicket {
   uint32_t index;
   uint32_t nonce;
@@ -42,17 +42,21 @@ struct SharedTicket {
 
 // The reference counts of one segment, kept in the segment itself.
 //
-// Invariant: a block that any living process holds, or any message in flight
-// carries, has a holder bit or a ticket at every moment; so its memory is not
-// given to another tensor. A process that dies can only leave a bit or a ticket
-// behind, never take one away that is not its own.
+// Invariant: a block that a living process holds, or that a message in flight
+// carries, has a holder bit or a ticket at every moment, so its memory is not
+// used for another tensor. A process that dies can leave a bit or a ticket
+// behind; it cannot take away one that is not its own.
 //
-// References are only made from references: a holder issues a ticket, and who
-// redeems it becomes a holder *before* the ticket is spent. All operations are
-// single atomic steps on memory that is never locked, so a process may be
-// killed between any two of them.
+// References are made only from references: a holder issues a ticket, and a
+// receiver sets its holder bit *before* it spends the ticket. All operations
+// are single atomic steps on memory that is never locked, so a process may be
+// killed between any two of them. Each atomic's order is explained at its use
+// in shared_ledger.cc.
 //
 // Slot 0 never dies: its bit pins a block for the life of the segment.
+//
+// Thread-safe, also between processes, except for functions that name who may
+// call them.
 class SharedLedger {
  public:
   static constexpr uint32_t kSlots = 512;
@@ -64,7 +68,7 @@ class SharedLedger {
 
   enum SlotState : uint32_t { kFree = 0, kTaken = 1, kLeaving = 2 };
 
-  // The first bytes of a ledger, as numbers to check: a file may say anything.
+  // The first bytes of a ledger, read from a file that cannot be trusted.
   struct Start {
     uint64_t magic;
     uint64_t family;
@@ -74,86 +78,91 @@ class SharedLedger {
     uint32_t slot_limit;
     uint32_t block_count;
 
-    // Whether it is of a ledger of this layout, and its numbers can be.
+    // Returns whether they begin a ledger of this layout with numbers in range.
     bool Valid() const;
-    // The bytes of the ledger that are in use. Requires: Valid().
+    // Returns how many bytes of the ledger are in use. Requires: Valid().
     uint64_t UsedBytes() const;
   };
 
-  // Of a segment with `reserve` bytes of addresses: the most blocks, the bytes
-  // before the blocks' entries, and the ledger with all of its entries.
+  // For a segment with `reserve` bytes of addresses: the most blocks, the bytes
+  // before the blocks' entries, and the bytes of the ledger with all entries.
   static uint32_t MaxBlocks(uint64_t reserve);
   static size_t HeaderBytes(uint64_t reserve);
   static size_t LedgerBytes(uint64_t reserve);
-  // The bytes of an entry.
+  // The bytes of one entry.
   static size_t BlockBytes();
 
   SharedLedger() = default;
   // A view of the ledger at the start of a mapping, which outlives the view.
-  // How large it is follows from `reserve`, which has been checked, and from
-  // nothing that others may write to.
+  // Its size follows from `reserve` alone, which the caller has checked, and
+  // from nothing that other processes can write to.
   SharedLedger(void* base, uint64_t reserve);
 
-  // Makes zeroed memory a ledger, complete when the magic number is there.
+  // Makes a ledger of zeroed memory. It is complete once it has the magic
+  // number. Requires: no other process knows the segment yet.
   void Format(uint64_t family, uint64_t segment);
 
-  // Slots. Whoever holds the kernel lock of a slot may change it.
+  // Slots. SetSlot requires: the caller holds the kernel lock of the slot.
   SlotState slot_state(uint32_t slot) const;
   uint32_t slot_pid(uint32_t slot) const;
   void SetSlot(uint32_t slot, SlotState state, uint32_t pid);
-  // One more than the highest slot ever taken.
+  // Returns one more than the highest slot that was ever taken.
   uint32_t slot_limit() const;
-  // The creator is gone: nobody allocates here any more.
+  // Orphaned: the owner is dead, and nobody allocates here any more.
   bool orphaned() const;
   void SetOrphaned();
 
-  // Blocks. Only the creator of the segment appends; the range of a block
-  // never changes.
+  // Blocks. The range of a block never changes. AppendBlock requires: the
+  // calling process owns the segment, and its heap's mutex is held.
   uint32_t block_count() const;
   void AppendBlock(uint64_t offset, uint64_t capacity);
   uint64_t offset(uint32_t block) const;
   uint64_t capacity(uint32_t block) const;
   uint64_t generation(uint32_t block) const;
 
-  // References.
+  // References. AddHolder requires: the caller has a reference that keeps the
+  // block meanwhile, or calls StillIs afterwards.
   void AddHolder(uint32_t block, uint32_t slot);
-  void DropHolder(uint32_t block, uint32_t slot);
-  // The caller holds the block. Never fails: when all places for tickets are
-  // taken, messages share one.
-  // Of the nonce, kNonceBits count, and 0 is as 1.
+  void ReleaseHolder(uint32_t block, uint32_t slot);
+  // Issues a ticket. Never fails: when a block has no ticket left, messages
+  // share one. Only the bits kNonceBits of the nonce count, and 0 means 1.
+  // Requires: the caller holds the block.
   SharedTicket IssueTicket(uint32_t block,
                            uint32_t nonce,
                            uint64_t now,
-                           MessageLife life = MessageLife::kUntilGivenUp);
+                           MessageLife life = MessageLife::kUntilExpired);
   bool HasTicket(uint32_t block, SharedTicket ticket) const;
-  // Spends one use of a ticket; false if it was spent or given up before.
+  // Spends one use of a ticket; false if it was spent or has expired.
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
-  // The caller has set its holder bit and has no valid ticket. True if the
-  // block still is what `generation` says, and will be as long as the bit is.
+  // Returns whether a block still has the generation, and will have it as long
+  // as the caller's holder bit is set. Requires: the caller has set that bit.
   bool StillIs(uint32_t block, uint64_t generation) const;
 
   bool Referenced(uint32_t block) const;
   bool Holds(uint32_t block, uint32_t slot) const;
   uint64_t TicketCount(uint32_t block) const;
-  // Whether a message that was not received yet carries one of the blocks.
+  // Returns whether a message that was not received yet carries a block.
   bool HasMessages() const;
-  // Ends the generation of a block that nobody references. False, and no
-  // change, if somebody does. Called by one process at a time: the creator,
-  // or whoever holds the lock of the creator's slot after its death.
+  // Frees a block: ends its generation. Returns false, and changes nothing, if
+  // it has a reference. Requires: the caller is the owner with its heap's mutex
+  // held, or holds the kernel lock of a dead owner's slot.
   bool TryFree(uint32_t block);
 
-  // The caller holds the lock of a dead process's slot: takes back what it
-  // held and frees the slot. May be killed and repeated.
+  // Clears all holder bits of a dead process and gives its slot free. May be
+  // killed and repeated. Requires: the caller holds the slot's kernel lock.
   void ReapSlot(uint32_t slot);
-  // Gives up the messages of a block that were sent before `deadline`. Called
-  // by one process at a time, the one that may call TryFree.
+  // Expires the messages of a block that were sent before `deadline`.
+  // Requires: the caller may call TryFree.
   void ExpireTickets(uint32_t block, uint64_t deadline);
-  // The same in a segment whose creator is dead.
+  // Does so in an orphaned segment, where messages with a life of
+  // kUntilOwnerEnds expire whenever they were sent.
   void ExpireOrphanedTickets(uint32_t block, uint64_t deadline);
 
-  // Counts releases, so that the creator looks only when there is news.
+  // Counts released references, so that the owner looks for blocks to free only
+  // when there are any.
   uint64_t release_count() const;
-  // Takes the mark that a block had a reference dropped.
+  // Takes the marks of 64 blocks, of which each says that a reference to the
+  // block was released.
   uint64_t TakeReleased(uint32_t word);
 
  private:
@@ -167,9 +176,10 @@ class SharedLedger {
   };
 
   struct Ticket {
-    // kOfCreator << 63 | nonce << 32 | expiring << 31 | uses left; 0 is free
+    // kUntilOwnerEnds << 63 | nonce << 32 | expiring << 31 | uses left; 0 is
+    // free
     std::atomic<uint64_t> word;
-    std::atomic<uint64_t> sent;  // when the last message was that uses it
+    std::atomic<uint64_t> sent;  // time of the last message that shares it
   };
 
   struct Block {
@@ -198,13 +208,14 @@ class SharedLedger {
   static_assert(offsetof(Header, reserve) == offsetof(Start, reserve) &&
                 offsetof(Header, block_count) == offsetof(Start, block_count));
 
-  // Locks between processes live in the hardware or not at all.
+  // A lock of the library's would be this process's own, and could be left
+  // locked by a process that is killed.
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
-  static_assert(sizeof(Block) == 256, "four cache lines a block");
+  static_assert(sizeof(Block) == 256, "four cache lines per block");
 
   Block& block(uint32_t index) const;
   void MarkReleased(uint32_t block);
-  // Gives up the tickets of a block that were sent before `deadline`, and those
+  // Expires the tickets of a block that were sent before `deadline`, and those
   // that have one of the `bits`.
   void Expire(uint32_t block, uint64_t deadline, uint64_t bits);
 

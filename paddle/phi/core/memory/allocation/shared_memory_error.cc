@@ -34,19 +34,18 @@ std::string LimitText(int resource, uint64_t unit) {
   return std::to_string(limit.rlim_cur / unit);
 }
 
-// How to fix the error, with a space in front; empty if that is not known.
+// Returns how to fix an error, with a space in front; empty if that is unknown.
 std::string RemedyFor(int error) {
   if (error == ENOMEM) {
-    return " If the addresses of this process are at their limit (ulimit -v, "
-           "now " +
+    return " Raise the limit on addresses (ulimit -v, now " +
            LimitText(RLIMIT_AS, 1024) +
-           "), raise it or keep tensors of fewer senders at a time.";
+           ") if this process has reached it, or keep tensors of fewer senders "
+           "at a time.";
   }
   if (error == EOPNOTSUPP) {
-    return " The file system of /dev/shm cannot reserve memory. Mount a "
-           "tmpfs there, or use "
-           "paddle.incubate.multiprocessing.set_sharing_strategy("
-           "'file_descriptor').";
+    return " The file system of /dev/shm cannot reserve memory: mount a tmpfs "
+           "there, or call paddle.incubate.multiprocessing."
+           "set_sharing_strategy('file_descriptor').";
   }
   if (error == EMFILE) {
     return " Raise the limit on open files (ulimit -n, now " +

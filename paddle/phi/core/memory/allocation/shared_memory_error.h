@@ -22,14 +22,16 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
+// An error of the core, which knows nothing of Paddle's own errors. Its text
+// says what failed, why, and how to fix it.
 class SharedMemoryError : public std::runtime_error {
  public:
   enum class Kind {
-    kExhausted,    // no memory, descriptors or places left
-    kGone,         // what a message names does not exist (any more)
-    kInvalid,      // what a message says cannot be
+    kExhausted,    // out of memory, descriptors or slots
+    kGone,         // a message refers to memory that does not exist any more
+    kInvalid,      // a message, or the memory it refers to, is malformed
     kUnavailable,  // this machine or process cannot do it at all
-    kSystem,       // the system refused something else
+    kSystem,       // any other error of a system call or driver
   };
 
   SharedMemoryError(Kind kind, const std::string& what)
@@ -41,18 +43,23 @@ class SharedMemoryError : public std::runtime_error {
   Kind kind_;
 };
 
-// All slots of a segment are those of living processes.
+// All slots of a segment belong to living processes. A type of its own, since
+// nothing that the receiver could free would help.
 class SharedSlotsInUseError : public SharedMemoryError {
  public:
   explicit SharedSlotsInUseError(const std::string& what)
       : SharedMemoryError(Kind::kExhausted, what) {}
 };
 
-// Throws the error of a system call that failed, which errno names.
-// `doing` says what it was to do.
+// Throws the error of a failed system call from errno. `doing` says what the
+// call was for: "Mapping 1 MiB".
+//
+// Thread-safe.
 [[noreturn]] void ThrowErrno(const std::string& doing);
 
-// "8.0 MiB", for messages.
+// Returns a size as text for messages: "8.0 MiB".
+//
+// Thread-safe.
 std::string HumanBytes(uint64_t bytes);
 
 }  // namespace allocation

@@ -21,9 +21,11 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The bytes of memory that the calling process may have at most: those of the
-// machine, or of the control groups (versions 1 and 2) that it is in. `root` is
-// where the file systems proc and cgroup are looked for: "" but in tests.
+// Returns how many bytes of memory the calling process may use at most: those
+// of the machine, or of the control groups (versions 1 and 2) that it is in.
+// `root` is where /proc and /sys/fs/cgroup are looked up: "" except in tests.
+//
+// Thread-safe.
 uint64_t MemoryOfMachineOrContainer(const std::string& root);
 
 }  // namespace allocation

@@ -33,25 +33,27 @@ SharedHeap::Received SharedRecords::Receive(const SharedMessage& message) {
 
 void SharedRecords::Redeem(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
-  // If it is not there, nobody waited for the message any more.
+  // Otherwise nobody waits for the message any more.
   auto attached = heap_->segments_.find(message.id.segment);
   if (attached == heap_->segments_.end()) return;
   attached->second.segment->ledger().RedeemTicket(message.block,
                                                   message.ticket);
 }
 
-void SharedRecords::AtEnd(const SharedBlock& block, std::function<void()> act) {
+void SharedRecords::OnFree(const SharedBlock& block,
+                           std::function<void()> callback) {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
-  heap_->segments_.at(block.segment).own->AtEnd(block.index, std::move(act));
+  heap_->segments_.at(block.segment)
+      .blocks->OnFree(block.index, std::move(callback));
 }
 
-void SharedRecords::Reclaim(std::optional<double> message_timeout) {
+void SharedRecords::Collect(std::optional<double> message_timeout) {
   SharedHeap::Locked locked(heap_);
   if (message_timeout) {
-    for (SharedHeap::Attached* own : heap_->own_)
-      own->own->ExpireAwaited(SharedHeap::Ago(*message_timeout));
+    for (SharedHeap::Attached* owned : heap_->owned_)
+      owned->blocks->ExpireRecords(SharedHeap::SecondsAgo(*message_timeout));
   }
-  heap_->CollectOwn();
+  heap_->ReapAndFree();
 }
 
 bool SharedRecords::IsInFlight(const SharedMessage& message) const {
@@ -76,7 +78,7 @@ bool SharedRecords::OwnerIsAlive(const SharedBlock& block) const {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
   auto attached = heap_->segments_.find(block.segment);
   return attached != heap_->segments_.end() &&
-         (attached->second.own || attached->second.segment->OwnerIsAlive());
+         (attached->second.blocks || attached->second.segment->OwnerIsAlive());
 }
 
 }  // namespace allocation

@@ -25,49 +25,55 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Others that still need a block.
+// Who else needs a block.
 struct SharedBlockUsers {
-  std::vector<uint32_t> processes;
-  uint64_t messages;
+  std::vector<uint32_t> processes;  // holders, without the calling process
+  uint64_t messages;                // not received yet
 };
 
 // Records: blocks of a SharedHeap that stand for memory elsewhere, on a GPU. A
-// process that holds a record may use the memory that it describes.
+// holder of a record may use the memory that the record describes.
 //
-// A record differs from other blocks in three ways: no child of fork inherits
-// it, since the child could not use the memory; its message counts as not
-// received until Redeem, so that the sender keeps what the receiver waits for;
-// and its owner learns when nobody needs it any more.
+// Invariant: a record is a block in all but three points. No child of fork
+// inherits it, since a child cannot use the memory. Its message counts as not
+// received until Redeem, so that the sender keeps what the receiver still has
+// to wait for. And its owner is called back when it is freed.
 //
-// What records have in common with other blocks (Send, Bind, Release) is the
-// heap's.
+// What records have in common with other blocks, Send, Bind and Release, is in
+// SharedHeap.
 //
-// Thread-safe.
+// Thread-safe. Each function locks the heap's mutex itself.
 class SharedRecords {
  public:
+  // `heap` outlives this object, which is a view of it.
   explicit SharedRecords(SharedHeap* heap) : heap_(heap) {}
 
-  // A record of at least `size` bytes with one user, who releases it.
+  // Allocates a record of at least `size` bytes. It has one user, who has to
+  // release it.
   SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
-  // Receives the record of a message, as SharedHeap::Receive does. The message
-  // counts as not received before Redeem.
+  // Receives a record as SharedHeap::Receive does, without spending the ticket
+  // of the message.
   SharedHeap::Received Receive(const SharedMessage& message);
+  // Spends the ticket of a message. Has no effect if the record's segment is
+  // gone: then nobody waits for the message.
   void Redeem(const SharedMessage& message);
 
-  // Says what to do when nobody holds the block and no message carries it any
-  // more. The calling process made the block and holds it. It is done once, by
-  // a thread that allocates, collects or reclaims, with no lock held; never in
-  // a child of fork, nor when the process ends. It may not throw.
-  void AtEnd(const SharedBlock& block, std::function<void()> act);
-  // Takes back what dead processes held and does what is to be done at the end
-  // of blocks. With a timeout in seconds, messages that were sent longer ago
-  // and carry such a block are given up.
-  void Reclaim(std::optional<double> message_timeout);
-  // Whether a message that this process made was not received yet.
+  // Registers what to do once the record is freed. It is done once, by a thread
+  // that allocates or collects, without the heap's mutex; never in a child of
+  // fork, nor because the process exits. It must not throw.
+  //
+  // Requires: the calling process owns the record and holds it.
+  void OnFree(const SharedBlock& record, std::function<void()> callback);
+  // Expires messages of records that were sent longer ago than the timeout, in
+  // seconds, and reaps and frees in all own segments.
+  void Collect(std::optional<double> message_timeout);
+
+  // Returns whether a message that this process sent was not received yet.
   bool IsInFlight(const SharedMessage& message) const;
-  SharedBlockUsers OtherUsers(const SharedBlock& block) const;
-  // Whether the process lives that made the block.
-  bool OwnerIsAlive(const SharedBlock& block) const;
+  // Returns who else needs a record; nobody if its segment is not attached.
+  SharedBlockUsers OtherUsers(const SharedBlock& record) const;
+  // Returns whether the owner of a record is alive.
+  bool OwnerIsAlive(const SharedBlock& record) const;
 
  private:
   SharedHeap* heap_;

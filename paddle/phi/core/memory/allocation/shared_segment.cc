@@ -36,11 +36,12 @@ namespace {
 using Kind = SharedMemoryError::Kind;
 
 constexpr uint64_t kNoGeneration = UINT64_MAX;
-// A signal undoes what one call of fallocate had got; small calls get on.
+// A signal undoes a call of fallocate, so long ones might never finish. Small
+// ones make progress.
 constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 
-// Calls `act` with the start and length of all whole pages before `end` that
-// have no part of the ranges, which are sorted.
+// Calls `act` with the start and length of each run of whole pages before `end`
+// that no range touches. The ranges are sorted.
 template <typename Act>
 void ForEachGap(const std::vector<SharedRange>& ranges,
                 uint64_t end,
@@ -54,28 +55,28 @@ void ForEachGap(const std::vector<SharedRange>& ranges,
   if (next < end) act(next, end - next);
 }
 
-// A dump would walk through all the addresses, and give memory to those that
-// have none.
+// A core dump would read all addresses, which gives memory to those that have
+// none.
 void LeaveOutOfCoreDumps(void* base, uint64_t length) {
   madvise(base, length, MADV_DONTDUMP);
 }
 
 [[noreturn]] void ThrowGone(const SegmentId& id) {
-  std::string name = NameOf(id.family, id.segment);
+  std::string name = SegmentName(id.family, id.segment);
   if (id.strategy == SharingStrategy::kFileSystem) {
     throw SharedMemoryError(
         Kind::kGone,
-        "The shared memory of a received tensor, " + PathOf(name) +
-            ", does not exist any more. It is removed when the message was "
-            "received and dropped before, was given up as too old, or when the "
-            "process tree of the sender has ended.");
+        "The shared memory of a received tensor, " + SegmentPath(name) +
+            ", does not exist any more: the message was received before or has "
+            "expired, or the sender's process tree has ended. Receive messages "
+            "once, and while the process tree that sent them is alive.");
   }
   throw SharedMemoryError(
       Kind::kGone,
-      "The shared memory of a received tensor, memfd " + name +
-          ", cannot be had from process " + std::to_string(id.pid) +
-          ", which sent it and has ended or is in another PID namespace. "
-          "Keep the sender alive until the message is received, or use "
+      "Cannot open the memfd " + name + " of process " +
+          std::to_string(id.pid) +
+          ", which sent a tensor: it has ended or is in another PID namespace. "
+          "Keep the sender alive until the message is received, or call "
           "paddle.incubate.multiprocessing.set_sharing_strategy("
           "'file_system') in it.");
 }
@@ -104,22 +105,23 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
                                                      uint64_t family,
                                                      uint64_t reserve) {
   uint64_t segment = RandomBits();
-  std::string name = NameOf(family, segment);
+  std::string name = SegmentName(family, segment);
   std::unique_ptr<SharedSegment> made(new SharedSegment(strategy, name));
   made->family_ = family;
   made->segment_ = segment;
   if (strategy == SharingStrategy::kFileSystem) {
     made->fd_ = OpenFile(kSharedMemoryFolder, O_TMPFILE | O_RDWR);
     if (!made->fd_) {
-      ThrowErrno(std::string("Making a file in ") + kSharedMemoryFolder +
-                 " for tensors to share (paddle.incubate.multiprocessing."
-                 "set_sharing_strategy('file_descriptor') does without)");
+      ThrowErrno(std::string("Making a file for tensors in ") +
+                 kSharedMemoryFolder +
+                 " (paddle.incubate.multiprocessing.set_sharing_strategy("
+                 "'file_descriptor') needs none)");
     }
   } else {
     made->fd_ = MakeMemfd(name);
     if (!made->fd_ || fchmod(made->fd_.get(), 0600) != 0 ||
         fcntl(made->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
-      ThrowErrno("Making the memfd " + name + " for tensors to share");
+      ThrowErrno("Making the memfd " + name + " for tensors");
     }
   }
   made->Map(reserve);
@@ -133,45 +135,54 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
     if (linkat(AT_FDCWD,
                self.c_str(),
                AT_FDCWD,
-               PathOf(name).c_str(),
+               SegmentPath(name).c_str(),
                AT_SYMLINK_FOLLOW) != 0) {
-      ThrowErrno("Naming the file " + PathOf(name) + " (which needs /proc)");
+      ThrowErrno("Naming the file " + SegmentPath(name) +
+                 " (which needs /proc)");
     }
   }
   return made;
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
-  std::string name = NameOf(id.family, id.segment);
+  std::string name = SegmentName(id.family, id.segment);
   std::unique_ptr<SharedSegment> opened(new SharedSegment(id.strategy, name));
   opened->family_ = id.family;
   opened->segment_ = id.segment;
-  opened->fd_ = id.strategy == SharingStrategy::kFileSystem
-                    ? OpenFile(PathOf(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)
-                    : OpenOfProcess(id.pid, id.fd);
+  opened->fd_ =
+      id.strategy == SharingStrategy::kFileSystem
+          ? OpenFile(SegmentPath(name), O_RDWR | O_NOFOLLOW | O_NONBLOCK)
+          : OpenMemfdOf(id.pid, id.fd);
   int fd = opened->fd_.get();
   if (fd < 0 && errno != ENOENT && errno != ESRCH) {
     ThrowErrno("Opening the shared memory " + name + " of a received tensor");
   }
   if (fd < 0) ThrowGone(id);
-  std::string unfit = Unfit(fd, id.strategy);
+  std::string unfit = WhyUnfit(fd, id.strategy);
   if (!unfit.empty() && id.strategy == SharingStrategy::kFileDescriptor) {
-    ThrowGone(id);  // the number is another file's by now
+    ThrowGone(id);  // the number refers to another file by now
   }
   if (!unfit.empty()) {
     throw SharedMemoryError(
-        Kind::kInvalid, "Refusing the shared memory " + name + ": " + unfit);
+        Kind::kInvalid,
+        "Cannot use the shared memory " + name +
+            " of a received tensor: " + unfit +
+            ". Something else has replaced the file or changed its "
+            "access rights; send the tensor again.");
   }
-  SharedLedger::Start start = StartOf(fd);
+  SharedLedger::Start start = ReadLedgerStart(fd);
   if (!start.Valid() || start.family != id.family ||
       start.segment != id.segment) {
     ThrowGone(id);
   }
   opened->Map(start.reserve);
   if (!opened->Contains(0, start.UsedBytes())) {
-    throw SharedMemoryError(Kind::kInvalid,
-                            "Refusing the shared memory " + name +
-                                ": it is smaller than its ledger.");
+    throw SharedMemoryError(
+        Kind::kInvalid,
+        "Cannot use the shared memory " + name +
+            " of a received tensor: it is smaller than its "
+            "ledger. Something has cut the file short; send "
+            "the tensor again.");
   }
   std::optional<uint32_t> slot = opened->Slots().Take(
       SharedLedger::kOwnerSlot + 1, opened->process_, name);
@@ -188,8 +199,8 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
 bool SharedSegment::Usable() {
   if (fd_.IsIntact()) return true;
   if (strategy_ == SharingStrategy::kFileDescriptor) return false;
-  FileDescriptor again = OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW);
-  if (!again.IsOfFileOf(fd_)) return false;
+  FileDescriptor again = OpenFile(SegmentPath(name_), O_RDWR | O_NOFOLLOW);
+  if (!again.SameFile(fd_)) return false;
   fd_ = std::move(again);
   return true;
 }
@@ -198,9 +209,9 @@ int SharedSegment::fd() const {
   if (fd_.IsIntact()) return fd_.get();
   throw SharedMemoryError(
       Kind::kSystem,
-      "The descriptor of the shared memory " + name_ +
-          " was closed by other code of this process. Tensors in it can be "
-          "used on, but no more can be shared through it.");
+      "Cannot share through " + name_ +
+          ": other code of this process has closed its descriptor. Tensors in "
+          "it stay usable; to send one, send tensor.clone().");
 }
 
 SegmentId SharedSegment::id() const {
@@ -226,7 +237,7 @@ void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
       continue;
     }
     int error = errno;
-    if (done > 0) PunchRange(fd, offset, done);
+    if (done > 0) TrimFile(fd, offset, done);
     std::string where = name_;
     struct statvfs disk = {};
     if (error == ENOSPC && strategy_ == SharingStrategy::kFileSystem &&
@@ -234,12 +245,12 @@ void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
       where = std::string(kSharedMemoryFolder) + ", which has " +
               HumanBytes(disk.f_blocks * disk.f_frsize) + " in all and " +
               HumanBytes(disk.f_bavail * disk.f_frsize) +
-              " free (make it larger, in Docker by --shm-size, or use "
+              " free (enlarge it, in Docker by --shm-size, or call "
               "paddle.incubate.multiprocessing.set_sharing_strategy("
               "'file_descriptor')),";
     }
     if (error == EFBIG) {
-      where += " (the limit on the size of files, ulimit -f, is in the way)";
+      where += " (raise the limit on the size of files, ulimit -f)";
     }
     errno = error;
     ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +
@@ -252,8 +263,8 @@ void SharedSegment::Populate(uint64_t offset, uint64_t length) const {
   madvise(base_ + offset, length, kPopulateWrite);
 }
 
-void SharedSegment::Punch(uint64_t offset, uint64_t length) {
-  if (fd_.IsIntact()) PunchRange(fd_.get(), offset, length);
+void SharedSegment::Trim(uint64_t offset, uint64_t length) {
+  if (fd_.IsIntact()) TrimFile(fd_.get(), offset, length);
 }
 
 std::vector<uint32_t> SharedSegment::OtherHolders(uint32_t block) const {
@@ -267,8 +278,8 @@ std::vector<uint32_t> SharedSegment::OtherHolders(uint32_t block) const {
 }
 
 bool SharedSegment::ReapIfDead(uint32_t slot) {
-  // A child that could get no slot shares the description of its parent, to
-  // whom the kernel would give every lock the parent has.
+  // A pinned child shares the open file description of its parent, so the
+  // kernel would give it every lock that the parent holds.
   return !pinned() && slot != slot_ && Slots().ReapIfDead(slot);
 }
 
@@ -290,42 +301,42 @@ bool SharedSegment::OwnerIsLeaving() const {
          ledger_.slot_state(SharedLedger::kOwnerSlot) != SharedLedger::kTaken;
 }
 
-bool SharedSegment::OwnerDied() {
+bool SharedSegment::ReapOwnerIfDead() {
   return Usable() && ReapIfDead(SharedLedger::kOwnerSlot);
 }
 
-void SharedSegment::PunchOrphans(uint32_t first,
-                                 uint32_t count,
-                                 uint64_t deadline) {
-  // The lock of the creator's slot is the right to end generations.
+void SharedSegment::CollectOrphaned(uint32_t first,
+                                    uint32_t count,
+                                    uint64_t deadline) {
+  // The lock of the owner's slot is the right to free blocks.
   constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
   if (pinned() || !Usable() || !Slots().TryLock(kOwner, kOwner + 1)) return;
-  punched_.resize(ledger_.block_count(), kNoGeneration);
+  trimmed_.resize(ledger_.block_count(), kNoGeneration);
   for (uint32_t i = first; i < first + count; ++i) {
     ledger_.ExpireOrphanedTickets(i, deadline);
-    bool punched = punched_[i] == ledger_.generation(i);
-    if ((punched && !ledger_.Referenced(i)) || !ledger_.TryFree(i)) continue;
-    punched_[i] = ledger_.generation(i);
+    bool trimmed = trimmed_[i] == ledger_.generation(i);
+    if ((trimmed && !ledger_.Referenced(i)) || !ledger_.TryFree(i)) continue;
+    trimmed_[i] = ledger_.generation(i);
     // Whole pages only: small blocks share theirs.
     uint64_t start = RoundUp(ledger_.offset(i), kSharedPage);
     uint64_t end = ledger_.offset(i) + ledger_.capacity(i);
     end -= end % kSharedPage;
-    if (start < end) Punch(start, end - start);
+    if (start < end) Trim(start, end - start);
   }
   Slots().Unlock(kOwner, kOwner + 1);
 }
 
 bool SharedSegment::LockIfAlone() {
   if (pinned() || has_pinned_child_ || !Usable()) return false;
-  // This process has the lock of its own slot, but maybe by another description
-  // of the file than the descriptor's: it may have been opened again since.
+  // This process has the lock of its own slot, but perhaps by another open file
+  // description than that of `fd_`, which may have been opened again since.
   SharedSlots slots = Slots();
   if (!slots.TryLock(0, slot_)) return false;
   if (!slots.TryLock(slot_ + 1, SharedLedger::kSlots)) {
     slots.Unlock(0, slot_);
     return false;
   }
-  // A pin is a child that shares this process's locks.
+  // A block that is pinned is held by a child that shares this process's locks.
   bool needed = ledger_.HasMessages();
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     needed |= ledger_.Holds(i, SharedLedger::kPinnedSlot);
@@ -341,7 +352,7 @@ void SharedSegment::UnlockOthers() {
 
 bool SharedSegment::Unlink() {
   return strategy_ == SharingStrategy::kFileDescriptor ||
-         unlink(PathOf(name_).c_str()) == 0 || errno == ENOENT;
+         unlink(SegmentPath(name_).c_str()) == 0 || errno == ENOENT;
 }
 
 bool SharedSegment::RemoveIfAlone() {
@@ -352,8 +363,8 @@ bool SharedSegment::RemoveIfAlone() {
 
 bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
   if (!LockIfAlone()) return false;
-  // As long as it has a name, it is whole, so that whoever comes after a
-  // process that was killed here finds a segment, or nothing.
+  // The segment is whole as long as it has a name. So if this process is killed
+  // here, others find a complete segment, or none.
   if (!Unlink()) {
     UnlockOthers();
     return false;
@@ -368,27 +379,28 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
   std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
     return a.offset < b.offset;
   });
-  // The magic number goes with the first range, before any lock is given back:
-  // so a process that opened the file just before knows what has happened.
+  // The magic number goes first, before any lock is released: a process that
+  // opened the file just before sees by it that the segment was detached.
   ForEachGap(held, reserve_, [&](uint64_t start, uint64_t length) {
-    PunchRange(fd_.get(), start, length);
+    TrimFile(fd_.get(), start, length);
   });
-  LeaveButFor(kept);
+  UnmapAllBut(kept);
   return true;
 }
 
-void SharedSegment::LeaveButFor(const std::vector<SharedRange>& kept) {
+void SharedSegment::UnmapAllBut(const std::vector<SharedRange>& kept) {
   ForEachGap(kept, reserve_, [&](uint64_t start, uint64_t length) {
-    // Fails where the system allows no more mappings: then addresses stay.
+    // This fails if the system allows no more mappings; then the addresses
+    // stay.
     munmap(base_ + start, length);
   });
   fd_.Close();
   base_ = nullptr;
 }
 
-void SharedSegment::Park() {
-  parked_ = strategy_ == SharingStrategy::kFileSystem;
-  if (parked_) fd_.Close();
+void SharedSegment::CloseDescriptor() {
+  descriptor_closed_ = strategy_ == SharingStrategy::kFileSystem;
+  if (descriptor_closed_) fd_.Close();
 }
 
 void SharedSegment::SetLeaving() {
@@ -397,65 +409,66 @@ void SharedSegment::SetLeaving() {
   }
 }
 
-uint32_t SharedSegment::TakeSlotForHeir() {
+uint32_t SharedSegment::TakeSlotForChild() {
   try {
-    // A description of its own, so that the lock is the child's alone.
-    if (!parked_ && !Usable()) return SharedLedger::kPinnedSlot;
-    heir_fd_ = parked_ ? OpenFile(PathOf(name_), O_RDWR | O_NOFOLLOW)
-                       : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()),
-                                  O_RDWR);
-    if (!heir_fd_.IsOfFileOf(fd_)) {
-      heir_fd_ = FileDescriptor();
+    // A description of its own makes the lock the child's alone.
+    if (!descriptor_closed_ && !Usable()) return SharedLedger::kPinnedSlot;
+    child_fd_ =
+        descriptor_closed_
+            ? OpenFile(SegmentPath(name_), O_RDWR | O_NOFOLLOW)
+            : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
+    if (!child_fd_.SameFile(fd_)) {
+      child_fd_ = FileDescriptor();
       return SharedLedger::kPinnedSlot;
     }
     std::optional<uint32_t> slot =
-        SharedSlots(heir_fd_.get(), &ledger_)
+        SharedSlots(child_fd_.get(), &ledger_)
             .Take(SharedLedger::kOwnerSlot + 1, process_, name_);
     if (slot) return *slot;
-    // Nobody takes a segment apart that this process is attached to, but
-    // something may have written over its header.
+    // Nobody detaches a segment that this process is attached to, but some
+    // program may have written over its header.
   } catch (const SharedMemoryError&) {
   }
-  // A fork cannot be refused. What the child holds is then never given back
-  // while the segment lives, which is safe.
-  heir_fd_ = FileDescriptor();
+  // A fork cannot be refused, so the child is pinned: blocks that it holds stay
+  // in use as long as the segment exists, which is safe.
+  child_fd_ = FileDescriptor();
   return SharedLedger::kPinnedSlot;
 }
 
 void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
-  heir_slot_ = TakeSlotForHeir();
-  for (uint32_t block : holds) ledger_.AddHolder(block, heir_slot_);
+  child_slot_ = TakeSlotForChild();
+  for (uint32_t block : holds) ledger_.AddHolder(block, child_slot_);
 }
 
 void SharedSegment::ParentAfterFork() {
-  has_pinned_child_ |= heir_slot_ == SharedLedger::kPinnedSlot;
-  heir_fd_ = FileDescriptor();
-  if (parked_) fd_.Close();
+  has_pinned_child_ |= child_slot_ == SharedLedger::kPinnedSlot;
+  child_fd_ = FileDescriptor();
+  if (descriptor_closed_) fd_.Close();
 }
 
 void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
   process_ = getpid();
   has_pinned_child_ = false;
-  // The mapping takes the place of that which keeps the parent's locks alive,
-  // and keeps the child's own.
+  // The new mapping replaces the inherited one, which keeps the parent's locks,
+  // and keeps the child's own lock.
   bool has_lock =
-      heir_fd_.IsIntact() && mmap(base_,
-                                  reserve_,
-                                  PROT_READ | PROT_WRITE,
-                                  MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
-                                  heir_fd_.get(),
-                                  0) != MAP_FAILED;
+      child_fd_.IsIntact() && mmap(base_,
+                                   reserve_,
+                                   PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                                   child_fd_.get(),
+                                   0) != MAP_FAILED;
   if (has_lock) {
     LeaveOutOfCoreDumps(base_, reserve_);
-    slot_ = heir_slot_;
-    std::swap(fd_, heir_fd_);
+    slot_ = child_slot_;
+    std::swap(fd_, child_fd_);
     ledger_.SetSlot(slot_, SharedLedger::kTaken, process_);
   } else {
     slot_ = SharedLedger::kPinnedSlot;
     for (uint32_t block : holds) ledger_.AddHolder(block, slot_);
   }
-  heir_fd_ = FileDescriptor();
-  if (parked_) fd_.Close();
+  child_fd_ = FileDescriptor();
+  if (descriptor_closed_) fd_.Close();
 }
 
 }  // namespace allocation

@@ -30,31 +30,38 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// A part of a segment.
+// A range of bytes of a segment.
 struct SharedRange {
   uint64_t offset;
   uint64_t length;
 };
 
-// One shared memory object, mapped, with a slot of its ledger taken.
+// One segment that the calling process is attached to: its mapping, a
+// descriptor, and a slot of its ledger.
 //
-// Invariant: as long as the object exists, this process holds the kernel lock
-// of its slot, and so nobody takes its holder bits for those of a dead one. The
-// lock is an open file description's and the mapping keeps that description,
-// so that not even a program that closes all of its descriptors loses it.
+// Invariant: as long as this object exists, the process holds the kernel lock
+// of its slot, so no other process takes its holder bits for those of a dead
+// one. The lock belongs to an open file description that the mapping keeps
+// open, so not even a program that closes all of its descriptors loses it.
 //
-// A slot whose lock can be taken belongs to a process that is gone: the kernel
-// says so, whatever killed it, and a reused process number changes nothing.
+// A process that could get no slot is pinned: it uses kPinnedSlot, whose bits
+// are never cleared.
 //
-// Not thread-safe; SharedHeap serializes its use.
+// The descriptor is usable if it is intact, or can be opened again by the
+// segment's name. Without it the process cannot tell who is alive, and cannot
+// reserve memory; blocks in use stay in use.
+//
+// Not thread-safe. Requires, for all functions that say nothing else: the
+// heap's mutex is held.
 class SharedSegment {
  public:
-  // Makes a segment of the calling process. It has a name, if it gets one, only
-  // when it is complete.
+  // Makes a segment that the calling process owns. If it gets a name, it does
+  // so only when it is complete. Thread-safe.
   static std::unique_ptr<SharedSegment> Create(SharingStrategy strategy,
                                                uint64_t family,
                                                uint64_t reserve);
-  // Attaches to a segment of another process. Trusts nothing in `id`.
+  // Attaches to a segment of another owner. Trusts nothing in `id` nor in the
+  // file. Thread-safe.
   static std::unique_ptr<SharedSegment> Open(const SegmentId& id);
   ~SharedSegment();
 
@@ -65,100 +72,108 @@ class SharedSegment {
   bool pinned() const { return slot_ == SharedLedger::kPinnedSlot; }
   uint64_t reserve() const { return reserve_; }
   char* base() const { return base_; }
-  // What to put into a message that the calling process sends.
+  // Returns the identity of the segment for a message of this process.
   SegmentId id() const;
   uint64_t number() const { return segment_; }
   SharingStrategy strategy() const { return strategy_; }
   const std::string& name() const { return name_; }
 
-  // Whether others can open it, as far as this process knows; of a file with a
-  // name that takes no system call.
+  // Returns whether others can open the segment, as far as this process knows.
+  // Costs no system call for a file with a name.
   bool CanBeOpened() const {
     return strategy_ == SharingStrategy::kFileSystem || fd_.IsIntact();
   }
-  // Whether the descriptor is still there, or could be opened anew: other code
-  // may close all descriptors. Without it nothing can be said of the life of
-  // others, and no memory had; what is in use stays so.
+  // Makes the descriptor usable if it can, and returns whether it is.
   bool Usable();
 
-  // Whether the range is inside the memory that the segment has.
+  // Returns whether a range lies inside the file.
   bool Contains(uint64_t offset, uint64_t length);
-  // The descriptor; raises if someone closed it under us.
+  // Returns the descriptor. Throws if other code of the process closed it.
   int fd() const;
-  // Gives the range of the file `fd`, which is this segment's, memory, so that
-  // touching it cannot fail. Changes nothing else; needs no lock of the heap.
+  // Reserves memory for a range, so that to touch it cannot fail. Thread-safe,
+  // and needs no mutex. Requires: `fd` is a descriptor of this segment's file.
   void Reserve(int fd, uint64_t offset, uint64_t length) const;
-  // Enters the pages of a range that has memory in this process's tables, all
-  // at once where the system can: one by one, at first touch, costs more.
+  // Enters the pages of a range into the page tables of this process at once,
+  // where the system can: that costs less than a fault at each first touch.
+  // Thread-safe. Requires: the range is reserved.
   void Populate(uint64_t offset, uint64_t length) const;
-  // Takes the memory away from the range.
-  void Punch(uint64_t offset, uint64_t length);
+  // Gives the memory of a range to the system. Has no effect if the descriptor
+  // is not intact. Requires: no process uses the range.
+  void Trim(uint64_t offset, uint64_t length);
 
-  // This process's holder bit. What a process without a slot of its own holds
-  // is pinned, and stays so.
+  // Sets this process's holder bit of a block. Requires: a reference keeps the
+  // block meanwhile, or the caller checks afterwards, see SharedLedger.
   void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
-  // Blocks of a process that shares its slot with a child are not dropped
-  // either, as long as one of the two has the lock.
-  void DropHolder(uint32_t block) {
-    if (!pinned() && !shares_slot_) ledger_.DropHolder(block, slot_);
+  // Clears it. The bits of a process that is pinned, or that shares its slot
+  // with a child, stay set.
+  void ReleaseHolder(uint32_t block) {
+    if (!pinned() && !shares_slot_) ledger_.ReleaseHolder(block, slot_);
   }
 
-  // The processes that hold a block, without this one.
+  // Returns the processes that hold a block, without this one.
   std::vector<uint32_t> OtherHolders(uint32_t block) const;
 
-  // Takes back what dead processes held here.
+  // Reaps all dead processes. Has no effect without a usable descriptor.
   void ReapDead();
-  // Whether the process that made the segment has not begun to end.
+  // Returns whether the owner is alive; true if that is unknown.
   bool OwnerIsAlive();
-  // Whether it has said that it ends; costs no system call.
+  // Returns whether the owner announced its exit or is known to be dead. Costs
+  // no system call.
   bool OwnerIsLeaving() const;
-  // Whether it is dead; then the segment is orphaned.
-  bool OwnerDied();
-  // In an orphaned segment, of `count` blocks: gives up messages sent before
-  // `deadline`, and gives memory that nobody references to the system.
-  void PunchOrphans(uint32_t first, uint32_t count, uint64_t deadline);
-  // Whether nobody but this process is, or can become, attached. If so, the
-  // segment has no name any more and no message can open it.
+  // Reaps the owner if it is dead, which orphans the segment. Returns whether
+  // it was.
+  bool ReapOwnerIfDead();
+  // Expires, frees and trims `count` blocks from `first` on. Has no effect in a
+  // process that cannot take the lock of the owner's slot. Requires: the
+  // segment is orphaned.
+  void CollectOrphaned(uint32_t first, uint32_t count, uint64_t deadline);
+  // Removes the segment's name if no other process is, or can become, attached.
+  // Returns whether that is so; then no message can open it any more.
   bool RemoveIfAlone();
-  // Takes the segment apart if nobody but this process is, or can become,
-  // attached: it has no name, descriptor or ledger then, and neither memory nor
-  // addresses but the pages of `kept`, which are sorted and stay the caller's.
-  // False, and no change, if not. Afterwards the object can only be destroyed.
+  // Reduces the segment to the pages of `kept`, which are sorted, if no other
+  // process is, or can become, attached. The name, the descriptor, the ledger
+  // and all other memory and addresses go; the pages are the caller's to unmap.
+  // Returns false, and changes nothing, if others need the segment. Afterwards
+  // the object can only be destroyed.
   bool Detach(const std::vector<SharedRange>& kept);
-  // The same for this process alone, of a segment whose slot it shares.
-  void LeaveButFor(const std::vector<SharedRange>& kept);
-  // Closes the descriptor if the segment can be opened again by its name. To be
-  // called again after a function that may have opened it.
-  void Park();
-  bool parked() const { return parked_; }
-  // Tells others not to count on this process; see RemoveAbandoned.
+  // Unmaps all but the pages of `kept` in this process alone and closes the
+  // descriptor. Afterwards the object can only be destroyed.
+  void UnmapAllBut(const std::vector<SharedRange>& kept);
+  // Closes the descriptor if the segment can be opened again by its name. Call
+  // it again after a function that needs a usable descriptor.
+  void CloseDescriptor();
+  bool descriptor_closed() const { return descriptor_closed_; }
+  // Announces the exit of this process, see SharedSlots::AllLeaving.
   void SetLeaving();
 
-  // From now on children of fork get no slot of their own here. They keep the
-  // pages of the blocks they hold, guarded by the lock of this process's slot.
+  // From now on children of fork get no slot here. They keep the pages of the
+  // blocks that they hold, and the lock of this process's slot guards them.
   void ShareSlot() { shares_slot_ = true; }
   bool shares_slot() const { return shares_slot_; }
 
-  // Around fork: the child gets a slot, with its lock, before it exists, and a
-  // holder bit for each block of `holds`.
+  // Takes a slot with its lock for the child before it exists, and sets its
+  // holder bit of each block of `holds`. If it cannot, the child will be
+  // pinned: a fork cannot be refused. Requires: the mutex stays held until one
+  // of the two functions below.
   void PrepareFork(const std::vector<uint32_t>& holds);
   void ParentAfterFork();
+  // Requires: the calling process is the child, and has one thread only.
   void ChildAfterFork(const std::vector<uint32_t>& holds);
 
  private:
   SharedSegment(SharingStrategy strategy, std::string name);
 
   void Map(uint64_t reserve);
-  // The slots, by the descriptor. Requires: it is usable.
+  // Requires: the descriptor is usable.
   SharedSlots Slots() { return SharedSlots(fd_.get(), &ledger_); }
-  uint32_t TakeSlotForHeir();
-  // The descriptor is usable.
+  uint32_t TakeSlotForChild();
+  // Requires: the descriptor is usable.
   bool ReapIfDead(uint32_t slot);
-  // Takes the locks of all other slots, unless somebody has one, or a message
-  // or a child without a slot needs the segment.
+  // Takes the locks of all other slots and returns true, unless another process
+  // is attached, or a message or a pinned child needs the segment.
   bool LockIfAlone();
   void UnlockOthers();
-  // Whether it has no name, now.
+  // Removes the name. Returns whether there is none any more.
   bool Unlink();
 
   SharingStrategy strategy_;
@@ -171,13 +186,13 @@ class SharedSegment {
   uint64_t size_{0};
   uint32_t slot_{SharedLedger::kPinnedSlot};
   SharedLedger ledger_;
-  std::vector<uint64_t> punched_;  // generation, by block
+  std::vector<uint64_t> trimmed_;  // by block: the generation that was trimmed
   uint32_t process_;               // the number of the calling process
-  bool parked_{false};
+  bool descriptor_closed_{false};
   bool shares_slot_{false};
-  bool has_pinned_child_{false};  // that shares this process's locks
-  FileDescriptor heir_fd_;
-  uint32_t heir_slot_{SharedLedger::kPinnedSlot};
+  bool has_pinned_child_{false};  // it shares this process's locks
+  FileDescriptor child_fd_;
+  uint32_t child_slot_{SharedLedger::kPinnedSlot};
 };
 
 }  // namespace allocation

@@ -41,17 +41,16 @@ namespace {
   throw SharedMemoryError(
       SharedMemoryError::Kind::kUnavailable,
       "Cannot open the memfd of process " + process +
-          ", which sent a tensor: the system closes /proc/" + process +
-          "/fd to other processes of the same user. It does so when a process "
-          "is not dumpable, as after setuid. Use paddle.incubate."
-          "multiprocessing.set_sharing_strategy('file_system') in the sender, "
-          "or call prctl(PR_SET_DUMPABLE, 1) there once it has changed its "
-          "user.");
+          ", which sent a tensor: /proc/" + process +
+          "/fd is closed to other processes, since the sender is not dumpable, "
+          "as after setuid. In the sender, call paddle.incubate."
+          "multiprocessing.set_sharing_strategy('file_system'), or "
+          "prctl(PR_SET_DUMPABLE, 1) once it has changed its user.");
 }
 
 }  // namespace
 
-std::string NameOf(uint64_t family, uint64_t segment) {
+std::string SegmentName(uint64_t family, uint64_t segment) {
   char name[80];
   std::snprintf(name,
                 sizeof(name),
@@ -62,7 +61,7 @@ std::string NameOf(uint64_t family, uint64_t segment) {
   return name;
 }
 
-std::string PathOf(const std::string& name) {
+std::string SegmentPath(const std::string& name) {
   return std::string(kSharedMemoryFolder) + "/" + name;
 }
 
@@ -75,13 +74,13 @@ uint64_t FamilyInName(const std::string& name) {
                   &user,
                   &family,
                   &segment) != 3 ||
-      NameOf(family, segment) != name) {
+      SegmentName(family, segment) != name) {
     return 0;
   }
   return family;
 }
 
-std::vector<std::string> FilesOfUser() {
+std::vector<std::string> SegmentFilesOfUser() {
   std::vector<std::string> names;
   std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(kSharedMemoryFolder),
                                              closedir);
@@ -94,7 +93,7 @@ std::vector<std::string> FilesOfUser() {
 
 FileDescriptor MakeMemfd(const std::string& name) {
   // Some systems refuse a memfd that could be executed; older ones do not know
-  // the flag that says it cannot.
+  // the flag which says that it cannot.
   constexpr unsigned kNoExecSeal = 8;
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   long fd = syscall(  // NOLINT
@@ -107,12 +106,12 @@ FileDescriptor MakeMemfd(const std::string& name) {
   return FileDescriptor(static_cast<int>(fd));
 }
 
-FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd) {
+FileDescriptor OpenMemfdOf(uint32_t pid, uint32_t fd) {
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   FileDescriptor place = OpenFile(path, O_PATH);
   if (!place && errno == EACCES) {
-    if (UserOf(pid) == geteuid()) ThrowNotDumpable(pid);
+    if (EffectiveUserOf(pid) == geteuid()) ThrowNotDumpable(pid);
     errno = EACCES;
   }
   struct stat file = {};
@@ -124,12 +123,12 @@ FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd) {
   return OpenFile("/proc/self/fd/" + std::to_string(place.get()), O_RDWR);
 }
 
-std::string Unfit(int fd, SharingStrategy strategy) {
+std::string WhyUnfit(int fd, SharingStrategy strategy) {
   struct stat file = {};
   if (fstat(fd, &file) != 0) return std::strerror(errno);
-  if (!S_ISREG(file.st_mode)) return "it is no regular file";
+  if (!S_ISREG(file.st_mode)) return "it is not a regular file";
   if (file.st_uid != geteuid()) return "it belongs to another user";
-  if (file.st_mode & 077) return "others than its user have access to it";
+  if (file.st_mode & 077) return "other users have access to it";
   if (static_cast<uint64_t>(file.st_size) <
       SharedLedger::HeaderBytes(SharedLedger::kMinReserve)) {
     return "it is too small";
@@ -141,7 +140,7 @@ std::string Unfit(int fd, SharingStrategy strategy) {
   return "";
 }
 
-SharedLedger::Start StartOf(int fd) {
+SharedLedger::Start ReadLedgerStart(int fd) {
   SharedLedger::Start start = {};
   if (RetryOnSignal([&] { return pread(fd, &start, sizeof(start), 0); }) !=
       sizeof(start)) {
@@ -150,7 +149,7 @@ SharedLedger::Start StartOf(int fd) {
   return start;
 }
 
-void PunchRange(int fd, uint64_t offset, uint64_t length) {
+void TrimFile(int fd, uint64_t offset, uint64_t length) {
   RetryOnSignal([&] {
     return fallocate(
         fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);

@@ -29,14 +29,14 @@ namespace allocation {
 // The folder of segments that have a name.
 constexpr char kSharedMemoryFolder[] = "/dev/shm";
 
-// How a segment is named, and so how long it lives.
+// How the memory of a segment is found by others, and so how long it lives.
 enum class SharingStrategy : uint8_t {
-  kFileSystem = 0,      // a file in /dev/shm; survives its creator
-  kFileDescriptor = 1,  // a memfd; gone with the last process that has it
+  kFileSystem = 0,      // a file in /dev/shm; outlives its owner
+  kFileDescriptor = 1,  // a memfd; gone with the last process that has it open
 };
 
-// What says which segment is meant, in a message. `pid` and `fd` are where a
-// file_descriptor segment can be opened.
+// Names a segment in a message. `pid` and `fd` say where the memfd of a
+// kFileDescriptor segment can be opened.
 struct SegmentId {
   SharingStrategy strategy;
   uint64_t family;
@@ -45,30 +45,39 @@ struct SegmentId {
   uint32_t fd;
 };
 
-std::string NameOf(uint64_t family, uint64_t segment);
-std::string PathOf(const std::string& name);
-// The family in the name of a file, 0 if it is not one of this user's.
+// All functions of this file are thread-safe.
+
+// Returns the file name of a segment of the calling user.
+std::string SegmentName(uint64_t family, uint64_t segment);
+std::string SegmentPath(const std::string& name);
+// Returns the family in a file name, 0 if it is not one that SegmentName gives.
 uint64_t FamilyInName(const std::string& name);
-// The names of all files of segments that are this user's.
-std::vector<std::string> FilesOfUser();
+// Returns the names of all files of segments of the calling user.
+std::vector<std::string> SegmentFilesOfUser();
 
-// A memfd that is empty; its size cannot be sealed yet.
+// Makes an empty memfd that can be sealed. Returns an empty descriptor on
+// failure, with the reason in errno.
 FileDescriptor MakeMemfd(const std::string& name);
-// Opens what is at /proc/<pid>/fd/<fd> if it is a file of this user's, and
-// nothing else: to open a device or a pipe can have effects.
-FileDescriptor OpenOfProcess(uint32_t pid, uint32_t fd);
+// Opens /proc/<pid>/fd/<fd> if it is a regular file of this user, and nothing
+// else: to open a device or a pipe can have side effects. Returns an empty
+// descriptor on failure, with the reason in errno.
+FileDescriptor OpenMemfdOf(uint32_t pid, uint32_t fd);
 
-// Why a file is not what a segment must be, empty if it is.
-std::string Unfit(int fd, SharingStrategy strategy);
-// The first bytes of the file. They are read, not mapped: touching a page of a
-// mapping gives it memory, or ends the process where there is none.
-SharedLedger::Start StartOf(int fd);
-// Memory that cannot be given back stays usable, so a failure is no matter.
-void PunchRange(int fd, uint64_t offset, uint64_t length);
+// Returns why a file cannot be a segment's; empty if it can.
+std::string WhyUnfit(int fd, SharingStrategy strategy);
+// Returns the first bytes of a segment. They are read, not mapped: to touch a
+// page of a mapping gives it memory, or ends the process where there is none.
+SharedLedger::Start ReadLedgerStart(int fd);
+// Gives the memory of a range to the system. A failure has no consequence but
+// that the memory stays in use.
+void TrimFile(int fd, uint64_t offset, uint64_t length);
 
-// A part of a file in memory, unmapped when it goes.
+// A mapping of the first bytes of a file, which is unmapped with this object.
+//
+// Not thread-safe.
 class Mapping {
  public:
+  // Check the result: on failure it is empty, with the reason in errno.
   Mapping(int fd, uint64_t length);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -76,6 +85,7 @@ class Mapping {
 
   explicit operator bool() const { return base_ != nullptr; }
   void* base() const { return base_; }
+  // Hands the mapping over to the caller, who unmaps it.
   void* Release() { return std::exchange(base_, nullptr); }
 
  private:

@@ -38,13 +38,13 @@ bool HasEnded(uint32_t process) {
   return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
-// Whether a process is in the middle of its end. The kernel gives files back
-// then in an order of its own: the lock that says that the process lives may be
-// gone while work that it gave to a GPU, or a mapping, still is there. A number
-// that was given to another process since is no matter: that one is not ending.
-// What cannot be known is taken for an end that is under way.
+// Returns whether the kernel is in the middle of ending a process. It closes
+// files in an order of its own: the lock that shows that the process is alive
+// may be gone while a mapping, or its work on a GPU, is still there. If another
+// process has the number by now, the answer is right too: that one is not
+// ending. Returns true if the state is unknown.
 bool IsEnding(uint32_t process) {
-  // To know that it is gone takes no descriptor, of which there may be none.
+  // This needs no descriptor, of which there may be none left.
   if (HasEnded(process)) return false;
   auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
   std::string folder = "/proc/" + std::to_string(process) + "/task/";
@@ -61,7 +61,7 @@ bool IsEnding(uint32_t process) {
   return false;
 }
 
-// Whether a process has ended and its parent has not taken notice.
+// Returns whether a process has ended and its parent has not collected it.
 bool IsZombie(uint32_t process) {
   std::optional<ProcessStat> stat =
       ReadProcessStat("/proc/" + std::to_string(process));
@@ -85,12 +85,13 @@ bool SharedSlots::IsLocked(uint32_t slot) const {
 std::optional<uint32_t> SharedSlots::Take(uint32_t first,
                                           uint32_t process,
                                           const std::string& name) const {
-  // A process that takes a segment apart holds all locks, punches the magic
-  // number out, and then gives the locks back.
-  auto was_taken_apart = [this] { return !StartOf(fd_).Valid(); };
-  // Who looks whether the segment can go has all locks for a moment, that of
-  // the slot that never dies too. It may let go between the two questions here,
-  // so full is only what was found so three times in a row.
+  // A process that detaches a segment holds all locks, trims the page with the
+  // magic number, and then releases the locks.
+  auto was_detached = [this] { return !ReadLedgerStart(fd_).Valid(); };
+  // A process that checks whether the segment can be removed holds all locks
+  // for a moment, that of slot 0 too. It may release them between the two
+  // questions here, so the segment counts as full only after three times in a
+  // row.
   int found_full = 0;
   for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
     bool soon_free = false;
@@ -99,7 +100,7 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
         if (errno == EAGAIN || errno == EACCES) continue;
         ThrowErrno("Locking a slot of " + name);
       }
-      if (was_taken_apart()) return std::nullopt;
+      if (was_detached()) return std::nullopt;
       if (ledger_->slot_state(slot) != SharedLedger::kFree) {
         if (IsEnding(ledger_->slot_pid(slot))) {
           Unlock(slot, slot + 1);
@@ -111,16 +112,17 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
       ledger_->SetSlot(slot, SharedLedger::kTaken, process);
       return slot;
     }
-    if (was_taken_apart()) return std::nullopt;
+    if (was_detached()) return std::nullopt;
     bool looking = IsLocked(SharedLedger::kPinnedSlot);
     found_full = looking || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw SharedSlotsInUseError(
-      "All " + std::to_string(SharedLedger::kSlots - 2) +
-      " process slots of the shared memory " + name +
-      " are in use. Let fewer processes keep tensors of one sender, or have a "
-      "process in between send copies (tensor.clone()).");
+  throw SharedSlotsInUseError("All " +
+                              std::to_string(SharedLedger::kSlots - 2) +
+                              " process slots of the shared memory " + name +
+                              " are in use. Let fewer processes hold tensors "
+                              "of one sender, or have some "
+                              "of them receive copies (tensor.clone()).");
 }
 
 bool SharedSlots::ReapIfDead(uint32_t slot) const {
@@ -139,8 +141,8 @@ bool SharedSlots::ReapIfDead(uint32_t slot) const {
 
 bool SharedSlots::AllLeaving() const {
   for (uint32_t slot = 0; slot < ledger_->slot_limit(); ++slot) {
-    // A child that got the pages alone keeps the lock of its parent's slot
-    // when the parent has ended.
+    // A child that got no slot keeps the lock of its parent's slot, even if the
+    // parent has ended.
     uint32_t process = ledger_->slot_pid(slot);
     if (ledger_->slot_state(slot) == SharedLedger::kTaken &&
         !TryLock(slot, slot + 1) && !HasEnded(process) && !IsZombie(process)) {

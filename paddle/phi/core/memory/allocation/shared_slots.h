@@ -27,38 +27,48 @@ namespace allocation {
 // The slots of one segment, and which of their processes are alive.
 //
 // Invariant: a process is alive as long as it holds the kernel lock of its
-// slot, which is byte `slot` of the segment's file. The lock is an open file
-// description's, so the kernel gives it back whatever killed the process, and
-// a process number that is used again changes nothing. A process that can take
-// the lock of a slot in use may reap it, and loses that right if it is killed.
+// slot, which is byte `slot` of the segment's file. The lock belongs to an open
+// file description, so the kernel drops it whatever killed the process, and a
+// process number that is used again changes nothing. A process that can take
+// the lock of a slot in use is the one that may reap it, and loses that right
+// when it is killed itself.
 //
-// A view, cheap to make. Not thread-safe.
+// One thing more is asked: while the kernel is still ending the process, it may
+// have dropped the lock and not yet stopped the process's work on a GPU. Such a
+// process counts as alive.
+//
+// Not thread-safe: the heap's mutex, or a file that only one thread knows,
+// guards a segment. Cheap to make; it is a view.
 class SharedSlots {
  public:
-  // Requires: `fd` is a descriptor of the file that begins with `ledger`. Both
-  // outlive the view.
+  // Requires: `fd` is an intact descriptor of the file that `ledger` is in.
+  // Both outlive the view. TryLock, Unlock and IsLocked need no ledger; for
+  // them it may be null.
   SharedSlots(int fd, SharedLedger* ledger) : fd_(fd), ledger_(ledger) {}
 
-  // Takes the locks of the slots from `first` up to `end`, without waiting.
-  // False, with the reason in errno and no lock taken, if it cannot have all.
+  // Takes the locks of the slots from `first` up to, but without, `end`. Never
+  // waits. Returns false, with the reason in errno and no lock taken, if it
+  // cannot take all of them.
   bool TryLock(uint32_t first, uint32_t end) const;
   void Unlock(uint32_t first, uint32_t end) const;
-  // Whether another open file description has the lock. True if that cannot be
-  // known.
+  // Returns whether another open file description holds the lock of a slot.
+  // Returns true if that is unknown.
   bool IsLocked(uint32_t slot) const;
 
-  // Takes the first slot from `first` on that no living process has, and keeps
-  // its lock. None if the segment was taken apart. Throws if all are in use;
-  // `name` is the segment's, for the error.
+  // Takes the first slot from `first` on that no living process has, reaps it
+  // if need be, and keeps its lock. Returns none if the segment was detached.
+  // Throws if all slots are in use; the error names the segment by `name`.
   std::optional<uint32_t> Take(uint32_t first,
                                uint32_t process,
                                const std::string& name) const;
-  // Reaps the slot if its process is dead, and says whether it was. Requires:
-  // the calling process, or its parent, does not have the slot's lock by the
-  // same open file description.
+  // Reaps a slot if its process is dead, and returns whether it was. A dead
+  // owner leaves the segment orphaned.
+  //
+  // Requires: the slot's lock is not held by the open file description of `fd`,
+  // which would be given the lock again.
   bool ReapIfDead(uint32_t slot) const;
-  // Whether each process that has a slot is dead or has said that it leaves.
-  // Keeps the locks of those that are dead.
+  // Returns whether every process with a slot is dead or has announced its
+  // exit. Keeps the locks of dead ones.
   bool AllLeaving() const;
 
  private:

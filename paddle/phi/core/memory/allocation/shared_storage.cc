@@ -34,7 +34,8 @@ namespace allocation {
 
 namespace {
 
-// A storage that was moved into a block.
+// Watches a storage that was moved into a block, and owns itself once it is
+// started, see StorageWatcher.
 class MovedStorage : public StorageWatcher {
  public:
   MovedStorage(phi::Allocation* allocation, const SharedBlock& block)
@@ -52,8 +53,8 @@ class MovedStorage : public StorageWatcher {
   SharedBlock block_;
 };
 
-// A storage that was never elsewhere: it came from another process, or was
-// allocated in shared memory.
+// A storage that was in shared memory from the start: it was received, or
+// allocated there.
 class BlockStorage : public Allocation {
  public:
   explicit BlockStorage(const SharedBlock& block)
@@ -61,19 +62,20 @@ class BlockStorage : public Allocation {
         block_(block) {}
   ~BlockStorage() override {
     SharedHeap::Instance().Release(block_);
-    DropOld();
+    ReleaseOld();
   }
 
-  // Changes to a block that has the same bytes. The old one stays: others may
-  // be reading it.
+  // Changes to a block with the same bytes. The old one stays in use, since
+  // other threads may be reading it. Requires: the heap's mutex is held, see
+  // Bind.
   void MoveTo(const SharedBlock& block) {
     old_.push_back(block_);
     block_ = block;
     set_ptr(block.data);
   }
 
-  // To be called when nobody has the old address.
-  void DropOld() {
+  // Releases the old blocks. Requires: no thread uses an old address.
+  void ReleaseOld() {
     for (const SharedBlock& old : std::exchange(old_, {})) {
       SharedHeap::Instance().Release(old);
     }
@@ -90,8 +92,8 @@ class BlockAllocator : public phi::Allocator {
  public:
   explicit BlockAllocator(SharingStrategy strategy) : strategy_(strategy) {}
 
-  // Nothing is bound to the block: who receives a message for it in this
-  // process gets a storage of their own over the same memory.
+  // Nothing is bound to the block: if this process receives a message for it,
+  // it gets another storage over the same memory.
   AllocationPtr Allocate(size_t size) override {
     SharedBlock block = RaisingPaddleErrors(
         [&] { return SharedHeap::Instance().Allocate(strategy_, size); });
@@ -106,13 +108,13 @@ class BlockAllocator : public phi::Allocator {
   const SharingStrategy strategy_;
 };
 
-// Takes the pages that lie wholly in a range from it; it reads as anything.
-void DiscardPages(void* start, size_t size) {
+// Gives the whole pages of a range to the system. Its content is lost.
+void TrimPages(void* start, size_t size) {
   size_t page = sysconf(_SC_PAGESIZE);
   uintptr_t first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page;
   uintptr_t end = (reinterpret_cast<uintptr_t>(start) + size) / page;
   if (first < end) {
-    // Locked memory stays; so be it.
+    // Fails for locked memory, which then stays in use.
     madvise(reinterpret_cast<void*>(first * page),
             (end - first) * page,
             MADV_DONTNEED);
@@ -124,31 +126,34 @@ void EnforceOnHost(const phi::Place& place) {
       IsOnHost(place),
       true,
       common::errors::Unimplemented(
-          "A tensor on %s cannot be put into shared memory of the host. Send "
-          "tensor.cpu() instead.",
+          "Cannot put a tensor on %s into shared memory, which is in host "
+          "memory. Send tensor.cpu() instead.",
           place));
 }
 
-// Where a tensor begins if its storage begins there.
+// Returns where a tensor begins whose storage begins at an address.
 const char* FirstElement(const phi::DenseTensor& tensor, const void* storage) {
   return static_cast<const char*>(storage) + tensor.meta().offset;
 }
 
-// Moves the storage that was seen at `old`, unless another thread has done so.
+// Moves a storage that was seen at `old` into a new block, unless another
+// thread has done so meanwhile.
 void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
                  void* old,
                  SharingStrategy strategy,
                  bool long_lived) {
-  // In a block of a process that has ended, which this process alone has left.
+  // The storage may be in a block of a detached segment, see SharedHeap::Send.
   auto* in_block = dynamic_cast<BlockStorage*>(holder.get());
   PADDLE_ENFORCE_EQ(
       in_block || StorageWatcher::CanWatch(holder),
       true,
       common::errors::InvalidArgument(
-          "The memory of this tensor cannot be moved to where other processes "
-          "see it: it was taken from elsewhere (by from_dlpack, for example) "
-          "or "
-          "is a file of a DataLoader's worker. Send tensor.clone() instead."));
+          "Cannot move the memory of this tensor on %s into shared memory: it "
+          "belongs to other code than Paddle (from_dlpack, and "
+          "paddle.Tensor(array, zero_copy=True), take such memory over) or is "
+          "a "
+          "file of a DataLoader's worker. Send tensor.clone() instead.",
+          holder->place()));
   SharedHeap& heap = SharedHeap::Instance();
   SharedBlock block = heap.Allocate(strategy, holder->size());
   std::memcpy(block.data, old, holder->size());
@@ -175,13 +180,13 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
   if (!taken_over) {
     heap.Release(block);
   } else if (long_lived && holder.use_count() == 2) {
-    // Only the tensor and its copy that was passed here have the storage, so
-    // nobody has the old address. For a tensor that is dropped soon it would
-    // only cost time.
+    // Only the tensor and its copy here have the storage, so no thread uses the
+    // old address. For a tensor that is dropped soon, this would only cost
+    // time.
     if (in_block) {
-      in_block->DropOld();
+      in_block->ReleaseOld();
     } else {
-      DiscardPages(old, holder->size());
+      TrimPages(old, holder->size());
     }
   }
 }
@@ -292,8 +297,9 @@ std::vector<phi::DenseTensor> RebuildViews(
   PADDLE_ENFORCE_NOT_NULL(
       message,
       common::errors::InvalidArgument(
-          "Views are rebuilt in shared memory of the host, but received the "
-          "handle of a tensor that is not there."));
+          "Views are rebuilt in shared memory of the host, but the handle is "
+          "that of a tensor elsewhere. Pass the handle of a tensor on the "
+          "CPU."));
   const std::shared_ptr<phi::Allocation> storage =
       RaisingPaddleErrors([&] { return StorageOf(*message); });
   std::vector<phi::DenseTensor> tensors;

@@ -26,52 +26,58 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Puts the storage of a tensor into shared memory and returns what another
-// process needs to have the same tensor over the same memory: its handle.
+// Moves the storage of a tensor into shared memory and returns the tensor's
+// handle, by which another process makes the same tensor over the same memory.
 //
 // The storage is moved, not the tensor: the phi::Allocation stays and gets
-// another address, so that every tensor over it, view or base, made before or
-// later, is over the shared memory too. A storage that is there already stays
-// where it is. A thread that reads or writes the tensor during the call may use
-// either memory; that is for the caller to prevent.
-//
-// The tensor is a copy, which keeps the storage whatever others do meanwhile
-// with the tensor it is a copy of.
-//
-// Refuses what would not arrive right: other places than the CPU and pinned
-// memory, memory that Paddle did not allocate (DLPack), opaque layouts.
-//
-// The memory that a storage leaves is freed with the storage. Of a `long_lived`
-// one, a parameter's, it is given to the system at once if no other tensor has
+// another address. So every tensor over it, view or base, made before or later,
+// is over the shared memory too. A storage that is there already stays where it
+// is. The memory that the storage leaves is freed with the storage; for a
+// `long_lived` one, a parameter's, it is trimmed at once if no other tensor has
 // the storage.
+//
+// `tensor` is a copy, which keeps the storage alive, whatever other threads do
+// with the original meanwhile.
+//
+// Throws for tensors that would not arrive intact: on other places than the CPU
+// and pinned memory, in memory that Paddle did not allocate (DLPack), or of an
+// opaque layout.
+//
+// Thread-safe, but a thread that reads or writes the tensor during the call may
+// use either memory; the caller has to prevent that.
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived,
-                             MessageLife life = MessageLife::kUntilGivenUp);
+                             MessageLife life = MessageLife::kUntilExpired);
 
-// Does the same without a handle. Of a tensor without elements nothing is
-// moved.
+// Moves a storage in the same way and makes no handle. A tensor without
+// elements stays as it is.
+//
+// Thread-safe, in the same sense.
 void MoveIntoSharedMemory(phi::DenseTensor tensor,
                           SharingStrategy strategy,
                           bool long_lived);
 
-// Whether the storage of a tensor is in shared memory of the host.
+// All functions below are thread-safe.
+
+// Returns whether the storage of a tensor is in shared memory of the host.
 bool IsInSharedMemory(const phi::DenseTensor& tensor);
 
-// Allocates straight in shared memory. Never destroyed, and thread-safe.
+// Returns an allocator in shared memory, which is never destroyed.
 phi::Allocator* SharedAllocator(SharingStrategy strategy);
 
-// Whether memory of a place can be moved into shared memory of the host.
+// Returns whether memory of a place can be moved into shared memory of the
+// host.
 bool IsOnHost(const phi::Place& place);
 
-// Whether a tensor is in a file of its own, made by the workers of the legacy
-// readers (MemoryMapWriterAllocation). Such a tensor is pickled by the name of
-// the file, which who receives it removes.
+// Returns whether a tensor is in a file of its own, which workers of the legacy
+// readers make (MemoryMapWriterAllocation). It is pickled by the file's name,
+// and its receiver removes the file.
 bool IsInOwnFile(const phi::DenseTensor& tensor);
 
-// The tensor of a handle, which may come from anyone: nothing in it is used
-// before it is checked. All tensors over one block share one allocation. What
-// is on a GPU may be used by the stream that `stream_of` names.
+// Returns the tensor of a handle. A handle may come from anyone, so nothing in
+// it is used unchecked. All tensors over one block share one allocation. A
+// tensor on a GPU is ready for the stream that `stream_of` returns.
 phi::DenseTensor RebuildDenseTensor(const std::string& handle,
                                     const CudaStreamOf& stream_of);
 
@@ -82,8 +88,8 @@ struct SharedView {
   uint64_t offset;  // bytes
 };
 
-// The tensors that lie in the bytes of a tensor of the host, which is that of a
-// handle. They share its storage. The views may come from anyone, too.
+// Returns tensors that lie in the bytes of a host tensor, which the handle
+// describes. They share its storage. The views may come from anyone, too.
 std::vector<phi::DenseTensor> RebuildViews(
     const std::string& handle, const std::vector<SharedView>& views);
 

@@ -32,8 +32,9 @@ namespace allocation {
 
 namespace {
 
+// Returns the family in an environment, 0 if there is none.
 uint64_t FamilyIn(const std::string& environment) {
-  // As python/paddle/incubate/multiprocessing/sharing.py names it.
+  // The name is from python/paddle/incubate/multiprocessing/sharing.py.
   static const std::string variable("PADDLE_SHARED_MEMORY_FAMILY=");
   for (size_t at = 0; at < environment.size();
        at = environment.find('\0', at) + 1) {
@@ -46,12 +47,12 @@ uint64_t FamilyIn(const std::string& environment) {
   return 0;
 }
 
-// Whether a process has no environment yet, because it is about to run
-// another program. Zombies and threads of the kernel have none either.
+// Returns whether a process has no environment yet because it is about to run
+// another program. Zombies and kernel threads have none either.
 bool IsStartingProgram(const std::string& process) {
   std::optional<ProcessStat> stat = ReadProcessStat(process);
-  return stat && !stat->IsDead() && !stat->IsExiting() && !stat->IsOfKernel() &&
-         !stat->has_environment;
+  return stat && !stat->IsDead() && !stat->IsExiting() &&
+         !stat->IsKernelThread() && !stat->has_environment;
 }
 
 }  // namespace
@@ -60,13 +61,13 @@ StartingProcesses::StartingProcesses(int folder) { fstat(folder, &folder_); }
 
 bool StartingProcesses::MayJoin(uint64_t family) {
   if (!looked_) Look();
-  return some_cannot_be_known_ || families_.count(family) != 0;
+  return incomplete_ || families_.count(family) != 0;
 }
 
 void StartingProcesses::Look() {
   looked_ = true;
   std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc"), closedir);
-  some_cannot_be_known_ = !all;
+  incomplete_ = !all;
   while (const dirent* entry = all ? readdir(all.get()) : nullptr) {
     uint32_t process = std::strtoul(entry->d_name, nullptr, 10);
     if (process == 0 || process == static_cast<uint32_t>(getpid())) continue;
@@ -86,17 +87,16 @@ std::string StartingProcesses::EnvironmentOf(const std::string& process) {
   for (; waits_left_ > 0; --waits_left_) {
     std::optional<std::string> environment = ReadFile(path);
     if (!environment) {
-      // Of another process, it is gone or not to be read by this one.
-      some_cannot_be_known_ |=
-          errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      // Otherwise the process is gone, or this one must not read it.
+      incomplete_ |= errno == EMFILE || errno == ENFILE || errno == ENOMEM;
       return "";
     }
     if (!environment->empty()) return *environment;
-    // It may have come before this was asked.
+    // The environment may have come just before this question.
     if (!IsStartingProgram(process)) return ReadFile(path).value_or("");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  some_cannot_be_known_ = true;
+  incomplete_ = true;
   return "";
 }
 

@@ -24,33 +24,36 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// A process that was started with a family in its environment, and that may
-// still join it: until it has imported Paddle it has no lock that says so.
+// The processes that were started with a family in their environment and may
+// still join it: until such a process has imported Paddle, it has no lock that
+// shows that the family is alive.
 //
-// Looks at all processes of the user once, when it is asked for the first time.
+// Invariant: all processes of the user are looked at once, by the first call.
 //
 // Not thread-safe.
 class StartingProcesses {
  public:
-  // `folder` is the one whose locks tell which families are alive.
+  // `folder` is a descriptor of the folder whose locks show living families.
   explicit StartingProcesses(int folder);
 
-  // Whether there may be one of the family.
+  // Returns whether some process may still join the family. Returns true if
+  // that is unknown.
   bool MayJoin(uint64_t family);
 
  private:
   void Look();
   void LookAt(const std::string& process);
-  // Empty if it cannot be read. Of a process that is about to run a program, it
-  // is that of the program, which is there in a moment.
+  // Returns the environment of a process, empty if it cannot be read. Waits
+  // for a process that is just about to run another program.
   std::string EnvironmentOf(const std::string& process);
-  // Whether a process has joined and left: it then has the folder open twice.
+  // Returns whether a process joined a family and left it: then it has the
+  // folder open twice.
   bool HasLeft(const std::string& process) const;
 
   struct stat folder_ = {};
   bool looked_{false};
-  int waits_left_{1000};  // of a millisecond, for all processes together
-  bool some_cannot_be_known_{false};
+  int waits_left_{1000};    // milliseconds, for all processes together
+  bool incomplete_{false};  // some process could not be looked at
   std::set<uint64_t> families_;
 };
 

@@ -35,8 +35,8 @@ DeleterFunction FunctionOf(const Deleter* deleter) {
 
 bool StorageWatcher::CanWatch(
     const std::shared_ptr<phi::Allocation>& allocation) {
-  // Asked of an allocation, since the function can have an address in each
-  // shared object.
+  // Take the address from an allocation: an inline function may have another
+  // one in each shared object.
   static const DeleterFunction through_allocators = [] {
     AllocationPtr sample =
         AllocatorFacade::Instance().Alloc(phi::CPUPlace(), sizeof(int64_t));
@@ -50,8 +50,8 @@ bool StorageWatcher::CanWatch(
 void StorageWatcher::Start(std::unique_ptr<StorageWatcher> watcher) {
   StorageWatcher* started = watcher.get();
   started->self_ = std::move(watcher);
-  // Registers this allocator with the allocation; what comes back is the
-  // allocation that others own.
+  // Pushes this allocator on the stack of the allocation. Allocate returns that
+  // same allocation, which others own already.
   started->Allocate(started->allocation_->size()).release();
 }
 

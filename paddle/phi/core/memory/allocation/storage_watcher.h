@@ -22,16 +22,30 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Hears that nobody uses an allocation any more, before the allocators do that
-// the allocation goes back to.
+// Is told that an allocation has no user any more, before the allocators are
+// that it goes back to.
 //
-// An allocation knows the allocators that it goes back to as a stack; this is
-// one more on top of it. So nothing changes for those who have the allocation.
+// An allocation has a stack of the allocators that it goes back to, and this is
+// one more on top of it. So nothing changes for the users of the allocation.
+//
+// Invariant: a watcher owns itself from Start until OnFree has run.
+//
+// Not thread-safe: Start must not run twice at a time for one allocation.
+// OnFree runs on the thread that drops the last user.
 class StorageWatcher : public Allocator {
  public:
-  // Whether an allocation goes back by such a stack.
+  // Returns whether an allocation is freed through such a stack. Memory that
+  // was taken over from other code (DLPack, NumPy) is not.
+  //
+  // Thread-safe.
   static bool CanWatch(const std::shared_ptr<phi::Allocation>& allocation);
-  // Begins to watch; the watcher owns itself until it has heard.
+  // Begins to watch.
+  //
+  // Registers by a side effect: Allocator::Allocate pushes the allocator on the
+  // stack of the allocation that its AllocateImpl returns, and AllocateImpl
+  // returns one that exists. RFC.md, Part B, says what a hook would be instead.
+  //
+  // Requires: CanWatch(allocation), and the caller is a user of it.
   static void Start(std::unique_ptr<StorageWatcher> watcher);
 
  protected:
@@ -39,7 +53,7 @@ class StorageWatcher : public Allocator {
       : allocation_(allocation) {}
 
   phi::Allocation* allocation() const { return allocation_; }
-  // Has to hand the allocation on to AllocationDeleter, now or later.
+  // Has to pass the allocation on to AllocationDeleter, now or later.
   virtual void OnFree() = 0;
 
  private:
