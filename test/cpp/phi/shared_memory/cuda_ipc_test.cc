@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,19 +46,6 @@ bool Says(const std::optional<SharedMemoryError>& error,
   return error && std::string(error->what()).find(text) != std::string::npos;
 }
 
-// Receives a message, tells whether it has the content 1 and waits before it
-// drops it.
-void ReceiveOnce(const Channel& channel) {
-  const auto message = channel.Receive<CudaIPCMessage>();
-  Storage storage = StorageOf(message);
-  channel.Send(HasContent(storage->memory, 1));
-  channel.Await();
-  storage.reset();
-  CHECK(SharesNothing());
-  channel.Signal();
-  channel.Await();
-}
-
 // Says what is wrong with a message, which leaves nothing behind.
 std::optional<SharedMemoryError> ErrorOfReceiving(
     const CudaIPCMessage& message) {
@@ -77,14 +65,56 @@ void End(Worker* worker) {
   worker->Finish();
 }
 
-// Has a ReceiveOnce that has received drop it.
-void HaveDropped(const Worker& worker) {
-  worker.channel().Signal();
-  worker.channel().Await();
-}
+// A process that receives what the test sends. When it has done so, it waits
+// for End, so that its end changes nothing that the test looks at.
+class Receiver : public Worker {
+ public:
+  explicit Receiver(const std::function<void(const Channel&)>& body)
+      : Worker([body](const Channel& channel) {
+          body(channel);
+          channel.Signal();
+          channel.Await();
+        }) {}
+
+  // Sends a new tensor, of content 1, and returns it.
+  Storage SendNew(SharingStrategy strategy) const {
+    Storage storage = AllocateFilled(kMiB, 1);
+    channel().Send(MessageOf(storage, strategy));
+    return storage;
+  }
+  // Waits until the body has returned.
+  void AwaitDone() const { channel().Await(); }
+  // Lets a body go on that waits, and waits until it has returned.
+  void Continue() const {
+    channel().Signal();
+    AwaitDone();
+  }
+};
+
+// A process that receives one tensor, of content 1, and holds it until Drop.
+class Holder : public Receiver {
+ public:
+  Holder()
+      : Receiver([](const Channel& channel) {
+          Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+          channel.Send(HasContent(storage->memory, 1));
+          channel.Await();
+          storage.reset();
+          CHECK(SharesNothing());
+        }) {}
+
+  // Sends it a new tensor and returns that once it is received.
+  Storage SendNew(SharingStrategy strategy) const {
+    Storage storage = Receiver::SendNew(strategy);
+    AwaitReceived();
+    return storage;
+  }
+  void AwaitReceived() const { CHECK(channel().Receive<bool>()); }
+  void Drop() const { Continue(); }
+};
 
 TEST_BOTH(ATensorArrivesAndBothSeeWrites) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     CHECK(storage->memory.size == kMiB);
     CHECK(HasContent(storage->memory, 1));
@@ -93,53 +123,45 @@ TEST_BOTH(ATensorArrivesAndBothSeeWrites) {
     channel.Signal();
     channel.Await();
     CHECK(HasContent(storage->memory, 3));
-    channel.Signal();
-    channel.Await();
   });
-  const Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  const Storage storage = receiver.SendNew(strategy);
   receiver.channel().Await();
   CHECK(HasContent(storage->memory, 2));
   Fill(storage->memory, 3);
   CHECK(HasContent(storage->memory, 3));
-  receiver.channel().Signal();
-  receiver.channel().Await();
+  receiver.Continue();
   End(&receiver);
 }
 
 TEST_BOTH(AMessageSaysWhereInTheStorageItStarts) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     CHECK(message.offset == 1024);
     const Storage storage = StorageOf(message);
     CHECK(HasContent(PartOf(storage->memory, 0, 1024), 1));
     CHECK(HasContent(PartOf(storage->memory, 1024, 1024), 2));
-    channel.Signal();
-    channel.Await();
   });
   const Storage storage = AllocateFilled(2048, 1);
   Fill(PartOf(storage->memory, 1024, 1024), 2);
   receiver.channel().Send(MessageOf(storage, strategy, nullptr, 1024));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   End(&receiver);
 }
 
 TEST_BOTH(APartOfADriversAllocationArrives) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     CHECK(storage->memory.size == 512);
     CHECK(HasContent(storage->memory, 1));
     Fill(storage->memory, 3);
     CHECK(HasContent(storage->memory, 3));
-    channel.Signal();
-    channel.Await();
   });
   const CudaIPCMemory all = AllocateMemory(kMiB);
   Fill(all, 2);
   const Storage storage = StorageIn(PartOf(all, 4096, 512), [] {});
   Fill(storage->memory, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   CHECK(HasContent(PartOf(all, 0, 4096), 2));
   CHECK(HasContent(storage->memory, 3));
   CHECK(HasContent(PartOf(all, 4096 + 512, 4096), 2));
@@ -147,7 +169,7 @@ TEST_BOTH(APartOfADriversAllocationArrives) {
 }
 
 TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     std::array<Storage, 3> storages;
     for (Storage& storage : storages) {
       storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -160,8 +182,6 @@ TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
     CHECK(HasContent(storages[1]->memory, 1));
     storages[1].reset();
     CHECK(SharesNothing());
-    channel.Signal();
-    channel.Await();
   });
   const CudaIPCMemory all = AllocateMemory(4096);
   Fill(all, 1);
@@ -170,25 +190,25 @@ TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
     storages[i] = StorageIn(PartOf(all, i * 1024, 1024), [] {});
     receiver.channel().Send(MessageOf(storages[i], strategy));
   }
-  receiver.channel().Await();
+  receiver.AwaitDone();
   // Nobody has it open any more.
   FreeMemory(all);
   End(&receiver);
 }
 
 TEST_BOTH(MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
-  Worker receiver(ReceiveOnce);
+  Holder receiver;
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
   receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
+  receiver.AwaitReceived();
   storage.reset();
   CHECK(DeviceHeap().Collect(0.0) == 0);
   const CudaIPCStats stats = DeviceHeap().Stats();
   CHECK(stats.sent == 1 && stats.sent_bytes == kMiB);
   CHECK(stats.limbo == 1 && stats.limbo_bytes == kMiB);
   CHECK(FreeBytes() < left + kMiB);
-  HaveDropped(receiver);
+  receiver.Drop();
   CHECK(DeviceHeap().Collect({}) == kMiB);
   CHECK(FreeBytes() >= left + kMiB);
   CHECK(SharesNothing());
@@ -196,11 +216,9 @@ TEST_BOTH(MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
 }
 
 TEST_BOTH(MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
-  Worker receiver(ReceiveOnce);
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
-  HaveDropped(receiver);
+  Holder receiver;
+  Storage storage = receiver.SendNew(strategy);
+  receiver.Drop();
   const uint64_t left = FreeBytes();
   CHECK(HasContent(storage->memory, 1));
   CHECK(DeviceHeap().Stats().limbo == 0);
@@ -211,22 +229,19 @@ TEST_BOTH(MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
 }
 
 TEST_BOTH(MemoryLivesAsLongAsAMessageCarriesIt) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     channel.Signal();
     channel.Await();
     CHECK(HasContent(StorageOf(message)->memory, 1));
     CHECK(SharesNothing());
-    channel.Signal();
-    channel.Await();
   });
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  Storage storage = receiver.SendNew(strategy);
   receiver.channel().Await();
   storage.reset();
   CHECK(DeviceHeap().Collect(3600) == 0);
   CHECK(DeviceHeap().Stats().limbo == 1);
-  HaveDropped(receiver);
+  receiver.Continue();
   CHECK(SharesNothing());
   End(&receiver);
 }
@@ -315,7 +330,7 @@ TEST_BOTH(ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
 // A file has a name; a descriptor would be gone with the process that sent it.
 TEST(ATensorThatWasSentOnOutlivesTheForwarder) {
   const SharingStrategy strategy = SharingStrategy::kFileSystem;
-  Worker last(ReceiveOnce);
+  Holder last;
   Worker middle([&](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     channel.Send(MessageOf(storage, strategy));
@@ -326,18 +341,18 @@ TEST(ATensorThatWasSentOnOutlivesTheForwarder) {
   const auto message = middle.channel().Receive<CudaIPCMessage>();
   End(&middle);
   last.channel().Send(message);
-  CHECK(last.channel().Receive<bool>());
-  HaveDropped(last);
+  last.AwaitReceived();
+  last.Drop();
   End(&last);
 }
 
 TEST_BOTH(AKilledReceiversMemoryComesBackAtTheNextSend) {
-  Worker receiver(ReceiveOnce);
+  Holder receiver;
   Worker other([](const Channel& channel) { channel.Await(); });
   Storage storage = AllocateFilled(kMiB, 1);
   const Storage sent_next = AllocateFilled(64, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
+  receiver.AwaitReceived();
   storage.reset();
   receiver.Kill();
   const uint64_t left = FreeBytes();
@@ -350,10 +365,8 @@ TEST_BOTH(AKilledReceiversMemoryComesBackAtTheNextSend) {
 }
 
 TEST_BOTH(AKilledReceiversMemoryComesBackAtACollection) {
-  Worker receiver(ReceiveOnce);
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
+  Holder receiver;
+  Storage storage = receiver.SendNew(strategy);
   storage.reset();
   receiver.Kill();
   CHECK(Eventually(SharesNothing));
@@ -405,16 +418,14 @@ TEST_BOTH(AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
 }
 
 TEST_BOTH(AMessageOfADeadProcessIsGone) {
-  Worker receiver([&](const Channel& channel) {
+  Receiver receiver([&](const Channel& channel) {
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     CHECK(error && error->kind() == Kind::kGone);
     // A descriptor is gone with its process, and with it what is known of it.
     CHECK(strategy == SharingStrategy::kFileDescriptor ||
           Says(error, "has ended"));
-    channel.Signal();
-    channel.Await();
   });
-  Worker holder([](const Channel& channel) {
+  Receiver holder([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     Storage storage = StorageOf(message);
     channel.Signal();
@@ -424,8 +435,6 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
     CHECK(SharesNothing());
     CHECK(Says(ErrorOfReceiving(message), "has ended") ||
           Says(ErrorOfReceiving(message), "does not exist any more"));
-    channel.Signal();
-    channel.Await();
   });
   Worker owner([&](const Channel& channel) {
     const Storage storage = AllocateFilled(kMiB, 1);
@@ -438,8 +447,8 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
   holder.channel().Await();
   owner.Kill();
   receiver.channel().Send(message);
-  receiver.channel().Await();
-  HaveDropped(holder);
+  receiver.AwaitDone();
+  holder.Continue();
   End(&receiver);
   End(&holder);
 }
@@ -447,13 +456,11 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
 // Sends a storage while work on it is under way; with `names_stream`, of which
 // stream.
 void SendEarly(SharingStrategy strategy, bool names_stream) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     CHECK(HasContent(storage->memory, 2, stream));
-    channel.Signal();
-    channel.Await();
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   const Stream stream = MakeStream();
@@ -465,7 +472,7 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
       MessageOf(storage,
                 strategy,
                 names_stream ? std::optional<Stream>(stream) : std::nullopt));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   End(&receiver);
 }
 
@@ -478,13 +485,11 @@ TEST_BOTH(AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
 }
 
 TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
-  Worker last([](const Channel& channel) {
+  Receiver last([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     CHECK(HasContent(storage->memory, 2, stream));
-    channel.Signal();
-    channel.Await();
   });
   Worker middle([&](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -500,7 +505,7 @@ TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
   Fill(storage->memory, 2, stream);
   middle.channel().Send(MessageOf(storage, strategy, stream));
   last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
-  last.channel().Await();
+  last.AwaitDone();
   End(&middle);
   End(&last);
 }
@@ -508,7 +513,7 @@ TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
 // Many sends, on two streams in turn: an event that is used again does not let
 // a receiver go too early.
 void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
-  Worker receiver([&](const Channel& channel) {
+  Receiver receiver([&](const Channel& channel) {
     const Stream stream = MakeStream();
     channel.Signal();
     for (int i = 0; i < count; ++i) {
@@ -517,8 +522,6 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
       CHECK(HasContent(storage->memory, i, stream));
     }
     CHECK(SharesNothing());
-    channel.Signal();
-    channel.Await();
   });
   receiver.channel().Await();
   const Stream streams[] = {MakeStream(), MakeStream()};
@@ -529,7 +532,7 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
     receiver.channel().Send(MessageOf(storage, strategy, streams[i % 2]));
     CHECK(DeviceHeap().Stats().events <= CudaIPCEvents::kMaxCreated);
   }
-  receiver.channel().Await();
+  receiver.AwaitDone();
   CHECK(Eventually(SharesNothing));
   End(&receiver);
 }
@@ -650,7 +653,7 @@ TEST(EventsOfOthersAreClosedInTurn) {
 }
 
 TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     // It keeps the handle open, which would be waited for.
@@ -658,8 +661,6 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
     SetDelay(kSlow);
     Fill(storage->memory, 2, stream);
     storage.reset();
-    channel.Signal();
-    channel.Await();
   });
   const CudaIPCMemory all = AllocateMemory(4096);
   Fill(all, 1);
@@ -676,7 +677,7 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
     DeviceHeap().Collect({});
     return is_free;
   }));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   End(&receiver);
 }
 
@@ -708,10 +709,8 @@ TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
 }
 
 TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
-  Worker receiver(ReceiveOnce);
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
+  Holder receiver;
+  Storage storage = receiver.SendNew(strategy);
   Storage dropped = AllocateFilled(kMiB, 1);
   const CudaIPCMessage message = MessageOf(dropped, strategy);
   dropped.reset();
@@ -736,7 +735,7 @@ TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
     EndChild();
   });
   child.channel().Await();
-  HaveDropped(receiver);
+  receiver.Drop();
   storage.reset();
   // The child's attempt has spent the message.
   CHECK(Eventually(SharesNothing));
@@ -904,18 +903,15 @@ TEST(AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
 
 TEST_BOTH(ADeviceThatTheReceiverCannotSeeIsNamed) {
   NEEDS_STAND_IN;
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     CHECK(error && error->kind() == Kind::kUnavailable);
     CHECK(Says(error, "GPU-7374616e-642d-696e-2047-505500000000"));
     CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
-    channel.Signal();
-    channel.Await();
   });
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
-  receiver.channel().Await();
+  Storage storage = receiver.SendNew(strategy);
+  receiver.AwaitDone();
   storage.reset();
   CHECK(SharesNothing());
   End(&receiver);
@@ -924,33 +920,28 @@ TEST_BOTH(ADeviceThatTheReceiverCannotSeeIsNamed) {
 TEST(ADeviceWithoutAccessToTheMemoryIsRefused) {
   NEEDS_STAND_IN;
   constexpr int kPeerAccessUnsupported = 217;
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     FailCall("cuIpcOpenMemHandle", 1, kPeerAccessUnsupported);
     const auto error = ErrorOfReceiving(message);
     CHECK(error && error->kind() == Kind::kUnavailable);
     CHECK(Says(error, "no access") && Says(error, "tensor.cpu()"));
-    channel.Signal();
-    channel.Await();
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   receiver.channel().Send(MessageOf(storage, SharingStrategy::kFileSystem));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   End(&receiver);
 }
 
 TEST_BOTH(AReceiverThatSeesNoDeviceIsToldWhy) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     CHECK(error && error->kind() == Kind::kUnavailable);
     CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
-    channel.Signal();
-    channel.Await();
   });
-  Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
-  receiver.channel().Await();
+  Storage storage = receiver.SendNew(strategy);
+  receiver.AwaitDone();
   storage.reset();
   CHECK(SharesNothing());
   End(&receiver);
@@ -958,7 +949,7 @@ TEST_BOTH(AReceiverThatSeesNoDeviceIsToldWhy) {
 
 TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
   NEEDS_STAND_IN;
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
     for (int device : {1, 0}) {
       const auto message = channel.Receive<CudaIPCMessage>();
@@ -971,15 +962,13 @@ TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
       DeviceHeap().Release(received.data);
     }
     CHECK(SharesNothing());
-    channel.Signal();
-    channel.Await();
   });
   for (int device : {0, 1}) {
     const Storage storage = Allocate(4096, device);
     Fill(storage->memory, 1 - device);
     receiver.channel().Send(MessageOf(storage, strategy));
   }
-  receiver.channel().Await();
+  receiver.AwaitDone();
   CHECK(SharesNothing());
   End(&receiver);
 }
@@ -996,7 +985,7 @@ TEST_BOTH(MemoryThatHasNoHandleGetsNoRecord) {
 // Whatever a byte of it becomes, the receiver is none the worse.
 TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
   NEEDS_STAND_IN;
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     const SharedBlock block = Heap().Receive(message.record).block;
     uint64_t invalid = 0;
@@ -1013,23 +1002,19 @@ TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
     CHECK(invalid > 2 * sizeof(uint64_t));
     Heap().Release(block);
     CHECK(SharesNothing());
-    channel.Signal();
-    channel.Await();
   });
   const Storage storage = AllocateFilled(4096, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
-  receiver.channel().Await();
+  receiver.AwaitDone();
   End(&receiver);
 }
 
 TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
-  Worker receiver([](const Channel& channel) {
+  Receiver receiver([](const Channel& channel) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
     CHECK(error && error->kind() == Kind::kInvalid);
     CHECK(Says(error, "does not refer to GPU memory"));
-    channel.Signal();
-    channel.Await();
   });
   for (uint64_t size : {1, 4096}) {
     const SharedBlock block = AllocateFilled(strategy, size, 1);
@@ -1042,7 +1027,7 @@ TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
     if (size > 1) {
       message.record = MessageOf(block);
       receiver.channel().Send(message);
-      receiver.channel().Await();
+      receiver.AwaitDone();
     }
     Heap().Release(block);
     CHECK(SharesNothing());
@@ -1052,7 +1037,7 @@ TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
 
 TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
   const int count = CudaIPCHeap::kCrowded;
-  Worker receiver([&](const Channel& channel) {
+  Receiver receiver([&](const Channel& channel) {
     std::vector<Storage> storages;
     for (int i = 0; i < count; ++i) {
       storages.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
@@ -1061,8 +1046,6 @@ TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
     channel.Signal();
     channel.Await();
     storages.clear();
-    channel.Signal();
-    channel.Await();
   });
   const CudaIPCMemory all = AllocateMemory((count + 2) * 1024);
   std::vector<std::string> warnings;
@@ -1082,8 +1065,7 @@ TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
   CHECK(warnings[0].find("1000 tensors") != std::string::npos);
   CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
   CHECK(warnings[0].find("collect_shared_memory") != std::string::npos);
-  receiver.channel().Signal();
-  receiver.channel().Await();
+  receiver.Continue();
   DeviceHeap().Collect(0.0);
   CHECK(SharesNothing());
   FreeMemory(all);
@@ -1092,17 +1074,17 @@ TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
 }
 
 TEST_BOTH(ItCanBeSaidWhoHoldsWhat) {
-  Worker receiver(ReceiveOnce);
+  Holder receiver;
   const Storage storage = AllocateFilled(kMiB, 1);
   CHECK(DeviceHeap().Describe().empty());
   receiver.channel().Send(MessageOf(storage, strategy));
-  CHECK(receiver.channel().Receive<bool>());
+  receiver.AwaitReceived();
   const std::string holder = "process " + std::to_string(receiver.pid());
   CHECK(DeviceHeap().Describe().find(holder) != std::string::npos);
   CHECK(DeviceHeap().Describe().find("not received: 0") != std::string::npos);
   MessageOf(storage, strategy);
   CHECK(DeviceHeap().Describe().find("not received: 1") != std::string::npos);
-  HaveDropped(receiver);
+  receiver.Drop();
   CHECK(DeviceHeap().Describe().find(holder) == std::string::npos);
   DeviceHeap().Collect(0.0);
   CHECK(DeviceHeap().Describe().empty());
@@ -1139,7 +1121,8 @@ TEST_BOTH(AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
   CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
   const int calls = HasStandIn() ? CallsOf("cuCtxPushCurrent") : 0;
   storages_at_exit.pop_back();
-  HaveDropped(receiver);
+  receiver.channel().Signal();
+  receiver.channel().Await();
   DeviceHeap().Collect(0.0);
   Heap().Collect(0.0);
   CHECK(!HasStandIn() || CallsOf("cuCtxPushCurrent") == calls);
