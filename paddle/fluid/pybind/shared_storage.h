@@ -19,8 +19,8 @@
 namespace paddle {
 namespace pybind {
 
-// What paddle.incubate.multiprocessing needs of the allocators of memory that
-// processes share. The module is `_shared_storage`.
+// Binds the functions of shared memory that Python needs, in the module
+// `_shared_storage`. Requires: the GIL is held.
 void BindSharedStorage(pybind11::module* m);
 
 }  // namespace pybind

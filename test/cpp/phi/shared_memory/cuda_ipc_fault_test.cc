@@ -31,7 +31,7 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-// Those that the code tested calls.
+// The functions that the code under test calls.
 constexpr const char* kFunctions[] = {
     "cuInit",
     "cuDeviceGetCount",
@@ -128,7 +128,7 @@ Result Try(const Fault& fault, const std::function<void()>& operation) {
   const int calls = CallsOf(fault.function);
   FailCall(fault.function, fault.n, fault.code);
   const auto error = ErrorOf(operation);
-  FailCall(fault.function, 0, 0);  // it is in the past
+  FailCall(fault.function, 0, 0);  // a call in the past: none will fail
   const bool happened = CallsOf(fault.function) - calls >= fault.n;
   CHECK(happened || !error);
   if (error) {
@@ -138,7 +138,7 @@ Result Try(const Fault& fault, const std::function<void()>& operation) {
   return {happened, error};
 }
 
-// A tensor of which the driver need not be asked when it is freed.
+// Returns a tensor that is freed without a call of the driver.
 class Tensor {
  public:
   Tensor()
@@ -152,7 +152,7 @@ class Tensor {
 
   const Storage& storage() const { return storage_; }
 
-  // If nobody else uses it, which the stand-in sees to, too.
+  // The stand-in checks, too, that nobody else uses the memory.
   void Free() {
     storage_.reset();
     CHECK(is_free_);
@@ -177,7 +177,7 @@ void SendOnce(const Channel& channel, SharingStrategy strategy) {
 
 TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
-  // One that is lost would be missed.
+  // A tensor that is lost would be missed here.
   setenv("STAND_IN_EVENTS", "1", 1);
   const auto send = [&](const Fault& fault, const Channel& channel) {
     DeviceHeap();
@@ -191,7 +191,7 @@ TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
     }
     channel.Send(message);
     channel.Await();
-    // Without an event there would be none.
+    // Without an event there would be no such call.
     const CudaIPCMessage next = MessageOf(tensor.storage(), strategy);
     CHECK(next.stamp.process != 0);
     CHECK(StorageOf(next) == tensor.storage());

@@ -98,7 +98,7 @@ class Sharer {
     const uint32_t word = Below(UINT32_MAX);
     const Storage storage = Allocate(4 * (1 + Below(5000)));
     Fill(storage->memory, word, stream_);
-    // Whom it is sent to by one that is then killed has nobody to wait for.
+    // A process that expects a tensor from one that was killed need not wait.
     CHECK(HasContent(storage->memory, word, stream_));
     held_.push_back({storage, word});
   }

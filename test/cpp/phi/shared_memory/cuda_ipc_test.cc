@@ -46,7 +46,7 @@ bool Says(const std::optional<SharedMemoryError>& error,
   return error && std::string(error->what()).find(text) != std::string::npos;
 }
 
-// Says what is wrong with a message, which leaves nothing behind.
+// Returns the error of receiving a message, which must leave nothing behind.
 std::optional<SharedMemoryError> ErrorOfReceiving(
     const CudaIPCMessage& message) {
   const auto error = ErrorOf([&] { StorageOf(message); });
@@ -54,8 +54,8 @@ std::optional<SharedMemoryError> ErrorOfReceiving(
   return error;
 }
 
-// The end of a child of a process that has used a device: what it left behind,
-// and what was on the stacks of the threads it has not, would seem leaked.
+// Ends a child of a process that has used a device, without a leak check:
+// memory that only threads of the parent refer to would seem leaked.
 [[noreturn]] void EndChild() {
   _exit(ChecksHold() ? EXIT_SUCCESS : EXIT_FAILURE);
 }
@@ -191,7 +191,7 @@ TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
     receiver.channel().Send(MessageOf(storages[i], strategy));
   }
   receiver.AwaitDone();
-  // Nobody has it open any more.
+  // No process has the handle open any more.
   FreeMemory(all);
   End(&receiver);
 }
@@ -430,7 +430,7 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
     Storage storage = StorageOf(message);
     channel.Signal();
     channel.Await();
-    // It is attached to the record, so it knows what the matter is.
+    // It is attached to the record's segment, so it knows the reason.
     storage.reset();
     CHECK(SharesNothing());
     CHECK(Says(ErrorOfReceiving(message), "has ended") ||
@@ -555,9 +555,9 @@ TEST_BOTH(WithoutEventsTheSenderWaitsForItsWork) {
   CHECK(DeviceHeap().Stats().events == 0);
 }
 
-// Whether a message can be received, by one who takes its time, while work goes
-// on that came after it. Also false if this process was kept from the processor
-// for as long as the work is.
+// Returns whether a message can be received while work that came after it goes
+// on, even by a slow receiver. Also returns false if this process did not run
+// for as long as the work takes.
 bool IsReceivedBeforeLaterWork() {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   const Stream later = MakeStream();
@@ -568,7 +568,7 @@ bool IsReceivedBeforeLaterWork() {
   const Storage storage = AllocateFilled(kMiB, 1);
   const Storage other = Allocate(4);
   const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
-  // Or its event would not be used again for its own work's sake.
+  // Otherwise its event would stay in use for its own work.
   CHECK(HasContent(storage->memory, 1));
   std::vector<CudaIPCMessage> late;
   auto send_on = [&] {
@@ -656,7 +656,7 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
   Receiver receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
-    // It keeps the handle open, which would be waited for.
+    // It keeps the handle open: to close it would wait for the work.
     const Storage other = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     SetDelay(kSlow);
     Fill(storage->memory, 2, stream);
@@ -683,7 +683,7 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
 
 TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
   if (std::getenv("LD_LIBRARY_PATH") != nullptr) {
-    // Where libraries are is settled when a program starts.
+    // A program looks up where libraries are when it starts.
     Worker without([](const Channel&) {
       unsetenv("LD_LIBRARY_PATH");
       execl("/proc/self/exe", "cuda_ipc_test", "WithoutADriver", nullptr);
@@ -802,7 +802,7 @@ TEST_BOTH(AChildOfForkOfAReceiverKeepsNothing) {
   End(&receiver);
 }
 
-// It is pinned what such a child inherits, but this it does not.
+// Blocks that such a child inherits are pinned, but it inherits no record.
 TEST_BOTH(AChildOfForkWithoutDescriptorsKeepsNothing) {
   Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, strategy);
@@ -818,7 +818,8 @@ TEST_BOTH(AChildOfForkWithoutDescriptorsKeepsNothing) {
   End(&child);
 }
 
-// What a thread gives back while another forks must not stay with the child.
+// A tensor that a thread releases while another forks must not stay with the
+// child.
 TEST_BOTH(AForkWhileATensorIsGivenBackKeepsNothing) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {
@@ -982,7 +983,7 @@ TEST_BOTH(MemoryThatHasNoHandleGetsNoRecord) {
   CHECK(SharesNothing());
 }
 
-// Whatever a byte of it becomes, the receiver is none the worse.
+// Whichever byte of it is changed, the receiver stays intact.
 TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
   NEEDS_STAND_IN;
   Receiver receiver([](const Channel& channel) {
@@ -994,7 +995,7 @@ TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
       const auto kind = KindOf([&] { StorageOf(message); });
       block.data[i] ^= 0x40;
       if (kind == Kind::kInvalid) ++invalid;
-      // It begins with what says that it is a record.
+      // The first bytes identify a record.
       CHECK(i >= sizeof(uint64_t) || kind == Kind::kInvalid);
       CHECK(!DeviceHeap().Stats().received && !DeviceHeap().Stats().handles);
       CHECK(HasContent(StorageOf(message)->memory, 1));
@@ -1019,7 +1020,7 @@ TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
   for (uint64_t size : {1, 4096}) {
     const SharedBlock block = AllocateFilled(strategy, size, 1);
     CudaIPCMessage message = {MessageOf(block), {}, 0};
-    // Here it is known what the block is.
+    // This process knows that the block is not a record.
     const auto storage = std::make_shared<int>(0);
     if (size > 1) Heap().Bind(block, storage, [] { return true; });
     CHECK(KindOf([&] { StorageOf(message); }) == Kind::kInvalid);

@@ -104,7 +104,7 @@ TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
 }
 
 TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
-  constexpr int kMails = 40;  // a thread
+  constexpr int kMails = 40;  // per thread
   Worker receiver([](const Channel& channel) {
     std::mutex mutex;
     InThreads([&](int) {

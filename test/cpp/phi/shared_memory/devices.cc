@@ -36,7 +36,7 @@ driver_calls::Context Current(int device) {
   return driver_calls::Context(device);
 }
 
-// Of this process's making.
+// A storage that this process owns.
 class OwnStorage : public DeviceStorage {
  public:
   OwnStorage(const CudaIPCMemory& memory, std::function<void()> free)

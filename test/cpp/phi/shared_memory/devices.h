@@ -22,8 +22,8 @@
 #include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "processes.h"  // NOLINT(build/include_subdir)
 
-// What tests do with memory of a device: through the driver, as a program that
-// uses the GPU would, and through the heap that is tested, as Paddle does.
+// How tests use GPU memory: through the driver, as a program that uses the GPU
+// would, and through the heap under test, as Paddle does.
 //
 // A process that uses a device must not be forked from one that has used it. So
 // a test makes all of its workers first.
@@ -38,7 +38,7 @@ using paddle::memory::allocation::CudaIPCMessage;
 using paddle::memory::allocation::CudaIPCStats;
 using Stream = CudaIPCDriver::Stream;
 
-// Ends a test of what a real driver cannot be made to do.
+// Ends a test that needs the driver to do what a real one cannot be made to do.
 #define NEEDS_STAND_IN                                \
   do {                                                \
     if (!::shared_memory_test::HasStandIn()) {        \
@@ -52,16 +52,16 @@ bool HasStandIn();
 void FailCall(const std::string& function, int nth, int code);
 int CallsOf(const std::string& function);
 void HoldCalls(const std::string& function, bool held);
-// Has the streams of this process take so long for each fill; nothing without
-// the stand-in.
+// Makes the streams of this process take so long for each fill. Has no effect
+// without the stand-in.
 void SetDelay(int microseconds);
 
 // The heap of this process, which leaves it before the driver shuts down.
 CudaIPCHeap& DeviceHeap();
-// Whether, after a collection, this process has nothing in common with others.
+// Returns whether, after a collection, this process shares nothing with others.
 bool SharesNothing();
 
-// Non-blocking; it lives as long as the process.
+// Makes a non-blocking stream that lives as long as the process.
 Stream MakeStream(int device = 0);
 uint64_t FreeBytes(int device = 0);
 
@@ -71,14 +71,14 @@ void FreeMemory(const CudaIPCMemory& memory);
 CudaIPCMemory PartOf(const CudaIPCMemory& memory,
                      uint64_t offset,
                      uint64_t size);
-// Later, on the stream.
+// Fills the memory later, on the stream.
 void Fill(const CudaIPCMemory& memory, uint32_t word, Stream stream = nullptr);
-// What the stream sees when it has done its work so far.
+// Returns whether the stream sees the content after its work so far.
 bool HasContent(const CudaIPCMemory& memory,
                 uint32_t word,
                 Stream stream = nullptr);
 
-// What a tensor is in. Its memory is freed, or given back, with it, or later if
+// The storage of a tensor. Its memory is freed or released with it, or later if
 // others still need it.
 class DeviceStorage {
  public:
@@ -93,17 +93,18 @@ using Storage = std::shared_ptr<DeviceStorage>;
 
 Storage Allocate(uint64_t size, int device = 0);
 Storage AllocateFilled(uint64_t size, uint32_t word);
-// In memory of the caller, who says how to free it.
+// Makes a storage in memory of the caller, who says how to free it.
 Storage StorageIn(const CudaIPCMemory& memory,
                   const std::function<void()>& free);
 // Gives memory of this process a record; false if it cannot have one.
 bool Share(const Storage& storage, SharingStrategy strategy);
-// A message for the byte at the offset, of the work that the stream has.
+// Returns a message for the byte at the offset, ready once the stream's work is
+// done.
 CudaIPCMessage MessageOf(const Storage& storage,
                          SharingStrategy strategy,
                          std::optional<Stream> stream = nullptr,
                          uint64_t offset = 0);
-// The storage of a message in this process, for the work of the stream.
+// Receives the storage of a message, for use on the stream.
 Storage StorageOf(const CudaIPCMessage& message, Stream stream = nullptr);
 
 }  // namespace shared_memory_test

@@ -36,10 +36,10 @@ struct Plan {
   std::function<int()> action;
 };
 
-// Null if nothing is to happen.
+// Null while no call is intercepted.
 std::unique_ptr<Plan> plan;
 
-// What the action calls itself is left alone.
+// Calls that the action makes itself are not intercepted.
 bool Fails(const char* function) {
   if (!plan || plan->function != function) return false;
   const int left = --plan->calls_left;
@@ -57,7 +57,7 @@ bool Fails(const char* function) {
   return error != 0;
 }
 
-// What the name would mean without this file.
+// Returns the function that the name would mean without this file.
 template <typename Function>
 Function* Next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));

@@ -20,10 +20,10 @@
 
 namespace shared_memory_test {
 
-// A program that is linked with this has its calls of some functions of the
-// system pass through here, where something can happen instead or just before.
+// In a program that is linked with this, calls of some system functions pass
+// through here, where a test can replace a call or act just before it.
 
-// Their names; fallocate counts as "punch" where it takes memory away.
+// Returns their names. A call of fallocate that takes memory away is "punch".
 const std::vector<std::string>& InterceptedFunctions();
 
 enum class Calls { kOne, kAllFromThenOn };
@@ -41,7 +41,7 @@ class Interception {
   Interception(const Interception&) = delete;
   Interception& operator=(const Interception&) = delete;
 
-  // Whether there was such a call.
+  // Returns whether there was such a call.
   bool Happened() const;
 };
 

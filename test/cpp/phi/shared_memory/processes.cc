@@ -36,7 +36,7 @@ namespace shared_memory_test {
 
 namespace {
 
-// A word for each place, different for neighbours and seeds.
+// Returns a word for a place that differs between neighbours and seeds.
 uint64_t WordAt(uint64_t seed, uint64_t index) {
   return (seed + 1) * 0x9e3779b97f4a7c15 ^ index * 0xff51afd7ed558ccd;
 }
@@ -241,7 +241,7 @@ void Worker::Finish() {
 }
 
 void Worker::Kill() {
-  REQUIRE(pid_ > 0);  // or others would be meant
+  REQUIRE(pid_ > 0);  // other values mean other processes
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;

@@ -27,7 +27,7 @@
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "testing.h"  // NOLINT(build/include_subdir)
 
-// What tests with several processes are made of.
+// Helpers for tests with several processes.
 namespace shared_memory_test {
 
 using paddle::memory::allocation::SharedBlock;
@@ -54,30 +54,29 @@ constexpr int64_t kMiB = 1 << 20;
 // The heap of this process, which is in the family of the test, and leaves it
 // when the process exits, as Paddle's does.
 SharedHeap& Heap();
-// Whether, after a collection, nobody has a block of this process's.
+// Returns whether, after a collection, no process holds a block of this one.
 bool UsesNothing();
 
-// Writes what depends on the seed all over a block, and looks whether it is
-// still there.
+// Fills a block with content that depends on the seed; checks that content.
 void Fill(const SharedBlock& block, uint64_t seed);
 bool HasContent(const SharedBlock& block, uint64_t seed);
 
 SharedBlock AllocateFilled(SharingStrategy strategy,
                            uint64_t size,
                            uint64_t seed);
-// A message of a block that this process holds.
+// Returns a message for a block that this process holds.
 SharedMessage MessageOf(const SharedBlock& block);
 
-// Where the file of the segment is that a message names.
+// Returns the path of the file of a message's segment.
 std::string PathOf(const SharedMessage& message);
-// What a file has of the machine's memory.
+// Returns how many bytes of memory a file occupies.
 uint64_t BytesOfFile(const std::string& path);
 
-// What the call throws; none if it throws nothing.
+// Returns the error that the call throws; none if it throws nothing.
 std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call);
 std::optional<Kind> KindOf(const std::function<void()>& call);
 
-// What a process has of the system, with all that it has of shared memory.
+// The descriptors of a process, and its mappings and files of shared memory.
 struct Possessions {
   static Possessions Now();
   bool operator==(const Possessions& other) const;
@@ -88,11 +87,11 @@ struct Possessions {
   std::vector<std::string> files;
 };
 
-// One end of a connection, on which values keep their order and their bounds.
+// One end of a connection between processes, which carries values in order.
 class Channel {
  public:
-  // A worker waits as long as there is somebody to wait for; the test itself
-  // gives up after a while, and then the workers end with it.
+  // A worker waits as long as the test runs. The test itself waits only so long
+  // and then fails, which ends its workers.
   static constexpr int kPatienceMilliseconds = 20000;
   static constexpr int kNoEnd = -1;
 
@@ -115,10 +114,10 @@ class Channel {
 
   void Signal() const { Send('!'); }
   void Await() const { Receive<char>(); }
-  // Whether there is something to receive.
+  // Returns whether there is something to receive.
   bool HasMore() const;
-  // Waits until there is something to receive, or until all processes are gone
-  // that have the other end: then false.
+  // Waits until there is something to receive, and returns true, or until all
+  // processes that have the other end are gone, and returns false.
   bool SaysMore() const;
   void AwaitEnd() const { REQUIRE(!SaysMore()); }
   int fd() const { return fd_; }
@@ -131,7 +130,7 @@ class Channel {
   int patience_;
 };
 
-// What a process may have open besides its standard streams.
+// The descriptors that a process may have besides its standard streams.
 constexpr int kFirstDescriptor = 3;
 constexpr int kLastDescriptor = 60;
 
@@ -150,7 +149,7 @@ class Limited {
   rlimit before_;
 };
 
-// While it exists, only `spare` descriptors more can be opened.
+// Lets only `spare` more descriptors be opened as long as it exists.
 class FewDescriptors {
  public:
   explicit FewDescriptors(int spare);
@@ -167,8 +166,8 @@ class FewDescriptors {
 // unrelated as a spawned one.
 class Worker {
  public:
-  // The process ends well if the body returns and all of its checks hold.
-  // If `starved`, it is forked while no descriptor can be opened.
+  // The process succeeds if the body returns and all of its checks hold. If
+  // `starved`, it is forked while no descriptor can be opened.
   explicit Worker(const std::function<void(const Channel&)>& body,
                   bool starved = false);
   ~Worker();
@@ -177,7 +176,7 @@ class Worker {
 
   const Channel& channel() const { return channel_; }
   pid_t pid() const { return pid_; }
-  // Says no more and waits for a good end, but not for ever.
+  // Closes the channel and waits, not forever, for the process to succeed.
   void Finish();
   void Kill();
   // Waits until it ends, or stops because it is traced.

@@ -64,7 +64,7 @@ TEST_BOTH(SmallBlocksAreMadeAfterDescriptorsWereClosed) {
     });
     worker.Finish();
   }
-  // Without its descriptors it did not leave its family, so others clean up.
+  // Without its descriptors it could not leave its family, so others clean up.
   CHECK(Eventually([] {
     Heap().Collect({});
     return Files().empty();
@@ -146,7 +146,7 @@ TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
   receiver.Finish();
 }
 
-// Opens a file of other code under all numbers that were closed.
+// Opens another file under all descriptor numbers that were closed.
 int TakeNumbers(int kept) {
   char path[] = "/tmp/shared_memory_testXXXXXX";
   const int file = mkstemp(path);
@@ -182,7 +182,7 @@ TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
   worker.Finish();
 }
 
-// Locks that the receiver gets of those files say nothing of the creator.
+// Locks that the receiver can take on those files say nothing about the owner.
 TEST_BOTH(AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
   Worker worker([](const Channel& channel) {
     const SharedBlock block =

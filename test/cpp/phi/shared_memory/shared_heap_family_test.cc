@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Whose files stay in /dev/shm, and whose do not.
+// Which files stay in /dev/shm, and which are removed.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -144,8 +144,8 @@ class Program {
                                    environment.data());
     close(ends[1]);
     REQUIRE(error == 0);
-    // As Python's subprocess: until the new program has taken the place of the
-    // copy of this one. Its environment may come a little later.
+    // Like Python's subprocess: until the new program has taken the place of
+    // the copy of this one. Its environment may come a little later.
     char none;
     CHECK(read(ends[0], &none, 1) == 0);
     close(ends[0]);
@@ -228,7 +228,7 @@ TEST(AFileOfAKilledProcessStaysForOneThatIsYetToJoin) {
 }
 
 TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
-  // Of a process of its own, so that senders inherit no family.
+  // Forks from a process of its own, so that senders inherit no family.
   Worker collector([](const Channel& channel) {
     Heap();
     while (channel.SaysMore()) {
@@ -322,7 +322,7 @@ void WriteFile(const std::string& name, const std::string& bytes) {
   close(file);
 }
 
-// Of a dead family, and of one's own.
+// Files of a dead family, and of this one.
 TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
   for (uint64_t family : {Family(1), Family()}) {
     const std::string digits = "000000000000000";
@@ -354,7 +354,7 @@ TEST(AFileOfAnotherLayoutStaysAsLongAsItsFamilyLives) {
   unlink(name.c_str());
 }
 
-// Its header tells of blocks that it does not have.
+// Its header counts blocks that the file has no room for.
 TEST(AFileThatWasCutShortDoesNoHarm) {
   std::string header(SharedLedger::HeaderBytes(SharedLedger::kMinReserve), ' ');
   Worker sender([&](const Channel& channel) {
@@ -377,7 +377,7 @@ TEST(AFileThatWasCutShortDoesNoHarm) {
   sender.Finish();
 }
 
-// Who looks has all places for a moment.
+// A process that looks has the locks of all slots for a moment.
 TEST(AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
   constexpr int kMessages = 300;
   Worker sender([](const Channel& channel) {

@@ -37,7 +37,7 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-// More than any operation makes of one function.
+// More calls than any operation makes of one function.
 constexpr int kMostCalls = 200;
 
 struct Fault {
@@ -59,7 +59,7 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
   for (const std::string& function : InterceptedFunctions()) {
     for (int error : {ENOSPC, EMFILE, ENOMEM, EPERM, EINTR}) {
       for (Calls calls : {Calls::kOne, Calls::kAllFromThenOn}) {
-        // What the kernel would never do.
+        // Failures that no kernel produces.
         if (error == EINTR && calls == Calls::kAllFromThenOn) continue;
         if (error == EINTR && function != "open" && function != "fallocate") {
           continue;
@@ -93,10 +93,10 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
   return faults;
 }
 
-// Whether the error says what failed, and on what.
+// Returns whether the error says what failed, and on which object.
 bool IsClear(const SharedMemoryError& error, const Fault& fault) {
   const std::string text = error.what();
-  // A question what a file is: without an answer it is none of ours.
+  // fstat and the like: a file of which nothing is known is not a segment's.
   if (fault.function == "fcntl") return true;
   return text.find(std::strerror(fault.error)) != std::string::npos &&
          (text.find("/dev/shm") != std::string::npos ||
@@ -115,7 +115,7 @@ struct State {
   }
 };
 
-// One operation that may fail, of which nothing must then be seen.
+// One operation that may fail, and then must leave no trace.
 bool Attempt(const Fault& fault,
              const std::function<void()>& operation,
              const std::function<void()>& undo,
@@ -162,10 +162,10 @@ TEST_BOTH(AFaultInTheFirstAllocationLeavesNothing) {
 TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
   CHECK(ForEachFault([&](const Fault& fault) {
           const SharedBlock kept = AllocateFilled(strategy, 100, 1);
-          // Leaves a segment that has the addresses.
+          // Leaves a segment with enough addresses.
           Heap().Release(Heap().Allocate(strategy, 33 * kMiB));
           Heap().Collect({});
-          // What fails must not count.
+          // Memory that could not be reserved must not count.
           Heap().SetLimit(40 * kMiB);
           SharedBlock block;
           const bool happened = Attempt(
@@ -360,7 +360,7 @@ TEST_BOTH(NoFaultInTakingASegmentApartLosesABlock) {
             const auto error =
                 ErrorOf([&] { Heap().Release(Heap().Receive(message).block); });
             happened = interception->Happened();
-            // Of a file that cannot be taken apart the descriptor is closed.
+            // The descriptor of a segment that cannot be detached is closed.
             CHECK(error || Heap().Stats().detached == 1 ||
                   strategy == SharingStrategy::kFileSystem);
           }

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A child of fork has what its parent held, and each of the two may go first.
+// A child of fork holds what its parent held, and either may end first.
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,7 +33,7 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-// Gives all memory that nobody holds to blocks of another content.
+// Fills all memory that nobody holds with other content.
 void Overwrite(SharingStrategy strategy) {
   for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 99);
 }
@@ -259,7 +259,7 @@ TEST_BOTH(AForkWhileOtherThreadsShareGivesTheChildAWorkingHeap) {
 }
 #endif
 
-// What children wait for before they get to anything else.
+// Children wait for this before they do anything else.
 int gate = -1;
 
 void WaitAtGate() {
@@ -268,7 +268,7 @@ void WaitAtGate() {
 }
 
 TEST_BOTH(AChildThatIsSlowToStartKeepsWhatItsParentReleases) {
-  // Called in this order: so it comes before what the heap does.
+  // Handlers run in this order, so this one runs before the heap's.
   REQUIRE(pthread_atfork(nullptr, nullptr, WaitAtGate) == 0);
   for (bool starved : {false, true}) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
@@ -284,7 +284,7 @@ TEST_BOTH(AChildThatIsSlowToStartKeepsWhatItsParentReleases) {
   }
 }
 
-// A fork without descriptors cannot give the child a place of its own.
+// Without descriptors, a fork cannot take a slot for the child.
 
 TEST_BOTH(AStarvedChildKeepsWhatItsParentReleases) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);

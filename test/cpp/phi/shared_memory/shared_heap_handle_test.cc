@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Messages that say what cannot be: each is refused with the right error, and
-// nothing is left of the attempt.
+// Malformed messages: each is refused with the right error, and the attempt
+// leaves nothing behind.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -88,7 +88,8 @@ TEST_BOTH(AMessageWithAWrongSegmentIsRefused) {
   sender.Finish();
 }
 
-// A file that can be cut short would be a trap: to touch what is gone kills.
+// A file that can be cut short would be a trap: to touch the missing part
+// kills.
 TEST(ACopyOfADescriptorThatCanBeCutShortIsRefused) {
   Worker sender([](const Channel& channel) {
     channel.Send(
@@ -160,7 +161,7 @@ TEST_BOTH(AWrongTicketOpensNoBlockThatIsGone) {
   sender.Finish();
 }
 
-// The other places are locked as if their processes lived.
+// The other slots are locked as if their processes were alive.
 TEST_BOTH(AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Something happens just before a certain call to the system: the one instant
-// that chance might never choose.
+// Something happens just before a certain system call: the one instant that
+// chance might never choose.
 
 #include <signal.h>
 #include <unistd.h>
@@ -30,13 +30,13 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-// More than a process makes of one function in its life here.
+// More calls than a process here ever makes of one function.
 constexpr int kMostCalls = 1000;
 
 enum Request { kSendOne, kLookWhetherAllIsClean, kEnd };
 
-// Sends blocks that it does not keep, and tells whether anything is left of
-// those and of processes that died.
+// Sends blocks without keeping them, and tells whether they, or blocks of dead
+// processes, are still in use.
 void Survive(const Channel& channel, SharingStrategy strategy) {
   const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
   const size_t files = Files().size();
@@ -58,7 +58,7 @@ void Survive(const Channel& channel, SharingStrategy strategy) {
   }
 }
 
-// What a process does with shared memory in its life.
+// All that a process does with shared memory here.
 void Live(SharingStrategy strategy, const SharedMessage& message) {
   const SharedBlock received = Heap().Receive(message).block;
   CHECK(HasContent(received, 1));
@@ -110,7 +110,7 @@ TEST_BOTH(AProcessKilledBeforeAnyCallLeavesNothing) {
   survivor.Finish();
 }
 
-// As by a process that looked for messages before this one's was received.
+// Like a process that looked for messages before this one was received.
 TEST(AFileThatIsRemovedWhileItIsOpenedIsGone) {
   Worker sender([](const Channel& channel) {
     channel.Send(

@@ -129,7 +129,7 @@ class Sharer {
     held_.pop_back();
   }
 
-  // A child that looks at all it has, and perhaps does not get far.
+  // A child that checks all blocks it has, if it is not killed before.
   void Fork() {
     const pid_t child = fork();
     REQUIRE(child >= 0);

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Messages between processes that are not related by fork, and what becomes of
-// them when a process dies.
+// Messages between processes that are not related by fork, also when one of the
+// processes dies.
 
 #include <cstdint>
 #include <string>

@@ -12,9 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A process that receives from many others: what it costs, while they live and
-// when they are dead, and what becomes of a block whose segment was taken
-// apart.
+// A process that receives from many others: the costs while they are alive and
+// when they are dead, and blocks whose segment was detached.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -41,8 +40,8 @@ using paddle::memory::allocation::kSharedPage;
 using paddle::memory::allocation::SharedRecords;
 
 constexpr uint64_t kSmall = 20;  // bytes
-// More segments than a process keeps whole once their makers are dead; how many
-// that are at most.
+// More segments than a process keeps whole once their owners are dead, and how
+// many it keeps whole at most.
 constexpr int kMany = 40;
 constexpr int kWhole = 28;
 // So few descriptors that they are short when segments of 16 dead senders are
@@ -73,7 +72,7 @@ class Senders {
 
  private:
   struct Order {
-    uint64_t size;  // 0 is to kill all
+    uint64_t size;  // 0: kill all senders
     uint64_t seed;
   };
 
@@ -118,7 +117,7 @@ SharedBlock ReceiveFrom(Senders* senders, uint64_t size, uint64_t seed) {
 }
 
 // Blocks of dead senders, received while descriptors are short; the segment of
-// the first, at least, is taken apart.
+// the first, at least, is detached.
 std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   std::vector<SharedBlock> blocks;
@@ -186,7 +185,7 @@ TEST_BOTH(ASegmentHasAddressesInTheMeasureOfItsUse) {
   CHECK(Addresses() - before < 20 * kMiB);
   Heap().Allocate(strategy, 100 * kMiB);
   CHECK(Addresses() - before < 400 * kMiB);
-  // Few segments, however much there is.
+  // There are few segments, however much was sent.
   for (int i = 0; i < 100; ++i) Heap().Allocate(strategy, kMiB);
   CHECK(Heap().Stats().segments <= 5);
 }
@@ -240,7 +239,7 @@ TEST_BOTH(DescriptorsOfDeadSendersAreGivenUpForTheNext) {
   dead.Finish();
 }
 
-// The calls of fcntl in releasing: it takes one to look at a slot.
+// Counts calls of fcntl while blocks are released: each look at a slot is one.
 int LooksAtSlots(SharingStrategy strategy, int count) {
   Senders senders(strategy);
   std::vector<SharedBlock> blocks;
@@ -379,7 +378,7 @@ TEST_BOTH(ParentAndChildShareABlockThatIsLeftAlone) {
     channel.Signal();
     channel.Await();
     CHECK(HasContent(block, 88));
-    // What neither can keep is refused, and named.
+    // A block that neither can move is refused with an error that says so.
     const auto error = ErrorOf([&] { Heap().Send(block.data); });
     CHECK(error && error->kind() == Kind::kUnavailable);
     Heap().Release(block);
@@ -460,7 +459,7 @@ TEST_BOTH(ASegmentThatTwoProcessesHaveStaysWholeForBoth) {
   other.channel().Send(*sent);
   other.channel().Await();
   other.Kill();
-  // Now this process alone has it, also if it had closed the descriptor.
+  // Now this process alone is attached, also if it had closed the descriptor.
   Heap().Release(block);
   for (const SharedBlock& each : more) Heap().Release(each);
   CHECK(Eventually([] {
@@ -611,7 +610,7 @@ TEST(AChildThatHasPagesAloneReceivesOtherBlocksOfTheirSegments) {
   Worker child([&](const Channel& channel) {
     const SharedBlock other = Heap().Receive(received[0].other).block;
     CHECK(HasContent(other, 100) && HasContent(received[0].block, 0));
-    // What its parent has received meanwhile and sends on.
+    // The block that its parent has received meanwhile and sends on.
     const auto sent_on = channel.Receive<SharedMessage>();
     CHECK(HasContent(Heap().Receive(sent_on).block, 101));
     Heap().Release(other);
@@ -685,7 +684,7 @@ TEST(ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
   }
   CHECK(Heap().Stats().attached == kMany);
   CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
-  // What needs the descriptor opens it.
+  // A function that needs the descriptor opens it again.
   Heap().Release(blocks.back());
   blocks.pop_back();
   CHECK(Heap().Send(blocks[0].data).has_value());

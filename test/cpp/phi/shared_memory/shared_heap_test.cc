@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The heap of one process: blocks, what they cost and what may be sent.
+// The heap of one process: its blocks, their costs, and what can be sent.
 
 #include <unistd.h>
 
@@ -225,7 +225,7 @@ TEST_BOTH(ASizeThatNoMachineHasIsRefused) {
 }
 
 TEST_BOTH(ManySmallBlocksFillMoreThanOneSegment) {
-  // More than the largest ledger has places for.
+  // More blocks than the largest ledger has entries for.
   constexpr uint64_t kCount = (1 << 18) + 1000;
   std::vector<SharedBlock> blocks;
   blocks.reserve(kCount);
@@ -240,7 +240,7 @@ TEST_BOTH(ManySmallBlocksFillMoreThanOneSegment) {
   CHECK(Heap().Stats().reserved == 0);
 }
 
-// A folder that has what a process reads about its control groups.
+// A folder with the files that a process reads about its control groups.
 class Root {
  public:
   explicit Root(const std::string& groups) {
@@ -293,7 +293,7 @@ TEST(ALimitOfTheFirstVersionOfControlGroupsCounts) {
   root.Write(memory + "/docker/own/memory.limit_in_bytes",
              "9223372036854771712\n");
   CHECK(root.Memory() == kMachine);
-  // As a container sees it: the group's folder is where the root's would be.
+  // Inside a container, the group's folder is where the root's would be.
   root.Write(memory + "/memory.limit_in_bytes", "3145728\n");
   CHECK(root.Memory() == 3 * kMiB);
   root.Write(memory + "/cpu/memory.limit_in_bytes", "4096\n");

@@ -39,8 +39,8 @@ void InThreads(const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// What a process has for a block, as a tensor's storage: bound to the block,
-// and released with its last user.
+// Stands for a tensor's storage: it is bound to a block, and releases it with
+// its last user.
 struct Storage {
   Storage(const SharedBlock& block, uint64_t seed) : block(block), seed(seed) {}
   ~Storage() { Heap().Release(block); }

@@ -16,14 +16,14 @@
 // three processes can bring one block to, where each atomic operation is a step
 // and a process may be killed between any two. What no order of steps breaks is
 // proven, for so many messages, loads and deaths; versions that lack one of the
-// precautions show that the explorer finds what it is for.
+// precautions show that the explorer finds such faults.
 //
-// The model follows SharedLedger and SharedHeap by hand: who changes their
-// atomic operations, or the order of them, does so here too. Every operation is
-// sequentially consistent here; shared_ledger_order_test has the orders that
-// the code states. When a message was sent is written with the step before the
-// one that makes its ticket. Messages expire here at any time, so that what may
-// happen to one that ends with its creator is among it.
+// The model follows SharedLedger and SharedHeap by hand: a change of their
+// atomic operations, or of the order of them, has to be made here too. Every
+// operation is sequentially consistent here; shared_ledger_order_test has the
+// orders that the code states. When a message was sent is written with the step
+// before the one that makes its ticket. Messages expire here at any time, so
+// that what may happen to one that ends with its owner is included.
 
 #include <algorithm>
 #include <cstdint>
@@ -39,7 +39,7 @@
 
 namespace {
 
-enum Who : uint8_t { kA, kB, kC, kProcesses };  // A creates the block
+enum Who : uint8_t { kA, kB, kC, kProcesses };  // A owns the block
 constexpr uint8_t kPlaces = 2;                  // for tickets
 constexpr uint8_t kMessages = 3;
 constexpr size_t kTableSize = size_t{1} << 25;
@@ -59,7 +59,7 @@ enum class Scheme {
   // One count in shared memory in place of the ledger: a sender adds one, who
   // drops subtracts one.
   kCounter,
-  kResetCounter,  // to what the creator holds, after a death
+  kResetCounter,  // to the owner's own count, after a death
 };
 
 struct Limits {
@@ -140,7 +140,8 @@ struct Message {
   uint8_t given_up : 1;
 };
 
-// A number that is only compared with what it was is kept as whether it moved.
+// Of a number that is only compared with an earlier value, the model keeps
+// whether it has changed.
 struct State {
   Actor actors[kProcesses];
   Message messages[kMessages];
@@ -151,7 +152,7 @@ struct State {
   uint8_t news : 1;
   uint8_t generation : 2;
   uint8_t deciding : 1;
-  uint8_t in_use : 1;      // as the creator sees it
+  uint8_t in_use : 1;      // as the owner sees it
   uint8_t c_before_b : 1;  // in the order of their slots, for who reads them
   uint8_t counter : 3;
   uint8_t sent : 2;
@@ -210,7 +211,7 @@ bool HasTwin(const State& s, const Message& message) {
   });
 }
 
-// Whether the message is not, and never will be, asked for again.
+// Returns whether the message will never be loaded again.
 bool IsPast(const State& s, uint8_t index) {
   const Message& message = s.messages[index];
   if (message.loads != 1 || s.more_loads > 0) return false;
@@ -220,7 +221,7 @@ bool IsPast(const State& s, uint8_t index) {
          });
 }
 
-// One state for all that differ in nothing that can still matter.
+// Maps states whose difference cannot matter any more to one.
 State Canonical(State s) {
   for (uint8_t i = 0; i < kMessages; ++i) {
     if (IsPast(s, i)) s.messages[i] = {};
@@ -410,7 +411,7 @@ class Model {
     });
   }
 
-  // The creator; after its death, who has the lock of its slot.
+  // The owner; after its death, the process that has the lock of its slot.
   static bool CanFree(const State& s, uint8_t who) {
     return who == kA ||
            (s.actors[kA].dead && !AnyActor(s, [](const Actor& actor) {
@@ -580,7 +581,7 @@ class Model {
       default:
         break;
     }
-    // Who has no ticket waits for a decision, but not for ever.
+    // A process without a ticket waits for the decision, but not forever.
     if (s.generation == message.generation &&
         (actor.seen != 0 || !s.deciding)) {
       actor.uses = message.generation;
@@ -726,7 +727,7 @@ class Model {
   const Limits limits_;
 };
 
-// All states that a model can get into, and a shortest way to each wrong.
+// All states that a model can reach, and a shortest path to each wrong one.
 class Explorer {
  public:
   Explorer(Scheme scheme, const Limits& limits) : model_(scheme, limits) {
@@ -743,7 +744,7 @@ class Explorer {
     std::printf("  %zu states\n", states_.size());
   }
 
-  // Prints the way there too.
+  // Prints the steps that lead there too.
   bool Finds(const std::string& wrong) const {
     auto found = found_.find(wrong);
     if (found == found_.end()) return false;

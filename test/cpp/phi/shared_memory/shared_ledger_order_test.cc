@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The reference counts, run in every way that the memory orders allow that
-// shared_ledger.cc states: it is that code, with other atomics. The processor
-// that tests run on may order more than the code asks for.
+// The reference counts, run in every way that their memory orders allow: this
+// is the code of shared_ledger.cc with other atomics. The processor that tests
+// run on may order more than the code asks for.
 
 #include <algorithm>
 #include <array>
@@ -52,7 +52,7 @@ constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 constexpr auto kSeqCst = std::memory_order_seq_cst;
 
-// Whether some way of running two threads makes the outcome come true.
+// Returns whether some way of running two threads leads to the outcome.
 bool CanBe(const std::function<void()>& prepare,
            const std::function<void()>& first,
            const std::function<void()>& second,
@@ -141,7 +141,7 @@ constexpr uint32_t kThird = 9;
 constexpr uint32_t kPlaces = 8;  // for tickets
 constexpr uint64_t kReserve = ExploredLedger::kMinReserve;
 
-// A ledger of one block, the same memory each time, and what its creator does.
+// A ledger of one block, always in the same memory, and its owner's operations.
 class Scene {
  public:
   Scene()
@@ -160,7 +160,7 @@ class Scene {
     freed = 0;
   }
 
-  // As SharedBlocks::FreeReleased.
+  // Like SharedBlocks::FreeReleased.
   void FreeReleased() {
     uint64_t releases = ledger.release_count();
     if (releases == seen_releases_) return;
@@ -257,7 +257,7 @@ TEST(ABlockIsNotFreedWhileItsMessageIsReceived) {
       });
 }
 
-// The word of the ticket that it shares may be what it was.
+// The word of the ticket that it shares may have its old value again.
 TEST(AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
   Scene s;
   SharedTicket old{};
@@ -294,7 +294,7 @@ TEST(AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
       [&] {
         CHECK(!s.ledger.RedeemTicket(0, ticket));
         CHECK(!s.ledger.Referenced(0));
-        // Who receives says so by dropping its hold.
+        // A receiver shows that it is done by releasing its hold.
         CHECK(received || s.ledger.TakeReleased(0) == 1);
       });
 }

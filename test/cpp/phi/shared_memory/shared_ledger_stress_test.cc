@@ -13,8 +13,8 @@
 // limitations under the License.
 
 // Threads play processes that share one ledger, each with a slot of its own.
-// What is in a block is plain memory, so the thread sanitizer sees whether the
-// ledger alone orders one use of a block after another.
+// The content of a block is plain memory, so the thread sanitizer sees whether
+// the ledger alone orders one use of a block after another.
 
 #include <algorithm>
 #include <array>
@@ -98,7 +98,7 @@ struct World {
     for (uint32_t i = 0; i < kBlocks; ++i) ledger.AppendBlock(i * 64, 64);
   }
 
-  // Whether processes die, messages are loaded twice or are given up. If not,
+  // Whether processes die, messages are loaded twice or expire. If not,
   // every message must arrive.
   const bool troubles;
   std::vector<Line> memory;
@@ -225,7 +225,7 @@ class Player {
   std::map<uint32_t, uint64_t> held_;
 };
 
-// The process that made the segment.
+// The owner of the segment.
 class Owner {
  public:
   explicit Owner(World* world)
@@ -249,7 +249,7 @@ class Owner {
     --world_->senders;
   }
 
-  // Frees what was released; for that, the news must be enough.
+  // Frees blocks that were released; the marks must suffice to find them.
   void FreeReleased() {
     const uint64_t count = ledger_.release_count();
     if (count == seen_) return;
@@ -342,7 +342,7 @@ TEST(AReferenceThatMovesIsAlwaysSeen) {
   CHECK(ledger.generation(0) == generation);
 }
 
-// Who sets a bit without a ticket and who frees the block meet.
+// A process that sets a bit without a ticket meets one that frees the block.
 TEST(ABlockThatStillIsStaysAsItIs) {
   World world(false);
   SharedLedger& ledger = world.ledger;

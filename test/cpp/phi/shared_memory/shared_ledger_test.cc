@@ -12,8 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The reference counts alone, on memory that is no segment: what each operation
-// does.
+// The reference counts alone, on memory that is not a segment: each operation.
 
 #include <array>
 #include <cstddef>
@@ -58,7 +57,7 @@ class Book : private Memory, public SharedLedger {
   Book(const Book&) = delete;
   Book& operator=(const Book&) = delete;
 
-  // Leaves the block as a creator does that is killed inside TryFree.
+  // Leaves the block like an owner that was killed inside TryFree.
   void AbandonDecision(uint32_t block) {
     Line& line =
         lines[(HeaderBytes(kReserve) + block * BlockBytes()) / sizeof(Line)];
@@ -110,7 +109,7 @@ TEST(ALedgerHasRoomForBlocksInTheMeasureOfItsSegment) {
           SharedLedger::HeaderBytes(reserve) +
               blocks * SharedLedger::BlockBytes());
   }
-  // What a process with one small tensor pays for.
+  // The memory that a process with one small tensor needs.
   CHECK(SharedLedger::HeaderBytes(kReserve) <= 2 * kSharedPage);
 }
 
@@ -210,7 +209,7 @@ TEST(ATicketThatWasNotIssuedIsRefused) {
   CHECK(!ledger.RedeemTicket(1, ticket));
   CHECK(!ledger.RedeemTicket(0, {ticket.index, 6}));
   CHECK(!ledger.RedeemTicket(0, {ticket.index, 0}));
-  // Not reduced to the number of places either.
+  // It is not reduced to the number of tickets either.
   for (uint32_t index = ticket.index + 1; index < 1000; ++index) {
     CHECK(!ledger.RedeemTicket(0, {index, 5}));
   }
@@ -321,7 +320,7 @@ TEST(WhatMayFreeABlockIsNewsOnce) {
   CHECK(is_news());
 }
 
-// The process may have been killed after it dropped a hold, before it told.
+// The process may have been killed between the release of a hold and its mark.
 TEST(ReapingASlotIsNewsOfEveryBlock) {
   Book ledger(130);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 1);

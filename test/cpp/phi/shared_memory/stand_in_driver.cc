@@ -153,7 +153,7 @@ constexpr Error kErrors[] = {
     {kNotReady, "CUDA_ERROR_NOT_READY", "work is not done yet"},
 };
 
-// Null if it is none of those above.
+// Null if the function is none of those above.
 const Error* ErrorOf(CUresult code) {
   const Error* found = std::find_if(
       std::begin(kErrors), std::end(kErrors), [code](const Error& error) {
@@ -257,7 +257,7 @@ Function& FunctionNamed(std::string_view name) {
       "\". Name one, without its version.");
 }
 
-// What a call needs to have happened.
+// What has to have happened before a call.
 enum class Needs { kNothing, kInitialization, kContext };
 
 struct State;
@@ -277,7 +277,7 @@ struct ContextStack {
 };
 thread_local ContextStack stack = {};
 
-// Once there is a state.
+// Set once there is a state.
 State& Now() { return *state; }
 Device* CurrentDevice() { return stack.contexts[stack.depth - 1]; }
 
@@ -315,7 +315,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     changed_.notify_all();
   }
 
-  // Waits for the work so far.
+  // Waits for the work that was given so far.
   void Synchronize() {
     std::unique_lock<std::mutex> lock(mutex_);
     uint64_t wanted = submitted_;
@@ -375,14 +375,14 @@ struct Header {
 // Held where a child of fork would get what is not for it.
 std::mutex no_fork;
 
-// A file in memory, mapped by who made it and by who has opened its handle. An
-// opener has a read lock on the first byte for as long as its mapping exists:
-// the mapping alone keeps the open file that has the lock, since the descriptor
-// is closed and children of fork get no mapping. So the lock goes even if the
-// opener is killed.
+// A file in memory, mapped by its maker and by processes that opened its
+// handle. An opener has a read lock on the first byte for as long as its
+// mapping exists: the mapping alone keeps the open file that has the lock,
+// since the descriptor is closed and children of fork get no mapping. So the
+// lock goes even if the opener is killed.
 class Region {
  public:
-  // Null if the system gives no more.
+  // Returns null if the system has no more.
   static std::unique_ptr<Region> Make(Device* device,
                                       Kind kind,
                                       size_t size,
@@ -444,7 +444,7 @@ class Region {
     // the region between the look and the end. It goes with the file.
     if (!Lock(fd_, F_WRLCK)) return false;
     header_->freed = true;
-    // Only what was ever touched, which may be little of it.
+    // Only pages that were ever touched, which may be few.
     off_t at = kPage;
     while ((at = lseek(fd_, at, SEEK_DATA)) != -1) {
       off_t end = lseek(fd_, at, SEEK_HOLE);
@@ -470,7 +470,7 @@ class Region {
     }
     Device* device = CurrentDevice();
     if (found.device != device->physical) return kPeerAccessUnsupported;
-    // Refused while the memory is being freed.
+    // The lock is refused while the memory is being freed.
     if (!Lock(fd, F_RDLCK)) return kInvalidHandle;
     Header* header = Map(fd, found.size);
     if (header == nullptr) return kOutOfMemory;
@@ -605,7 +605,7 @@ std::vector<int> VisibleDevices() {
     for (int i = 0; i < count; ++i) visible.push_back(i);
     return visible;
   }
-  // What is wrong hides all that follows it, as in the driver.
+  // An error hides all that follow it, as in the driver.
   std::istringstream numbers(list);
   for (int number; numbers >> number && number >= 0 && number < count;) {
     visible.push_back(number);
@@ -631,7 +631,7 @@ bool IsDevice(int ordinal) {
   return ordinal >= 0 && ordinal < static_cast<int>(Now().devices.size());
 }
 
-// The functions below have the state's mutex.
+// Requires, for the functions below: the state's mutex is held.
 
 Region* Containing(CUdeviceptr address) {
   auto next = Now().memory.upper_bound(address);
@@ -654,13 +654,13 @@ CUevent AddEvent(std::unique_ptr<Region> region) {
   return event.get();
 }
 
-// The functions below have not.
+// Requires, for the functions below: the state's mutex is not held.
 
 std::lock_guard<std::mutex> Guard() {
   return std::lock_guard<std::mutex>(Now().mutex);
 }
 
-// Null if there is no such stream, or event; the default stream is null.
+// Returns null if there is no such stream or event. The default stream is null.
 
 std::shared_ptr<Stream> StreamOf(CUstream stream) {
   if (stream == nullptr) return CurrentDevice()->default_stream;
@@ -924,7 +924,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* base,
                                unsigned flags) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   if (flags != kLazyPeerAccess) return kInvalidValue;
-  // Held to the end: of two threads, one is to open it.
+  // Hold the mutex to the end: of two threads, only one may open the handle.
   auto guard = Guard();
   auto& memory = Now().memory;
   std::unique_ptr<Region> region;

@@ -65,7 +65,7 @@ void Storm(int processes,
   for (int i = 0; i < processes; ++i) workers.push_back(start(i));
   std::mt19937_64 random(Seed());
   for (int kills = 0; kills < kKills; ++kills) {
-    // By what is done, not by time alone: on a busy machine those who are
+    // By progress, not by time alone: on a busy machine, processes that are
     // killed would have done nothing yet.
     const uint64_t goal = board->received + random() % kMostMessagesBetween;
     REQUIRE(Eventually([&] { return board->received >= goal; }));

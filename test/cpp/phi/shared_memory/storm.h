@@ -26,7 +26,7 @@
 
 #include "processes.h"  // NOLINT(build/include_subdir)
 
-// What tests are made of in which many share at once.
+// Helpers for tests in which many processes share at once.
 namespace shared_memory_test {
 
 // A queue that processes share and that the death of one leaves intact: a pipe,
@@ -39,7 +39,7 @@ class ProcessMailbox {
     REQUIRE(fcntl(ends_[1], F_SETPIPE_SZ, 4096) > 0);
   }
 
-  // What does not fit is lost, as messages can be.
+  // A mail that does not fit is lost, as messages can be.
   void Put(const Mail& mail) {
     const ssize_t written = write(ends_[1], &mail, sizeof(mail));
     CHECK(written == sizeof(mail) || written == -1);
@@ -80,7 +80,7 @@ class ThreadMailbox {
 
 enum Stage { kSharing, kDraining, kCollecting, kLeaving };
 
-// What all processes of a storm see.
+// The state that all processes of a storm see.
 struct Board {
   std::atomic<int> stage{kSharing};
   std::atomic<int> drained{0};
@@ -96,7 +96,7 @@ struct Board {
 void Storm(int processes,
            const std::function<void(Board*, int, uint64_t)>& share);
 
-// What a process of a storm does: `step` again and again, `drain` at the end of
+// Runs one process of a storm: `step` again and again, `drain` at the end of
 // that, and then collect until nothing is left.
 void TakePart(Board* board,
               const std::function<void()>& step,

@@ -71,7 +71,7 @@ std::string NamePrefix(const char* format, uint64_t value) {
   return "paddle-" + std::to_string(geteuid()) + "-" + family;
 }
 
-// Ends a program that waits for what never comes.
+// Ends a program that waits forever.
 int RunInChild(const Test& test) {
   alarm(kSecondsATest);
   return Outcome(test.run);

@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-// A little of what test frameworks do. Each test runs in a process of its own,
-// since there is one heap a process, and what it leaves in /dev/shm fails it.
+// A small test framework. Each test runs in a process of its own, since a
+// process has one heap; a file that it leaves in /dev/shm fails it.
 namespace shared_memory_test {
 
 // A check that fails does not end its test, which might yet have to let other
@@ -29,7 +29,7 @@ namespace shared_memory_test {
 #define CHECK(condition) \
   ::shared_memory_test::Check(condition, __FILE__, __LINE__, #condition)
 
-// For what the rest of a test cannot do without.
+// A check without which the rest of a test makes no sense: it ends the test.
 #define REQUIRE(condition)                                                 \
   do {                                                                     \
     if (!(condition)) {                                                    \
@@ -55,13 +55,13 @@ struct Registration {
 
 void Check(bool holds, const char* file, int line, const char* condition);
 
-// Whether all checks of this process have held so far.
+// Returns whether all checks of this process have held so far.
 bool ChecksHold();
 
 // Runs a body, prints what it throws and returns the exit status for it.
 int Outcome(const std::function<void()>& body);
 
-// Where everything random starts: the same seed, the same choices.
+// The seed of all random choices: the same seed leads to the same choices.
 uint64_t Seed();
 
 // Of the test that runs, the family of processes; `other` ones are unrelated.
@@ -71,7 +71,7 @@ uint64_t Family(int other = 0);
 std::vector<std::string> Files();
 std::vector<std::string> FilesOf(uint64_t family);
 
-// Whether it comes true before long.
+// Returns whether the condition becomes true before long.
 bool Eventually(const std::function<bool()>& condition);
 
 }  // namespace shared_memory_test

@@ -41,7 +41,7 @@ namespace weak_memory {
 
 using Order = std::memory_order;
 
-// What is known of each Atomic: the oldest write that may still be read.
+// For each Atomic, the oldest write that a thread may still read.
 class View {
  public:
   uint32_t of(uint32_t location) const {
@@ -72,7 +72,8 @@ class Explorer {
 
   uint64_t Load(const void* atomic, uint64_t initial, Order order);
   void Store(const void* atomic, uint64_t initial, uint64_t value, Order order);
-  // Returns what was read; `changed` says whether it was changed, too.
+  // Returns the value that was read; `changed` says whether it was changed,
+  // too.
   uint64_t ReadAndChange(const void* atomic,
                          uint64_t initial,
                          const Change& change,
