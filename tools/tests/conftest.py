@@ -60,7 +60,7 @@ def show() -> None:
 # Each patch: its subject, the replacements it makes, its own files.
 PATCHES = [
     (
-        "base: one current device a thread",
+        "base: one current device per thread",
         [
             (FRAMEWORK, "x + 3\n", "x + 3 + 0.5\n"),
             (

@@ -343,7 +343,7 @@ def test_mails_of_an_earlier_export_are_replaced(repo, checkout, output):
 
 
 def test_a_foreign_file_is_not_replaced_by_a_mail(repo, checkout, output):
-    name = "0001-base-one-current-device-a-thread.patch"
+    name = "0001-base-one-current-device-per-thread.patch"
     write(output, {name: "mine\n"})
     with pytest.raises(PatchError, match=name):
         export(repo, checkout, output)
