@@ -41,7 +41,7 @@ def first_device() -> str:
 
 
 def work(model, requests: queue.SimpleQueue, answers: dict) -> None:
-    """What each thread does: answers requests until there is none left."""
+    """Answers requests until none is left; each thread runs this."""
     stream = None if paddle.get_device() == "cpu" else paddle.device.Stream()
     with paddle.device.stream_guard(stream), paddle.no_grad():
         while True:
@@ -54,7 +54,7 @@ def work(model, requests: queue.SimpleQueue, answers: dict) -> None:
 
 
 def serve(model, inputs: np.ndarray, threads: int) -> tuple[float, np.ndarray]:
-    """Returns how many requests a second were served, and the answers."""
+    """Returns the requests served per second, and the answers."""
     requests, answers = queue.SimpleQueue(), {}
     for request in enumerate(inputs):
         requests.put(request)

@@ -392,7 +392,7 @@ def use_branches(group: Group, **options) -> nn.LayerDict:
 
 
 def run(rank: int, pipes: list[dict], batches: list, results) -> None:
-    """What each process does; the first one reports."""
+    """Runs in each process; the first one reports."""
     group = Group(rank, pipes)
     found = {
         "trained": train(new_layer(rank), batches, group),

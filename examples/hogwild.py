@@ -53,7 +53,7 @@ def evaluate(model, points: paddle.Tensor, labels: paddle.Tensor) -> str:
 
 
 def train(rank: int, model, points, labels, done, steps: int) -> None:
-    """What each process does, to the parameters that all have in common."""
+    """Trains the shared parameters; each process runs this."""
     rng = np.random.default_rng(rank)
     # Optimizers update in place. What they keep beside the parameters, as Adam
     # does, is each process's own.

@@ -57,7 +57,7 @@ def make_model() -> paddle.nn.Layer:
 
 
 def start(devices: queue.SimpleQueue, weights: dict) -> None:
-    """What each thread does first."""
+    """Prepares a thread: its device and its model."""
     # From here on what this thread makes is on its device. Others keep theirs.
     paddle.set_device(devices.get())
     own.model = make_model()
@@ -65,7 +65,7 @@ def start(devices: queue.SimpleQueue, weights: dict) -> None:
 
 
 def answer(request: np.ndarray) -> tuple[str, np.ndarray]:
-    """Returns who has computed the answer, and the answer."""
+    """Returns thread and device that computed the answer, and the answer."""
     with paddle.no_grad():
         output = own.model(paddle.to_tensor(request))
     return f"{threading.current_thread().name}, {output.place}", output.numpy()

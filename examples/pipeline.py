@@ -53,7 +53,7 @@ def consume(batch: paddle.Tensor) -> float:
 
 
 def work(function, connection) -> None:
-    """What each worker does, until the parent closes its end of the pipe."""
+    """Works until the parent closes its end of the pipe."""
     paddle.set_device("cpu")
     with contextlib.suppress(EOFError):
         while True:

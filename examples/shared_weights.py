@@ -51,7 +51,7 @@ def load_model(path: Path) -> paddle.nn.Layer:
 
 
 def evaluate(rank: int, model, inputs, losses, leave) -> None:
-    """What each process does."""
+    """Evaluates the model; each process runs this."""
     if isinstance(model, Path):
         model = load_model(model)
     with paddle.no_grad():

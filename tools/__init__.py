@@ -19,7 +19,7 @@ import sys
 
 _PACKAGES = ("matplotlib", "numpy", "packaging", "rich", "torch")
 
-# The session that installs what a tool needs, by the tool's module.
+# The nox session that installs the packages of a tool, by its module.
 _SESSIONS = {
     "benchmark": "bench",
     "demonstration": "wheel",
@@ -31,10 +31,10 @@ _SESSIONS = {
 
 
 def _name_the_session(kind, error, traceback) -> None:
-    """Say how to get a missing package, if that is why a tool ends.
+    """Say how to get a missing package, if one has ended a tool.
 
-    It is installed here, which Python runs before the module of any tool, since
-    the packages are missing as soon as that module is imported.
+    This is installed here, because the packages are missing as soon as the
+    module of a tool is imported, and Python imports this module first.
     """
     spec = sys.modules["__main__"].__spec__
     names = spec.name.split(".") if spec else []

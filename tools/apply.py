@@ -11,14 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Put the series and its own files onto a tree, whole or not at all.
+"""Apply the series and its own files to a tree, all of it or nothing.
 
     python -m tools.apply TREE
 
 TREE is the folder of an unpacked wheel, or the root of a git checkout of
-Paddle. Onto a tree that holds the whole series already nothing is written.
+Paddle. A tree that already has the whole series is left as it is.
 
-Exit status: 0 when the tree holds the series, otherwise 1.
+Exit status: 0 when the tree has the series, otherwise 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parent.parent
 
-_WAY_OUT = f"start from an untouched Paddle {' or '.join(SUPPORTED)}"
+_REMEDY = f"start from an untouched Paddle {' or '.join(SUPPORTED)}"
 
 # The user's configuration must not make a hunk fit that does not.
 _GIT_APPLY = (
@@ -55,13 +55,13 @@ _GIT_APPLY = (
 )
 
 
-def _check_places(part: FileDiff, name: str, folder: Path, told: str) -> None:
-    """Refuse a hunk that git moved although it fits in several places.
+def _check_places(part: FileDiff, name: str, folder: Path, output: str) -> None:
+    """Refuse a hunk that git moved if it fits in several places.
 
-    With one line of context a moved hunk is easily taken for another place.
+    With one line of context, a moved hunk may easily match the wrong place.
     """
     lines = (folder / part.path).read_bytes().split(b"\n")
-    for number in map(int, re.findall(r"Hunk #(\d+) succeeded", told)):
+    for number in map(int, re.findall(r"Hunk #(\d+) succeeded", output)):
         wanted = [
             line.encode("utf-8", "surrogateescape")
             for line in part.hunks[number - 1].side(" -")
@@ -72,20 +72,20 @@ def _check_places(part: FileDiff, name: str, folder: Path, told: str) -> None:
         if places > 1:
             raise PatchError(
                 f"{part.path}: {part.hunk_name(number)}, of {name} is not"
-                f" at its line and fits in {places} places; {_WAY_OUT}"
+                f" at its line and fits in {places} places; {_REMEDY}"
             )
 
 
 def fit(
     patch: Patch, parts: Sequence[FileDiff], folder: Path, reverse: bool = False
 ) -> None:
-    """Apply parts of a patch to the files in a folder, whole or not at all.
+    """Apply parts of a patch to the files in a folder, all or none.
 
     Args:
         patch: the patch.
-        parts: those of its parts that count.
+        parts: the parts to apply.
         folder: holds the parts' files at their in-tree paths.
-        reverse: take the patch off instead.
+        reverse: remove the patch instead.
 
     Raises:
         PatchError: a file is absent, or a hunk does not fit exactly or fits
@@ -96,8 +96,8 @@ def fit(
     for part in parts:
         if not (folder / part.path).is_file():
             raise PatchError(
-                f"{part.path}: there is no such file, and {part.hunk_name(1)},"
-                f" of {patch.name} changes it; {_WAY_OUT}"
+                f"{part.path} does not exist, but {part.hunk_name(1)}, of"
+                f" {patch.name} changes it; {_REMEDY}"
             )
     by_path = {part.path: part for part in parts}
     command = _GIT_APPLY + (" --reverse" if reverse else "")
@@ -112,12 +112,12 @@ def fit(
         number = starts.index(int(failed[2])) + 1
         raise PatchError(
             f"{part.path}: {part.hunk_name(number)}, of {patch.name} "
-            + ("is not in it" if reverse else f"does not fit; {_WAY_OUT}")
+            + ("is not applied" if reverse else f"does not fit; {_REMEDY}")
         )
     if not reverse:
-        for told in check.stderr.split("Checking patch ")[1:]:
-            path, told = told.split("...\n", 1)
-            _check_places(by_path[path], patch.name, folder, told)
+        for section in check.stderr.split("Checking patch ")[1:]:
+            path, output = section.split("...\n", 1)
+            _check_places(by_path[path], patch.name, folder, output)
     run = run_git(folder, command, text=diff, **nowhere)
     if run.returncode:
         raise PatchError(f"{patch.name}: {run.stderr.strip()}")
@@ -130,7 +130,7 @@ def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
         files: content and mode of each.
 
     Raises:
-        PatchError: one could not be written; what was there is back.
+        PatchError: one could not be written; all files are as before.
     """
     try:
         with ExitStack() as folders, ExitStack() as spare, ExitStack() as undo:
@@ -146,7 +146,7 @@ def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
                 new = Path(spare.enter_context(beside), "new")
                 new.write_bytes(data)
                 new.chmod(stat.S_IMODE(mode))
-                # Copied up front: putting back must not need disk space.
+                # Copied beforehand: restoring must not need disk space.
                 old = new.with_name("old")
                 if target.exists():
                     shutil.copy2(target, old, follow_symlinks=False)
@@ -166,7 +166,7 @@ def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
 
 
 def own_file(repo: Path, path: str) -> tuple[bytes, int]:
-    """Return content and git's mode of a file of ours.
+    """Return the content and git mode of one of our files.
 
     Raises:
         PatchError: it cannot be read.
@@ -190,7 +190,7 @@ def _stage(touched: dict[str, Path], folder: Path) -> None:
 def _look_for(
     work: list[tuple[Patch, list[FileDiff]]], touched: dict[str, Path]
 ) -> tuple[bool, list[str]]:
-    """Return whether files hold a part of the series, and what they lack."""
+    """Return whether files have a part of the series, and what is missing."""
     found, lacking = False, []
     with tempfile.TemporaryDirectory() as folder:
         _stage(touched, Path(folder))
@@ -201,26 +201,26 @@ def _look_for(
                 except PatchError as error:
                     lacking.append(str(error))
                 else:
-                    # That deleted lines are absent proves nothing.
+                    # The absence of deleted lines proves nothing.
                     found = found or any(hunk.added for hunk in part.hunks)
     return found, lacking
 
 
 def apply(repo: Path, tree: Tree) -> bool:
-    """Put the series and its own files onto a tree, whole or not at all.
+    """Apply the series and its own files to a tree, all of it or nothing.
 
-    Parts and own files the tree has no place for are left out.
+    Parts and own files for which the tree has no place are left out.
 
     Args:
         repo: the root of the repository that holds patches/.
         tree: the tree.
 
     Returns:
-        False when the tree held all of it already; nothing was written.
+        False when the tree already had all of it; nothing was written.
 
     Raises:
         PatchError: something does not fit or cannot be written; the tree is
-            as it was.
+            unchanged.
         OSError: a file of the tree cannot be read.
     """
     series = load_series(repo)
@@ -237,19 +237,19 @@ def apply(repo: Path, tree: Tree) -> bool:
     for path, (data, _) in own.items():
         target = tree.locate(path)
         if not target.exists():
-            lacking.append(f"{path}: there is no such file")
+            lacking.append(f"{path} does not exist")
         elif not target.is_file() or target.read_bytes() != data:
-            foreign.append(f"{path}: holds something else than our file")
+            foreign.append(f"{path}: is not the same as our file")
     if not lacking and not foreign:
         return False
     if found:
         raise PatchError(
-            f"{tree.root} holds the series in part, or was changed by hand"
-            f" since; {_WAY_OUT}. What differs:"
+            f"{tree.root} has only a part of the series, or was changed by hand"
+            f" since; {_REMEDY}. Differences:"
             + "".join(f"\n  {what}" for what in lacking + foreign)
         )
     if foreign:
-        raise PatchError(f"{tree.root}: {'; '.join(foreign)}; {_WAY_OUT}")
+        raise PatchError(f"{tree.root}: {'; '.join(foreign)}; {_REMEDY}")
     with tempfile.TemporaryDirectory() as folder:
         _stage(touched, Path(folder))
         for patch, parts in work:
@@ -270,13 +270,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; the module's text gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.apply",
-        description="Put the patches and our own files onto a Paddle tree.",
+        description="Apply the patches and our own files to a Paddle tree.",
     )
     parser.add_argument("tree", type=Path, metavar="TREE")
     args = parser.parse_args(argv)
     tree = open_tree(args.tree)
     changed = apply(REPO, tree)
-    done = "now holds the series" if changed else "holds the series already"
+    done = "now has the series" if changed else "already has the series"
     print(f"{tree.root} ({tree.kind}, Paddle {tree.version}) {done}")
     return 0
 

@@ -11,12 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Shows what Paddle issue 77927 is about, on Paddle's own wheel and on ours.
+"""Shows Paddle issue 77927 on the official wheel, and that ours is right.
 
     python -m tools.demonstration
 
-Runs `overlapping_threads.py` in both environments, on a GPU where there is one,
-else on the test device. Exit status 1 unless ours is right in every line.
+Runs `overlapping_threads.py` in both environments, on a GPU if there is one,
+otherwise on the test device. Exit status: 0 if ours is right in every row,
+otherwise 1.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from tools.wheel import (
 )
 
 TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
-# What Paddle's own tests import besides.
+# Further packages that Paddle's own tests import.
 UPSTREAM_TESTS = (
     "parameterized==0.9.0",
     "scipy==1.13.1; python_version < '3.10'",
@@ -43,8 +43,8 @@ UPSTREAM_TESTS = (
 
 def environment(folder: Path, wheel: Path) -> Path:
     """
-    Returns the Python of the virtual environment `folder` that holds `wheel`
-    and what the tests need, made anew unless it is just that already.
+    Returns the Python of the virtual environment `folder` with `wheel` and the
+    packages of the tests. It is made again unless it is up to date.
     """
     python = folder / "bin" / "python"
     stamp = folder / "made-of.txt"
@@ -59,15 +59,15 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 
 def add_packages(python: Path, packages: tuple[str, ...]) -> None:
-    """Installs packages in an environment, unless they are there."""
+    """Installs the packages that an environment lacks."""
     with step(f"adding packages to {python.parent.parent}"):
         run(python, "-m", "pip", "install", "-q", *packages)
 
 
 def stock_and_ours(version: str) -> tuple[Path, Path]:
     """
-    Returns the Python of an environment with Paddle's own wheel of `version`
-    and that of one with the custom wheel made from it.
+    Returns the Pythons of two environments: one with the official wheel of
+    `version`, one with the custom wheel made from it.
     """
     tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
     official = official_wheel(version, BUILD / "official")
@@ -79,7 +79,7 @@ def stock_and_ours(version: str) -> tuple[Path, Path]:
 
 
 def site_packages(python: Path) -> Path:
-    """Returns the folder that an environment's packages are in."""
+    """Returns the folder with the packages of an environment."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, check=True
@@ -112,8 +112,8 @@ def host_device(python: Path, sanitizer: str = "") -> Path:
 
 def stand_in_gpu(python: Path) -> Path:
     """
-    Returns the folder of the module that makes tensors on what stands for a GPU
-    in tests, for the Paddle of an environment.
+    Returns the folder of the module that makes tensors on the stand-in for a
+    GPU, for the Paddle of an environment.
     """
     package = site_packages(python) / "paddle"
     folder = BUILD / "test" / "stand_in_gpu"
@@ -140,7 +140,7 @@ def thread_contexts(python: Path, sanitizer: str) -> Path:
 def shared_memory(sanitizer: str = "") -> Path:
     """
     Returns the folder of the test programs of the shared memory's C++ core,
-    which needs no Paddle, built under a sanitizer if one is named. In it,
-    `stand_in` has the driver of what stands for a GPU.
+    which needs no Paddle, built under a sanitizer if one is named. Its folder
+    `stand_in` has the driver of the stand-in for a GPU.
     """
     return _built("cpp/phi/shared_memory", sanitizer)

@@ -17,10 +17,10 @@
                                     [--pull-requests]
     python -m tools.export --refresh CHECKOUT [--branch NAME]
 
-The first makes a branch with one commit a patch, beginning at the version
+The first makes a branch with one commit per patch, beginning at the version
 tag that CHECKOUT's HEAD descends from, and writes the same commits to DIR as
-mails for ``git am``. It leaves the working tree of CHECKOUT alone. The second
-takes the commits of the branch back into patches/ and into our own files. The
+mails for ``git am``. It does not touch the working tree of CHECKOUT. The second
+writes the commits of the branch back to patches/ and to our own files. The
 trailers of a patch stay in patches/.
 
 Exit status: 0 when done or up to date, otherwise 1.
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 BRANCH = "thread-and-process-safety"
 
-# How to know our mails again; git am skips headers it does not know.
+# Marks our mails; git am skips unknown headers.
 _MARK = b"X-Made-By: tools.export"
 
-# The diff must not depend on the configuration of who makes it.
+# The diff must not depend on the configuration of the user who makes it.
 _DIFF_TREE = (
     "-c core.attributesFile= -c diff.indentHeuristic=true"
     " -c diff.suppressBlankEmpty=false"
@@ -79,7 +79,7 @@ def _check_identity(root: Path) -> None:
         run = run_git(root, f"-c user.useConfigOnly=true var GIT_{who}_IDENT")
         if run.returncode:
             raise PatchError(
-                "git knows no name and address for the commits; set them with"
+                "git has no name and address for the commits; set them with"
                 " git config --global user.name and user.email"
             )
 
@@ -90,7 +90,7 @@ def _commit(repo: Path, series: list[Patch], root: Path, tag: str) -> str:
     known = set(git(root, "ls-files -z").split("\0"))
     own = {path for patch in series for path in patch.own_files}
     for path in own & known:
-        raise PatchError(f"{path}, an Own-File of a patch, is a file of {tag}")
+        raise PatchError(f"{path}, an Own-File of a patch, exists in {tag}")
     touched = {part.path for patch in series for part in patch.files} & known
     git(root, "checkout-index -z --stdin", text="\0".join(touched))
     head = git(root, "rev-parse", f"{tag}^{{commit}}").strip()
@@ -107,7 +107,7 @@ def _commit(repo: Path, series: list[Patch], root: Path, tag: str) -> str:
 
 
 def _write_mails(root: Path, commits: str, output: Path) -> None:
-    """Write the commits as mails, in place of those of an earlier export."""
+    """Write the commits as mails, replacing those of an earlier export."""
     output.mkdir(parents=True, exist_ok=True)
     earlier = {
         path.name
@@ -130,8 +130,8 @@ def _write_mails(root: Path, commits: str, output: Path) -> None:
     for name in mails:
         if name not in earlier and (output / name).exists():
             raise PatchError(
-                f"{output / name} is not of an earlier export; move it away or"
-                " choose another --output"
+                f"{output / name} is not from an earlier export; move it away,"
+                " or choose another --output"
             )
     write_files({output / n: (data, 0o644) for n, data in mails.items()})
     for name in earlier - set(mails):
@@ -183,11 +183,11 @@ def export(
             last commit of each pull request of patches/series.
 
     Returns:
-        False when the branches were there with the same content.
+        False when the branches existed with the same content.
 
     Raises:
-        PatchError: something does not fit, git knows no identity, or the
-            branch holds something else; the checkout is as it was.
+        PatchError: something does not fit, git has no identity, or the branch
+            has other commits; the checkout is unchanged.
     """
     series = load_series(repo)
     tree = _open_checkout(checkout, "HEAD")
@@ -212,9 +212,9 @@ def export(
         )
         if was != now:
             raise PatchError(
-                f"{tree.root} has a branch {branch} that is not this series:"
-                " take its commits in with --refresh, delete it, or choose"
-                " another --branch"
+                f"{tree.root} has a branch {branch} with other commits than"
+                " this series: write them back with --refresh, delete the"
+                " branch, or choose another --branch"
             )
         head = old.stdout.strip()
     branches = {} if found else {branch: head}
@@ -246,7 +246,7 @@ def _changes(root: Path, commit: str) -> tuple[dict[str, str], list[str]]:
         else:
             raise PatchError(
                 f"{path}: commit {commit[:12]} deletes, renames or retypes it;"
-                " a patch may add files and change lines, nothing else"
+                " a patch may only add files and change lines"
             )
     return added, modified
 
@@ -281,7 +281,7 @@ def _message_of(
 def _read_commits(
     repo: Path, root: Path, commits: list[str], old: list[Patch]
 ) -> tuple[list[Patch], dict[str, tuple[bytes, int]]]:
-    """Return the patches and the own files that commits hold.
+    """Return the patches and the own files of commits.
 
     A commit whose subject is that of a patch takes the trailers of that patch,
     with a new date if it has changed; another one brings them in its message.
@@ -290,11 +290,11 @@ def _read_commits(
         repo: the root of the repository that holds patches/.
         root: the checkout.
         commits: in order, each the child of the one before.
-        old: the series before; what did not change is named and ordered as
-            there.
+        old: the series before; patches with the same subject keep their
+            names, and own files their order.
 
     Raises:
-        PatchError: a commit cannot be had as a patch.
+        PatchError: a commit cannot be turned into a patch.
     """
     order = [path for patch in old for path in patch.own_files]
     known = {patch.subject: patch for patch in old}
@@ -371,7 +371,7 @@ def _listing(repo: Path, old: list[Patch], series: list[Patch]) -> list[str]:
 
 
 def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
-    """Take the commits of an exported branch back into the repository.
+    """Write the commits of an exported branch back to the repository.
 
     Args:
         repo: the root of the repository that holds patches/.
@@ -379,20 +379,21 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
         branch: the branch; its commits become the series.
 
     Returns:
-        False when the repository held the same already.
+        False when the repository already had the same content.
 
     Raises:
-        PatchError: the branch is not one of patches; nothing was written.
+        PatchError: the commits cannot be turned into patches; nothing was
+            written.
     """
     tree = _open_checkout(checkout, f"refs/heads/{branch}")
     if tree.version != SUPPORTED[0]:
         raise PatchError(
-            f"{branch} is based on {tree.tag}; the patches are kept against"
-            f" v{SUPPORTED[0]}, rebase the branch onto that"
+            f"{branch} is based on {tree.tag}, but the patches are based on"
+            f" v{SUPPORTED[0]}; rebase the branch onto that"
         )
     commits = f"{tree.tag}..refs/heads/{branch}"
     if git(tree.root, "rev-list --merges", commits):
-        raise PatchError(f"{branch} holds merges; rebase it onto {tree.tag}")
+        raise PatchError(f"{branch} has merges; rebase it onto {tree.tag}")
     hashes = git(tree.root, "rev-list --reverse", commits).split()
     if not hashes:
         raise PatchError(f"{branch} has no commit after {tree.tag}")
@@ -400,7 +401,10 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     series, own = _read_commits(repo, tree.root, hashes, old)
     names = [patch.name for patch in series]
     if len(set(names)) < len(names):
-        raise PatchError(f"two patches get one name: {', '.join(names)}")
+        raise PatchError(
+            f"two patches would get the same name, from their subjects:"
+            f" {', '.join(names)}"
+        )
     listing = "".join(f"{line}\n" for line in _listing(repo, old, series))
     files = {repo / path: file for path, file in own.items()}
     files[repo / "patches" / "series"] = listing.encode("utf-8"), 0o644

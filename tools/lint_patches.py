@@ -15,7 +15,7 @@
 
     python -m tools.lint_patches
 
-Prints one line a finding: file, line, what is wrong and how to mend it.
+Prints one line per finding: file, line, the fault and how to fix it.
 
 Exit status: 0 when there is nothing to report, otherwise 1.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tools.series import FileDiff, Hunk, Patch
 
 MAX_SUBJECT = 72
-# What can be read in one minute.
+# About as much as can be read in one minute.
 MAX_ADDED = 80
 
 _INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.M)
@@ -66,7 +66,7 @@ def _header_findings(patch: Patch) -> Iterator[str]:
 
 
 def _context_is_long(lines: tuple[str, ...]) -> bool:
-    """Tell whether lines around the changes are more than git diff -U1 gives.
+    """Return whether there is more context than git diff -U1 gives.
 
     It joins two changes into one hunk when up to two lines lie between them.
     """
@@ -75,11 +75,12 @@ def _context_is_long(lines: tuple[str, ...]) -> bool:
 
 
 def _place_finding(hunk: Hunk, path: str) -> str | None:
-    """Return what is wrong with the place that a hunk claims, if anything.
+    """Describe the fault in the position that a hunk claims, if there is one.
 
-    Git demands that a hunk without context before its first change fits at the
-    first line of the file, and one without context behind its last change at
-    the last. A diff of an excerpt claims such places in the middle of a file.
+    Git requires that a hunk without context before its first change fits at the
+    first line of the file, and one without context after its last change at the
+    last line. A diff of an excerpt claims such positions in the middle of a
+    file.
     """
     first = hunk.lines[0]
     if hunk.old_start > 1 and not first.startswith(" "):
@@ -116,9 +117,9 @@ def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
             )
         for line, text in hunk.added:
             if text != text.rstrip():
-                yield f"{where}:{line}: white space at the end; take it off"
+                yield f"{where}:{line}: white space at the end; remove it"
             if "\t" in text.rstrip():
-                yield f"{where}:{line}: a tab; write spaces"
+                yield f"{where}:{line}: a tab; use spaces"
 
 
 def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
@@ -157,7 +158,7 @@ def _read_preimages(repo: Path) -> tuple[set[tuple[str, str]], list[str]]:
 
 
 def _preimage_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
-    """Tell of hunks that were made against a text nobody knows.
+    """Report hunks that were made against an unknown text.
 
     The text before a patch must be one that an earlier patch has made of the
     file, or a listed one, which was taken from a real file.
@@ -196,11 +197,11 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
         if not (repo / path).is_file():
             yield (
                 f"patches/{names[0]}:1: Own-File {path} does not exist; add"
-                " the file or drop the line"
+                " the file or remove the line"
             )
         if len(names) > 1:
             yield (
-                f"{path}:1: is an Own-File of {', '.join(names)}; leave it to"
+                f"{path}:1: is an Own-File of {', '.join(names)}; keep it in"
                 " one of them"
             )
     for folder in OWN_FOLDERS:
@@ -211,7 +212,7 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 and "__pycache__" not in file.parts
                 and path not in claims
             ):
-                yield f"{path}:1: no patch has it as Own-File; add it to one"
+                yield f"{path}:1: no patch lists it as Own-File; add it to one"
 
 
 def _module(path: str) -> str | None:
@@ -245,7 +246,7 @@ def _imported(path: str, text: str) -> set[str]:
 
 
 def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
-    """Tell of own files that import what a later patch brings.
+    """Report own files that import a file of a later patch.
 
     The commits of the branch are tested one by one, each without the later
     ones.
@@ -286,8 +287,8 @@ def findings(repo: Path) -> list[str]:
             listed.add(line.strip())
             if line.strip() not in files:
                 found.append(
-                    f"patches/series:{number}: {line.strip()} is not there;"
-                    " add the file or drop the line"
+                    f"patches/series:{number}: {line.strip()} does not exist;"
+                    " add the file or remove the line"
                 )
     for name in sorted(files):
         if name not in listed:

@@ -13,8 +13,8 @@
 # limitations under the License.
 """Two threads inside device contexts that overlap in time.
 
-Prints a line for each tensor made: the thread, the device it had asked for, and
-where the tensor is.
+Prints a line for each tensor: the thread that made it, the device that the
+thread had asked for, and the device of the tensor.
 """
 
 import threading

@@ -11,14 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs the tests of the project: the tools', those in C++, Paddle's.
+"""Runs the tests of the project: of the tools, in C++, and under our wheel.
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
 Without arguments all tests run, as many parts at a time as there are CPUs; each
-part's output comes when it has ended. With arguments pytest alone runs, with
-these arguments: under our wheel, on the test device and on each GPU there is,
-or, for files under tools/, in the environment of the tools.
+part's output is printed when it has ended. With arguments, pytest alone runs
+with these arguments: under our wheel, on the test device and on each GPU there
+is, or, for files under tools/, in the environment of the tools.
 
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
@@ -137,8 +137,8 @@ def all_pass(parts: list[Part]) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; the module's text gives the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    # A shell has what it starts in the background ignore Ctrl-C, and processes
-    # inherit that; the tests interrupt some.
+    # Programs that a shell starts in the background ignore Ctrl-C, and their
+    # children inherit that; some tests interrupt processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stock, ours = stock_and_ours(SUPPORTED[0])
     if arguments:

@@ -35,7 +35,7 @@ _HUNK = re.compile(r"(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@).*")
 
 
 class PatchError(Exception):
-    """What keeps the series off a tree; the text names the way out."""
+    """The series cannot be read or applied; the text says how to fix it."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Hunk:
     line: int
 
     def side(self, marks: str) -> list[str]:
-        """Return the lines that have one of the marks, without it.
+        """Return the lines that have one of the marks, without the mark.
 
-        The text the hunk looks for is ``side(" -")``, what it makes of it is
-        ``side(" +")``.
+        ``side(" -")`` is the text that the hunk looks for, ``side(" +")`` the
+        text that replaces it.
         """
         return [text[1:] for text in self.lines if text[:1] in marks]
 
@@ -110,8 +110,8 @@ def _parse_hunk(text: str, where: str, line: int) -> Hunk:
         raise PatchError(f"{where}:{line}: {lines[0]!r} is not a hunk's header")
     header, old_start, old_count, new_start, new_count = match.groups()
     hunk = Hunk(header, int(old_start), int(new_start), tuple(lines[1:]), line)
-    told = [int(count or 1) for count in (old_count, new_count)]
-    if [len(hunk.side(" -")), len(hunk.side(" +"))] != told:
+    counts = [int(count or 1) for count in (old_count, new_count)]
+    if [len(hunk.side(" -")), len(hunk.side(" +"))] != counts:
         raise PatchError(
             f"{where}:{line}: the hunk {header} has other line counts than"
             " its header says; make the patch anew with git diff"
@@ -167,7 +167,7 @@ def parse_patch(name: str, text: str) -> Patch:
 
     Args:
         name: file name below patches/, for messages.
-        text: what the file holds.
+        text: the content of the file.
 
     Raises:
         PatchError: the text is not in the patch format.

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the series is put onto: an unpacked wheel or a git checkout."""
+"""The trees to which the series applies: unpacked wheels and git checkouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tools.series import PatchError
 
-# The series is kept against the first of these and has to fit the others.
+# The series is based on the first of these and has to fit the others.
 SUPPORTED = ("3.3.0", "3.3.1")
 
 _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -32,12 +32,12 @@ _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 def run_git(
     folder: Path, command: str, *args: str, text: str = "", **environ: str
 ) -> subprocess.CompletedProcess:
-    """Run git in a folder, in English and on no repository but the folder's.
+    """Run git in a folder, in English and only on the repository of the folder.
 
     Args:
         folder: the working directory.
-        command: what follows ``git``, in words.
-        args: what follows that and may hold blanks.
+        command: the words after ``git``.
+        args: arguments after them, which may have blanks.
         text: standard input.
         environ: variables to set.
 
@@ -58,7 +58,7 @@ def run_git(
             capture_output=True,
         )
     except FileNotFoundError:
-        raise PatchError("the git command is needed; install git") from None
+        raise PatchError("git is not installed; install it") from None
     # Not text=True, which would turn \r\n into \n.
     run.stdout = run.stdout.decode("utf-8", "surrogateescape")
     run.stderr = run.stderr.decode("utf-8", "replace")
@@ -69,7 +69,7 @@ def git(folder: Path, command: str, *args: str, text: str = "") -> str:
     """Run git as run_git does and return its standard output.
 
     Raises:
-        PatchError: git failed; the text has the command and its words.
+        PatchError: git failed; the text has the command and its output.
     """
     run = run_git(folder, command, *args, text=text)
     if run.returncode:
@@ -109,7 +109,9 @@ def _wheel_version(path: Path) -> str:
             names = [getattr(target, "id", None) for target in node.targets]
             if names == ["full_version"]:
                 return str(ast.literal_eval(node.value))
-    raise PatchError(f"{path} does not set full_version; unpack the wheel anew")
+    raise PatchError(
+        f"{path} does not set full_version; unpack the wheel again"
+    )
 
 
 def _checkout_version(root: Path, rev: str) -> str:
@@ -132,10 +134,10 @@ def open_tree(root: Path, rev: str = "HEAD") -> Tree:
     Args:
         root: folder of an unpacked wheel, site-packages that hold one, or
             the root of a git checkout.
-        rev: the commit of a checkout that is asked about.
+        rev: the commit of a checkout to look at.
 
     Raises:
-        PatchError: it is no Paddle tree, or of a version not supported.
+        PatchError: it is not a Paddle tree, or of an unsupported version.
     """
     root = root.resolve()
     version_file = root / "paddle" / "version" / "__init__.py"
@@ -145,9 +147,9 @@ def open_tree(root: Path, rev: str = "HEAD") -> Tree:
         tree = Tree("wheel", root, _wheel_version(version_file))
     else:
         raise PatchError(
-            f"{root} is no Paddle tree: name the folder of an unpacked wheel"
-            " (it holds paddle/ and a *.dist-info folder) or the root of a"
-            " git checkout of Paddle (it holds python/paddle/ and .git)"
+            f"{root} is not a Paddle tree: name the folder of an unpacked wheel"
+            " (it has paddle/ and a *.dist-info folder) or the root of a git"
+            " checkout of Paddle (it has python/paddle/ and .git)"
         )
     if tree.version not in SUPPORTED:
         raise PatchError(

@@ -15,9 +15,9 @@
 
     python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
 
-Our C++ is compiled into it as extension modules for the running Python. The
-name of the wheel has a digest of all that goes into it as its local version, so
-that the wheel of a state that has been built is found, not built.
+Our C++ is compiled as extension modules for the running Python. The local
+version of the wheel has a digest of all its sources, so that a wheel that was
+built from the same sources is found and not built again.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ console = Console(highlight=False)
 
 @contextmanager
 def step(doing: str) -> Iterator[None]:
-    """Shows that a long step is under way, and that it is done."""
+    """Shows that a long step is in progress, and that it is done."""
     with console.status(doing):
         yield
     console.print(f"[green]done[/green]  {doing}")
 
 
 def run(*command: str | Path) -> None:
-    """Runs a command without its output.
+    """Runs a command without showing its output.
 
     Raises:
         PatchError: it failed; the text has the end of its output.
@@ -90,7 +90,7 @@ def run(*command: str | Path) -> None:
 
 
 def beside_python(name: str) -> Path:
-    """Returns a program that PyPI's package of a tool puts beside Python.
+    """Returns a program that a package from PyPI installs beside Python.
 
     Raises:
         PatchError: it is not there.
@@ -98,7 +98,7 @@ def beside_python(name: str) -> Path:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
         raise PatchError(
-            f"{program} is not there; install it with"
+            f"{program} does not exist; install it with"
             f" {sys.executable} -m pip install cmake ninja"
         )
     return program
@@ -109,7 +109,7 @@ def cmake_build(source: Path, folder: Path, **variables: str | Path) -> None:
 
     Args:
         source: the folder of its CMakeLists.txt.
-        folder: what to build in.
+        folder: where to build.
         variables: CMake variables to set.
 
     Raises:
@@ -142,7 +142,7 @@ def version_of(base: Path) -> Version:
     """Returns the version in a wheel's name.
 
     Raises:
-        PatchError: it is no file, no wheel of Paddle's, or not supported.
+        PatchError: it is not a file, not a wheel of Paddle, or not supported.
     """
     if not base.is_file():
         raise PatchError(
@@ -152,19 +152,19 @@ def version_of(base: Path) -> Version:
     try:
         name, version, _, _ = parse_wheel_filename(base.name)
     except InvalidWheelFilename as error:
-        raise PatchError(f"{base} is no wheel: {error}") from None
+        raise PatchError(f"{base} is not a wheel: {error}") from None
     if not canonicalize_name(name).startswith("paddlepaddle"):
         raise PatchError(f"{base} is a wheel of {name}, not of paddlepaddle")
     if version.base_version not in SUPPORTED:
         raise PatchError(
-            f"{base} is of version {version}; supported are "
+            f"{base} has version {version}; supported are "
             f"{', '.join(SUPPORTED)}"
         )
     return version
 
 
 def digest_of(base: Path, repo: Path) -> str:
-    """Returns a short digest of the base wheel and of what goes onto it."""
+    """Returns a short digest of the base wheel and of our sources."""
     digest = hashlib.sha256()
     sources = [
         path
@@ -181,7 +181,7 @@ def digest_of(base: Path, repo: Path) -> str:
 
 
 def set_version(folder: Path, version: Version) -> None:
-    """Gives an unpacked wheel another version, RECORD left to the packing."""
+    """Sets the version of an unpacked wheel; packing it updates RECORD."""
     (info,) = folder.glob("*.dist-info")
     metadata = info / "METADATA"
     text, count = re.subn(
@@ -199,22 +199,24 @@ def set_version(folder: Path, version: Version) -> None:
 
 
 def commit_of(repo: Path) -> str | None:
-    """Returns the commit that is checked out, with "-dirty" where files differ
-    from it; None where the folder is in no git repository."""
+    """
+    Returns the commit that is checked out, with "-dirty" if files differ from
+    it; None if the folder is not in a git repository.
+    """
     described = run_git(
         repo, "describe --always --dirty --abbrev=40 --exclude=*"
     )
     return None if described.returncode else described.stdout.strip()
 
 
-def tell_version(package: Path, version: Version, commit: str | None) -> None:
-    """Makes `paddle.version` say what this wheel is.
+def write_version(package: Path, version: Version, commit: str | None) -> None:
+    """Adds the version and commit of this wheel to `paddle.version`.
 
-    What other code compares, `paddle.__version__` first of all, stays that of
-    the base.
+    `paddle.__version__` and all else that other code compares stays as in the
+    base.
 
     Raises:
-        PatchError: the file is not as Paddle generates it.
+        PatchError: the file is not the one that Paddle generates.
     """
     path = package / "version" / "__init__.py"
     text = path.read_text(encoding="utf-8")
@@ -240,7 +242,7 @@ def tell_version(package: Path, version: Version, commit: str | None) -> None:
 
 
 def check_can_compile(base: Path) -> None:
-    """Makes sure that an extension module for a wheel can be compiled here.
+    """Checks that an extension module for a wheel can be compiled here.
 
     Raises:
         PatchError: the wheel is for another Python or machine, or headers or
@@ -251,25 +253,25 @@ def check_can_compile(base: Path) -> None:
         raise PatchError(
             f"{base.name} is for {', '.join(sorted(map(str, tags)))}, and"
             f" {sys.executable} is {next(sys_tags())}: the extension module is"
-            " compiled for the Python that runs this tool; run it with the one"
-            " that the wheel is for"
+            " compiled for the Python that runs this tool; run the tool with"
+            " the Python of the wheel"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
         raise PatchError(
-            f"{header} is not there; install the headers of"
+            f"{header} does not exist; install the headers of"
             f" {sys.executable}, on Debian the package"
             f" python{sys.version_info[0]}.{sys.version_info[1]}-dev"
         )
     if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
         raise PatchError(
-            f"there is no C++ compiler ({', '.join(COMPILERS)}); install g++,"
+            f"no C++ compiler was found ({', '.join(COMPILERS)}); install g++,"
             " or name one in the environment variable CXX"
         )
 
 
 def pybind_abi(library: Path) -> str:
-    """Returns the platform that a library gives pybind11's internals.
+    """Returns the platform name in the key of a library's pybind11 internals.
 
     Raises:
         PatchError: the library has no such internals.
@@ -283,12 +285,12 @@ def pybind_abi(library: Path) -> str:
 
 
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
-    """Compiles the extension modules for an unpacked wheel and puts them there.
+    """Compiles the extension modules for an unpacked wheel and adds them to it.
 
     Args:
         repo: the repository that has the sources.
         folder: the unpacked wheel.
-        scratch: what to build in.
+        scratch: where to build.
 
     Raises:
         PatchError: one does not compile.
@@ -312,10 +314,10 @@ def _stub(function: ast.FunctionDef) -> str:
 
 
 def add_to_tensor_stub(repo: Path, package: Path) -> None:
-    """Names our methods of Tensor where type checkers look.
+    """Adds our methods of Tensor to the stub that type checkers read.
 
-    A build of Paddle makes that file from the methods that Tensor has; an
-    official wheel has it made.
+    A build of Paddle generates that file from the methods of Tensor; in an
+    official wheel it was generated without ours.
 
     Raises:
         PatchError: the file has no such class.
@@ -343,7 +345,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
 
     Raises:
         PatchError: the base is not supported or not for this Python, or a step
-            failed; `output` then holds no new file.
+            failed; `output` then has no new file.
     """
     official = version_of(base)
     local = ".".join(
@@ -364,7 +366,7 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
         (folder,) = Path(scratch).iterdir()
         apply(repo, open_tree(folder))
         add_to_tensor_stub(repo, folder / "paddle")
-        tell_version(folder / "paddle", version, commit_of(repo))
+        write_version(folder / "paddle", version, commit_of(repo))
         with step("compiling the extension modules"):
             add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)

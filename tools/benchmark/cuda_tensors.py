@@ -265,7 +265,7 @@ def column(seconds: dict[str, list[float]], left: int) -> dict[str, float]:
     return {
         **{f"{row}, µs": 1e6 * median for row, median in medians.items()},
         f"{SMALLEST} less {FLOOR}, µs": 1e6 * over,
-        f"{BURST}, kept and dropped: storages a second": 1000 / burst,
+        f"{BURST}, kept and dropped: storages per second": 1000 / burst,
         "left of 4 x 64 MiB, the receiver killed, MiB": left / MIB,
     }
 

@@ -43,7 +43,7 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("data_loader_worker.py")
 LIBRARIES = {"ours": "paddlepaddle", "stock": "paddlepaddle", "torch": "torch"}
 WORKERS = (1, 2, 4)
-# Timed batches of a visit: tenths of a second, seconds for the slowest.
+# Timed batches per visit: tenths of a second, seconds for the slowest.
 BATCHES = dict(zip(SHAPES, (300, 100, 300)))
 # Ours over another.
 GOALS = {"stock": 1.5, "torch": 1}

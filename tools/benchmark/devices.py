@@ -58,7 +58,7 @@ NUMBERS = {
 }
 TASKS = ("zeros([1])", "Linear(8, 8) forward", "matmul of [256, 256]")
 
-# What runs without the test device, on the CPU alone, and what with it. The
+# Calls that run without the test device, on the CPU alone, and with it. The
 # state that a child with a device leaves behind lasts, so it comes last.
 ON_CPU = [
     *(("main", name) for name in NUMBERS),

@@ -56,7 +56,7 @@ def entering(device):
 
 
 def calls():
-    """Returns what is timed, by name."""
+    """Returns the timed calls by name."""
     paddle.set_device(DEVICES[0])
     linear = paddle.nn.Linear(8, 8)
     x = paddle.ones([4, 8])

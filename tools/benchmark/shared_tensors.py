@@ -180,12 +180,12 @@ def left_behind(
 def measure(
     pythons: dict[str, Path], contestants: dict[str, Contestant], visits: int
 ) -> Results:
-    """Returns what all contestants did, in turn, on all messages.
+    """Measures all contestants in turn on all messages.
 
     Args:
         pythons: the interpreter of each environment.
-        contestants: who takes part, by name. One that fails on a message is
-            out for that message and starts anew for the next.
+        contestants: by name. One that fails on a message takes no further part
+            in that message, and starts again for the next.
         visits: how often each has its turn on each message.
     """
     results = Results()

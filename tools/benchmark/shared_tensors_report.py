@@ -38,7 +38,7 @@ COPIED = ("16 MiB", "128 MiB")
 AT_MOST, AT_LEAST = "≤", "≥"
 OVER_AN_INT = (AT_MOST, 1.5)
 OVER_A_COPY = (AT_MOST, 1.25)
-# What another takes, over what ours takes.
+# The time of another, divided by ours.
 OVER_OURS = {
     ("stock", "64 x 4 KiB"): (AT_LEAST, 5),
     ("torch, file_system", "1 KiB"): (AT_LEAST, 2.5),
@@ -54,7 +54,7 @@ OVER_OURS = {
 
 @dataclass
 class Results:
-    """What was measured; keys are a contestant's name and a message's."""
+    """The measured times; keys are a contestant's name and a message's."""
 
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Results:
         return ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def problems(self) -> list[str]:
-        """Returns what went wrong, a line each."""
+        """Returns one line per failure."""
         lines = [
             f"{name} failed on {message}: {reason}"
             for (name, message), reason in self.failures.items()

@@ -73,7 +73,7 @@ def load(library, strategy):
         import paddle.incubate.multiprocessing as sharing
     if strategy:
         sharing.set_sharing_strategy(strategy)
-    # What the import left is not to be searched for garbage in a round.
+    # In a round, the collector need not search the objects of the import.
     gc.freeze()
     return package
 
@@ -95,7 +95,7 @@ def first_element(tensor):
 
 
 def arrived(message):
-    """Returns what the sender can tell a message by, once it can be read."""
+    """Returns a number from a message that tells it from others."""
     if message is None or isinstance(message, int):
         return message
     tensors = message if isinstance(message, list) else [message]
@@ -119,7 +119,7 @@ def round_trips(package, messages, answers, message):
     """Returns the seconds from sending to the answer, for each round.
 
     Raises:
-        RuntimeError: what arrived is not what was sent.
+        RuntimeError: another message arrived than was sent.
     """
     seconds = []
     sent = None
@@ -158,7 +158,7 @@ def copies(package, message):
 
 
 def serve(version, pids, seconds_of):
-    """Says who is here, then times each message that standard input names."""
+    """Prints version and processes, then times the messages named on stdin."""
     print(json.dumps([version, pids]), flush=True)
     for line in sys.stdin:
         print(json.dumps(seconds_of(MESSAGES[line.strip()])), flush=True)

@@ -41,7 +41,7 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("streams_worker.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
-# Calls a round: about 5 ms each.
+# Calls per round: about 5 ms each.
 NUMBERS = {
     "current_stream()": 4_000,
     "set_stream(s)": 1_000,
@@ -96,7 +96,7 @@ time into the guard, which is what a service on the stock wheel needs, since a
 guard moves all threads there. A wrong answer is one that differs from that of
 a single thread.
 
-The test device is no fast one: a stream is a thread of the same two cores. To
+The test device is not fast: a stream is a thread of the same two cores. To
 stand for a device that computes elsewhere, each of its operations sleeps for
 0.4 ms, and uses no core meanwhile. So the figures say how far requests overlap
 on the device, and not how fast a real one would be: one that a single request

@@ -62,7 +62,7 @@ def entering(new_stream):
 
 
 def calls(streams):
-    """Returns what is timed, by name."""
+    """Returns the timed calls by name."""
     on_cpu = paddle.ones([1], device="cpu")
     x = paddle.ones([1])
     weight, row = paddle.ones([8, 8]), paddle.ones([1, 8])

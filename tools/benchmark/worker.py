@@ -30,7 +30,7 @@ class Worker:
 
     Args:
         python: the Python of the environment.
-        script: what it runs; see `answer_questions` in devices_worker.py.
+        script: the program; see `answer_questions` in devices_worker.py.
         numbers: by name of a call, how often it is called in a round.
         plugin: the folder of the test device, None for none.
         cores: those that it may run on.
@@ -64,7 +64,7 @@ class Worker:
         os.sched_setaffinity(self._process.pid, cores)
 
     def ask(self, *question: Any) -> Any:
-        """Returns what the worker answers."""
+        """Returns the answer of the worker."""
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 

@@ -194,7 +194,7 @@ def test_a_wheel_is_not_imported_to_learn_its_version(wheel):
 def test_a_folder_that_is_no_tree_is_refused(wheel, lost):
     (wheel / "paddlepaddle-3.3.0.dist-info").rename(wheel / "a.dist-info")
     shutil.rmtree(wheel / lost)
-    with pytest.raises(PatchError, match="no Paddle tree"):
+    with pytest.raises(PatchError, match="not a Paddle tree"):
         open_tree(wheel)
 
 
@@ -284,7 +284,7 @@ def test_an_own_file_changed_by_hand_since_is_refused(repo, tree):
 def test_an_own_file_lost_since_is_refused(repo, tree):
     apply(repo, tree)
     tree.locate(OWN).unlink()
-    assert_refused(repo, tree, f"{OWN}: there is no such file", "in part,")
+    assert_refused(repo, tree, f"{OWN} does not exist", "only a part")
 
 
 def test_a_partially_applied_tree_is_refused(repo, tree):
@@ -293,7 +293,7 @@ def test_a_partially_applied_tree_is_refused(repo, tree):
     series.write_text("0001-p.patch\n")
     apply(repo, tree)
     series.write_text(whole)
-    assert_refused(repo, tree, "in part,", "0002-p.patch", DEVICE, "hunk 1")
+    assert_refused(repo, tree, "only a part", "0002-p.patch", DEVICE, "hunk 1")
 
 
 def test_a_hunk_that_would_fit_a_second_time_is_not_applied_twice(repo, tree):
@@ -308,7 +308,7 @@ def test_a_hunk_that_would_fit_a_second_time_is_not_applied_twice(repo, tree):
     series.write_text("0000-p.patch\n")
     apply(repo, tree)
     series.write_text(whole)
-    assert_refused(repo, tree, "in part,")
+    assert_refused(repo, tree, "only a part")
 
 
 def test_a_repository_around_the_temporary_folder_does_not_matter(
@@ -372,11 +372,12 @@ def test_a_patch_file_that_is_listed_but_absent_is_named(repo, tree):
 def test_the_command_line_tells_what_it_did(repo, wheel, monkeypatch, capsys):
     monkeypatch.setattr(tool, "REPO", repo)
     assert tool.main([str(wheel)]) == 0
-    assert "now holds the series" in capsys.readouterr().out
+    assert "now has the series" in capsys.readouterr().out
     assert tool.main([str(wheel)]) == 0
-    assert "holds the series already" in capsys.readouterr().out
+    assert "already has the series" in capsys.readouterr().out
 
 
 def test_the_command_line_fails_with_one_clear_error(tmp_path, capsys):
     assert tool.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is no Paddle")
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path} is not a Paddle tree")

@@ -517,7 +517,7 @@ def test_a_branch_based_on_another_version_is_refused(repo, checkout, output):
     commit(checkout, "Release")
     git(checkout, "tag v3.3.1")
     export(repo, checkout, output)
-    assert_not_refreshed(repo, checkout, "v3.3.1", "against v3.3.0")
+    assert_not_refreshed(repo, checkout, "v3.3.1", "on v3.3.0")
 
 
 def test_two_patches_never_share_a_name(repo, exported):

@@ -61,7 +61,7 @@ def test_a_patch_that_is_not_listed(repo):
 def test_a_listed_patch_that_is_absent(repo):
     with (repo / "patches/series").open("a") as series:
         series.write("\n0009-p.patch\n")
-    assert_found(repo, "patches/series:6: 0009-p.patch is not there")
+    assert_found(repo, "patches/series:6: 0009-p.patch does not exist")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_patch_may_add_this_many_lines_and_no_more(repo):
 
 def test_an_own_file_no_patch_has(repo):
     write(repo, {"paddle/phi/a.h": "", "test/__pycache__/a.pyc": ""})
-    assert_found(repo, "paddle/phi/a.h:1: no patch has it")
+    assert_found(repo, "paddle/phi/a.h:1: no patch lists it")
 
 
 def test_an_own_file_of_two_patches(repo):

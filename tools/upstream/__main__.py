@@ -17,12 +17,12 @@
         [--repeat N] [--device FOLDER] [--report FILE.md] [--resume]
         [--stock PYTHON] [--ours PYTHON]
 
-FOLDER is the ``test`` folder of a Paddle checkout. Each matching file runs on
-either side in a process and a copy of its folder of its own, as Paddle's own
-runner has it: unittest runs the test cases of the module, in static graph mode
-where ``tools/static_mode_white_list.py`` of the checkout names it. The side
-that runs first alternates. No process of a run outlives it. The interpreters
-are those of the project's environments, made if need be, unless named.
+FOLDER is the ``test`` folder of a Paddle checkout. On each side, each matching
+file runs in its own process and its own copy of its folder. As in Paddle's own
+runner, unittest runs the test cases of the module, in static graph mode where
+``tools/static_mode_white_list.py`` of the checkout names it. The side that runs
+first alternates. No process of a run outlives the run. The interpreters are
+those of the project's environments, which are made if necessary, unless named.
 
 The verdict on a file compares its tests by name, outcome and closing error
 line:
@@ -40,9 +40,9 @@ line:
                    skip
   same failures, same
 
-Each finished file adds a line to FILE.jsonl next to FILE.md; --resume takes
-from there what was made of the same test file, wheels and options. FILE-logs
-has what each run printed. Without --report, FILE is build/upstream/report.
+Each finished file adds a line to FILE.jsonl next to FILE.md; --resume reuses
+the results there of the same test file, wheels and options. FILE-logs has the
+output of each run. Without --report, FILE is build/upstream/report.
 
 Exit status: 1 when a file is worse, or was in one of its runs; 2 for unusable
 arguments; 128 and the signal's number when stopped; otherwise 0. Status 0 says
@@ -190,8 +190,8 @@ def find_sides(
 
 
 def _made_of(file: Path, *others) -> str:
-    told = json.dumps([file.read_text(errors="replace"), *others])
-    return hashlib.sha256(told.encode()).hexdigest()
+    inputs = json.dumps([file.read_text(errors="replace"), *others])
+    return hashlib.sha256(inputs.encode()).hexdigest()
 
 
 def run_all(
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
         heading = [f"{side.name}: {side.paddle}" for side in sides]
         report = render(rows, heading, len(files))
         args.report.write_text(report, encoding="utf-8")
-        print(f"\n{report}\nWhat each run printed: {settings.logs}")
+        print(f"\n{report}\nOutput of each run: {settings.logs}")
     if stop.number:
         return 128 + stop.number
     return 1 if any(row.ever_worse for row in rows) else 0

@@ -26,7 +26,7 @@ from tools.upstream.verdict import UNSTABLE, WORSE
 
 @dataclass(frozen=True)
 class Row:
-    """What a test file came to; runs that were repeated add to `verdicts`.
+    """The result of a test file; repeated runs add to `verdicts`.
 
     Attributes:
         file: its path in the folder of tests.
@@ -69,8 +69,8 @@ def read_rows(file: Path) -> dict[str, Row]:
         rows = [Row(**json.loads(line)) for line in whole.splitlines()]
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{file} cannot be resumed, as it is no report of this version"
-            f" ({error}); leave --resume out to make it anew"
+            f"{file} cannot be resumed: it is not a report of this version"
+            f" ({error}); run without --resume to replace it"
         ) from None
     return {row.file: row for row in rows}
 
@@ -89,7 +89,7 @@ def render(rows: list[Row], heading: list[str], total: int) -> str:
 
     Args:
         rows: of the files that are done, in order.
-        heading: what to say of both sides, a line each.
+        heading: one line about each side.
         total: how many files there are.
     """
     lines = ["# Paddle's own tests", "", *(f"- {line}" for line in heading)]
@@ -102,7 +102,7 @@ def render(rows: list[Row], heading: list[str], total: int) -> str:
             lines += ["", f"{row.file}: {row.verdict}", ""]
             lines += [f"- {reason}" for reason in row.reasons]
     kinds = Counter(row.verdict.partition(" (")[0] for row in rows)
-    told = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
+    counts = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
     done = f"{len(rows)} of {total}" if len(rows) < total else f"{total}"
-    end = f": {'; '.join(told)}" if told else ""
+    end = f": {'; '.join(counts)}" if counts else ""
     return "\n".join([*lines, "", f"Files: {done}{end}.", ""])

@@ -24,8 +24,8 @@ such a block is a plain program; it replaces this process.
 RESULTS takes one JSON object per line: {"started": TEST}; {"test": TEST,
 "outcome": "passed", "failed" or "skipped", "errors": [TEXT]};
 {"unimportable": TEXT}; {"program": true}; and, last, {"finished": true}. A run
-that is killed loses only the test that is under way, where JUnit XML, which is
-written at the end, would lose all.
+that is killed loses only the running test. JUnit XML, which is written at the
+end, would lose all of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recording_result(record: Record, module: str) -> type:
     """Return a class of unittest results that write to the record."""
 
     class Result(unittest.TextTestResult):
-        # What came up in the test that is under way; None between tests.
+        # Outcomes of the running test; None between tests.
         _noted = None
 
         def startTest(self, test):

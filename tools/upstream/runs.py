@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The two sides, and what a test file comes to on either."""
+"""The two sides, and the run of a test file on each."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Settings:
 
 
 def find_side(name: str, python: str | Path, tests: Path) -> Side:
-    """Find out which paddle an interpreter has.
+    """Look up which Paddle an interpreter has.
 
     Args:
-        name: of the side.
+        name: the name of the side.
         python: a path, or a name to look up on PATH.
         tests: where to run it, so that no paddle in the current directory is
             taken for an installed one.
@@ -157,7 +157,7 @@ def run_file(
     Args:
         file: the test file.
         side: where.
-        log: file that takes what the run prints.
+        log: file for the output of the run.
         settings: how.
         stop: ends the run.
 
@@ -229,7 +229,11 @@ def run_and_compare(
         reasons.update(dict.fromkeys(why))
         if turn == 0 and verdict not in (WORSE, DIFFERS):
             break
-    told = {side: str(run) for side, run in runs.items()}
+    outcomes = {side: str(run) for side, run in runs.items()}
     return Row(
-        name.as_posix(), made_of, **told, verdicts=verdicts, reasons=[*reasons]
+        name.as_posix(),
+        made_of,
+        **outcomes,
+        verdicts=verdicts,
+        reasons=[*reasons],
     )

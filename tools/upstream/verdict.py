@@ -36,7 +36,7 @@ NOTHING_RAN = "0 tests ran"
 SAME_FAILURES = "same failures"
 SAME = "same"
 
-# What differs from run to run in the message of one error.
+# Parts of an error message that differ from run to run.
 _VARIABLE = (
     (re.compile(r"\b0x[0-9a-fA-F]+"), "0x*"),
     (re.compile(r"(?i)\b(pid|process)(\W{1,3})\d+"), r"\1\2*"),
@@ -76,15 +76,15 @@ class Run:
 
     def __str__(self) -> str:
         counts = Counter(test.outcome for test in self.tests.values())
-        told = [f"{n} {outcome}" for outcome, n in sorted(counts.items())]
-        if not told:
-            told = ["no tests"]
+        parts = [f"{n} {outcome}" for outcome, n in sorted(counts.items())]
+        if not parts:
+            parts = ["no tests"]
         if self.unimportable:
-            told.append(self.unimportable)
+            parts.append(self.unimportable)
         if self.died:
             place = f" in {self.running}" if self.running else ""
-            told.append(self.died + place)
-        return ", ".join(told)
+            parts.append(self.died + place)
+        return ", ".join(parts)
 
     @property
     def timed_out(self) -> bool:
@@ -204,20 +204,20 @@ def _compare_finished(
     """Compare a test that finished on both sides."""
     if stock == ours:
         return [], []
-    told = [f"{name}: stock {stock}, ours {ours}"]
+    reasons = [f"{name}: stock {stock}, ours {ours}"]
     lost = (
         stock.outcome == PASSED
         or ours.outcome == SKIPPED
         or (stock.outcome == SKIPPED and ours.outcome == FAILED)
     )
-    return (told, []) if lost else ([], told)
+    return (reasons, []) if lost else ([], reasons)
 
 
 def compare(stock: Run, ours: Run) -> tuple[str, list[str]]:
     """Return the verdict on our run of a file against stock's, with reasons.
 
-    What finished on one side only counts against ours, unless the other side
-    did not come to it because it ran out of time or, for stock, crashed.
+    A test that finished on one side only counts against ours, unless the other
+    side did not reach it because it ran out of time or, for stock, crashed.
     """
     worse, differs = _compare_ends(stock, ours)
     unknown = []
