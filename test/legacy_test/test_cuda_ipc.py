@@ -503,7 +503,7 @@ class TestLifetime(GpuTestCase):
             self.peer.call(load_and_describe_on_gpu, message), on_gpu(vector())
         )
 
-    def test_message_that_nobody_takes_is_given_up_on_demand(self):
+    def test_message_that_nobody_receives_expires_on_demand(self):
         message = message_of(vector())
         self.assertGreater(self.gpu_bytes(), 0)
         sharing.collect_shared_memory(message_timeout=0)
@@ -588,7 +588,7 @@ class TestLifetime(GpuTestCase):
         )
         self.assertEqual(self.peer.call(in_common_of_peer)["handles"], 1)
 
-    def test_tensor_passed_on_needs_its_maker_and_its_last_user(self):
+    def test_tensor_passed_on_needs_its_owner_and_its_last_holder(self):
         with self.another_peer() as third:
             size = self.given_to(self.peer)
             message = self.peer.call(message_of_kept, "tensor")
@@ -611,7 +611,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(on_gpu(back), on_gpu(vector()))
 
     @needs_stand_in
-    def test_figures_tell_what_is_in_common(self):
+    def test_figures_count_memory_in_use_with_others(self):
         def figures(**expected):
             return {**dict.fromkeys(before, 0), **expected}
 

@@ -446,7 +446,7 @@ class TestSwitch(LoaderTestCase):
         # A few batches of one block each.
         self.assertLess(self.most_blocks(), 8)
 
-    def test_off_each_tensor_goes_by_itself(self):
+    def test_each_tensor_is_sent_alone_when_it_is_off(self):
         for value in ("0", "false", "OFF"):
             with self.subTest(value), self.environment(SWITCH, value):
                 self.assertGreaterEqual(self.most_blocks(), 8)
@@ -495,7 +495,7 @@ class TestErrors(LoaderTestCase):
         self.assertIn("DataLoader worker(0) caught TypeError", report)
         self.assertIn("cannot pickle '_thread.lock' object", report)
 
-    def test_no_room_is_an_error_that_names_the_way_out(self):
+    def test_no_room_is_an_error_that_names_a_remedy(self):
         report = self.report("image", "sharing.set_shared_memory_limit(1000)")
         self.assertIn("DataLoader worker(0) caught MemoryError", report)
         self.assertIn("the limit is 1000 B", report)

@@ -759,7 +759,7 @@ class TestShareMemory(SharingTestCase):
         sharing.set_shared_memory_limit(1 << 30)
         self.assertTrue(layer.share_memory()[1].weight.is_shared())
 
-    def test_memory_that_is_not_paddles_is_refused_with_the_way_out(self):
+    def test_foreign_memory_is_refused_with_a_remedy(self):
         array = np.arange(4, dtype="float32")
         tensor = paddle.utils.dlpack.from_dlpack(array)
         with self.assertRaisesRegex(ValueError, r"\.clone\(\)"):
@@ -808,7 +808,7 @@ class TestRefusals(unittest.TestCase):
         with self.assertRaisesRegex(Exception, "lambda"):
             ForkingPickler.dumps(layer)
 
-    def test_layer_compiled_by_to_static_is_refused_with_the_way_out(self):
+    def test_layer_compiled_by_to_static_is_refused_with_a_remedy(self):
         layer = paddle.jit.to_static(nn.Linear(2, 2))
         with self.assertRaisesRegex(TypeError, r"to_static.*Linear.*rollback"):
             ForkingPickler.dumps(layer)

@@ -128,7 +128,7 @@ class TestSparse(SharingTestCase):
                 self.assertEqual(self.peer.call(describe, tensor), expected)
                 self.assertEqual(description(tensor), expected)
 
-    def test_gradient_can_be_asked_of_what_arrives(self):
+    def test_received_tensor_can_require_grad(self):
         tensor = coordinates()
         tensor.stop_gradient = False
         self.assertFalse(self.peer.call(describe, tensor).stop_gradient)

@@ -452,7 +452,7 @@ class TestOneMemory(SharingTestCase):
         self.assert_filled(tensor, 5)
         self.assertEqual(seen, description(tensor))
 
-    def test_tensor_over_foreign_memory_is_refused_with_the_way_out(self):
+    def test_tensor_over_foreign_memory_is_refused_with_a_remedy(self):
         array = np.arange(4, dtype="float32")
         foreign = {
             "DLPack": paddle.utils.dlpack.from_dlpack(array),

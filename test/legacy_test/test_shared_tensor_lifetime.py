@@ -230,7 +230,7 @@ class TestFork(LifetimeTestCase):
             )
         self.wait_for_use_of(before)
 
-    def test_parent_keeps_what_its_child_dies_with(self):
+    def test_parent_keeps_tensors_of_a_child_that_dies(self):
         for name in ("close", "kill"):
             with self.subTest(name):
                 tensor = vector()
@@ -295,7 +295,7 @@ class TestMessages(LifetimeTestCase):
             self.peer.call(load_and_describe, message), description(vector())
         )
 
-    def test_messages_of_a_dropped_queue_are_given_up_on_demand(self):
+    def test_messages_of_a_dropped_queue_expire_on_demand(self):
         before = self.used()
         messages = sharing.shared_memory_stats()["messages"]
         queue = self.context.SimpleQueue()
@@ -310,7 +310,7 @@ class TestMessages(LifetimeTestCase):
         self.assertEqual(self.used(), before)
         self.assertEqual(sharing.shared_memory_stats()["messages"], messages)
 
-    def test_message_given_up_is_a_clear_error_for_its_receiver(self):
+    def test_expired_message_is_a_clear_error_for_its_receiver(self):
         message = self.new_message()
         sharing.collect_shared_memory(message_timeout=0)
         with self.assertRaisesRegex(RuntimeError, "has expired"):
@@ -320,7 +320,7 @@ class TestMessages(LifetimeTestCase):
         self.assertEqual(caught.exception.kind, "RuntimeError")
         self.assertIn("has expired", caught.exception.message)
 
-    def test_message_given_up_is_received_while_its_tensor_lives(self):
+    def test_expired_message_is_received_while_its_tensor_lives(self):
         tensor = vector()
         message = bytes(ForkingPickler.dumps(tensor))
         sharing.collect_shared_memory(message_timeout=0)

@@ -711,7 +711,7 @@ class TestPrefetcher(WorkerTestCase):
                 fail()
         self.assertFalse(prefetcher._thread.is_alive())
 
-    def test_a_change_is_not_missed_by_who_is_about_to_wait(self):
+    def test_a_change_is_not_missed_by_a_thread_about_to_wait(self):
         # As by a finalizer, or a signal handler, that comes just then.
         def predicate():
             looks.append(True)
@@ -972,7 +972,7 @@ class TestEndOfPython(unittest.TestCase):
         said, _, _ = run_script(self, FAILS_IN_A_CHILD, []).partition("ends")
         self.assertEqual(said.count("ValueError: said so"), 1)
 
-    def test_an_item_that_takes_for_ever_does_not_prevent_it(self):
+    def test_an_item_that_never_comes_does_not_prevent_the_end(self):
         run_script(self, IS_STUCK, [])
 
 

@@ -160,9 +160,7 @@ def version_module(made):
     return names
 
 
-def test_paddle_version_tells_what_the_wheel_is(
-    official, repo, tmp_path, capsys
-):
+def test_paddle_version_names_the_wheel(official, repo, tmp_path, capsys):
     made = build(official, tmp_path / "out", repo)
     names = version_module(made)
     assert names["local_version"] == str(version_of(made))
@@ -287,7 +285,7 @@ def test_wheel_for_another_python_is_refused(official, repo, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_compiler_is_told_before_anything_is_made(
+def test_missing_compiler_is_reported_before_anything_is_built(
     official, repo, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PATH", os.devnull)
@@ -308,7 +306,7 @@ def test_missing_headers_of_python_are_told(
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_cmake_is_told_with_the_way_out(tmp_path, monkeypatch):
+def test_missing_cmake_is_reported_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PatchError, match="pip install cmake ninja"):
         beside_python("cmake")
