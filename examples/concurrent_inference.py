@@ -15,8 +15,8 @@
 
     python concurrent_inference.py [--device gpu:0] [--threads 4]
 
-Without --device it takes the first GPU, else the first custom device, else the
-CPU, which has no streams.
+Without --device it runs on the first GPU, otherwise on the first custom device,
+otherwise on the CPU, which has no streams.
 """
 
 from __future__ import annotations

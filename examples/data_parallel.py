@@ -61,7 +61,7 @@ class Group:
         self._pipes = pipes[rank]
         self._timeout_s = timeout_s
         self._error = None
-        # A process that dies ends its pipes, once nobody else has them open.
+        # A process that dies closes its pipes, unless others have them open.
         close(pipes[:rank] + pipes[rank + 1 :])
 
     def exchange(self, step: str, value=None) -> list:
@@ -78,7 +78,7 @@ class Group:
             raise
 
     def check(self) -> None:
-        """Raises the error with which this rank gave up, if it did."""
+        """Raises the first error of this rank, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -90,7 +90,7 @@ class Group:
 
     def _send(self, step: str | None, value) -> None:
         for pipe in self._pipes.values():
-            # Why a peer is gone is known when its last message is read.
+            # The last message of a peer says why it has ended.
             with contextlib.suppress(ConnectionError):
                 pipe.send((step, value))
 
@@ -159,7 +159,7 @@ class Bucket:
 
 
 def in_buckets(parameters: dict, bucket_bytes: int) -> list[dict]:
-    """Backward comes to the last parameters first: so do the buckets."""
+    """Returns buckets in the order of backward: the last parameters first."""
     buckets, room, dtype = [], 0, None
     for name, parameter in reversed(parameters.items()):
         size = parameter.size * parameter.element_size()
@@ -188,14 +188,14 @@ def write_mean(group: Group, step: str, tensors: list, dtype) -> None:
 
 
 def average(group: Group, bucket: Bucket) -> paddle.Tensor:
-    """The communication hook that averages gradients as they are."""
+    """Averages gradients in their own type: the default hook."""
     mine = bucket.tensors[group.rank]
     write_mean(group, bucket.name, bucket.tensors, mine.dtype)
     return mine
 
 
 class AverageAsFloat16:
-    """A communication hook: half the bytes go from process to process."""
+    """Averages gradients as float16: a hook that sends half the bytes."""
 
     def __init__(self):
         self._tensors = {}
@@ -267,7 +267,7 @@ class DataParallel:
             raise
 
     def _on_gradient(self, bucket: Bucket, name: str) -> None:
-        # Backward does not let exceptions of hooks through as they are.
+        # Backward wraps exceptions of hooks in others.
         try:
             bucket.take(name)
             self._average_full_buckets()
@@ -275,14 +275,14 @@ class DataParallel:
             self._error = self._error or error
 
     def _average_full_buckets(self) -> None:
-        # In their order, which is the same on all ranks.
+        # The order is the same on all ranks.
         for bucket in self._buckets[len(self._averages) :]:
             if bucket.missing:
                 return
             self._averages.append(self._thread.submit(self._average, bucket))
 
     def _average(self, bucket: Bucket) -> paddle.Tensor:
-        # Buckets behind one that failed are queued already.
+        # Buckets after one that failed are already queued.
         self._group.check()
         try:
             result = self._comm_hook(self._group, bucket)
@@ -346,7 +346,7 @@ def train(layer, batches: list, group: Group, **options) -> paddle.Tensor:
 
 
 def train_alone(layer, batches: list, parts: int) -> paddle.Tensor:
-    """Does it in one process, on one part of each batch after the other."""
+    """Trains in one process, on one part of each batch after the other."""
     parameters = layer.parameters()
     optimizer = paddle.optimizer.SGD(0.01, parameters)
     for batch in batches:

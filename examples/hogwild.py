@@ -15,11 +15,11 @@
 
     python hogwild.py [--processes 2] [--steps 300]
 
-The parameters are in shared memory, once. Each process takes batches of its own
-and updates the parameters in place, without a lock: now and then two of them
-overwrite a part of each other's update, which SGD bears. The parent makes no
-step. Printed: how well its model does before and after, on data that was kept
-back, and the steps of each process.
+One copy of the parameters is in shared memory. Each process draws its own
+batches and updates the parameters in place, without a lock: sometimes two of
+them overwrite a part of each other's update, which SGD tolerates. The parent
+makes no step. It prints loss and accuracy of its model before and after, on
+held-back data, and the steps of each process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLES, HELD_BACK, BATCH = 5000, 1000, 64
 
 
 def make_data() -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Points, and which of four random sums of its numbers is the largest."""
+    """Returns points and, of each, which of four random sums is the largest."""
     rng = np.random.default_rng(0)
     points = rng.standard_normal((SAMPLES, 16), "float32")
     labels = (points @ rng.standard_normal((16, 4), "float32")).argmax(1)
@@ -55,8 +55,8 @@ def evaluate(model, points: paddle.Tensor, labels: paddle.Tensor) -> str:
 def train(rank: int, model, points, labels, done, steps: int) -> None:
     """Trains the shared parameters; each process runs this."""
     rng = np.random.default_rng(rank)
-    # Optimizers update in place. What they keep beside the parameters, as Adam
-    # does, is each process's own.
+    # Optimizers update in place. Their state, such as the moments of Adam, is
+    # private to each process.
     sgd = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     for _ in range(steps):
         rows = paddle.to_tensor(rng.integers(0, len(points), BATCH))

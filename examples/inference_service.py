@@ -15,11 +15,11 @@
 
     python inference_service.py [--devices gpu:0 gpu:1 cpu]
 
-Each thread of a pool sets a device of its own when it starts. Requests go to
-the pool's queue, and from there to the thread that is free first. Without
---devices it takes all GPUs, else all custom devices, else two threads on the
-CPU. Printed: how many requests each thread has answered, and how many answers
-are not what one thread alone computes on the CPU.
+Each thread of a pool sets its own device when it starts. Requests go to the
+queue of the pool, and from there to the first thread that is free. Without
+--devices it uses all GPUs, otherwise all custom devices, otherwise two threads
+on the CPU. It prints how many requests each thread has answered, and how many
+answers differ from those that one thread computes on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import paddle
 
 REQUESTS = 400
 
-own = threading.local()  # what each thread has for itself
+own = threading.local()  # the model of each thread
 
 
 def all_devices() -> list[str]:
@@ -58,7 +58,8 @@ def make_model() -> paddle.nn.Layer:
 
 def start(devices: queue.SimpleQueue, weights: dict) -> None:
     """Prepares a thread: its device and its model."""
-    # From here on what this thread makes is on its device. Others keep theirs.
+    # From here on, tensors of this thread are on its device; other threads
+    # keep theirs.
     paddle.set_device(devices.get())
     own.model = make_model()
     own.model.set_state_dict(weights)
@@ -92,7 +93,7 @@ def main() -> int:
 
     with paddle.no_grad():
         expected = model(paddle.to_tensor(requests)).numpy()
-    # GPUs may multiply with fewer bits.
+    # GPUs may multiply with lower precision.
     right = np.isclose(answers, expected, atol=1e-2).all(axis=(1, 2))
     print(f"{len(answers)} answers, {np.sum(~right)} wrong")
     return 0 if right.all() else 1

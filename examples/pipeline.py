@@ -17,9 +17,9 @@
 
 Producers make batches, consumers reduce each to a number. Batches stay in
 shared memory; a few hundred bytes go through the pipes. A producer and a
-consumer are killed when they have just got an item, which others then do.
-Printed: which items were done again, how many results are wrong, and what is
-left in shared memory.
+consumer are killed when they have just received an item, which other workers
+then process. It prints which items were processed again, how many results are
+wrong, and what is left in shared memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def work(function, connection) -> None:
 
 
 class Worker:
-    """A process, and a pipe for it alone.
+    """A process with its own pipe.
 
     One queue for all would not do: a process that is killed while it uses the
     queue leaves its lock locked for ever, or half a message in it.
@@ -72,7 +72,7 @@ class Worker:
         arguments = (function, theirs)
         self.process = context.Process(target=work, args=arguments, daemon=True)
         self.process.start()
-        # From here on only the worker has that end: `recv` raises when it dies.
+        # Now only the worker has that end: `recv` raises when it dies.
         theirs.close()
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Worker:
 
 
 class Stage:
-    """Workers that do the same; the first that gets the victim is killed."""
+    """Workers with the same job; the first that gets the victim is killed."""
 
     def __init__(self, function, victim: int):
         self.function, self.victim, self.again = function, victim, []
@@ -90,7 +90,7 @@ class Stage:
             self.idle.put(Worker(function))
 
     def run(self, number: int, value):
-        """Has a worker do an item, and another one if that dies meanwhile."""
+        """Has a worker process an item, and another one if the first dies."""
         for _ in range(ATTEMPTS):
             worker = self.idle.get()
             try:
@@ -127,8 +127,8 @@ def main() -> int:
         print(f"{stage.function.__name__}: done again: {stage.again}")
     wrong = sum(result != n for n, result in enumerate(results))
     print(f"{len(results)} results, {wrong} wrong")
-    # Messages that nobody receives keep their batches: give those up that the
-    # killed workers have not read.
+    # Messages that nobody receives keep their batches: let those expire that
+    # the killed workers have not read.
     mp.collect_shared_memory(message_timeout=0)
     stats = mp.shared_memory_stats()
     print(f"left: {stats['used']} bytes, {stats['attached']} foreign segments")

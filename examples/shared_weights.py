@@ -15,11 +15,11 @@
 
     python shared_weights.py [--processes 3] [--layers 8]
 
-The same data is evaluated by processes that load a model each, then by
-processes that get the parent's. A layer has 16 MiB of weights. Printed is the
-memory of each process, the parent first, as Linux counts it, in MiB: pages that
-it alone has, pages that others have too, and Pss, where a page of n processes
-counts one n-th: the sum of that is the memory that all need.
+The same data is evaluated by processes that each load a model, then by
+processes that share the parent's. A layer has 16 MiB of weights. It prints the
+memory of each process, the parent first, as Linux counts it, in MiB: private
+pages, shared pages, and Pss, in which a page of n processes counts one n-th, so
+that the sum over all processes is the memory that they need together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_model(layers: int) -> paddle.nn.Layer:
 
 def load_model(path: Path) -> paddle.nn.Layer:
     state = paddle.load(str(path))
-    model = make_model(len(state) // 2)  # a weight and a bias each
+    model = make_model(len(state) // 2)  # a weight and a bias per layer
     model.set_state_dict(state)
     return model
 
@@ -69,7 +69,7 @@ def memory(pid: int) -> tuple[int, int, int]:
 
 
 def run(model, inputs, processes: int) -> paddle.Tensor:
-    """Evaluates in each process, and shows their memory while all have it."""
+    """Evaluates in each process, and prints their memory meanwhile."""
     losses = paddle.full([processes], float("nan"))
     leave = mp.get_context("forkserver").Event()
     context = mp.start_processes(
