@@ -11,17 +11,19 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A made-up Paddle, as checkout and as wheel, and a series for it."""
+"""Fixtures: a made-up Paddle with a series for it, and the real one."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tools.tree import git
+from tools.wheel import REPO
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,6 +178,30 @@ def snapshot(root: Path) -> dict[str, tuple]:
         for path in root.rglob("*")
         if ".git" not in path.parts
     }
+
+
+@pytest.fixture(scope="session")
+def run_paddle():
+    """
+    Runs the Python that has the custom wheel. Its variables are those of this
+    process and the given ones; one that is None is unset.
+    """
+    python = os.environ.get("PADDLE_PYTHON")
+    if not python:
+        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
+
+    def run(*arguments, cwd=REPO, **variables):
+        environ = {**os.environ, **variables}
+        return subprocess.run(
+            [python, *map(str, arguments)],
+            cwd=cwd,
+            env={name: v for name, v in environ.items() if v is not None},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    return run
 
 
 @pytest.fixture

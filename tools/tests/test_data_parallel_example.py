@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import subprocess
 
 import pytest
 
@@ -41,25 +40,10 @@ shared memory left: 0 bytes
 )
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    """Runs the Python that has the custom wheel."""
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
-    return subprocess.run(
-        [python, *arguments],
-        cwd=REPO,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 @pytest.fixture(scope="module")
-def cases():
+def cases(run_paddle):
     """Returns the output of the cases, which run once for all."""
-    done = run("-m", "unittest", "tools.tests.data_parallel_cases")
+    done = run_paddle("-m", "unittest", "tools.tests.data_parallel_cases")
     assert f"\nRan {len(NAMES)} tests" in done.stderr, done.stderr
     return done.stderr
 
@@ -69,9 +53,11 @@ def test_piece(cases, name):
     assert not re.search(rf"^(FAIL|ERROR): {name} ", cases, re.M), cases
 
 
-def test_script_trains_and_leaves_nothing():
+def test_script_trains_and_leaves_nothing(run_paddle):
     family = f"{random.getrandbits(63):016x}"
-    done = run("examples/data_parallel.py", PADDLE_SHARED_MEMORY_FAMILY=family)
+    done = run_paddle(
+        "examples/data_parallel.py", PADDLE_SHARED_MEMORY_FAMILY=family
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     output = OUTPUT.fullmatch(done.stdout)
     assert output, done.stdout

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,24 +57,22 @@ left: (?P<used>[0-9]+) bytes, (?P<segments>[0-9]+) foreign segments
 
 
 @pytest.fixture
-def run_example():
+def run_example(run_paddle):
     """
     Runs an example as a user does and returns its output, matched; nothing
     stays in shared memory.
     """
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
 
     def run(name, output, *arguments, **variables):
-        environ = {k: v for k, v in os.environ.items() if "CUSTOM_DEV" not in k}
         family = secrets.token_hex(8)
-        done = subprocess.run(
-            [python, str(REPO / "examples" / name), *arguments],
-            env={**environ, "PADDLE_SHARED_MEMORY_FAMILY": family, **variables},
-            capture_output=True,
-            text=True,
-            timeout=600,
+        done = run_paddle(
+            REPO / "examples" / name,
+            *arguments,
+            **{
+                "CUSTOM_DEVICE_ROOT": None,
+                "PADDLE_SHARED_MEMORY_FAMILY": family,
+                **variables,
+            },
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert not list(Path("/dev/shm").glob(f"*{family}*"))

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -194,25 +192,14 @@ def test_messages_are_those_of_the_code():
 @pytest.mark.parametrize(
     "block", BLOCKS, ids=lambda block: block["code"].splitlines()[0]
 )
-def test_code_runs_and_prints_what_is_said(block, tmp_path):
+def test_code_runs_and_prints_what_is_said(block, run_paddle, tmp_path):
     if block["why_not"]:
         assert block["why_not"].strip() == "needs-gpu"
         compile(block["code"], GUIDE.name, "exec")
         pytest.skip("needs a GPU")
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
     script = tmp_path / "script.py"
     script.write_text(block["code"], encoding="utf-8")
-    environ = {k: v for k, v in os.environ.items() if "CUSTOM_DEV" not in k}
-    done = subprocess.run(
-        [python, str(script)],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_paddle(script, cwd=tmp_path, CUSTOM_DEVICE_ROOT=None)
     assert done.returncode == 0, done.stdout + done.stderr
     if block["output"] is not None:
         assert done.stdout == block["output"]

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -89,24 +88,15 @@ assert look_up() not in found
 
 
 @pytest.fixture
-def python():
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
-    return python
+def output_of(run_paddle):
+    """Runs code in Paddle, which has to succeed, and returns its output."""
 
+    def run(code, *arguments):
+        done = run_paddle("-c", code, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
-def output_of(python, code, *arguments, **variables):
-    done = subprocess.run(
-        [python, "-c", code, *map(str, arguments)],
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return run
 
 
 def test_slots_of_calls_are_found_and_written(tmp_path):
@@ -115,11 +105,10 @@ def test_slots_of_calls_are_found_and_written(tmp_path):
 
 
 def test_lazily_bound_custom_operators_find_contexts_of_threads(
-    python, tmp_path
+    output_of, tmp_path
 ):
     package = Path(
         output_of(
-            python,
             "import sysconfig; print(sysconfig.get_path('purelib'), end='')",
         ),
         "paddle",
@@ -134,7 +123,7 @@ def test_lazily_bound_custom_operators_find_contexts_of_threads(
         *(f"-Wl,-rpath,{package / 'libs'}", f"-Wl,-rpath-link={package}/libs"),
         "-Wl,--allow-shlib-undefined",
     )
-    output_of(python, IN_PADDLE, library)
+    output_of(IN_PADDLE, library)
 
 
 DRAWS = """
@@ -179,5 +168,5 @@ assert found == [expected] * 8, found
 
 
 @pytest.mark.parametrize("binding", [os.RTLD_NOW, os.RTLD_LAZY])
-def test_threads_that_compute_meanwhile_find_their_contexts(binding, python):
-    output_of(python, DRAWS, binding)
+def test_threads_that_compute_meanwhile_find_their_contexts(binding, output_of):
+    output_of(DRAWS, binding)
