@@ -56,7 +56,7 @@ struct Original {
   void* function;
 };
 
-// What a look at libraries has found, to be written once all of it is right.
+// The slots found in the libraries, to be written once all of them are valid.
 struct Plan {
   std::vector<Slot> slots;
   std::vector<Original> originals;
@@ -86,8 +86,8 @@ uint32_t GnuHash(std::string_view name) {
   return hash;
 }
 
-// The hash table of a library's symbols that it defines. Those that it only
-// refers to come before them and are in no table.
+// The hash table of the symbols that a library defines. Symbols that it only
+// refers to come before those and are in no table.
 class GnuHashTable {
  public:
   explicit GnuHashTable(const uint32_t* header)
@@ -170,7 +170,7 @@ class Library {
            slots_[2] != nullptr;
   }
 
-  // Adds what is to be written.
+  // Adds the slots that are to be written.
   void AddTo(Plan* plan, const std::vector<Redirection>& redirections) const {
     std::vector<Wanted> wanted = Find(redirections);
     if (wanted.empty()) return;
@@ -214,8 +214,8 @@ class Library {
     size_t skipped;  // Leading ones that are of no symbol.
   };
 
-  // The kernel's own library has no relocations, and addresses in its tables
-  // that nobody has adjusted.
+  // The kernel's own library has no relocations, and the addresses in its
+  // tables are not adjusted.
   bool IsReadable() const {
     return hash_table_ != nullptr && symbols_ != nullptr && names_ != nullptr &&
            (tables_[0].bytes > 0 || tables_[1].bytes > 0);
@@ -258,7 +258,7 @@ class Library {
         }
       });
     }
-    // The table of a library that defines nothing does not tell their number.
+    // The table of a library that defines no symbol does not have their number.
     const uint32_t end =
         table.IsEmpty() ? EndOfSymbolsInUse() : table.FirstSymbol();
     for (uint32_t index = 1; index < end; ++index) {
@@ -386,7 +386,7 @@ uintptr_t BaseOfThisModule() {
   return reinterpret_cast<uintptr_t>(info.dli_fbase);
 }
 
-// Without libraries when none was loaded since `additions`.
+// Returns no libraries if none was loaded since `additions`.
 Loaded LoadedSince(uint64_t additions) {
   Loaded loaded{{}, additions, 0};
   dl_iterate_phdr(
@@ -401,7 +401,7 @@ Loaded LoadedSince(uint64_t additions) {
         return 0;
       },
       &loaded);
-  // Calls from this module are to reach what it redirects from.
+  // Calls from this module have to reach the original functions.
   static const uintptr_t own_base = BaseOfThisModule();
   auto& libraries = loaded.libraries;
   libraries.erase(std::remove_if(libraries.begin(),
@@ -413,7 +413,7 @@ Loaded LoadedSince(uint64_t additions) {
   return loaded;
 }
 
-// Also of what else is on the slot's page.
+// Also applies to other data on the page of the slot.
 bool Protect(const Slot& slot, int protection) {
   const auto page =
       reinterpret_cast<uintptr_t>(slot.address) & ~(PageSize() - 1);
@@ -423,7 +423,7 @@ bool Protect(const Slot& slot, int protection) {
 }
 
 void Write(const Plan& plan) {
-  // All that can fail comes first.
+  // Steps that can fail come first.
   for (const auto& slot : plan.slots) {
     if (!slot.is_read_only || Protect(slot, PROT_READ | PROT_WRITE)) continue;
     throw std::runtime_error(
@@ -433,8 +433,8 @@ void Write(const Plan& plan) {
   }
   for (const auto& [where, function] : plan.originals) *where = function;
   for (const auto& slot : plan.slots) {
-    // Release: a thread that comes by the slot finds the originals. Otherwise
-    // it needs no order, as either of the two functions will do.
+    // Release: a thread that calls through the slot sees the originals. No
+    // other order is needed, as both functions are correct until then.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);
   }
@@ -483,7 +483,7 @@ void RedirectCalls(const std::vector<Redirection>& redirections) {
   static std::set<uintptr_t> seen;
   const Loaded loaded = LoadedSince(additions);
   if (loaded.libraries.empty()) return;
-  // What is at an address that was seen may be another library by now.
+  // Another library may be at a known address by now.
   const bool is_first = additions == 0;
   if (loaded.removals != removals) seen.clear();
   Plan all;

@@ -25,8 +25,8 @@
 // when no thread can call through it yet, or at the first call ("lazy
 // binding"). In the second case it may be about to store the address that it
 // has looked up, on any thread and arbitrarily late after that thread read the
-// slot, and such a store would undo ours. No look at the slot can rule that
-// out. What can is the table that holds the slots: its third entry is the
+// slot, and such a store would undo ours. The content of the slot cannot rule
+// that out, but the table that holds the slots can: its third entry is the
 // address that an unfilled slot leads to, and the linker writes that entry,
 // which is null in the file, only for a library that it binds lazily. Where the
 // entry is null, no thread has ever been in the linker because of a slot, the
@@ -43,35 +43,35 @@ struct Redirection {
   std::string_view name;
   std::string_view arguments;
   void* function;
-  // Where the address of the redirected function is wanted, which has to be
-  // known before a call can come.
+  // Receives the address of the redirected function, before any call can reach
+  // `function`. Null if the address is not needed.
   void** original = nullptr;
-  // Arguments of other functions of this name, whose calls stay as they are.
+  // Arguments of other overloads, whose calls stay as they are.
   std::vector<std::string_view> left_alone = {};
   // Whether the library that defines the function also calls it.
   bool called_where_defined = true;
 };
 
-// Redirects the calls of all libraries that are loaded, but for the one that
-// this is linked into. Looks only at those that were loaded since the last call
-// that succeeded.
+// Redirects the calls of all loaded libraries, except the one that this is
+// linked into. Looks only at libraries that were loaded since the last
+// successful call.
 //
-// Throws std::runtime_error, and then has written to no slot:
+// Throws std::runtime_error, without having written to any slot, if
 // - no library calls one of the functions through a slot;
 // - a library refers to a function of this name with other arguments;
 // - some calls of a library cannot be redirected: those of the library that
 //   defines the function go there directly, or an address is kept elsewhere
-//   than in a slot;
+//   than in a slot; or
 // - a library is bound lazily, and RedirectLazyCalls has not seen it.
 //
-// Not thread-safe: the caller keeps other callers out.
+// Not thread-safe. Requires: no other call of these functions at the same time.
 void RedirectCalls(const std::vector<Redirection>& redirections);
 
-// Redirects the calls of those libraries that are bound lazily. To be called
-// before a thread may call through them: right after they were loaded.
+// Redirects the calls of libraries that are bound lazily. Requires: no thread
+// can call through them yet, which is so right after they were loaded.
 //
-// Throws std::runtime_error as RedirectCalls does, but for the functions that
-// no library calls.
+// Throws std::runtime_error as RedirectCalls does, except for functions that no
+// library calls.
 //
-// Not thread-safe: the caller keeps other callers out.
+// Not thread-safe. Requires: no other call of these functions at the same time.
 void RedirectLazyCalls(const std::vector<Redirection>& redirections);

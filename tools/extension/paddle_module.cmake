@@ -12,11 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# What an extension module for an installed Paddle is built with.
+# Builds extension modules for an installed Paddle.
 
 set(PADDLE_ROOT
     ""
-    CACHE PATH "The folder of the Paddle package; holds base/libpaddle.so.")
+    CACHE PATH "The folder of the Paddle package; it has base/libpaddle.so.")
 set(PYBIND_ABI
     ""
     CACHE STRING "The platform that libpaddle gives pybind11's internals.")
@@ -25,7 +25,7 @@ foreach(file base/libpaddle.so include/third_party/pybind11/pybind11.h)
   if(NOT EXISTS "${PADDLE_ROOT}/${file}")
     message(
       FATAL_ERROR
-        "PADDLE_ROOT is \"${PADDLE_ROOT}\", which holds no ${file}. Pass the "
+        "PADDLE_ROOT is \"${PADDLE_ROOT}\", which has no ${file}. Pass the "
         "package of a Paddle wheel: -DPADDLE_ROOT=.../site-packages/paddle")
   endif()
 endforeach()
@@ -49,14 +49,14 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 get_filename_component(repo "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
 set(repo_allocation "${repo}/paddle/phi/core/memory/allocation")
 
-# Paddle's headers know either CUDA or custom devices. They have to be read as
-# Paddle itself was built: what is inline in them, and how large a class is,
-# depends on that. A Paddle for CUDA needs the headers of CUDA and of cuDNN.
+# Paddle's headers know either CUDA or custom devices. They have to be
+# compiled as Paddle itself was: inline functions and the sizes of classes
+# depend on that. A Paddle for CUDA needs the headers of CUDA and of cuDNN.
 set(version_file "${PADDLE_ROOT}/version/__init__.py")
 if(NOT EXISTS "${version_file}")
   message(
-    FATAL_ERROR "PADDLE_ROOT has no version/__init__.py, which tells what "
-                "Paddle was built for. Pass the package of a wheel.")
+    FATAL_ERROR "PADDLE_ROOT has no version/__init__.py, which says which "
+                "devices Paddle was built for. Pass the package of a wheel.")
 endif()
 file(STRINGS "${version_file}" cuda_version REGEX "^cuda_version *= *'[0-9]")
 if(cuda_version)
@@ -94,7 +94,7 @@ function(paddle_module name)
     PRIVATE "${PADDLE_ROOT}/base/libpaddle.so"
             "${PADDLE_ROOT}/libs/libphi_core.so"
             "${PADDLE_ROOT}/libs/libcommon.so" ${CMAKE_DL_LIBS})
-  # A symbol that some libpaddle does not have is told at import, not at the
+  # A symbol that a libpaddle does not have is an error at import, not at the
   # call.
   target_link_options(${name} PRIVATE LINKER:-z,now LINKER:--as-needed
                       LINKER:--strip-all)

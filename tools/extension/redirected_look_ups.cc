@@ -30,8 +30,8 @@ using paddle::memory::allocation::AllocationPtr;
 using paddle::memory::allocation::AllocatorFacade;
 using ExperimentalPool = paddle::experimental::DeviceContextPool;
 
-// The contexts that a look-up uses on a thread for which none were set by
-// DeviceContextPool::SetDeviceContexts, as they may be for the calling one.
+// Returns the contexts that a lookup uses on a thread for which none were set
+// by DeviceContextPool::SetDeviceContexts; some may be set for the caller.
 const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
   const auto* const in_use = &pool.device_contexts();
   phi::DeviceContextPool::SetDeviceContexts(nullptr);
@@ -44,7 +44,7 @@ phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
   static const auto* const of_process = ContextsOfProcess(*pool);
   auto* const context = phi::FindThreadContext(place);
   if (context == nullptr) return pool->Get(place);
-  // What was set by SetDeviceContexts comes before all else.
+  // Contexts that were set by SetDeviceContexts come first.
   const auto& set = pool->device_contexts();
   return &set != of_process && set.count(place) > 0 ? pool->Get(place)
                                                     : context;
@@ -53,7 +53,7 @@ phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
 const phi::DeviceContext* ExperimentalGet(ExperimentalPool* pool,
                                           const phi::Place& place) {
   if (const auto* context = phi::FindThreadContext(place)) return context;
-  // Only a context of the process may go into what all threads read.
+  // Only a context of the process may go into a map that all threads read.
   const phi::ProcessContextsGuard guard;
   return pool->Get(place);
 }
@@ -71,8 +71,8 @@ AllocationPtr Alloc(AllocatorFacade* facade,
                               : allocator->Allocate(size);
 }
 
-// Paddle has no header for the backward pass of programs: all is passed on as
-// it is. Its interpreter keeps contexts, whichever thread runs it.
+// Paddle has no header for the backward pass of programs, so the arguments are
+// passed on untyped. Its interpreter keeps contexts, whichever thread runs it.
 using RunGradient =
     void (*)(void*, void*, void*, void*, void*, void*, const int64_t&);
 using RunLegacyGradient =
@@ -123,7 +123,7 @@ constexpr char kProgramArguments[] =
     "1A_SaIS1A_EEPN3pir5BlockES1_INS1D_5ValueESaIS1G_EESt10shared_ptrINS1D_"
     "7ProgramEEEEESt4hashISL_ESt8equal_toISL_ESaISt4pairIKSL_S1M_EEE";
 
-// What is redirected, by its mangled name.
+// The redirected functions, by their mangled names.
 const std::vector<Redirection>& Redirections() {
   static const std::string program = kProgramArguments;
   static const std::string run_arguments = program + "S1X_PS5_S1Y_RKl";
@@ -142,7 +142,7 @@ const std::vector<Redirection>& Redirections() {
        nullptr,
        {},
        /*called_where_defined=*/false},
-      // The other one is for memory of a stream that the caller names.
+      // The other overload takes a stream, which the caller names.
       {"_ZN6paddle6memory10allocation15AllocatorFacade5AllocE",
        "RKN3phi5PlaceEm",
        reinterpret_cast<void*>(&Alloc),

@@ -14,19 +14,19 @@
 
 #pragma once
 
-// For a wheel, whose libraries are built already: makes them ask
-// phi/backends/thread_contexts.h where Paddle's own tree, patched, does: when
+// For a wheel, whose libraries are already built: makes them call
+// phi/backends/thread_contexts.h where the patched tree of Paddle does, when
 // they look up a device context, allocate, or run the backward pass of a
 // program.
 //
-// Does nothing when no library was loaded since the last time; one that is
-// loaded later, such as that of a custom operator, needs another call. Calls
-// from this module reach Paddle's own. See call_slots.h for how.
+// Does nothing if no library was loaded since the last call. A library that is
+// loaded later, such as one with a custom operator, needs another call. Calls
+// from this module reach the original functions. See call_slots.h.
 //
-// Throws std::runtime_error, and changes nothing, where not all calls can be
+// Throws std::runtime_error, and changes nothing, if not all calls can be
 // redirected.
 //
-// Not thread-safe: the caller holds the GIL.
+// Not thread-safe. Requires: the caller holds the GIL.
 void RedirectLookUps();
 
 // The same for libraries that are bound lazily, right after they were loaded.

@@ -22,7 +22,7 @@ namespace py = pybind11;
 namespace {
 
 // Redirects the calls of a library that Paddle loads for custom operators, with
-// lazy binding, before anybody can call an operator of it.
+// lazy binding, before any thread can call one of its operators.
 void RedirectWhereOperatorsAreLoaded() {
   const auto core = py::module_::import("paddle.base.core");
   constexpr char kLoad[] = "load_op_meta_info_and_register_op";

@@ -14,8 +14,8 @@
 
 // Tensors on a GPU for a Paddle that was built without: their storage has a GPU
 // place, is memory of the stand-in for the driver, and goes through Paddle's
-// RetryAllocator, as on a GPU. What the stand-in calls memory of a device can
-// be read by the CPU.
+// RetryAllocator, as on a GPU. The CPU can read the device memory of the
+// stand-in.
 
 #include <atomic>
 #include <cstring>

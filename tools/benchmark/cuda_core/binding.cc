@@ -15,7 +15,7 @@
 // The memory of a GPU between processes, for one thread of Python: as much of
 // an allocator as a benchmark needs, on device 0 and its default stream.
 //
-// Functions return null or the text of an error, which the next one ends.
+// Functions return null or the text of an error, valid until the next call.
 
 #include <cstring>
 #include <functional>
@@ -36,7 +36,7 @@ using driver_calls::Call;
 constexpr void* kDefaultStream = nullptr;
 constexpr uint64_t kLeastChunk = uint64_t{2} << 20;  // as torch has it
 
-// Memory that is cut from chunks and not in use, by size.
+// Unused memory that was cut from chunks, by size.
 std::map<uint64_t, std::vector<char*>> unused;
 
 // Cut from a chunk, or received.
