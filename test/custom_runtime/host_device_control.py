@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What tests ask of the plugin in host_device/ beyond what Paddle does.
+"""Controls the plugin in host_device/ where Paddle has no function for it.
 
 CUSTOM_DEVICE_ROOT must name the folder of the plugin, which Paddle must have
 loaded.
@@ -42,8 +42,7 @@ class Operation(NamedTuple):
         stream: the stream's handle, as `stream_base.raw_stream` has it.
         kind: the function of the plugin's interface that has submitted it, such
             as "async_memory_copy_h2d", or the name of its kernel.
-        begin_ns: when it was its turn; what delays it, and what it waits for,
-            is after that.
+        begin_ns: when its turn came; delays and waits come after that.
         end_ns: when it was complete.
     """
 
@@ -72,7 +71,7 @@ _TRACE_CAPACITY = 4096  # What the trace of the plugin holds.
 
 @functools.cache
 def _plugin() -> ctypes.CDLL:
-    # Only a library that is loaded already has the state that Paddle works on.
+    # Only the library that Paddle has loaded has the state of its devices.
     library = Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libhost_device.so"
     plugin = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     plugin.HostDeviceSetDelay.argtypes = [
@@ -123,8 +122,8 @@ def delay(
 def with_ample_delay(test: Callable) -> Callable:
     """Decorator: repeats a test that fails with a longer DELAY, of its module.
 
-    What does not wait for a delayed stream takes its time too, and on a busy
-    machine more than the delay: only with the longest one does the test fail.
+    Work that does not wait for a delayed stream takes time too, on a busy
+    machine more than the delay: the test fails only with the longest delay.
     """
     names = test.__globals__
     ample = names["DELAY"]
@@ -146,8 +145,8 @@ def with_ample_delay(test: Callable) -> Callable:
 def take_trace() -> list[Operation]:
     """Return the operations completed since the last call, oldest first.
 
-    They are the last 4096; a gap between their numbers shows that there were
-    more. What is yet to complete is not among them, so synchronize first.
+    These are the last 4096; a gap between their numbers shows that there were
+    more. Pending operations are not among them, so synchronize first.
     """
     operations = (_Operation * _TRACE_CAPACITY)()
     count = _plugin().HostDeviceTakeTrace(operations, _TRACE_CAPACITY)

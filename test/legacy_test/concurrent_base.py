@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads and processes of tests: each wait for them ends."""
+"""Helpers of tests that use threads and processes: every wait is bounded."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the tests of GPU tensors between processes share: the GPUs.
+"""Helpers of the tests of GPU tensors between processes: the GPUs.
 
-They are those that Paddle has, or a stand-in for the driver with a module that
-makes tensors in its memory: libcuda.so.1 and stand_in_gpu, in the folders that
-the environment variable PADDLE_STAND_IN_GPU names.
+These are the GPUs that Paddle has, or a stand-in for the driver with a module
+that makes tensors in its memory: libcuda.so.1 and stand_in_gpu, in the folders
+that the environment variable PADDLE_STAND_IN_GPU names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import paddle.incubate.multiprocessing as sharing
 
 
 class _RealGpus:
-    """What the module stand_in_gpu does, by means of Paddle; see there."""
+    """The functions of the module stand_in_gpu, on real GPUs by Paddle."""
 
     @staticmethod
     def to_gpu(tensor: paddle.Tensor, device: int) -> paddle.Tensor:
@@ -83,7 +83,7 @@ def _stand_in() -> Any:
         raise FileNotFoundError(
             f"PADDLE_STAND_IN_GPU names {folders}, without a libcuda.so.1."
         )
-    # From here on, who loads a library of that name gets this one.
+    # From here on, loading a library of that name gives this one.
     ctypes.CDLL(found[0])
     sys.path += folders
     return importlib.import_module("stand_in_gpu")
@@ -110,7 +110,7 @@ def vector(value: float = 3.0, device: int = 0) -> paddle.Tensor:
 
 
 def on_gpu(tensor: paddle.Tensor) -> tuple[str, Description]:
-    """Returns the place of a tensor and all else that it is."""
+    """Returns the place of a tensor and its description."""
     copy = description(gpu.to_cpu(tensor))
     return str(tensor.place), copy._replace(
         kind=type(tensor).__name__,
@@ -120,17 +120,17 @@ def on_gpu(tensor: paddle.Tensor) -> tuple[str, Description]:
 
 
 def in_common() -> dict[str, int]:
-    """Returns what GPU memory this process has in common with others now."""
+    """Returns figures of the GPU memory that is shared with other processes."""
     gc.collect()
     sharing.collect_shared_memory()
     stats = sharing.ipc_memory_stats()
-    # They are kept for the next messages.
+    # Events are kept for the next messages.
     del stats["events"]
     return stats
 
 
-# Functions for `Peer.call`. That they are of this module brings the stand-in to
-# the peer before tensors come.
+# Functions for `Peer.call`. As they are in this module, the peer loads the
+# stand-in before it receives tensors.
 
 
 def describe_on_gpu(kept, tensor):
@@ -167,7 +167,7 @@ def in_common_of_peer(kept):
 
 @needs_gpu
 class GpuTestCase(SharingTestCase):
-    """Base of the tests. Each must leave as much in common as it found."""
+    """Base of the tests. Each must leave as much shared memory as it found."""
 
     method = "spawn"
 
@@ -178,17 +178,17 @@ class GpuTestCase(SharingTestCase):
         self.addCleanup(self.assert_nothing_more, common)
 
     def new_peer(self, **kept: Any) -> Peer:
-        # Arguments arrive in this order, and the function has its module.
+        # Arguments arrive in this order: the function brings its module first.
         return super().new_peer(_first=describe_on_gpu, **kept)
 
     def gpu_bytes(self) -> int:
-        """Returns what tensors on GPU 0 take since the test began."""
+        """Returns the bytes that tensors on GPU 0 take since the test began."""
         return gpu.used(0) - self.bytes_before
 
     def assert_nothing_more(self, common: list[dict[str, int]]) -> None:
         if self.peer.alive:
             self.peer.call(forget)
-            # The peer first: what it holds is memory of this process.
+            # The peer first: it holds memory of this process.
             peers = self.peer.call(in_common_of_peer)
             self.assertEqual([in_common(), peers], common)
         self.assertEqual(self.gpu_bytes(), 0)

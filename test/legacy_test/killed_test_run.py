@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What ends the processes of tests when the run of the tests is killed."""
+"""Ends the processes of tests when the test run is killed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ import signal
 import time
 
 _PR_SET_PDEATHSIG = 1
-# Of the tests, in processes that are forked from theirs.
+# The process of the tests, also in processes that are forked from it.
 _tests = os.getpid()
 
 
 def end_with(starter: int) -> None:
     """
-    Has the kernel kill this process when the one that has started it, from its
-    main thread, ends.
+    Has the kernel kill this process when the process that started it ends. The
+    other one has to start it from its main thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != starter:
-        # It ended before.
+        # The other process has already ended.
         os._exit(1)
 
 
 def end_with_tests() -> None:
-    """Does so in a child of the tests: it may be a `preexec_fn`."""
+    """Calls `end_with` in a child of the tests; it can be a `preexec_fn`."""
     end_with(_tests)
 
 
@@ -48,7 +48,7 @@ def live_while_tests_do() -> None:
 
 
 def exists(pid: int) -> bool:
-    """Returns whether a process runs, which a zombie does not."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the tests of started processes share: nothing may be left of them."""
+"""Helpers of the tests of started processes: nothing may be left of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SpawnTestCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        # They live until the end of the run, and are no leak.
+        # These live until the end of the run and are no leak.
         resource_tracker.ensure_running()
         share(paddle.ones([1]))
         if cls.method == "forkserver":
@@ -71,7 +71,7 @@ class SpawnTestCase(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def _check_nothing_left(self, files, processes, folder):
-        # The errors that tests have caught hold the processes that failed.
+        # Errors that tests have caught refer to the processes that failed.
         gc.collect()
         multiprocessing.active_children()
         self.assertEqual(children(), processes)
@@ -107,7 +107,7 @@ def share(tensor: paddle.Tensor) -> None:
 
 
 def descriptors() -> dict[str, str]:
-    """Returns the descriptors of this process and what they lead to."""
+    """Returns the descriptors of this process and their targets."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
         try:

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the tests of shared tensors share: peer processes, scripts."""
+"""Helpers of the tests of shared tensors: peer processes and scripts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ LARGE = 64 << 20  # bytes; no test sends more at once
 _END = b"end"
 
 
-# What is tested is memory of the host, whatever device Paddle starts on. A
-# spawned child imports this module, when it has its name but no parent yet; a
-# forked one has its parent's device.
+# The tests are about host memory, whatever device Paddle starts on. A spawned
+# child imports this module when it has its name but no parent yet; a forked one
+# has its parent's device.
 if multiprocessing.current_process().name != "MainProcess":
     paddle.set_device("cpu")
 
@@ -77,10 +77,10 @@ class Peer:
     """
     A process that calls functions on behalf of a test.
 
-    A function gets, before its arguments, the dict of what the peer keeps from
-    one call to the next. It begins as `kept`: objects that a forked peer
-    inherits, and that are sent to another one as arguments of its process. What
-    lasts from one test to the next has a name that begins with an underscore.
+    A function gets, before its arguments, a dict that the peer keeps from one
+    call to the next. The dict begins with `kept`: objects that a forked peer
+    inherits, and that another peer gets as arguments of its process. Names that
+    begin with an underscore last from one test to the next.
     """
 
     def __init__(self, context, strategy: str, **kept: Any):
@@ -105,19 +105,19 @@ class Peer:
         Returns `function(kept, *args)`, called in the peer.
 
         Raises PeerError when the call raised, and AssertionError when the peer
-        died or did not answer in time, which is the end of it.
+        died or did not answer in time, in which case it is killed.
         """
         self.send(ForkingPickler.dumps((function, args)))
         return self.receive()
 
     def send(self, message: bytes) -> None:
-        """Sends a pickled call; `receive` waits for what it returns."""
+        """Sends a pickled call; `receive` waits for its result."""
         self._connection.send_bytes(message)
 
     def receive(self) -> Any:
-        """Returns what the call that was sent last returned; see `call`."""
+        """Returns the result of the last call that was sent; see `call`."""
         if not self._connection.poll(WAIT_S):
-            # Its faulthandler writes where it hangs to stderr.
+            # Its faulthandler writes the stacks of its threads to stderr.
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(1)
             self.kill()
@@ -133,7 +133,7 @@ class Peer:
         return result
 
     def order(self, function: Callable, *args: Any) -> None:
-        """Has the peer call a function that ends it, or never returns."""
+        """Has the peer call a function that ends the peer or never returns."""
         self.send(ForkingPickler.dumps((function, args)))
 
     def kill(self) -> None:
@@ -145,7 +145,7 @@ class Peer:
         self._process.join(WAIT_S)
 
     def close(self) -> None:
-        """Ends the peer, by force if it does not listen; once is enough."""
+        """Ends the peer, by force if it does not answer; once is enough."""
         if self._connection.closed:
             return
         with contextlib.suppress(OSError):
@@ -160,8 +160,8 @@ class Peer:
 def _serve(connection, strategy: str, kept: dict[str, Any]) -> None:
     parent = multiprocessing.parent_process().pid
     if os.getppid() == parent:
-        # A forked peer has its parent's end of the connection, too, and would
-        # not see its end.
+        # A forked peer also has its parent's end of the connection, so it would
+        # not notice that the parent has ended.
         end_with(parent)
     faulthandler.register(signal.SIGUSR1, file=2)
     sharing.set_sharing_strategy(strategy)
@@ -237,7 +237,7 @@ def stats_in_peer(kept):
 
 
 class Description(NamedTuple):
-    """All that a tensor is, in plain values."""
+    """The properties and content of a tensor, in plain values."""
 
     kind: str
     dtype: str
@@ -273,7 +273,7 @@ class SharingTestCase(unittest.TestCase):
         cls.addClassCleanup(sharing.set_sharing_strategy, before)
         sharing.set_sharing_strategy(cls.strategy)
         cls.peer = None
-        # It lives until the end of the run, and is not a leak.
+        # The tracker lives until the end of the run; it is not a leak.
         multiprocessing.resource_tracker.ensure_running()
         if cls.method is not None:
             cls.context = multiprocessing.get_context(cls.method)
@@ -282,9 +282,9 @@ class SharingTestCase(unittest.TestCase):
     def setUp(self):
         if self.method is not None and not (self.peer and self.peer.alive):
             type(self).peer = self.new_peer()
-            # From here on both have segments of each kind that have room for
-            # what the tests send, and the other's: a process keeps those it
-            # made for the next tensors.
+            # From here on, both processes have segments of each kind with room
+            # for the tensors of the tests, and are attached to each other's:
+            # a process keeps its segments for the next tensors.
             for strategy in STRATEGIES:
                 sharing.set_sharing_strategy(strategy)
                 for size in (4, LARGE):
@@ -318,7 +318,7 @@ def _fresh(kept, strategy, size):
     before = sharing.get_sharing_strategy()
     sharing.set_sharing_strategy(strategy)
     try:
-        # Pickled here, with this strategy.
+        # Pickled in this process, with this strategy.
         tensor = paddle.empty([size], "uint8")
         return ForkingPickler.loads(ForkingPickler.dumps(tensor))
     finally:
@@ -370,8 +370,8 @@ def _without_leak(method: Callable) -> Callable:
 
 def pristine_environment() -> dict[str, str]:
     """
-    Returns the environment that this process was started with: a script that
-    gets it is the root of a process tree of its own for Paddle.
+    Returns the environment that this process was started with: for Paddle, a
+    script that gets it is the root of its own process tree.
     """
     with open("/proc/self/environ") as environ:
         entries = environ.read().split("\0")
@@ -388,7 +388,7 @@ paddle.set_device("cpu")
 
 
 def sharing_script(body: str) -> list[str]:
-    """Returns the command that runs a script which begins as above."""
+    """Returns the command that runs a script after SCRIPT_HEAD."""
     return script_command(SCRIPT_HEAD + textwrap.dedent(body))
 
 
@@ -400,8 +400,8 @@ def run_sharing_script(
 ) -> subprocess.CompletedProcess:
     """
     Runs a script to its end, by way of the command `wrapper` if there is one,
-    and fails `case` unless it exits with 0. It gets those of this process's
-    environment variables, too, that have been set since this began.
+    and fails `case` unless it exits with 0. `variables` names environment
+    variables that were set after the start of this process and are passed on.
     """
     environment = pristine_environment()
     environment.update((name, os.environ[name]) for name in variables)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What tests of handles share: damage to them, and where a tensor may lie."""
+"""Helpers of the tests of handles: damaged ones, and extents of tensors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ import paddle
 from paddle.base import core
 from paddle.base.shared_storage import native
 
-# Where a handle has the byte of its block that its tensor begins at.
+# The offset, in a handle, of the byte of the block at which its tensor begins.
 _OFFSET_AT = 56
-# What a handle that cannot be right may raise.
+# Errors that an impossible handle may raise.
 REFUSALS = (MemoryError, OSError, RuntimeError, TypeError, ValueError)
 SIZES = {
     core.DataType.UINT8: 1,

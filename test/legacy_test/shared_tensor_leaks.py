@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What shared tensors hold on to in processes and in /dev/shm, and leaks."""
+"""Finds what shared tensors leave behind in processes and in /dev/shm."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 SETTLE_S = 60
 SHM = "/dev/shm"
 
-# A collection then looks only at what came later. There are many of them, and
-# all that Paddle has made so far stays.
+# Later collections then skip the objects that exist now. There are many
+# collections, and the objects of Paddle stay anyway.
 gc.collect()
 gc.freeze()
 
 
 class Resources(NamedTuple):
-    """What shared tensors may hold on to, in one process and in /dev/shm."""
+    """Resources of shared tensors, in one process and in /dev/shm."""
 
     files: frozenset[str]
     descriptors: Counter[str]
@@ -48,7 +48,7 @@ class Resources(NamedTuple):
 
 
 def resources(kept: dict[str, Any] | None = None) -> Resources:
-    """Returns what this process holds, after it gave back what it can."""
+    """Returns what this process holds, after it has freed what it can."""
     gc.collect()
     sharing.collect_shared_memory()
     return Resources(
@@ -66,7 +66,7 @@ def shared_files() -> set[str]:
 
 
 def shared_files_of(family: str) -> set[str]:
-    """Returns those of one tree of processes."""
+    """Returns the files of one process tree."""
     return {name for name in shared_files() if family in name}
 
 
@@ -79,10 +79,10 @@ def _descriptors() -> list[str]:
 
 
 def _own_segments() -> set[str]:
-    """Returns the segments that this process made, by their names."""
-    # Where the ledger of a segment has the number of the process that owns it.
+    """Returns the segments that this process owns, by their names."""
+    # The offset of the owner's process number in the ledger.
     owner = 140
-    # Who made a file has it without its name.
+    # The owner of a file has it without its name.
     names = {entry.inode(): entry.path for entry in os.scandir(SHM)}
     found = set()
     for number in os.listdir("/proc/self/fd"):
@@ -97,14 +97,14 @@ def _own_segments() -> set[str]:
 
 
 def is_shared_memory(target: str) -> bool:
-    """Returns whether a link of /proc leads to what tensors are shared in."""
+    """Returns whether a link of /proc leads to a segment."""
     semaphore = target.startswith(f"{SHM}/sem.")
     return target.startswith((f"{SHM}/", "/memfd:paddle-")) and not semaphore
 
 
 def mapped_bytes(pid: int) -> dict[str, int]:
-    """Returns the bytes of address space that each shared object takes."""
-    # Who made a file has it without its name.
+    """Returns the bytes of address space of each shared object."""
+    # The owner of a file has it without its name.
     names = {entry.inode(): entry.path for entry in os.scandir(SHM)}
     found: dict[str, int] = {}
     with open(f"/proc/{pid}/maps") as maps:
@@ -119,19 +119,19 @@ def mapped_bytes(pid: int) -> dict[str, int]:
 
 def family_of(name: str) -> str:
     """
-    Returns what the names of the files and memfds of one process tree have in
-    common, from one of them: paddle-<user>-<family>-<segment>.
+    Returns the common part of the names of files and memfds of one process
+    tree, from one of the names: paddle-<user>-<family>-<segment>.
     """
     return name[name.index("paddle-") :].rpartition("-")[0]
 
 
 def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
     """
-    Returns a line for each thing that `after` has and `before` has not. Of
-    `kept`, the segments of processes that live, there are few, each larger than
-    all before it: they stay, whatever is in them.
+    Returns a line for each thing that `after` has and `before` has not. The
+    segments in `kept` are no leak: living processes keep the segments that they
+    own, of which there are few.
     """
-    # Others may run at the same time, and have files.
+    # Other programs may run at the same time and have files.
     families = {family_of(name) for name in before.mapped if "paddle-" in name}
     lines = [
         f"file {SHM}/{file}"
@@ -153,9 +153,9 @@ def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
 @contextlib.contextmanager
 def no_leak(*peers: Peer, settle_s: float = SETTLE_S):
     """
-    Fails with a list of what was leaked, in this process or in a peer, when the
-    body held more at its end than at its beginning, `settle_s` seconds long:
-    memory is released by others, at their time.
+    Fails with a list of leaks, in this process or in a peer, if more is held
+    `settle_s` seconds after the body than before it. It waits because other
+    processes release memory when they come to it.
     """
 
     def measure() -> list[Resources]:

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Devices that the tests of threads run on, and scripts on them."""
+"""Helpers of the tests of threads: the devices they run on, and scripts."""
 
 from __future__ import annotations
 
