@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -74,13 +75,28 @@ def in_thread(function: Callable, *args: Any) -> Any:
 
 def in_threads(*functions: Callable[[], Any]) -> list:
     """
-    Runs functions at once, in a thread each, and returns their results when all
-    have ended.
+    Runs functions in a thread each, which begin at the same time, and returns
+    their results when all have ended.
     """
-    workers = [Worker(function) for function in functions]
+    start = threading.Barrier(len(functions), timeout=WAIT_S)
+
+    def run(function: Callable[[], Any]) -> Any:
+        start.wait()
+        return function()
+
+    workers = [Worker(run, function) for function in functions]
     for worker in workers:
         worker.join(WAIT_S)
     return [worker.result() for worker in workers]
+
+
+def descriptors() -> dict[str, str]:
+    """Returns the descriptors of this process and their targets."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
 
 
 def script_command(script: str) -> list[str]:

@@ -25,7 +25,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
-from concurrent_base import WAIT_S
+from concurrent_base import WAIT_S, descriptors
 
 import paddle
 import paddle.multiprocessing as mp
@@ -104,17 +104,6 @@ class SpawnTestCase(unittest.TestCase):
 def share(tensor: paddle.Tensor) -> None:
     """Moves a tensor into shared memory, where a forked child sees it."""
     ForkingPickler.loads(ForkingPickler.dumps(tensor))
-
-
-def descriptors() -> dict[str, str]:
-    """Returns the descriptors of this process and their targets."""
-    found = {}
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found[number] = os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def children() -> set[int]:

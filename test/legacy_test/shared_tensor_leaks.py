@@ -23,6 +23,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from concurrent_base import descriptors
+
 import paddle.incubate.multiprocessing as sharing
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def resources(kept: dict[str, Any] | None = None) -> Resources:
     sharing.collect_shared_memory()
     return Resources(
         frozenset(shared_files()),
-        Counter(_descriptors()),
+        Counter(descriptors().values()),
         Counter(mapped_bytes(os.getpid())),
         frozenset(_own_segments()),
         sharing.shared_memory_stats()["used"],
@@ -68,14 +70,6 @@ def shared_files() -> set[str]:
 def shared_files_of(family: str) -> set[str]:
     """Returns the files of one process tree."""
     return {name for name in shared_files() if family in name}
-
-
-def _descriptors() -> list[str]:
-    targets = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            targets.append(os.readlink(f"/proc/self/fd/{number}"))
-    return targets
 
 
 def _own_segments() -> set[str]:

@@ -16,12 +16,12 @@
 from __future__ import annotations
 
 import struct
-import threading
 import unittest
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
-from concurrent_base import WAIT_S
+from concurrent_base import in_threads
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
     SharingTestCase,
@@ -110,7 +110,7 @@ def load_in_threads(kept, messages):
     def load(some):
         return [int(ForkingPickler.loads(message).sum()) for message in some]
 
-    return in_threads(load, messages)
+    return in_threads(*(partial(load, message) for message in messages))
 
 
 def fill_first_loaded(kept, messages, value):
@@ -139,26 +139,6 @@ def sgd_step(parameter: paddle.Tensor) -> None:
     (parameter * 2).sum().backward()
     optimizer.step()
     optimizer.clear_grad()
-
-
-def in_threads(function, arguments: list) -> list:
-    """Calls `function` with each argument, each in a thread, at once."""
-    results = [None] * len(arguments)
-    start = threading.Barrier(len(arguments), timeout=WAIT_S)
-
-    def run(index):
-        start.wait()
-        results[index] = function(arguments[index])
-
-    threads = [
-        threading.Thread(target=run, args=(index,), daemon=True)
-        for index in range(len(arguments))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    return results
 
 
 @over_every_way_to_send()
@@ -280,7 +260,7 @@ class TestWhatArrives(SharingTestCase):
             ]
             return [bytes(ForkingPickler.dumps(tensor)) for tensor in tensors]
 
-        messages = in_threads(send, list(range(8)))
+        messages = in_threads(*(partial(send, i) for i in range(8)))
         expected = [
             [(size * 7 + 1) * (first + size) for size in range(20)]
             for first in range(8)
@@ -295,7 +275,7 @@ class TestWhatArrives(SharingTestCase):
             # One thread finds memory that was used, the other waits for new.
             ForkingPickler.loads(send(paddle.zeros([8 << 20])))
             tensor = paddle.zeros([8 << 20])
-            messages = in_threads(send, [tensor, tensor])
+            messages = in_threads(*[partial(send, tensor)] * 2)
             self.assertEqual(
                 self.peer.call(fill_first_loaded, messages, 3), [3.0, 3.0]
             )
