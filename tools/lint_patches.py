@@ -31,7 +31,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from tools.apply import REPO
-from tools.series import OWN_FOLDERS, PatchError, read_patch, series_lines
+from tools.series import (
+    OWN_FOLDERS,
+    PULL_REQUEST,
+    PatchError,
+    read_patch,
+    series_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +51,7 @@ MAX_ADDED = 80
 
 _INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.M)
 _PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
+_TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[[A-Z][^]]*\] [A-Z].*\S")
 _CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
 
 
@@ -283,6 +290,11 @@ def findings(repo: Path) -> list[str]:
     files = {path.name for path in (repo / "patches").glob("*.patch")}
     found, patches, listed = [], [], set()
     for number, (line, is_patch) in enumerate(series_lines(repo), 1):
+        if line.startswith(PULL_REQUEST) and not _TITLE.fullmatch(line):
+            found.append(
+                f"patches/series:{number}: {line!r} has no title of the form"
+                " '[Category] Summary'"
+            )
         if is_patch:
             listed.add(line.strip())
             if line.strip() not in files:

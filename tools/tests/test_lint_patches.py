@@ -49,6 +49,19 @@ def add(repo, diff="", subject="device: x", own=()):
     add_patch(repo, "0004-p.patch", patch_text(subject, diff, own))
 
 
+@pytest.mark.parametrize("title", ["A summary", "[] A summary", "[A] b", "[A]"])
+def test_a_pull_request_without_category_or_summary(repo, title):
+    series = repo / "patches/series"
+    replace(series, "0001", f"# Pull request: {title}\n0001")
+    assert_found(repo, "patches/series:2: '# Pull request: ")
+
+
+def test_a_series_of_pull_requests_passes(repo):
+    series = repo / "patches/series"
+    replace(series, "0001", "# Pull request: [User Experience] A summary\n0001")
+    assert_found(repo)
+
+
 def test_a_series_in_order_passes(repo):
     assert_found(repo)
 
