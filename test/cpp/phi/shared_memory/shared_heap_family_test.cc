@@ -242,8 +242,12 @@ TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
     collector.channel().Await();
   };
   for (int round = 0; round < 20; ++round) {
-    SendAndBeKilled(1);
+    // It lives until the program is there, since any process of the user, also
+    // one that is not of this test, removes the file of a tree without any.
+    Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
+    sender.channel().Receive<SharedMessage>();
     const Program program(VariableOf(Family(1)));
+    sender.Kill();
     for (int i = 0; i < 5; ++i) collect();
     CHECK(FilesOf(Family(1)).size() == 1);
     program.Kill();
