@@ -29,9 +29,7 @@ from killed_test_run import end_with_tests, exists, live_while_tests_do
 from multiprocessing_spawn_base import over_start_methods
 
 import paddle.multiprocessing as mp
-
-# The module; the name `mp.spawn` is the function.
-spawn = sys.modules["paddle.incubate.multiprocessing.spawn"]
+from paddle.incubate.multiprocessing import spawned_process
 
 # What a process says on its standard output when it is under way: one line, at
 # once, because several write to one pipe.
@@ -85,14 +83,14 @@ def clean_up_at_sigterm(rank):
 
 def clean_up_after_a_sibling(rank):
     """The sentinel of process 0 is late: it closes when process 1 ends."""
-    set_signals = spawn._set_signals
+    set_signals = spawned_process._set_signals
 
     def set_signals_until_the_sibling_ends(sentinel, enabled):
         set_signals(sentinel, enabled)
         connection.wait([sentinel], WAIT_S)
 
     if rank == 0:
-        spawn._set_signals = set_signals_until_the_sibling_ends
+        spawned_process._set_signals = set_signals_until_the_sibling_ends
     clean_up_at_sigterm(rank)
 
 

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -37,9 +38,7 @@ from shared_tensor_base import (  # noqa: F401
 
 import paddle
 import paddle.multiprocessing as mp
-
-# The module; the name `mp.spawn` is the function.
-spawn = sys.modules["paddle.incubate.multiprocessing.spawn"]
+from paddle.incubate.multiprocessing import spawned_process
 
 # Functions for processes.
 
@@ -279,7 +278,7 @@ class TestFailure(SpawnTestCase):
         self.assertIn("exited with code 3", str(error))
 
     def test_thread_that_goes_on_keeps_no_failure_back(self):
-        with mock.patch.object(spawn, "_TERMINATION_S", 0.1):
+        with mock.patch.object(spawned_process, "TERMINATION_S", 0.1):
             error = self.failure(raise_beside_a_thread, nprocs=1)
         self.assertIn("beside a thread", str(error))
 
@@ -444,7 +443,7 @@ class TestJoin(SpawnTestCase):
 
         thread = threading.Thread(target=interrupt_parent)
         thread.start()
-        with mock.patch.object(spawn, "_FAREWELL_S", 0.1):
+        with mock.patch.object(spawned_process, "FAREWELL_S", 0.1):
             with self.assertRaises(KeyboardInterrupt):
                 mp.start_processes(
                     report_and_wait, (pids,), nprocs=2, start_method="fork"
@@ -518,7 +517,7 @@ class TestJoin(SpawnTestCase):
 
 class TestValues(SpawnTestCase):
     def refuse(self, error, message, *args, **options):
-        with mock.patch.object(spawn.multiprocessing, "get_context") as started:
+        with mock.patch.object(multiprocessing, "get_context") as started:
             with self.assertRaisesRegex(error, message):
                 mp.start_processes(*args, **options)
         started.assert_not_called()

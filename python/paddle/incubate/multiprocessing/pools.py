@@ -37,7 +37,7 @@ from paddle.base import framework
 from paddle.base.threads import devices, streams
 
 from .caller_modes import modes_of_caller
-from .spawn import end_at_sigterm
+from .spawned_process import end_at_sigterm
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
