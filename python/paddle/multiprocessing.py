@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paddle.incubate.multiprocessing.submodules import add_short_name
+from paddle.incubate.multiprocessing.names import add_short_name
 
 if TYPE_CHECKING:
     # Type checkers do not see that the module is replaced by another one.

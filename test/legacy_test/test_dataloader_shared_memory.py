@@ -333,6 +333,8 @@ class TestBatches:
                 self.assertLess(reserved, 12 * size)
 
     def test_end_of_an_epoch_removes_the_files_of_its_workers(self):
+        sharing.shared_memory_stats()  # joins the process tree, if need be
+
         def files():
             family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
             return shared_files_of(family)

@@ -70,7 +70,8 @@ def public_names() -> dict[str, Any]:
         "Tensor.is_shared": paddle.Tensor.is_shared,
         "Layer.share_memory": paddle.nn.Layer.share_memory,
     }
-    for name, value in vars(sharing).items():
+    for name in dir(sharing):
+        value = getattr(sharing, name)
         module = getattr(value, "__module__", None) or ""
         is_ours = module.startswith(OURS) and module != PADDLES
         if is_ours and not name.startswith("_"):

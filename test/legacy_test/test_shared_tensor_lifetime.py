@@ -439,13 +439,14 @@ class TestTrees(SharingTestCase):
 
 # A parent that sends a message to a program and ends before the program has
 # imported Paddle, if it ever does: the program reads to the end, which is that
-# of its parent.
+# of its parent. A program belongs to the tree if its parent did when it started
+# the program; the parent joins by sharing a tensor.
 SEND_AND_END = """
 import subprocess
+tensor = paddle.arange(6).share_memory_()
 program = subprocess.Popen(
     [sys.executable, "-c", os.environ["PROGRAM"]], stdin=subprocess.PIPE
 )
-tensor = paddle.arange(6)
 program.stdin.write(ForkingPickler.dumps(tensor))
 program.stdin.flush()
 print(os.environ["PADDLE_SHARED_MEMORY_FAMILY"], flush=True)

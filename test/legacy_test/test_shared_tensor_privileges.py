@@ -25,8 +25,11 @@ NOBODY = 65534
 # forks. One of these sends a tensor, in memory that it makes itself.
 SCRIPT = f"""
 import ctypes
-# The user that it becomes may not be able to read Python's files.
-import multiprocessing.popen_fork
+# The user that it becomes may not be able to read the files of Python and of
+# Paddle, so that all that is needed is loaded before.
+import multiprocessing.connection, multiprocessing.popen_fork
+import paddle.incubate.multiprocessing.shared_tensor
+sharing.shared_memory_stats()
 
 PR_SET_DUMPABLE = 4
 

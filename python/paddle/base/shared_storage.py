@@ -11,33 +11,33 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The binding of the allocators of memory that processes share."""
+"""The binding of shared memory, which is loaded when it is first used.
+
+Its first use also makes this process join its process tree, as the first start
+of a child does. A process that only imports Paddle does neither.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Callable, NoReturn
+from multiprocessing.process import AuthenticationString
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Callable
+
+from . import libpaddle, process_tree
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import paddle
 
-from . import libpaddle
 
-
-class _Unavailable:
-    """Stands for the binding where Paddle was built without it."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise NotImplementedError(
-            "This Paddle was built without memory that processes share, which "
-            "needs Linux."
-        )
-
-
+@functools.cache
 def _binding() -> ModuleType | None:
-    """Part of libpaddle, or a module of its own beside it."""
+    """Returns a part of libpaddle, or a module of its own beside it."""
     if hasattr(libpaddle, "_shared_storage"):
         return libpaddle._shared_storage
     try:
@@ -50,18 +50,80 @@ def _binding() -> ModuleType | None:
     return _shared_storage
 
 
-_found = _binding()
-is_available = _found is not None
-native = _found or _Unavailable()
+def is_available() -> bool:
+    """Returns whether this Paddle was built with shared memory."""
+    return _binding() is not None
+
+
+class _Native:
+    """The functions of the binding."""
+
+    def __getattr__(self, name: str) -> Any:
+        binding = _binding()
+        if binding is None:
+            raise NotImplementedError(
+                "This Paddle was built without shared memory, which needs "
+                "Linux. Send a copy instead, for example tensor.numpy()."
+            )
+        function = getattr(binding, name)
+        join_process_tree()
+        return function
+
+
+native = _Native()
+_joining = threading.RLock()
+
+
+def is_in_use() -> bool:
+    """
+    Returns whether this process has joined its process tree, which it does
+    before it can have a tensor in shared memory.
+    """
+    return bool(vars(native))
+
+
+def join_process_tree() -> None:
+    """Makes this process join its process tree, if it has not."""
+    binding = _binding()
+    if binding is None:
+        return
+    with _joining:
+        if is_in_use():
+            return
+        process_tree.join(binding)
+        # From now on, they are found without __getattr__.
+        vars(native).update(
+            (name, function)
+            for name, function in vars(binding).items()
+            if not name.startswith("_")
+        )
+
+
+def _reduce_key(key: AuthenticationString) -> tuple:
+    join_process_tree()
+    return key.__reduce__()
+
+
+def join_before_first_child() -> None:
+    """
+    Makes this process join its process tree before it starts a child, which
+    inherits the tree. A process that has inherited one joins it now.
+    """
+    if process_tree.VARIABLE in os.environ:
+        join_process_tree()
+        return
+    os.register_at_fork(before=join_process_tree)
+    # multiprocessing sends this key to each child that it does not fork.
+    ForkingPickler.register(AuthenticationString, _reduce_key)
 
 
 def ipc_collect() -> None:
     """
     Frees GPU memory that this process has sent and dropped and that no other
-    process uses any more, of processes that were killed too. It happens by
-    itself when tensors are sent, and when memory runs out.
+    process uses, killed processes included. Paddle does so itself when tensors
+    are sent, and when memory runs out.
     """
-    if is_available:
+    if is_in_use():
         native.collect_cuda()
     libpaddle._ipc_collect()
 
@@ -70,15 +132,16 @@ def keeping_inside_alive(
     get_tensor: Callable[[paddle.Tensor], paddle.base.core.DenseTensor],
 ) -> Callable[[paddle.Tensor], paddle.base.core.DenseTensor]:
     """
-    Returns `Tensor.get_tensor` such that the DenseTensor can be used when the
-    Tensor, which it refers into, is gone or has got other contents.
+    Returns a `Tensor.get_tensor` whose result stays valid when the Tensor,
+    which it refers into, is dropped or gets other contents.
     """
-    if not is_available:
-        return get_tensor
 
     def get_tensor_kept(self):
         inside = get_tensor(self)
-        native.keep_alive(inside, self)
+        binding = _binding()
+        if binding is not None:
+            # Not by `native`: this shares nothing.
+            binding.keep_alive(inside, self)
         return inside
 
     get_tensor_kept.__name__ = get_tensor.__name__

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from . import core
 from .dygraph.base import no_grad
 from .framework import EagerParamBase
-from .shared_storage import is_available, native
+from .shared_storage import is_in_use, native
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -84,7 +84,7 @@ def _move(tensor: Tensor) -> None:
 def _is_shared(part: Tensor) -> bool:
     if part.size == 0 or part.place.is_gpu_place():
         return True
-    return is_available and native.is_shared(part)
+    return is_in_use() and native.is_shared(part)
 
 
 def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,8 +25,6 @@ from paddle.jit.dy2static.program_translator import (
     SymbolicStaticFunction,
 )
 
-from .tensor_by_value import name_of, place_of
-
 _PLACES = (
     core.Place,
     core.CPUPlace,
@@ -38,12 +36,16 @@ _PLACES = (
 
 
 def _rebuild_place(device: str) -> core.Place:
+    from .tensor_by_value import place_of
+
     place = core.Place()
     place.set_place(place_of(device))
     return place
 
 
 def _reduce_place(place: core.Place) -> tuple:
+    from .tensor_by_value import name_of, place_of
+
     # What Tensor.place returns is of one type, whatever the device.
     rebuild = _rebuild_place if type(place) is core.Place else place_of
     return rebuild, (name_of(place),)

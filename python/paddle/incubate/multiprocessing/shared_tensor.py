@@ -138,7 +138,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
         ValueError, NotImplementedError, RuntimeError: it cannot arrive right,
             see `paddle.incubate.multiprocessing`.
     """
-    if not is_available:
+    if not is_available():
         return None
     if tensor.is_dense():
         reduced = _reduce_dense(tensor)
@@ -152,7 +152,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
     """Does what `reduce_tensor` does for what is inside a tensor."""
-    if not is_available:
+    if not is_available():
         return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)

@@ -15,21 +15,13 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import os
-from multiprocessing import util
-
 import paddle
 from paddle.base import core
-from paddle.base.shared_storage import is_available, native
+from paddle.base.shared_storage import native
 
 _FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
 _STRATEGIES = frozenset({"file_descriptor", "file_system"})
-_FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
-# After multiprocessing has joined the threads that feed its queues (-5).
-_LAST = -100
 
 
 def get_all_sharing_strategies() -> set[str]:
@@ -268,44 +260,3 @@ def collect_shared_memory(message_timeout: float | None = None) -> None:
         )
     native.collect(message_timeout)
     native.collect_cuda()
-
-
-def _family() -> int:
-    """Returns what the processes of this tree know each other by."""
-    try:
-        family = int(os.environ.get(_FAMILY_VARIABLE, ""), 16)
-    except ValueError:
-        family = 0
-    if not 0 < family < 2**64:
-        family = native.random_bits()
-        os.environ[_FAMILY_VARIABLE] = f"{family:016x}"
-    return family
-
-
-def _leave() -> None:
-    native.leave()
-    if multiprocessing.parent_process() is None:
-        native.leave_cuda()
-    else:
-        # multiprocessing comes here before it waits for the threads of a child.
-        atexit.register(native.leave_cuda)
-
-
-def _leave_at_exit() -> None:
-    util.Finalize(None, _leave, exitpriority=_LAST)
-
-
-def join_process_tree() -> None:
-    """
-    Makes this process one whose messages live as long as any of its tree, and
-    removes what dead trees have left.
-    """
-    if not is_available:
-        return
-    native.join(_family())
-    _leave_at_exit()
-    # A fork of any kind, and one by multiprocessing, which forgets finalizers.
-    os.register_at_fork(after_in_child=_leave_at_exit)
-    util.register_after_fork(
-        _leave_at_exit, lambda leave_at_exit: leave_at_exit()
-    )

@@ -25,7 +25,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable
 
-from . import spawn_arguments, spawned_process
+# Importing Paddle imports this module: the function of its name would be hidden
+# by an import later on. What the functions need is imported when they are used.
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +111,9 @@ class ProcessContext:
         self._failed: int | None = None
 
     def _start(self, process: BaseProcess, report: Connection) -> None:
-        with spawned_process.interrupt_deferred():
+        from .spawned_process import interrupt_deferred
+
+        with interrupt_deferred():
             try:
                 process.start()
             finally:
@@ -178,8 +181,10 @@ class ProcessContext:
                 >>> print(context.join())
                 True
         """
-        spawn_arguments.check_seconds("timeout", timeout)
-        spawn_arguments.check_seconds("grace_period", grace_period)
+        from .spawn_arguments import check_seconds
+
+        check_seconds("timeout", timeout)
+        check_seconds("grace_period", grace_period)
         if not self._wait(timeout):
             return False
         if self._failed is not None:
@@ -192,6 +197,8 @@ class ProcessContext:
         Returns True when all have ended, or one has failed unless `all_of_them`
         is set; False when the time is over.
         """
+        from multiprocessing.connection import wait
+
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             self._note_ended()
@@ -204,7 +211,7 @@ class ProcessContext:
                 pause = min(pause, deadline - time.monotonic())
                 if pause <= 0:
                     return False
-            if multiprocessing.connection.wait(self.sentinels, pause):
+            if wait(self.sentinels, pause):
                 time.sleep(_END_S)
 
     def _note_ended(self) -> None:
@@ -219,15 +226,16 @@ class ProcessContext:
 
     def _stop(self, grace_period: float | None) -> None:
         """Ends the processes that there are still."""
+        from . import spawned_process
+
         try:
             if grace_period is not None:
                 self._wait(grace_period, all_of_them=True)
             for index in self.sentinels.values():
                 self.processes[index].terminate()
-            self._wait(
-                spawned_process.TERMINATION_S if grace_period is None else grace_period,
-                all_of_them=True,
-            )
+            if grace_period is None:
+                grace_period = spawned_process.TERMINATION_S
+            self._wait(grace_period, all_of_them=True)
         finally:
             running = [self.processes[i] for i in self.sentinels.values()]
             for process in running:
@@ -237,9 +245,11 @@ class ProcessContext:
             self.sentinels.clear()
 
     def _error(self, index: int) -> ProcessException:
+        from .spawned_process import reported
+
         process = self.processes[index]
         subject = f"Process {index} (pid {process.pid})"
-        trace = spawned_process.reported(self._reports[index])
+        trace = reported(self._reports[index])
         if trace is not None:
             return ProcessRaisedException(
                 f"{subject} raised an exception:\n\n{trace}", index, process.pid
@@ -368,15 +378,21 @@ def start_processes(
             >>> print(sorted([queue.get(), queue.get()]))
             [3.0, 7.0]
     """
+    from . import spawn_arguments
+
     spawn_arguments.check(fn, args, nprocs, start_method)
     names = spawn_arguments.device_names(devices, nprocs, start_method)
+    # Not before the check of the platform.
+    from . import spawned_process
+
     context = multiprocessing.get_context(start_method)
     call = spawned_process.Call(fn, args)
     started = ProcessContext()
     this_process = spawned_process.handle_of_this_process()
-    forks = start_method == "fork"
     try:
-        with spawned_process.sigterm_blocked() if forks else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if start_method == "fork":
+                stack.enter_context(spawned_process.sigterm_blocked())
             for rank, name in enumerate(names):
                 report = spawned_process.new_report()
                 process = context.Process(

@@ -34,7 +34,7 @@ import numpy as np
 
 import paddle
 from paddle.base import core
-from paddle.base.shared_storage import is_available, native
+from paddle.base.shared_storage import is_available, is_in_use, native
 
 from .collate import default_collate_fn
 from .flat import _flatten_batch
@@ -79,12 +79,12 @@ def is_enabled() -> bool:
     by itself.
     """
     switch = os.environ.get(_SWITCH, "")
-    return is_available and switch.lower() not in _OFF
+    return is_available() and switch.lower() not in _OFF
 
 
 def remove_dead_workers() -> None:
     """Gives back the shared memory that workers still had when they ended."""
-    if is_available:
+    if is_in_use():
         native.collect_dead()
 
 

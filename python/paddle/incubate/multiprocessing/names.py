@@ -1,0 +1,154 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What names `paddle.multiprocessing` has, and when each is loaded.
+
+Our own names and the submodules of Python's `multiprocessing` are loaded at
+their first use, so that importing Paddle does not pay for them. Two ways lead
+to them: attributes, by `__getattr__`, and imports of submodules, by a finder
+that Python asks about submodules of this package alone.
+
+`paddle.multiprocessing` and `paddle.incubate.multiprocessing` are one module.
+Python imports a submodule once per name; the finder makes it one module too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import pkgutil
+import sys
+from importlib.abc import Loader, PathEntryFinder
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_NAME = "paddle.incubate.multiprocessing"
+_SHORT_NAME = "paddle.multiprocessing"
+_STANDARD = "multiprocessing"
+
+# The module of each own name. `spawn` and what belongs to it is not here: the
+# import of the module of that name would take the place of the function.
+_MODULES = {
+    "Pool": "pools",
+    "Prefetcher": "worker_thread",
+    "WorkerThread": "worker_thread",
+    "by_value": "tensor_by_value",
+    "collect_shared_memory": "sharing",
+    "empty_shared": "shared_allocator",
+    "get_all_sharing_strategies": "sharing",
+    "get_context": "pools",
+    "get_shared_memory_limit": "sharing",
+    "get_sharing_strategy": "sharing",
+    "ipc_memory_stats": "sharing",
+    "ipc_memory_summary": "sharing",
+    "set_shared_memory_limit": "sharing",
+    "set_sharing_strategy": "sharing",
+    "shared_allocation": "shared_allocator",
+    "shared_memory_stats": "sharing",
+    "shared_memory_summary": "sharing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """
+    Returns an own name, or one that `multiprocessing` has and does not export:
+    its submodules, imported or not, and a few others.
+    """
+    if name in _MODULES:
+        module = importlib.import_module(f"{_NAME}.{_MODULES[name]}")
+        value = getattr(module, name)
+        # Python does not ask again.
+        setattr(sys.modules[_NAME], name, value)
+        return value
+    if not name.startswith("_"):
+        if hasattr(multiprocessing, name):
+            return getattr(multiprocessing, name)
+        submodule = f"{_STANDARD}.{name}"
+        if importlib.util.find_spec(submodule) is not None:
+            return importlib.import_module(submodule)
+    raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names = {*vars(sys.modules[_NAME]), *_MODULES, *dir(multiprocessing)}
+    return sorted(names)
+
+
+# The spec of each module that has an alias, by the module's name.
+_specs: dict[str, ModuleSpec] = {}
+
+
+class _Alias(Loader):
+    """Makes a module known by another name."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Here, not in exec_module: other threads may take what is returned from
+        # sys.modules before it is executed.
+        module = importlib.import_module(self._name)
+        # Another thread may be between here and exec_module.
+        _specs.setdefault(self._name, module.__spec__)
+        for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            # The finder is not asked about modules of a subpackage.
+            sys.modules[f"{spec.name}.{inner.name}"] = importlib.import_module(
+                f"{self._name}.{inner.name}"
+            )
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Python has replaced it by the spec of the alias.
+        module.__spec__ = _specs[self._name]
+
+
+class _Finder(PathEntryFinder):
+    """Finds the submodules that have another name besides the given one."""
+
+    # An entry of __path__; no such file exists.
+    PATH = __file__ + "/submodules"
+
+    def find_spec(
+        self, fullname: str, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, submodule = fullname.rpartition(".")
+        name = f"{_NAME}.{submodule}"
+        folder = sys.modules[_NAME].__path__[1:]
+        if PathFinder.find_spec(name, folder) is None:
+            name = f"{_STANDARD}.{submodule}"
+            if importlib.util.find_spec(name) is None:
+                return None
+        elif package == _NAME:
+            return None
+        return importlib.util.spec_from_loader(fullname, _Alias(name))
+
+
+def add_finder(path: list[str]) -> None:
+    """Makes imports of submodules ask the finder first, by __path__."""
+    path.insert(0, _Finder.PATH)
+    sys.path_importer_cache[_Finder.PATH] = _Finder()
+
+
+def add_short_name() -> None:
+    """Makes `paddle.multiprocessing`, which is being imported, this module."""
+    package = sys.modules[_NAME]
+    sys.modules[_SHORT_NAME] = package
+    # Not by the finder: then `spawn`, the module, would hide the function.
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{_NAME}."):
+            sys.modules[_SHORT_NAME + name[len(_NAME) :]] = module

@@ -1,0 +1,167 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What importing Paddle leaves alone until tensors or processes are shared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import unittest
+
+from concurrent_base import WAIT_S
+from shared_tensor_base import (
+    START_METHODS,
+    pristine_environment,
+    run_sharing_script,
+)
+
+VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
+
+IMPORT = """
+import json, os, sys
+def state():
+    return {
+        "environ": dict(os.environ),
+        "descriptors of folders": [
+            name
+            for name in os.listdir("/proc/self/fd")
+            if os.path.isdir(f"/proc/self/fd/{name}")
+        ],
+        "locks": [
+            line
+            for name in os.listdir("/proc/self/fdinfo")
+            if os.path.exists(f"/proc/self/fdinfo/{name}")
+            for line in open(f"/proc/self/fdinfo/{name}")
+            if line.startswith("lock:")
+        ],
+    }
+before = state()
+import paddle
+print(json.dumps([before, state(), sorted(sys.modules), [
+    str(getattr(finder, "__module__", finder)) for finder in sys.meta_path
+]]))
+"""
+
+LATER = {
+    "multiprocessing.connection",
+    "multiprocessing.pool",
+    "multiprocessing.queues",
+    "paddle.base._shared_storage",
+    "paddle.incubate.multiprocessing.pools",
+    "paddle.incubate.multiprocessing.shared_allocator",
+    "paddle.incubate.multiprocessing.shared_tensor",
+    "paddle.incubate.multiprocessing.sharing",
+    "paddle.incubate.multiprocessing.spawned_process",
+    "paddle.incubate.multiprocessing.tensor_by_value",
+    "paddle.incubate.multiprocessing.worker_thread",
+    "paddle.io.dataloader.shared_batch",
+}
+
+
+class TestImport(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", IMPORT],
+            env=pristine_environment(),
+            check=True,
+            timeout=WAIT_S,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        cls.before, cls.after, cls.modules, cls.finders = json.loads(
+            done.stdout
+        )
+
+    def test_environment_gets_no_family(self):
+        new = self.after["environ"].keys() - self.before["environ"].keys()
+        ours = {name for name in new if name.startswith("PADDLE")}
+        self.assertEqual(ours, set())
+
+    def test_no_lock_is_taken(self):
+        self.assertEqual(self.after["locks"], self.before["locks"])
+
+    def test_no_folder_is_kept_open(self):
+        # That of /dev/shm, which a process locks a part of.
+        name = "descriptors of folders"
+        self.assertEqual(len(self.after[name]), len(self.before[name]))
+
+    def test_no_finder_of_ours_looks_for_every_module(self):
+        ours = [name for name in self.finders if "paddle" in name]
+        self.assertEqual(ours, [])
+
+    def test_what_shares_tensors_is_not_loaded(self):
+        self.assertEqual(LATER & set(self.modules), set())
+
+
+class TestProcessTree(unittest.TestCase):
+    def test_first_share_joins(self):
+        run_sharing_script(
+            self,
+            f"""
+            assert "{VARIABLE}" not in os.environ
+            paddle.ones([2]).share_memory_()
+            assert "{VARIABLE}" in os.environ
+            """,
+        )
+
+    def test_fork_of_any_kind_joins(self):
+        run_sharing_script(
+            self,
+            f"""
+            ours, theirs = os.pipe()
+            if os.fork() == 0:
+                os.write(theirs, os.environ["{VARIABLE}"].encode())
+                os._exit(0)
+            os.close(theirs)
+            assert os.read(ours, 99).decode() == os.environ["{VARIABLE}"]
+            """,
+        )
+
+    def test_children_of_one_that_has_shared_nothing_are_of_its_tree(self):
+        for method in START_METHODS:
+            with self.subTest(method):
+                run_sharing_script(
+                    self,
+                    f"""
+                    context = multiprocessing.get_context("{method}")
+                    with context.Pool(1) as pool:
+                        family = pool.apply(os.getenv, ["{VARIABLE}"])
+                    assert family is not None
+                    assert family == os.environ["{VARIABLE}"]
+                    """,
+                )
+
+    def test_result_outlives_a_child_that_was_started_before_any_share(self):
+        for method in ("spawn", "forkserver"):
+            with self.subTest(method):
+                run_sharing_script(
+                    self,
+                    f"""
+                    context = multiprocessing.get_context("{method}")
+                    ours, theirs = context.Pipe()
+                    send = "import paddle; theirs.send(paddle.arange(6))"
+                    child = context.Process(
+                        target=exec, args=(send, {{"theirs": theirs}})
+                    )
+                    child.start()
+                    child.join()
+                    assert ours.recv().sum().item() == 15
+                    """,
+                )
+
+
+if __name__ == "__main__":
+    unittest.main()
