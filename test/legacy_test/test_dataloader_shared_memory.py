@@ -48,7 +48,7 @@ DTYPES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-SWITCH = "FLAGS_dataloader_use_shared_storage"
+SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 Pair = collections.namedtuple("Pair", ("first", "second"))
 
 
@@ -517,6 +517,22 @@ class TestErrors(LoaderTestCase):
                 values = batch[:, 2, 63, 63].tolist()
                 assert values == list(range(64 * n, 64 * n + 64)), values
             assert n == 3, n
+            """,
+            private_shm("size=1m"),
+        )
+
+    def test_full_dev_shm_leaves_the_sharing_strategy_as_it_is(self):
+        run_sharing_script(
+            self,
+            """
+            import numpy as np
+            from paddle.io.dataloader.collate import default_collate_fn
+            from paddle.io.dataloader.shared_batch import BatchSharer
+            sharer = BatchSharer(default_collate_fn)
+            for _ in range(2):
+                batch = sharer.collate_fn([np.ones([4 << 20], "uint8")])
+                message = sharer.message(0, batch)
+                assert sharing.get_sharing_strategy() == "file_system"
             """,
             private_shm("size=1m"),
         )

@@ -36,7 +36,7 @@ import paddle
 from paddle.base import core
 from paddle.base.threads.host_context import host_context
 from paddle.incubate.multiprocessing import Prefetcher, WorkerThread
-from paddle.incubate.multiprocessing.worker_thread import _Waiters
+from paddle.incubate.multiprocessing.worker_thread import Waiters
 
 __all__ = ["setUpModule", "tearDownModule"]
 
@@ -719,7 +719,7 @@ class TestPrefetcher(WorkerTestCase):
                 waiters.notify_all()
             return len(looks) > 1
 
-        looks, waiters = [], _Waiters()
+        looks, waiters = [], Waiters()
         in_thread(waiters.wait_for, predicate)
 
     def test_a_prefetcher_in_a_cycle_is_collected(self):

@@ -198,10 +198,12 @@ py::object ToPython(phi::DenseTensor dense, const char* kind) {
 }
 
 // Returns an uninitialized tensor in shared memory.
-phi::DenseTensor Empty(const std::vector<int64_t>& shape, phi::DataType dtype) {
+phi::DenseTensor Empty(const std::vector<int64_t>& shape,
+                       phi::DataType dtype,
+                       SharingStrategy strategy) {
   phi::DenseTensorMeta meta(dtype, common::make_ddim(shape));
   EnforceHasSize(meta);
-  return phi::DenseTensor(SharedAllocator(Strategy()), meta);
+  return phi::DenseTensor(SharedAllocator(strategy), meta);
 }
 
 // Returns the bytes of a tensor. Its storage lives as long as the array or a
@@ -300,9 +302,18 @@ void BindSharedStorage(py::module* m) {
   m->def("is_shared", [](const paddle::Tensor& tensor) {
     return IsInSharedMemory(DenseTensorOf(tensor));
   });
-  m->def("empty", [](const std::vector<int64_t>& shape, phi::DataType dtype) {
-    return ToPython(Empty(shape, dtype), "shared_tensor_");
-  });
+  m->def(
+      "empty",
+      [](const std::vector<int64_t>& shape,
+         phi::DataType dtype,
+         bool file_descriptor) {
+        SharingStrategy strategy =
+            file_descriptor ? SharingStrategy::kFileDescriptor : Strategy();
+        return ToPython(Empty(shape, dtype, strategy), "shared_tensor_");
+      },
+      py::arg("shape"),
+      py::arg("dtype"),
+      py::arg("file_descriptor") = false);
   m->def("array_of", [](const paddle::Tensor& tensor) {
     return ArrayOf(DenseTensorOf(tensor));
   });

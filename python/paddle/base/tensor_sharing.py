@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import functools
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import core
@@ -132,27 +131,6 @@ def _has_values_that_others_see(param: Any) -> bool:
 def _alias(tensor: Tensor) -> Tensor:
     inside = tensor.get_tensor()
     return core.eager.Tensor(inside, inside._place())
-
-
-def _reduce(tensor: Tensor) -> tuple:
-    # It needs all of Paddle, of which this module is an early part.
-    from paddle.incubate.multiprocessing import reductions
-
-    return reductions._reduce_tensor(tensor)
-
-
-def send_subclasses(cls: type[Tensor], **kwargs: Any) -> None:
-    """
-    `Tensor.__init_subclass__`: makes tensors of a user's class go to other
-    processes as such, unless the class says itself how it is pickled.
-    """
-    super(core.eager.Tensor, cls).__init_subclass__(**kwargs)
-    if all(
-        getattr(cls, name) is getattr(core.eager.Tensor, name)
-        for name in ("__reduce__", "__reduce_ex__")
-    ):
-        # A pickler looks for the class itself, not for one that it is of.
-        ForkingPickler.register(cls, _reduce)
 
 
 def share_memory_(self: Tensor) -> Tensor:

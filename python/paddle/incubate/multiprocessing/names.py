@@ -45,22 +45,22 @@ _STANDARD = "multiprocessing"
 # import of the module of that name would take the place of the function.
 _MODULES = {
     "Pool": "pools",
-    "Prefetcher": "worker_thread",
+    "Prefetcher": "prefetcher",
     "WorkerThread": "worker_thread",
     "by_value": "tensor_by_value",
-    "collect_shared_memory": "sharing",
+    "collect_shared_memory": "shared_memory_settings",
     "empty_shared": "shared_allocator",
-    "get_all_sharing_strategies": "sharing",
+    "get_all_sharing_strategies": "shared_memory_settings",
     "get_context": "pools",
-    "get_shared_memory_limit": "sharing",
-    "get_sharing_strategy": "sharing",
-    "ipc_memory_stats": "sharing",
-    "ipc_memory_summary": "sharing",
-    "set_shared_memory_limit": "sharing",
-    "set_sharing_strategy": "sharing",
+    "get_shared_memory_limit": "shared_memory_settings",
+    "get_sharing_strategy": "shared_memory_settings",
+    "ipc_memory_stats": "shared_memory_settings",
+    "ipc_memory_summary": "shared_memory_settings",
+    "set_shared_memory_limit": "shared_memory_settings",
+    "set_sharing_strategy": "shared_memory_settings",
     "shared_allocation": "shared_allocator",
-    "shared_memory_stats": "sharing",
-    "shared_memory_summary": "sharing",
+    "shared_memory_stats": "shared_memory_settings",
+    "shared_memory_summary": "shared_memory_settings",
 }
 
 

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from multiprocessing.reduction import ForkingPickler
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from paddle.base import core
 from paddle.jit.dy2static.program_translator import (
@@ -24,6 +24,9 @@ from paddle.jit.dy2static.program_translator import (
     StaticFunction,
     SymbolicStaticFunction,
 )
+
+if TYPE_CHECKING:
+    import paddle
 
 _PLACES = (
     core.Place,
@@ -71,8 +74,31 @@ def _refuse_compiled(function: StaticFunction) -> NoReturn:
     )
 
 
-def register() -> None:
-    """Teaches the pickler of `multiprocessing` what this module says."""
+def _register_subclasses(reduce_tensor: Callable) -> None:
+    """
+    Makes tensors of a user's class go to other processes as such, unless the
+    class says itself how it is pickled.
+    """
+    tensor = core.eager.Tensor
+
+    def init_subclass(cls: type[paddle.Tensor], **options: Any) -> None:
+        super(tensor, cls).__init_subclass__(**options)
+        if all(
+            getattr(cls, name) is getattr(tensor, name)
+            for name in ("__reduce__", "__reduce_ex__")
+        ):
+            # A pickler looks for the class itself, not for its bases.
+            ForkingPickler.register(cls, reduce_tensor)
+
+    tensor.__init_subclass__ = classmethod(init_subclass)
+
+
+def register(reduce_tensor: Callable) -> None:
+    """
+    Teaches the pickler of `multiprocessing` the reductions of this module, and
+    that of tensors for their subclasses.
+    """
+    _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)
     for kind in _PLACES:

@@ -14,9 +14,14 @@
 """How tensors go through queues and pipes, without a copy.
 
 The storage of a tensor in host memory is moved into shared memory when the
-tensor is sent for the first time; that of one on a GPU stays where it is. What
-is pickled is a handle of a hundred bytes or two. RFC.md, parts B and C, has the
-model. Tensors on custom devices are copied, see tensor_by_value.py.
+tensor is sent for the first time; the storage of a GPU tensor stays where it
+is. What is pickled is a handle of about 170 bytes. RFC.md, parts B and C, has
+the model.
+
+A tensor passes through these files, in this order and never back:
+reductions.py (Paddle's), this one, tensor_by_value.py if it is copied,
+tensor_parts.py if it is not a plain dense tensor, base/tensor_sharing.py,
+base/shared_storage.py, and then C++.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ from .tensor_parts import (
     subclass_over,
     taken_apart,
 )
+
+_IS_AVAILABLE = is_available()
 
 
 def _current_stream(device: int) -> int:
@@ -138,7 +145,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
         ValueError, NotImplementedError, RuntimeError: it cannot arrive right,
             see `paddle.incubate.multiprocessing`.
     """
-    if not is_available():
+    if not _IS_AVAILABLE:
         return None
     if tensor.is_dense():
         reduced = _reduce_dense(tensor)
@@ -152,7 +159,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
     """Does what `reduce_tensor` does for what is inside a tensor."""
-    if not is_available():
+    if not _IS_AVAILABLE:
         return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)

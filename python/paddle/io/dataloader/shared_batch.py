@@ -39,7 +39,7 @@ from paddle.base.shared_storage import is_available, is_in_use, native
 from .collate import default_collate_fn
 from .flat import _flatten_batch
 
-_SWITCH = "FLAGS_dataloader_use_shared_storage"
+_SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 _FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
@@ -74,9 +74,9 @@ def is_enabled() -> bool:
     """Returns whether batches are handed over in this way.
 
     They are, unless the environment variable
-    ``FLAGS_dataloader_use_shared_storage`` is ``0`` or ``false``, or this
-    Paddle was built without shared storage. Else each tensor of a batch is sent
-    by itself.
+    ``PADDLE_DATALOADER_SHARED_BATCH`` is ``0`` or ``false``, or this Paddle was
+    built without shared memory. Then each tensor of a batch is sent separately,
+    as official Paddle does.
     """
     switch = os.environ.get(_SWITCH, "")
     return is_available() and switch.lower() not in _OFF
@@ -114,14 +114,45 @@ class _Place(NamedTuple):
     offset: int
 
 
+class _Memory:
+    """Where a worker allocates its blocks.
+
+    They are allocated with the current sharing strategy. Once /dev/shm, which
+    is small in containers, has no room for a block, this worker's blocks are
+    memfds, which it does not limit. The strategy stays as it is for all else.
+    """
+
+    def __init__(self) -> None:
+        self._dev_shm_is_full = False
+
+    def allocate(self, size: int) -> paddle.Tensor:
+        """Returns so many bytes of shared memory, uninitialized.
+
+        Raises:
+            MemoryError: there is no room for them.
+        """
+        if not self._dev_shm_is_full:
+            try:
+                return native.empty([size], core.DataType.UINT8)
+            except MemoryError:
+                if core.globals()[_FILE_DESCRIPTOR_FLAG]:
+                    raise
+        # Raises again if the limit is one that the user has set.
+        memfd = native.empty([size], core.DataType.UINT8, file_descriptor=True)
+        self._dev_shm_is_full = True
+        return memfd
+
+
 class _Arena:
     """The shared memory of one batch: a block, or more if one was too small.
 
     Args:
+        memory: where the blocks are allocated.
         size: bytes of the first block.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, memory: _Memory, size: int) -> None:
+        self._memory = memory
         self._size = size
         self._blocks: list[_Block] = []
         self._filling: int | None = None
@@ -152,7 +183,7 @@ class _Arena:
         number = self._filling
         if number is None or not self._blocks[number].has_room(size):
             planned = self._size if number is None else self.used() // 4
-            tensor = _allocate(max(size, planned, 1))
+            tensor = self._memory.allocate(max(size, planned, 1))
             number = self._filling = self.adopt(tensor)
         block = self._blocks[number]
         offset = block.take(size)
@@ -188,18 +219,6 @@ class _Arena:
         else:
             np.stack(arrays, out=stacked)
         return stacked
-
-
-def _allocate(size: int) -> paddle.Tensor:
-    try:
-        return native.empty([size], core.DataType.UINT8)
-    except MemoryError:
-        if core.globals()[_FILE_DESCRIPTOR_FLAG]:
-            raise
-        # /dev/shm is full, which in containers is small: memory without a name
-        # is not limited by it. A limit that was set is reached once more.
-        paddle.set_flags({_FILE_DESCRIPTOR_FLAG: True})
-        return native.empty([size], core.DataType.UINT8)
 
 
 def _collate(
@@ -334,12 +353,13 @@ class BatchSharer:
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         is_default = collate_fn is default_collate_fn
         self.collate_fn = self._collate_default if is_default else collate_fn
+        self._memory = _Memory()
         self._size = _FIRST_SIZE
-        self._arena = _Arena(self._size)
+        self._arena = _Arena(self._memory, self._size)
 
     def _collate_default(self, samples: Sequence[Any]) -> Any:
-        # One that an error left half filled goes.
-        self._arena = _Arena(self._size)
+        # An error may have left the last one half filled.
+        self._arena = _Arena(self._memory, self._size)
         return _collate(samples, self._arena.stack)
 
     def message(self, number: int, batch: Any) -> BatchMessage:
@@ -350,7 +370,8 @@ class BatchSharer:
             ValueError: an array has a data type that no tensor has.
             Exception: something else in it cannot be pickled.
         """
-        arena, self._arena = self._arena, _Arena(self._size)
+        arena = self._arena
+        self._arena = _Arena(self._memory, self._size)
         shared = _SharedBatch(batch, arena)
         # Batches differ: the next one should fit, too, a rare one be forgotten.
         self._size = max(arena.used(), self._size - self._size // 16)

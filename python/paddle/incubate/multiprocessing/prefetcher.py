@@ -1,0 +1,202 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Items that a thread of its own makes ahead of their use."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .worker_thread import Waiters, WorkerThread, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+__all__ = []
+
+T = TypeVar("T")
+
+
+class _Buffer:
+    """What a Prefetcher and its thread have in common.
+
+    The thread has no reference to the Prefetcher, which ends it when dropped.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.items: deque[Any] = deque()
+        self.waiters = Waiters()
+        # No item comes any more.
+        self.ended = False
+        # There may have been more items.
+        self.closed = False
+
+    def fill(self, iterable: Iterable[Any]) -> None:
+        iterator = iter(iterable)
+        while True:
+            # Room first: the item that is being made counts.
+            wait_for(self.waiters, lambda: len(self.items) < self.capacity)
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            self.items.append(item)
+            del item
+            self.waiters.notify_all()
+
+
+class _FillingThread(WorkerThread):
+    def __init__(self, buffer: _Buffer, iterable: Iterable[Any]) -> None:
+        super().__init__(buffer.fill, [iterable], daemon=True)
+        self._buffer = buffer
+
+    def run(self) -> None:
+        super().run()
+        if self.should_stop():
+            self._buffer.closed = True
+        self._buffer.ended = True
+        self._buffer.waiters.notify_all()
+
+
+class Prefetcher(Generic[T]):
+    """An iterator whose items a thread of its own makes, some steps ahead.
+
+    The items, which are not copied, come in the order of the iterable; then its
+    exception, if it raises one, or the end. Several threads may take items:
+    each item goes to one of them, the end or the exception to all.
+
+    The thread is a :class:`WorkerThread`, started here and now. It ends with
+    the iterable, when the Prefetcher is closed or dropped, and when Python
+    ends; not in the middle of an item.
+
+    The idea is that of Caffe's ``BlockingQueue`` (Berkeley Vision and Learning
+    Center), through which threads hand over the batches that they prefetch.
+
+    Args:
+        iterable (Iterable): where the items come from. The thread alone
+            iterates over it.
+        capacity (int, optional): how many items may be ready or being made,
+            beyond those that were taken. Default: 2.
+
+    Raises:
+        TypeError: the capacity is no integer.
+        ValueError: the capacity is less than 1.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.incubate.multiprocessing as mp
+
+            >>> def batches():
+            ...     for i in range(3):
+            ...         yield paddle.full([2], float(i))
+            >>> for batch in mp.Prefetcher(batches(), capacity=2):
+            ...     print(batch.tolist())
+            [0.0, 0.0]
+            [1.0, 1.0]
+            [2.0, 2.0]
+
+            >>> with mp.Prefetcher(batches()) as prefetcher:
+            ...     first = next(prefetcher)
+            >>> print(first.tolist())
+            [0.0, 0.0]
+    """
+
+    def __init__(self, iterable: Iterable[T], capacity: int = 2) -> None:
+        if not isinstance(capacity, Integral):
+            raise TypeError(
+                "The capacity of a Prefetcher must be an integer, but received "
+                f"{capacity!r}."
+            )
+        if capacity < 1:
+            raise ValueError(
+                "The capacity of a Prefetcher must be at least 1, but received "
+                f"{capacity}."
+            )
+        self._buffer = _Buffer(capacity)
+        self._thread = _FillingThread(self._buffer, iterable)
+        self._thread.start()
+
+    def __iter__(self) -> Prefetcher[T]:
+        return self
+
+    def __next__(self) -> T:
+        """Returns the next item, and waits for it if need be.
+
+        Raises:
+            StopIteration: there are no more items.
+            BaseException: the one that the iterable has raised, in this and
+                every later call.
+            RuntimeError: the Prefetcher was closed before the end, or made
+                before this process was forked.
+        """
+        buffer = self._buffer
+        self._thread._enforce_same_process()
+        # Another thread may be faster to take what this one has waited for.
+        while not buffer.ended or buffer.items:
+            wait_for(
+                buffer.waiters,
+                lambda: buffer.items or buffer.ended or buffer.closed,
+            )
+            if buffer.closed:
+                break
+            with contextlib.suppress(IndexError):
+                item = buffer.items.popleft()
+                buffer.waiters.notify_all()
+                return item
+        if buffer.closed:
+            raise RuntimeError(
+                "The Prefetcher was closed before all of its items were taken. "
+                "Please close it after the last one is taken."
+            )
+        self._thread.join()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Drops the items that are ready and ends the thread.
+
+        It waits until the item that is being made is complete. Later calls do
+        nothing. An exception of the iterable that was not taken is reported,
+        see :meth:`WorkerThread.join`.
+        """
+        thread, buffer = self._thread, self._buffer
+        if buffer.items or not buffer.ended:
+            buffer.closed = True
+        buffer.waiters.notify_all()
+        thread.stop()
+        if thread is not threading.current_thread():
+            threading.Thread.join(thread)
+        buffer.items.clear()
+
+    def __enter__(self) -> Prefetcher[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Not close: the garbage collector does not wait.
+        if hasattr(self, "_thread"):
+            self._thread.stop()
