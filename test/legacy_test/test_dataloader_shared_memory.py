@@ -458,6 +458,27 @@ class TestSwitch(LoaderTestCase):
             self.assert_as_without_workers(Items(fields), batch_size=3)
 
 
+class TestOtherArguments(unittest.TestCase):
+    def test_argument_of_torch_says_what_to_use_instead(self):
+        for name, instead in (
+            ("generator", "paddle.seed"),
+            ("multiprocessing_context", "set_start_method"),
+            ("pin_memory", "use_buffer_reader"),
+            ("sampler", "batch_sampler"),
+        ):
+            with (
+                self.subTest(name),
+                self.assertRaisesRegex(
+                    TypeError, f"no argument '{name}'. {name}: .*{instead}"
+                ),
+            ):
+                DataLoader(Items(image), **{name: None})
+
+    def test_unknown_argument_is_named(self):
+        with self.assertRaisesRegex(TypeError, "'batchsize'.*help"):
+            DataLoader(Items(image), batchsize=2)
+
+
 class TestErrors(LoaderTestCase):
     def report(self, item, before=""):
         """

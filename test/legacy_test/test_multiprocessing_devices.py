@@ -100,6 +100,12 @@ class TestForkedDevices(DevicesTestCase):
             with self.assertRaisesRegex(ValueError, "one of .*'cpu'.*'tpu'"):
                 self.devices(1, devices)
 
+    def test_device_type_that_this_paddle_lacks_says_how_to_have_it(self):
+        if paddle.is_compiled_with_cuda():
+            self.skipTest("this Paddle has CUDA")
+        with self.assertRaisesRegex(ValueError, "install paddlepaddle-gpu"):
+            self.devices(1, "gpu")
+
     @needs_devices
     def test_device_that_does_not_exist(self):
         for wrong in (f"{KIND}:{COUNT}", f"{KIND}:x", f"{KIND}:-1"):

@@ -21,6 +21,7 @@ import inspect
 import multiprocessing
 import pickle
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,20 @@ class TestNames(unittest.TestCase):
         for name in NAMES:
             with self.assertRaises(ModuleNotFoundError):
                 importlib.import_module(f"{name}.nothing")
+
+    def test_help_begins_with_what_the_module_has(self):
+        first, _, rest = mp.__doc__.partition("\n")
+        self.assertIn("multiprocessing", first)
+        ours = {
+            name
+            for name in dir(mp)
+            if inspect.isfunction(getattr(mp, name))
+            and getattr(mp, name).__module__.startswith(mp.__name__ + ".")
+            and not name.startswith("_")
+        }
+        self.assertGreater(len(ours), 15)
+        mentioned = set(re.findall(r"\w+", rest))
+        self.assertEqual(ours - mentioned, {"init_reductions"})
 
     def test_pickles_name_the_long_name(self):
         content = pickle.dumps((mp.start_processes, mp.ProcessContext))

@@ -545,6 +545,22 @@ class TestValues(SpawnTestCase):
             start_method="thread",
         )
 
+    def test_spawn_takes_its_own_start_method_alone(self):
+        with self.assertRaisesRegex(
+            ValueError, r"received 'fork'. Call start_processes\("
+        ):
+            mp.spawn(print, start_method="fork")
+        mp.spawn(exit_all_with, (0,), start_method="spawn")
+
+    def test_lock_of_forked_processes_that_is_sent_to_others(self):
+        if sys.version_info < (3, 11, 5):
+            self.skipTest("this Python does not know such a lock")
+        lock = mp.get_context("fork").Lock()
+        with self.assertRaisesRegex(
+            RuntimeError, r"Make it with .*get_context\('spawn'\)"
+        ):
+            mp.spawn(exit_all_with, (lock,))
+
     def test_parent_that_ignores_the_end_of_processes(self):
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         self.addCleanup(signal.signal, signal.SIGCHLD, before)

@@ -445,8 +445,10 @@ class TestOneMemory(SharingTestCase):
                 array[:] = [0, 1, 2, 3]
                 with self.assertRaisesRegex(
                     (RuntimeError, ValueError, TypeError), r"\.clone\(\)"
-                ):
+                ) as refused:
                     ForkingPickler.dumps(tensor)
+                self.assertIn(name, str(refused.exception))
+                self.assertNotIn("Hint", str(refused.exception))
                 array[0] = 7
                 self.assertEqual(tensor.numpy().tolist(), array.tolist())
                 copy = tensor.clone()

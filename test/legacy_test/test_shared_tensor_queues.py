@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing
 import unittest
 
 import numpy as np
@@ -27,6 +28,7 @@ from shared_tensor_base import (  # noqa: F401
     description,
     fill_kept,
     over_every_way_to_send,
+    run_sharing_script,
     setUpModule,
     tearDownModule,
 )
@@ -210,6 +212,45 @@ class TestNewPrograms(ShowsFilled):
         with self.another_peer(tensor=tensor) as other:
             other.call(fill_kept, "tensor", 5)
         self.assert_filled(tensor)
+
+
+class TestErrorsOfTheSender(unittest.TestCase):
+    """A Queue pickles on a thread, whose error it drops."""
+
+    def test_receiver_gets_the_error_of_what_a_queue_cannot_pickle(self):
+        run_sharing_script(
+            self,
+            """
+            def put(queue):
+                weight = paddle.ones([2])
+                weight.stop_gradient = False
+                queue.put([1, weight * 2])
+                queue.put("next")
+            context = multiprocessing.get_context("fork")
+            queue = context.Queue()
+            child = context.Process(target=put, args=(queue,))
+            child.start()
+            try:
+                queue.get(timeout=100)
+                raise AssertionError("it arrived")
+            except RuntimeError as error:
+                for words in (f"Process {child.pid} could not", "detach"):
+                    assert words in str(error), error
+            assert queue.get(timeout=100) == "next"
+            child.join()
+            """,
+        )
+
+    def test_executor_hears_of_its_errors_itself(self):
+        weight = paddle.ones([2])
+        weight.stop_gradient = False
+        with concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("fork")
+        ) as executor:
+            future = executor.submit(id, weight * 2)
+            with self.assertRaisesRegex(RuntimeError, "detach"):
+                future.result(WAIT_S)
+            self.assertEqual(executor.submit(abs, -5).result(WAIT_S), 5)
 
 
 class TestInterface(unittest.TestCase):

@@ -276,6 +276,7 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     devices: str | Sequence[str] | None = None,
+    start_method: str = "spawn",
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
@@ -291,6 +292,8 @@ def spawn(
         daemon (bool, optional): see :func:`start_processes`. Default: False.
         devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
             Default: None.
+        start_method (str, optional): only ``'spawn'``, as in torch; another one
+            is for :func:`start_processes`. Default: ``'spawn'``.
 
     Returns:
         ProcessContext|None: None if ``join`` is True.
@@ -299,6 +302,8 @@ def spawn(
         ProcessRaisedException: the function raised an exception in a process.
         ProcessExitedException: a process was killed, or exited with another
             code than 0.
+        ValueError: the start method is not ``'spawn'``; for the other cases see
+            :func:`start_processes`.
 
     Examples:
         .. code-block:: python
@@ -307,8 +312,14 @@ def spawn(
             >>> import paddle.multiprocessing as mp
             >>> mp.spawn(time.sleep, nprocs=2)  # one sleeps 0 s, one 1 s
     """
+    if start_method != "spawn":
+        raise ValueError(
+            "The start_method of spawn() must be 'spawn', but received "
+            f"{start_method!r}. Call start_processes(..., "
+            f"start_method={start_method!r}) instead."
+        )
     return start_processes(
-        fn, args, nprocs, join, daemon, start_method="spawn", devices=devices
+        fn, args, nprocs, join, daemon, start_method, devices
     )
 
 

@@ -25,6 +25,15 @@ from typing import Callable
 
 from .device_names import device_counts, parse
 
+_HOW_TO_HAVE = {
+    "gpu": "This Paddle was built without CUDA: install paddlepaddle-gpu.",
+    "xpu": "This Paddle was built without XPU: install paddlepaddle-xpu.",
+}
+_HOW_TO_HAVE_OTHERS = (
+    "The plugin of a custom device is loaded from the folder that the "
+    "environment variable CUSTOM_DEVICE_ROOT names."
+)
+
 
 def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
     if sys.platform != "linux":
@@ -138,6 +147,6 @@ def _device_count(kind: str) -> int:
     if kind not in counts:
         raise ValueError(
             f"The type of the devices must be one of {['cpu', *counts]}, but "
-            f"received {kind!r}."
+            f"received {kind!r}. {_HOW_TO_HAVE.get(kind, _HOW_TO_HAVE_OTHERS)}"
         )
     return counts[kind]

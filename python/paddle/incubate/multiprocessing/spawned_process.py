@@ -55,7 +55,17 @@ class Call:
         self._content: Any = (fn, args)
 
     def __reduce__(self) -> tuple:
-        return PickledCall, (bytes(ForkingPickler.dumps(self._content)),)
+        try:
+            content = ForkingPickler.dumps(self._content)
+        except RuntimeError as error:
+            if "SemLock" not in str(error):
+                raise
+            raise RuntimeError(
+                "The args hold a lock, or a queue that has one, which only "
+                "forked processes can use. Make it with "
+                "paddle.multiprocessing.get_context('spawn')."
+            ) from error
+        return PickledCall, (bytes(content),)
 
     def load(self) -> tuple[Callable, tuple]:
         return self._content

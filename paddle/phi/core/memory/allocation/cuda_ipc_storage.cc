@@ -110,14 +110,14 @@ void WarnOnStandardError() {
 // Gives a storage a record; false if the driver makes no handle for it.
 bool Share(const std::shared_ptr<phi::Allocation>& holder,
            SharingStrategy strategy) {
-  PADDLE_ENFORCE_EQ(
-      StorageWatcher::CanWatch(holder),
-      true,
-      common::errors::InvalidArgument(
-          "Cannot share the memory of this tensor on %s: it belongs to other "
-          "code than Paddle (from_dlpack takes such memory over, for example). "
-          "Send tensor.clone() instead.",
-          holder->place()));
+  // Not PADDLE_ENFORCE, which would print this condition as a hint.
+  if (!StorageWatcher::CanWatch(holder)) {
+    PADDLE_THROW(common::errors::InvalidArgument(
+        "Cannot share the memory of this tensor on %s: it belongs to other "
+        "code than Paddle (from_dlpack takes such memory over, for example). "
+        "Send tensor.clone() instead.",
+        holder->place()));
+  }
   PADDLE_ENFORCE_EQ(
       FLAGS_alloc_fill_value >= 0 || FLAGS_sync_after_alloc,
       false,

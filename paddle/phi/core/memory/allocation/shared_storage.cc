@@ -144,16 +144,15 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
                  bool long_lived) {
   // The storage may be in a block of a detached segment, see SharedHeap::Send.
   auto* in_block = dynamic_cast<BlockStorage*>(holder.get());
-  PADDLE_ENFORCE_EQ(
-      in_block || StorageWatcher::CanWatch(holder),
-      true,
-      common::errors::InvalidArgument(
-          "Cannot move the memory of this tensor on %s into shared memory: it "
-          "belongs to other code than Paddle (from_dlpack, and "
-          "paddle.Tensor(array, zero_copy=True), take such memory over) or is "
-          "a "
-          "file of a DataLoader's worker. Send tensor.clone() instead.",
-          holder->place()));
+  // Not PADDLE_ENFORCE, which would print this condition as a hint.
+  if (!in_block && !StorageWatcher::CanWatch(holder)) {
+    PADDLE_THROW(common::errors::InvalidArgument(
+        "Cannot move the memory of this tensor on %s into shared memory: it "
+        "belongs to NumPy (paddle.Tensor(array, zero_copy=True)), to other "
+        "code than Paddle (DLPack) or is a file of a DataLoader's worker. Send "
+        "tensor.clone() instead.",
+        holder->place()));
+  }
   SharedHeap& heap = SharedHeap::Instance();
   SharedBlock block = heap.Allocate(strategy, holder->size());
   std::memcpy(block.data, old, holder->size());

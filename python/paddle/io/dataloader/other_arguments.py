@@ -1,0 +1,42 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Arguments that DataLoader does not have, and what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+# Those of torch's DataLoader that programs are ported with.
+_INSTEAD = {
+    "generator": "Call paddle.seed(...), or pass a batch_sampler whose sampler "
+    "has a generator.",
+    "multiprocessing_context": "Workers start by the start method of the "
+    "process: call multiprocessing.set_start_method(...).",
+    "pin_memory": "Leave it out: batches for a GPU are copied ahead by "
+    "use_buffer_reader, which is on.",
+    "sampler": "Pass batch_sampler=paddle.io.BatchSampler(sampler=..., "
+    "batch_size=...).",
+}
+
+
+def refuse(names: Iterable[str]) -> NoReturn:
+    """Raises TypeError for arguments that DataLoader does not have."""
+    names = sorted(names)
+    known = [f"{name}: {_INSTEAD[name]}" for name in names if name in _INSTEAD]
+    help_on_all = "help(paddle.io.DataLoader) lists those that there are."
+    raise TypeError(
+        f"DataLoader() has no argument {', '.join(map(repr, names))}. "
+        + " ".join([*known, help_on_all])
+    )
