@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The process tree that this process belongs to, as shared memory knows it.
+"""The process tree of this process, which RFC.md calls its family.
 
-The processes of one tree may receive each other's messages, also those of
-processes that have ended; what a tree leaves in /dev/shm goes with its last
-process. RFC.md, part B, has the rules.
+Processes of one tree may receive each other's messages, even after the sender
+has ended. The files of a tree in /dev/shm are removed with its last process.
+RFC.md, part B, has the rules.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LAST = -100
 
 def join(binding: ModuleType) -> None:
     """
-    Makes this process one whose messages live as long as any of its tree, and
-    removes what dead trees have left.
+    Makes this process a member of its tree, so that its messages live as long
+    as any member does, and removes the files of trees that have ended.
     """
 
     def leave() -> None:
@@ -54,7 +54,7 @@ def join(binding: ModuleType) -> None:
 
     binding.join(_family(binding))
     leave_at_exit()
-    # A fork of any kind, and one by multiprocessing, which forgets finalizers.
+    # Both: a child that multiprocessing forks forgets all finalizers.
     os.register_at_fork(after_in_child=leave_at_exit)
     util.register_after_fork(leave_at_exit, lambda function: function())
 

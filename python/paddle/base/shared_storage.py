@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The binding of shared memory, which is loaded when it is first used.
+"""The binding of the C++ part of shared memory, which is loaded on first use.
 
-Its first use also makes this process join its process tree, as the first start
-of a child does. A process that only imports Paddle does neither.
+The first use also makes this process join its process tree, and so does the
+first start of a child. Importing Paddle does neither.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _binding() -> ModuleType | None:
-    """Returns a part of libpaddle, or a module of its own beside it."""
+    """Returns the submodule of libpaddle, or the extension module beside it."""
     if hasattr(libpaddle, "_shared_storage"):
         return libpaddle._shared_storage
     try:
         from . import _shared_storage
     except ImportError:
-        # One that is there and cannot be loaded is not to be passed over.
+        # A module that exists but cannot be loaded is an error.
         if find_spec("._shared_storage", __package__) is not None:
             raise
         return None
@@ -76,8 +76,8 @@ _joining = threading.RLock()
 
 def is_in_use() -> bool:
     """
-    Returns whether this process has joined its process tree, which it does
-    before it can have a tensor in shared memory.
+    Returns whether this process has joined its process tree. Before that, it
+    has no tensor in shared memory.
     """
     return bool(vars(native))
 
@@ -91,7 +91,7 @@ def join_process_tree() -> None:
         if is_in_use():
             return
         process_tree.join(binding)
-        # From now on, they are found without __getattr__.
+        # From now on, attribute lookup does not reach __getattr__.
         vars(native).update(
             (name, function)
             for name, function in vars(binding).items()
@@ -106,8 +106,8 @@ def _reduce_key(key: AuthenticationString) -> tuple:
 
 def join_before_first_child() -> None:
     """
-    Makes this process join its process tree before it starts a child, which
-    inherits the tree. A process that has inherited one joins it now.
+    Makes this process join its process tree before it starts its first child,
+    which inherits the tree; or now, if it has inherited one itself.
     """
     if process_tree.VARIABLE in os.environ:
         join_process_tree()
@@ -140,7 +140,7 @@ def keeping_inside_alive(
         inside = get_tensor(self)
         binding = _binding()
         if binding is not None:
-            # Not by `native`: this shares nothing.
+            # Not `native`, which would join the process tree.
             binding.keep_alive(inside, self)
         return inside
 

@@ -11,11 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Unnamed tensors of threads with devices of their own are kept apart.
+"""Distinct names for unnamed tensors of threads that have their own devices.
 
-A tensor that nobody names gets a number from the tracer that makes it. A thread
-with a device of its own has another tracer than the main thread, so two tensors
-may have one name. Most of Paddle never looks a name up; what does, calls this.
+A tensor without a name is numbered by the tracer that makes it. A thread with
+its own device has its own tracer, so that its tensors may get the same names as
+those of the main thread. Code that looks tensors up by name calls this module;
+most of Paddle does not.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ __all__ = []
 
 def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
     """
-    Gives `tensor` another name when one of `others` has its name.
+    Renames `tensor` if one of `others` has the same name.
 
-    Parameters have names that are unique over all threads, and are left alone,
-    as is everything while no thread has ever set a device of its own.
+    Parameters keep their names, which are unique over all threads. Nothing is
+    renamed until a thread sets its own device.
 
     Raises:
-        ValueError: `tensor` would be renamed but is trainable, so that an
-            optimizer may keep its state by the name that it has.
+        ValueError: `tensor` would be renamed but is trainable; an optimizer may
+            keep its state under the present name.
     """
     if not devices.current_place.any_thread_has_set:
         return
@@ -53,17 +54,17 @@ def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
         return
     if not tensor.stop_gradient:
         raise ValueError(
-            f"Two tensors that are used together are named {name!r}. Tensors "
-            "that threads with different devices make, and nobody names, may "
-            "get one name. Please set `name` of one of them."
+            f"Two tensors that are used together are both named {name!r}, "
+            "because threads with different devices made them without a name. "
+            "Set the `name` of one of them."
         )
     tensor.name = unique_name.generate(name)
 
 
 def keep_parameters_apart(parameters: list[Tensor | dict]) -> None:
     """
-    Calls `keep_apart` for the tensors that an optimizer is given. Groups, which
-    are dicts, hold parameters alone.
+    Calls `keep_apart` for each tensor that an optimizer is given. Its groups,
+    which are dicts, contain only parameters.
     """
     seen = []
     for param in parameters:

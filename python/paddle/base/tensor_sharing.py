@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors and layers in memory that other processes can see."""
+"""Moves tensors and layers into shared memory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = []
 @no_grad
 def dense_parts(tensor: Tensor) -> list[Tensor]:
     """
-    Returns the dense tensors that a tensor is made of, over the same memory:
-    the indices and values of a sparse one, the values of selected rows, or the
+    Returns the dense tensors that a tensor consists of, without a copy: the
+    indices and values of a sparse tensor, the values of selected rows, or the
     tensor itself.
     """
     if tensor.is_sparse_coo():
@@ -49,16 +49,16 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def is_uninitialized(tensor: Tensor) -> bool:
-    """Returns whether a tensor should have elements, and has no memory."""
+    """Returns whether a tensor has elements by its shape, but no memory."""
     return tensor.size > 0 and not tensor._is_initialized()
 
 
 def check_initialized(tensor: Tensor) -> None:
-    """Raises RuntimeError for a parameter that will get its values later."""
+    """Raises RuntimeError if a parameter has not been initialized yet."""
     if is_uninitialized(tensor) and isinstance(tensor, EagerParamBase):
         raise RuntimeError(
             f"The parameter {tensor.name!r} must be initialized before other "
-            "processes can have it, but has no values yet. Call its "
+            "processes can receive it, but has no values yet. Call its "
             "initialize() first."
         )
 
@@ -68,8 +68,8 @@ def _check_can_be_shared(tensor: Tensor) -> None:
     if place.is_custom_place() or place.is_xpu_place():
         raise NotImplementedError(
             "The memory of a tensor that is shared must be on the CPU or on a "
-            f"GPU, but received a tensor on {place}. Processes can have copies "
-            "of it: send paddle.incubate.multiprocessing.by_value(tensor)."
+            f"GPU, but received a tensor on {place}. Send a copy instead: "
+            "paddle.multiprocessing.by_value(tensor)."
         )
     check_initialized(tensor)
 
@@ -88,9 +88,9 @@ def _is_shared(part: Tensor) -> bool:
 
 def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorator of `Initializer.__call__`, which makes a new tensor and puts its
-    memory in the place of the parameter's: where other processes see the
-    parameter, the values are copied into the memory that they see.
+    Decorates `Initializer.__call__`, which replaces the memory of a parameter
+    by that of a new tensor. If the parameter is shared, the new values are
+    copied into its shared memory instead, where other processes see them.
     """
 
     @functools.wraps(call)
@@ -99,7 +99,7 @@ def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not _has_values_that_others_see(param):
             return call(self, param, *args, **kwargs)
-        # Not by detach(), which returns what changes with the tensor.
+        # Not by detach(), whose result would change together with the tensor.
         shared = _alias(param)
         result = call(self, param, *args, **kwargs)
         filled = _alias(param)
@@ -107,12 +107,12 @@ def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
         if filled.shape != shared.shape:
             raise ValueError(
                 f"The values for {param.name!r} must be of shape "
-                f"{list(shared.shape)}, since other processes see its memory, "
-                f"but received shape {list(filled.shape)}. Make a new one for "
-                "these, and send it."
+                f"{list(shared.shape)}, because other processes share its "
+                f"memory, but received shape {list(filled.shape)}. Make a new "
+                "parameter of that shape, and send it."
             )
         if filled.data_ptr() != shared.data_ptr():
-            # Some initializers leave another data type.
+            # Some initializers produce another data type.
             shared.copy_(filled.astype(shared.dtype), True)
         return result
 
@@ -135,23 +135,24 @@ def _alias(tensor: Tensor) -> Tensor:
 
 def share_memory_(self: Tensor) -> Tensor:
     """
-    Moves the memory of this tensor to where other processes see it, as sending
-    it does. All views of it, and what it is a view of, go with it. Processes
-    that are forked later share it; others, when it is sent.
+    Moves the storage of this tensor into shared memory, as sending it does.
+    Its views, and the tensor that it is a view of, have the same storage and
+    move too. Processes that are forked afterwards share the memory; others
+    share it when they receive the tensor.
 
-    It happens once: a tensor that is shared stays where it is, and so does one
-    on a GPU, whose memory can always be shared. The gradient is not moved. The
-    idea is torch's.
+    A tensor that is already shared is not moved again, and neither is one on a
+    GPU, whose memory can always be shared. The gradient is not moved. The
+    method follows torch's.
 
     Returns:
         Tensor: this tensor.
 
     Raises:
-        MemoryError: there is no room for it in shared memory.
-        NotImplementedError: it is on a device whose memory cannot be shared, or
-            Paddle was built without memory that processes share.
-        RuntimeError: it is a parameter that is not initialized yet.
-        ValueError: its memory is not Paddle's, it came by DLPack, for example.
+        MemoryError: there is not enough shared memory.
+        NotImplementedError: the tensor is on a device whose memory cannot be
+            shared, or this Paddle was built without shared memory.
+        RuntimeError: the tensor is a parameter without values.
+        ValueError: the memory belongs to another library, such as NumPy.
 
     Examples:
         .. code-block:: python
@@ -172,12 +173,12 @@ def share_memory_(self: Tensor) -> Tensor:
 
 def is_shared(self: Tensor) -> bool:
     """
-    Tells whether other processes can have the memory of this tensor: after
-    `share_memory_()`, after it was sent, if it was received, or if it is on a
-    GPU. So it is for a sparse tensor when all its parts are.
+    Tells whether the memory of this tensor can be shared as it is: it was moved
+    by `share_memory_()`, sent or received, or it is on a GPU. A sparse tensor
+    is shared if all its parts are.
 
     Returns:
-        bool: whether it is shared; True for a tensor without elements.
+        bool: whether the tensor is shared; True for one without elements.
 
     Examples:
         .. code-block:: python
@@ -192,23 +193,23 @@ def is_shared(self: Tensor) -> bool:
 
 def share_memory(self: Layer) -> Layer:
     """
-    Moves the parameters and buffers of this layer and of its sublayers to where
-    other processes see them. See `Tensor.share_memory_`; tensors that are tied
-    stay tied.
+    Moves the parameters and buffers of this layer and of its sublayers into
+    shared memory, see `Tensor.share_memory_`. Tied tensors stay tied.
 
-    A process that has the layer then, by `fork` or sent to it, has the same
-    parameters: what one writes, as its optimizer does, all see. Gradients are
-    not moved, so that each process has its own. The idea is torch's.
+    Processes that are forked afterwards, or receive the layer, have the same
+    parameters: each sees what another writes, for example by an optimizer.
+    Gradients are not moved: each process has its own. The method follows
+    torch's.
 
     Returns:
         Layer: this layer.
 
     Raises:
-        MemoryError: there is no room for all in shared memory; what had room is
-            moved, and all values are as they were.
+        MemoryError: there is not enough shared memory. Some tensors may have
+            been moved; all keep their values.
         NotImplementedError: a tensor is on a device whose memory cannot be
-            shared. Nothing is moved then, nor in the following cases.
-        RuntimeError: a parameter is not initialized yet.
+            shared. No tensor has been moved.
+        RuntimeError: a parameter has no values. No tensor has been moved.
 
     Examples:
         .. code-block:: python

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Optimizers go to other processes with the state that they have."""
+"""How optimizers, with their state, are pickled for other processes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 def make_sendable(kind: type[Optimizer]) -> None:
     """
-    Makes optimizers of a class go through the queues and pipes of
-    `multiprocessing`, unless the class says itself how it is pickled.
+    Registers how `multiprocessing` pickles the optimizers of a class, unless
+    the class defines it itself.
     """
     if all(
         getattr(kind, name, None) is getattr(object, name, None)
@@ -49,13 +49,13 @@ def _reduce(optimizer: Optimizer) -> tuple:
     new, args, state = optimizer.__reduce_ex__(4)[:3]
     state = {
         **state,
-        # What it makes by default is made by a lambda.
+        # A defaultdict whose factory is a lambda, which cannot be pickled.
         "_accumulators": dict(state["_accumulators"]),
-        # It is filled at each step, by a program that is of this process.
+        # Each step fills it anew, with variables of this process's programs.
         "_learning_rate_map": {},
     }
-    # A tensor that is received has a new name. The state of a parameter is
-    # looked up by its name, so these keep theirs.
+    # A received tensor has a new name, but the state of a parameter is looked
+    # up by its name: restore the names.
     names = [(tensor, tensor.name) for tensor in _tensors_in(state)]
     return new, args, (state, names), None, None, _restore
 
@@ -70,7 +70,7 @@ def _restore(optimizer: Optimizer, received: tuple) -> None:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in containers of containers."""
+    """Yields the tensors in nested containers."""
     if isinstance(value, core.eager.Tensor):
         yield value
     elif isinstance(value, dict):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The modes of a thread that its workers, threads or processes, begin in."""
+"""Hands the modes of a thread to the threads and processes it starts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from paddle.base import core
 
 def modes_of_caller() -> Callable[[], None]:
     """
-    Returns a function that gives the thread which calls it the `no_grad` mode
-    and the AMP level that the present thread has now.
+    Returns a function that sets the `no_grad` mode and the AMP level of the
+    thread that calls it to those that the present thread has now.
     """
     has_grad = paddle.is_grad_enabled()
-    # auto_cast itself would warn again, and set the process's lists again.
+    # Entering auto_cast would repeat its warnings and reset the process's
+    # lists of operators.
     amp = core._get_amp_attrs()
     level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
 

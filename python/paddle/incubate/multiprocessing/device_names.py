@@ -44,8 +44,8 @@ def parse(name: str) -> DeviceName:
 
 def device_counts() -> dict[str, int]:
     """
-    Returns the number of devices of each kind, by the names of
-    `paddle.set_device`, without the CPU.
+    Returns the number of devices per type, keyed by the name that
+    `paddle.set_device` takes. The CPU is not included.
     """
     counts = {
         kind: core.get_custom_device_count(kind)

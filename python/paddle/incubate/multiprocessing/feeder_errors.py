@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Errors in the thread of a queue, which its receivers get to know.
+"""Delivers errors of a queue's feeder thread to the receiver.
 
-`Queue.put` of multiprocessing hands an object to a thread, which pickles it
-later. If that fails, the thread prints the error and drops the object, and a
-receiver waits for it in vain.
+`Queue.put` of multiprocessing leaves the pickling to a feeder thread. If it
+fails there, the thread prints the error and drops the object, for which the
+receiver then waits in vain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import sys
 from typing import Any, Callable, NoReturn
 
-# Every process can make them from a message.
+# Errors that can be made from a message alone, in every process.
 _KINDS = (
     MemoryError,
     NotImplementedError,
@@ -38,8 +38,8 @@ _KINDS = (
 
 def raised_at_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Returns a reduction whose error, if it happens in the thread of a queue that
-    would drop it, is sent in place of the object; get() raises it.
+    Returns `reduce`, except that an error in a feeder thread that would drop it
+    is sent in place of the object, and raised by the receiver's get().
     """
 
     @functools.wraps(reduce)
@@ -61,8 +61,8 @@ def _raise(kind: type[Exception], text: str, sender: int) -> NoReturn:
 
 def _in_thread_that_drops_errors() -> bool:
     """
-    Returns whether a Queue pickles on the calling thread, and would drop what
-    fails; that of a ProcessPoolExecutor, for example, has a use for the error.
+    Returns whether the caller runs in a feeder thread that drops errors. That
+    of a ProcessPoolExecutor, for example, handles them.
     """
     queues = sys.modules.get("multiprocessing.queues")
     frame = sys._getframe() if queues else None

@@ -11,15 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What names `paddle.multiprocessing` has, and when each is loaded.
+"""Loads the names of `paddle.multiprocessing` when they are first used.
 
-Our own names and the submodules of Python's `multiprocessing` are loaded at
-their first use, so that importing Paddle does not pay for them. Two ways lead
-to them: attributes, by `__getattr__`, and imports of submodules, by a finder
-that Python asks about submodules of this package alone.
+These are our own names and the submodules of Python's `multiprocessing`, which
+`import paddle` should not pay for. `__getattr__` serves attributes. A finder,
+which Python asks only about submodules of this package, serves imports.
 
 `paddle.multiprocessing` and `paddle.incubate.multiprocessing` are one module.
-Python imports a submodule once per name; the finder makes it one module too.
+Python would import a submodule once per name; the finder prevents that.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _NAME = "paddle.incubate.multiprocessing"
 _SHORT_NAME = "paddle.multiprocessing"
 _STANDARD = "multiprocessing"
 
-# The module of each own name. `spawn` and what belongs to it is not here: the
-# import of the module of that name would take the place of the function.
+# The module of each name of ours. `spawn` and its companions are imported at
+# once: a later import of the module `spawn` would replace the function.
 _MODULES = {
     "Pool": "pools",
     "Prefetcher": "prefetcher",
@@ -66,13 +65,13 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """
-    Returns an own name, or one that `multiprocessing` has and does not export:
-    its submodules, imported or not, and a few others.
+    Returns one of our names, or an attribute of `multiprocessing` that it does
+    not export: a submodule, imported or not, or one of a few others.
     """
     if name in _MODULES:
         module = importlib.import_module(f"{_NAME}.{_MODULES[name]}")
         value = getattr(module, name)
-        # Python does not ask again.
+        # From now on, attribute lookup does not reach this function.
         setattr(sys.modules[_NAME], name, value)
         return value
     if not name.startswith("_"):
@@ -100,27 +99,27 @@ class _Alias(Loader):
         self._name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Here, not in exec_module: other threads may take what is returned from
-        # sys.modules before it is executed.
+        # Here, not in exec_module: another thread may take the module from
+        # sys.modules before exec_module runs.
         module = importlib.import_module(self._name)
         # Another thread may be between here and exec_module.
         _specs.setdefault(self._name, module.__spec__)
         for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
-            # The finder is not asked about modules of a subpackage.
+            # Python does not ask the finder about modules of a subpackage.
             sys.modules[f"{spec.name}.{inner.name}"] = importlib.import_module(
                 f"{self._name}.{inner.name}"
             )
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # Python has replaced it by the spec of the alias.
+        # Python has replaced the spec by that of the alias.
         module.__spec__ = _specs[self._name]
 
 
 class _Finder(PathEntryFinder):
-    """Finds the submodules that have another name besides the given one."""
+    """Finds submodules whose real name differs from the given one."""
 
-    # An entry of __path__; no such file exists.
+    # An entry of __path__ by which Python finds the finder, and not a file.
     PATH = __file__ + "/submodules"
 
     def find_spec(
@@ -139,16 +138,17 @@ class _Finder(PathEntryFinder):
 
 
 def add_finder(path: list[str]) -> None:
-    """Makes imports of submodules ask the finder first, by __path__."""
+    """Adds the finder to the `__path__` of the package, in first place."""
     path.insert(0, _Finder.PATH)
     sys.path_importer_cache[_Finder.PATH] = _Finder()
 
 
 def add_short_name() -> None:
-    """Makes `paddle.multiprocessing`, which is being imported, this module."""
+    """Makes `paddle.multiprocessing`, which calls this, the package itself."""
     package = sys.modules[_NAME]
     sys.modules[_SHORT_NAME] = package
-    # Not by the finder: then `spawn`, the module, would hide the function.
+    # Modules that are loaded need no finder, which would replace the function
+    # `spawn` by the module.
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{_NAME}."):
             sys.modules[_SHORT_NAME + name[len(_NAME) :]] = module

@@ -11,7 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What else of Paddle goes to other processes, or is refused with a reason."""
+"""How places, generators and subclasses of Tensor are pickled.
+
+Compiled functions are refused, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def _rebuild_place(device: str) -> core.Place:
 def _reduce_place(place: core.Place) -> tuple:
     from .tensor_by_value import name_of, place_of
 
-    # What Tensor.place returns is of one type, whatever the device.
+    # Tensor.place is a core.Place for every device.
     rebuild = _rebuild_place if type(place) is core.Place else place_of
     return rebuild, (name_of(place),)
 
@@ -70,14 +73,14 @@ def _refuse_compiled(function: StaticFunction) -> NoReturn:
     raise TypeError(
         "A layer or function that is sent to another process must not be "
         f"compiled, but paddle.jit.to_static has compiled {owner}. Call "
-        "forward.rollback() of the layer before, and compile it there."
+        "layer.forward.rollback() first, and compile it in the receiver."
     )
 
 
 def _register_subclasses(reduce_tensor: Callable) -> None:
     """
-    Makes tensors of a user's class go to other processes as such, unless the
-    class says itself how it is pickled.
+    Registers how `multiprocessing` pickles tensors of each subclass of Tensor
+    that is defined from now on, unless the class defines it itself.
     """
     tensor = core.eager.Tensor
 
@@ -95,8 +98,8 @@ def _register_subclasses(reduce_tensor: Callable) -> None:
 
 def register(reduce_tensor: Callable) -> None:
     """
-    Teaches the pickler of `multiprocessing` the reductions of this module, and
-    that of tensors for their subclasses.
+    Registers the reductions of this module with the pickler of
+    `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
     _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):

@@ -11,12 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pools of processes: one message fails at a time, and all workers begin alike.
+"""Pools whose jobs fail one at a time, and whose workers all begin alike.
 
 Python's `multiprocessing.pool` pickles the number of a job together with its
-payload. A tensor that cannot be attached then ends the thread that distributes
-results, or a worker, and the job never finishes. And replacement workers are
-forked by a thread of the pool, not by the thread that made the pool.
+payload. If a received tensor then cannot be attached, the thread that
+distributes results, or the worker, ends and the job never finishes. Also,
+replacement workers are forked by a thread of the pool, not by the thread that
+made the pool.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _HEADER = struct.Struct("=qq")
 
 class _Queue(queues.SimpleQueue):
     """
-    A queue of tuples that begin with the number of a job and an index. None
-    marks the end. The rest of a tuple is pickled separately from these two, so
-    that an error in unpickling it is an error of this job.
+    A queue of tuples that begin with the number of a job and an index; None
+    marks the end. The rest of a tuple is pickled separately, so that an error
+    in unpickling it fails this job only.
     """
 
     def put(self, message: tuple | None) -> None:
@@ -74,8 +75,8 @@ class _Queue(queues.SimpleQueue):
 
     def drop_all(self) -> None:
         """
-        Receives what nobody else will, so that its tensors can be freed. The
-        last message may be cut off, by the end of its sender.
+        Receives the remaining messages, so that their tensors are freed. The
+        last one may be incomplete if its sender was killed.
         """
         os.set_blocking(self._reader.fileno(), False)
         with contextlib.suppress(BlockingIOError, EOFError):
@@ -93,7 +94,7 @@ class _Queue(queues.SimpleQueue):
         return (job, index, *rest)
 
     def _content_for(self, error: Exception) -> tuple:
-        """Returns what stands for a rest that could not be unpickled."""
+        """Returns the replacement for a rest that could not be unpickled."""
         raise NotImplementedError
 
 
@@ -136,9 +137,9 @@ class _Pool(pool.Pool):
     def _help_stuff_finish(
         inqueue: _Tasks, task_handler: Thread, size: int
     ) -> None:
-        # It is kept: workers take nothing from here on.
+        # Never released: workers take no more tasks.
         inqueue._rlock.acquire()
-        # The thread may wait for room to put a task.
+        # The thread may be waiting for room in the pipe.
         while inqueue._reader.poll() and task_handler.is_alive():
             inqueue.get_with_lock_held()
             time.sleep(0)
@@ -153,13 +154,13 @@ class _Pool(pool.Pool):
 
 
 def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
-    """Runs what a worker is to do."""
+    """Runs the target of a worker."""
     end_at_sigterm()
     target(*args)
 
 
 def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
-    """Returns what makes a process of a pool, whose target `run` runs."""
+    """Returns a function that makes a worker whose target is run by `run`."""
 
     def process(
         context: BaseContext,
@@ -174,15 +175,15 @@ def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
 
 def _in_state_of_caller() -> Callable[..., object]:
     """
-    Returns what runs the target of a forked process. Whichever thread forks it,
-    it begins as if the calling thread had forked it now.
+    Returns a function that runs the target of a forked process in the present
+    state of the calling thread, whichever thread forks the process.
     """
     place = framework._current_expected_place()
     is_dynamic = paddle.in_dynamic_mode()
     set_modes = modes_of_caller()
 
     def run(target: Callable[..., object], args: Iterable[Any]) -> None:
-        # Not the tracer of the creator, which may be that of its place.
+        # The creator's tracer may be that of its own device.
         tracer = devices.process_tracer if is_dynamic else None
         framework.global_var._dygraph_tracer_ = tracer
         framework._set_expected_place(place)
@@ -193,7 +194,7 @@ def _in_state_of_caller() -> Callable[..., object]:
 
 
 class _WithPool:
-    """A context of `multiprocessing` with the pools of this module."""
+    """Gives a context of `multiprocessing` the pools of this module."""
 
     def Pool(
         self,
@@ -223,20 +224,20 @@ _CONTEXTS = _contexts()
 
 
 def get_context(method: str | None = None) -> BaseContext:
-    """Returns the context of a start method, with pools that can carry tensors.
+    """Returns the context of a start method, with pools made for tensors.
 
-    It is the one of ``multiprocessing`` but for its ``Pool``, see :func:`Pool`.
+    It is the context of ``multiprocessing`` with another :func:`Pool`.
 
     Args:
         method (str|None, optional): ``'fork'``, ``'spawn'`` or
             ``'forkserver'``. Default: None, the start method of the process,
-            which is fixed by this call.
+            which cannot be changed after this call.
 
     Returns:
         BaseContext: the context.
 
     Raises:
-        ValueError: there is no such start method.
+        ValueError: the start method does not exist.
 
     Examples:
         .. code-block:: python
@@ -255,31 +256,30 @@ def Pool(
     initargs: Iterable[Any] = (),
     maxtasksperchild: int | None = None,
 ) -> pool.Pool:
-    """Makes a pool of processes, to which tensors can be sent.
+    """Makes a pool of processes that can exchange tensors.
 
     It differs from the ``Pool`` of ``multiprocessing`` in two ways. If a task
-    or a result cannot be unpickled, because a tensor cannot be attached for
-    example, only that job fails. With ``'fork'``, every worker, also one that
-    replaces another later, begins in the state that the calling thread has now:
-    on its device and streams, in its graph mode, with its ``no_grad`` mode and
-    its ``auto_cast`` level.
+    or a result cannot be unpickled, for example because a tensor cannot be
+    attached, only that job fails. With ``'fork'``, every worker, including
+    later replacements, begins in the present state of the calling thread: its
+    device and streams, graph mode, ``no_grad`` mode and ``auto_cast`` level.
 
     Args:
         processes (int|None, optional): the number of workers. Default: None,
             the number of CPUs.
-        initializer (Callable|None, optional): what each worker calls first.
+        initializer (Callable|None, optional): called first by each worker.
             Default: None.
         initargs (Iterable, optional): the arguments of the initializer.
             Default: ().
-        maxtasksperchild (int|None, optional): how many tasks a worker does
-            until another one replaces it. Default: None, any number.
+        maxtasksperchild (int|None, optional): the number of tasks after which
+            a worker is replaced. Default: None, no limit.
 
     Returns:
-        multiprocessing.pool.Pool: the pool, with the default start method.
-        Those with another one are made by ``get_context(method).Pool``.
+        multiprocessing.pool.Pool: the pool, with the default start method; for
+        another one, call ``get_context(method).Pool``.
 
     Raises:
-        TypeError, ValueError: an argument is of a wrong type, or out of range.
+        TypeError, ValueError: an argument has a wrong type, or is out of range.
 
     Examples:
         .. code-block:: python

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Items that a thread of its own makes ahead of their use."""
+"""Makes the items of an iterable ahead of their use, on a worker thread."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ T = TypeVar("T")
 
 
 class _Buffer:
-    """What a Prefetcher and its thread have in common.
+    """The state that a Prefetcher and its thread share.
 
-    The thread has no reference to the Prefetcher, which ends it when dropped.
+    The thread does not refer to the Prefetcher, so that dropping the Prefetcher
+    ends the thread.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.items: deque[Any] = deque()
         self.waiters = Waiters()
-        # No item comes any more.
+        # The thread adds no more items.
         self.ended = False
-        # There may have been more items.
+        # The Prefetcher was closed, or stopped, before the last item.
         self.closed = False
 
     def fill(self, iterable: Iterable[Any]) -> None:
         iterator = iter(iterable)
         while True:
-            # Room first: the item that is being made counts.
+            # Wait first, because the item that is being made counts.
             wait_for(self.waiters, lambda: len(self.items) < self.capacity)
             try:
                 item = next(iterator)
@@ -75,27 +76,27 @@ class _FillingThread(WorkerThread):
 
 
 class Prefetcher(Generic[T]):
-    """An iterator whose items a thread of its own makes, some steps ahead.
+    """An iterator whose items its own thread makes some steps ahead.
 
-    The items, which are not copied, come in the order of the iterable; then its
-    exception, if it raises one, or the end. Several threads may take items:
-    each item goes to one of them, the end or the exception to all.
+    The items come in the order of the iterable, without copies, followed by its
+    end or its exception. Several threads may take items: each item goes to one
+    of them, the end or the exception to all.
 
-    The thread is a :class:`WorkerThread`, started here and now. It ends with
-    the iterable, when the Prefetcher is closed or dropped, and when Python
-    ends; not in the middle of an item.
+    The thread is a :class:`WorkerThread`, started by the constructor. It ends
+    with the iterable, when the Prefetcher is closed or dropped, or when Python
+    exits, but always after completing an item.
 
-    The idea is that of Caffe's ``BlockingQueue`` (Berkeley Vision and Learning
-    Center), through which threads hand over the batches that they prefetch.
+    The design follows Caffe's ``BlockingQueue`` (Berkeley Vision and Learning
+    Center), through which threads hand over prefetched batches.
 
     Args:
-        iterable (Iterable): where the items come from. The thread alone
-            iterates over it.
-        capacity (int, optional): how many items may be ready or being made,
-            beyond those that were taken. Default: 2.
+        iterable (Iterable): the source of the items. Only the thread iterates
+            over it.
+        capacity (int, optional): the largest number of items that are ready or
+            being made and have not been taken. Default: 2.
 
     Raises:
-        TypeError: the capacity is no integer.
+        TypeError: the capacity is not an integer.
         ValueError: the capacity is less than 1.
 
     Examples:
@@ -138,18 +139,18 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """Returns the next item, and waits for it if need be.
+        """Returns the next item, waiting for it if necessary.
 
         Raises:
             StopIteration: there are no more items.
-            BaseException: the one that the iterable has raised, in this and
-                every later call.
-            RuntimeError: the Prefetcher was closed before the end, or made
+            BaseException: the exception that the iterable has raised, in this
+                and every later call.
+            RuntimeError: the Prefetcher was closed before its end, or was made
                 before this process was forked.
         """
         buffer = self._buffer
         self._thread._enforce_same_process()
-        # Another thread may be faster to take what this one has waited for.
+        # Another thread may take the item that this one has waited for.
         while not buffer.ended or buffer.items:
             wait_for(
                 buffer.waiters,
@@ -164,17 +165,17 @@ class Prefetcher(Generic[T]):
         if buffer.closed:
             raise RuntimeError(
                 "The Prefetcher was closed before all of its items were taken. "
-                "Please close it after the last one is taken."
+                "Close it after taking the last one."
             )
         self._thread.join()
         raise StopIteration
 
     def close(self) -> None:
-        """Drops the items that are ready and ends the thread.
+        """Drops the items that are ready, and ends the thread.
 
-        It waits until the item that is being made is complete. Later calls do
-        nothing. An exception of the iterable that was not taken is reported,
-        see :meth:`WorkerThread.join`.
+        This waits until the item that is being made is complete. Later calls do
+        nothing. An exception of the iterable that no call has raised is
+        reported, see :meth:`WorkerThread.join`.
         """
         thread, buffer = self._thread, self._buffer
         if buffer.items or not buffer.ended:
@@ -197,6 +198,6 @@ class Prefetcher(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        # Not close: the garbage collector does not wait.
+        # Not close(), which would block the garbage collector.
         if hasattr(self, "_thread"):
             self._thread.stop()

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors made in shared memory: sending them copies nothing."""
+"""Allocates tensors in shared memory, so that sending them copies nothing."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ if TYPE_CHECKING:
 def empty_shared(
     shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> paddle.Tensor:
-    """Makes a tensor on the CPU whose memory other processes can see.
+    """Makes a tensor on the CPU in shared memory.
 
-    It is what ``paddle.empty(shape, dtype).share_memory_()`` makes, but for the
-    memory that the move would leave: who fills it, and sends it then, copies
-    nothing. The memory is had by the present sharing strategy.
+    The result is that of ``paddle.empty(shape, dtype).share_memory_()`` without
+    the move, so that filling and sending it copies nothing. It is allocated
+    with the current sharing strategy.
 
     Args:
         shape (Sequence[int]): the size of each dimension.
         dtype (str|paddle.dtype|numpy.dtype|None, optional): the data type.
-            Default: None, what ``paddle.get_default_dtype()`` says.
+            Default: None, ``paddle.get_default_dtype()``.
 
     Returns:
-        Tensor: the tensor, on the CPU whatever the current device is. Its
-        values are anything.
+        Tensor: the tensor, uninitialized, on the CPU whatever the current
+        device is.
 
     Raises:
-        MemoryError: there is no room for it in shared memory.
-        NotImplementedError: Paddle was built without memory that processes
-            share.
-        TypeError: there is no such data type, or a size is no integer.
+        MemoryError: there is not enough shared memory.
+        NotImplementedError: this Paddle was built without shared memory.
+        TypeError: the data type does not exist, or a size is not an integer.
         ValueError: a size is negative.
 
     Examples:
@@ -87,22 +86,19 @@ def empty_shared(
 
 @contextmanager
 def shared_allocation() -> Iterator[None]:
-    """Makes operators on the CPU put their results into shared memory.
+    """Makes operators on the CPU allocate their results in shared memory.
 
-    That is for a worker that fills a batch with Paddle's operators: what it
-    makes within the context is sent without a copy. It acts on the calling
-    thread, and on tensors on the CPU only; contexts may be nested. All that
-    operators allocate comes from there, temporary tensors too, by the sharing
-    strategy at the time when the context is entered.
+    A worker that makes a batch by Paddle's operators within this context sends
+    it without a copy. The context affects the calling thread and tensors on the
+    CPU only, and may be nested. Everything that operators allocate comes from
+    shared memory, temporary tensors included, with the sharing strategy that is
+    current when the context is entered.
 
-    Programs, which ``to_static`` makes or an executor or a predictor runs,
-    allocate as they do outside.
+    Programs (of ``to_static``, an executor or a predictor) allocate as usual.
 
     Raises:
-        NotImplementedError: Paddle was built without memory that processes
-            share.
-        RuntimeError: the context is left on another thread than it was entered
-            on.
+        NotImplementedError: this Paddle was built without shared memory.
+        RuntimeError: the context is left on a thread that did not enter it.
 
     Examples:
         .. code-block:: python

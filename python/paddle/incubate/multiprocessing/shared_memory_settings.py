@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Memory that this process shares: strategy, limit, figures, collection."""
+"""Strategy, limit, figures and collection of shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STRATEGIES = frozenset({"file_descriptor", "file_system"})
 
 
 def get_all_sharing_strategies() -> set[str]:
-    """Returns the names of the sharing strategies of this system.
+    """Returns the names of all sharing strategies.
 
     Returns:
         set[str]: ``'file_system'`` and ``'file_descriptor'``.
@@ -61,19 +61,19 @@ def get_sharing_strategy() -> str:
 def set_sharing_strategy(strategy: str) -> None:
     """Sets how this process shares the tensors that it sends from now on.
 
-    It is the same as setting ``FLAGS_dataloader_use_file_descriptor``. With
-    ``fork`` a process inherits it; with ``spawn`` and ``forkserver`` each sets
-    its own. Tensors sent before stay where they are.
+    This sets ``FLAGS_dataloader_use_file_descriptor``. Forked processes inherit
+    it; those of ``spawn`` and ``forkserver`` set their own. Tensors that were
+    sent before stay where they are.
 
     Args:
-        strategy (str): ``'file_system'`` (the default) puts tensors into one
-            file a process in ``/dev/shm``, whose size limits them; a message
-            outlives its sender. ``'file_descriptor'`` puts them into memory
-            without a name, which ``/dev/shm`` does not limit; the sender has to
-            live until another process has received a first tensor of it.
+        strategy (str): ``'file_system'`` (the default) allocates tensors in
+            files in ``/dev/shm``, whose size limits them; a message outlives
+            its sender. ``'file_descriptor'`` allocates them in memfds, which
+            ``/dev/shm`` does not limit; the sender has to live until the other
+            process has received its first tensor from it.
 
     Raises:
-        ValueError: there is no such strategy.
+        ValueError: the strategy does not exist.
 
     Examples:
         .. code-block:: python
@@ -93,10 +93,11 @@ def set_sharing_strategy(strategy: str) -> None:
 
 
 def get_shared_memory_limit() -> int:
-    """Returns how much shared memory this process may occupy with tensors.
+    """Returns how much shared memory the tensors of this process may occupy.
 
     Returns:
-        int: the limit in bytes; at first, the memory of the machine.
+        int: the limit in bytes; by default, the memory of the machine or of the
+        container.
 
     Examples:
         .. code-block:: python
@@ -109,17 +110,18 @@ def get_shared_memory_limit() -> int:
 
 
 def set_shared_memory_limit(limit: int) -> None:
-    """Sets how much shared memory this process may occupy with tensors.
+    """Sets how much shared memory the tensors of this process may occupy.
 
-    A send that needs more raises ``MemoryError``; the tensor stays as it was.
+    Sending a tensor that would exceed the limit raises ``MemoryError`` and
+    leaves the tensor as it was.
 
     Args:
-        limit (int): the limit in bytes, of all that this process shares by
-            either strategy. What is there already is not taken away.
+        limit (int): the limit in bytes, for both strategies together. Memory
+            that is already shared is kept.
 
     Raises:
-        TypeError: the limit is no integer.
-        ValueError: it is negative or 2**64 and more.
+        TypeError: the limit is not an integer.
+        ValueError: the limit is negative, or at least 2**64.
 
     Examples:
         .. code-block:: python
@@ -143,16 +145,16 @@ def set_shared_memory_limit(limit: int) -> None:
 
 
 def shared_memory_stats() -> dict[str, int]:
-    """Returns what shared memory this process uses for tensors.
+    """Returns how much shared memory the tensors of this process use.
 
     Returns:
-        dict[str, int]: in bytes, ``reserved`` (what its segments occupy),
-        ``used`` (the part in blocks that a process holds or a message carries),
-        ``cached`` (the part kept for the next tensors) and ``limit``; in
-        numbers, ``blocks`` (in use), ``messages`` (that carry one of its blocks
-        and were not received yet), ``segments`` (its own), ``attached``
-        (those of other processes that it has mapped) and ``detached`` (those
-        of processes that have ended, of which only tensors are left).
+        dict[str, int]: in bytes, ``reserved`` (occupied by its segments),
+        ``used`` (by blocks that a process holds or a message carries),
+        ``cached`` (kept for further tensors) and ``limit``; as counts,
+        ``blocks`` (in use), ``messages`` (that carry one of its blocks and
+        have not been received), ``segments`` (its own), ``attached`` (mapped
+        segments of other processes) and ``detached`` (segments of processes
+        that have ended, of which only the tensors are kept).
 
     Examples:
         .. code-block:: python
@@ -169,7 +171,7 @@ def shared_memory_summary() -> str:
     """Returns the figures of :func:`shared_memory_stats` as a table.
 
     Returns:
-        str: one line a figure; sizes in bytes and MiB.
+        str: one line per figure; sizes in bytes and MiB.
 
     Examples:
         .. code-block:: python
@@ -187,15 +189,16 @@ def shared_memory_summary() -> str:
 
 
 def ipc_memory_stats() -> dict[str, int]:
-    """Returns what GPU memory this process has in common with others.
+    """Returns how much GPU memory this process shares with others.
 
     Returns:
         dict[str, int]: ``sent`` (storages of this process that were sent and
-        not freed yet), ``limbo`` (those of them that this process has dropped
-        and others still hold, or a message carries), ``received`` (storages of
-        others that it uses), with ``sent_bytes``, ``limbo_bytes`` and
-        ``received_bytes``; ``handles`` (allocations of others that it has
-        opened) and ``events`` (that order work between processes).
+        have not been freed), ``limbo`` (those of them that this process has
+        dropped, but another holds or a message carries), ``received``
+        (storages of other processes that it holds), with ``sent_bytes``,
+        ``limbo_bytes`` and ``received_bytes``; ``handles`` (allocations of
+        other processes that it has opened) and ``events`` (which order work
+        between processes).
 
     Examples:
         .. code-block:: python
@@ -208,12 +211,12 @@ def ipc_memory_stats() -> dict[str, int]:
 
 
 def ipc_memory_summary() -> str:
-    """Returns :func:`ipc_memory_stats` as a table, with who holds what.
+    """Returns :func:`ipc_memory_stats` as a table, with the holders.
 
     Returns:
-        str: one line a figure, then one for each of the first ten storages of
-        this process that others need: its size, the processes that hold it and
-        the number of messages that carry it and were not received.
+        str: one line per figure, then one for each of the first ten storages of
+        this process that others hold: its size, its holders, and the number of
+        messages that carry it and have not been received.
 
     Examples:
         .. code-block:: python
@@ -229,18 +232,18 @@ def ipc_memory_summary() -> str:
 
 
 def collect_shared_memory(message_timeout: float | None = None) -> None:
-    """Gives shared memory that is not in use back to the system.
+    """Returns unused shared memory to the system.
 
-    That is: blocks whose holders have died, blocks kept for reuse, and files
-    that dead processes left; also GPU memory that was sent and that nobody uses
-    any more. It happens by itself when memory is needed.
+    These are blocks whose holders have died, blocks that are kept for reuse,
+    files of dead processes, and GPU memory that was sent and that no process
+    holds any more. Paddle does so itself when it needs memory.
 
     Args:
         message_timeout (float|None, optional): if given, messages that were
-            sent longer ago than this many seconds and that nobody has received
-            are given up too: those that died with a process, or in a queue that
-            was thrown away, hold their tensors else. Who receives one of them
-            later gets a ``RuntimeError``. Default: None, give up none.
+            sent more than this many seconds ago and have not been received
+            expire. They hold their tensors otherwise, also if they were lost
+            with a process or a queue. Receiving one later raises a
+            ``RuntimeError``. Default: None, no message expires.
 
     Raises:
         ValueError: the timeout is negative or not a number.

@@ -48,7 +48,7 @@ _IS_AVAILABLE = is_available()
 
 
 def _current_stream(device: int) -> int:
-    """Returns the stream that this thread's work on a GPU goes to."""
+    """Returns the current stream of this thread on a GPU."""
     if not paddle.is_compiled_with_cuda():
         return 0
     return core._get_current_stream(device).cuda_stream
@@ -56,8 +56,8 @@ def _current_stream(device: int) -> int:
 
 def _sending_stream(device: int) -> int | None:
     """
-    Returns the stream that has the work on a tensor that is sent now, None if
-    it may be any: a `Queue` pickles on a thread of its own.
+    Returns the stream on which a tensor that is sent now was computed, or None
+    if it may be any stream: a `Queue` pickles on another thread.
     """
     if paddle.is_compiled_with_cuda() and streams.others_have_streams(
         core.CUDAPlace(device)
@@ -121,7 +121,7 @@ def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
         check_initialized(tensor)
         if tensor._is_initialized():
             return None
-        # It has a shape and a data type, as a buffer of paddle.nn.LSTM.
+        # It has a shape and a data type, like a buffer of paddle.nn.LSTM.
         meta = (tensor.dtype, list(tensor.shape), tensor.stop_gradient)
         return _rebuild_uninitialized, meta
     args = (handle, tensor.stop_gradient)
@@ -134,23 +134,23 @@ def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
 
 
 def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
-    """Returns what pickle needs to make a tensor over the same memory.
+    """Returns the reduction, for pickle, to a tensor over the same memory.
 
-    Over a copy of it, if the tensor is on a custom device. None if it is of a
-    kind that does not go by the ways here. Its gradient does not go along:
-    trainers that share a parameter each add to a gradient of their own.
+    A tensor on a custom device is copied. Returns None for a tensor that
+    Paddle's own reduction has to handle. The gradient is not sent: trainers
+    that share a parameter have separate gradients.
 
     Raises:
-        MemoryError: there is no room for it in shared memory.
-        ValueError, NotImplementedError, RuntimeError: it cannot arrive right,
-            see `paddle.incubate.multiprocessing`.
+        MemoryError: there is not enough shared memory.
+        ValueError, NotImplementedError, RuntimeError: the tensor cannot be
+            sent; the error says why and what to send instead.
     """
     if not _IS_AVAILABLE:
         return None
     if tensor.is_dense():
         reduced = _reduce_dense(tensor)
     else:
-        # The parts are tensors, which pickle sends each by its own way.
+        # Pickle then reduces each part, which is a dense tensor.
         reduced = rebuilt_of_parts, taken_apart(tensor)
     if reduced is None and tensor.place.is_custom_place():
         return by_value(tensor).__reduce__()
@@ -158,7 +158,7 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
 
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
-    """Does what `reduce_tensor` does for what is inside a tensor."""
+    """Returns the reduction, like `reduce_tensor`, of a DenseTensor."""
     if not _IS_AVAILABLE:
         return None
     if native.is_in_own_file(tensor):

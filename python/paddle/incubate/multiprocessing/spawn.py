@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Processes that run one function, each with its rank, and fail as one.
+"""Starts processes that run one function, and that fail together.
 
-The interface is the one of `torch.multiprocessing.spawn`.
+The interface is that of `torch.multiprocessing.spawn`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable
 
-# Importing Paddle imports this module: the function of its name would be hidden
-# by an import later on. What the functions need is imported when they are used.
+# `import paddle` imports this module, because a later import would hide the
+# function of the same name. So functions import here what they need.
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-# A sentinel is late while a process that its owner has forked lives.
+# A sentinel is late if a process that its owner has forked still lives.
 _POLL_S = 1.0
-# A sentinel is a little early: the process still has to end.
+# A sentinel is a little early: the process is still about to end.
 _END_S = 0.001
 
 
 class ProcessException(Exception):
-    """One of several processes has failed; the base of the two ways to fail.
+    """A process has failed; the base class of the two kinds of failure.
 
     Args:
         msg (str): what happened.
@@ -55,7 +55,7 @@ class ProcessException(Exception):
         self.error_pid = error_pid
 
     def __reduce__(self) -> tuple:
-        # Exceptions are made anew from their message alone otherwise.
+        # By default, an exception is unpickled from its message alone.
         return copyreg.__newobj__, (type(self), self.msg), vars(self)
 
 
@@ -76,10 +76,10 @@ class ProcessExitedException(ProcessException):
         msg (str): what happened.
         error_index (int): the rank of the process.
         error_pid (int): its id, which may name another process by now.
-        exit_code (int): its exit code, which after a signal is the number of
-            that, negative.
-        signal_name (str|None, optional): the name of that signal, as
-            ``'SIGKILL'``. Default: None, there was none.
+        exit_code (int): its exit code; after a signal, the negative number of
+            the signal.
+        signal_name (str|None, optional): the name of the signal, such as
+            ``'SIGKILL'``. Default: None, the process was not ended by a signal.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class ProcessContext:
 
     Attributes:
         processes (list): the processes, in the order of their ranks.
-        sentinels (dict): the rank of each process that was not seen to end yet,
-            by its sentinel, see ``multiprocessing.connection.wait``.
+        sentinels (dict): the rank of each process whose end has not been seen,
+            keyed by its sentinel, see ``multiprocessing.connection.wait``.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class ProcessContext:
             try:
                 process.start()
             finally:
-                # It may run although its start has raised.
+                # The process may run even if start() has raised.
                 if process.pid is not None:
                     self.sentinels[process.sentinel] = len(self.processes)
                     self.processes.append(process)
@@ -147,19 +147,19 @@ class ProcessContext:
     ) -> bool:
         """Waits until all processes have ended, or until one fails.
 
-        When one fails, the others are ended before the error is raised: what
-        does not go by itself gets SIGTERM, and what stays then, SIGKILL.
+        When one fails, the others are ended before the error is raised, by
+        SIGTERM and, if they do not end, by SIGKILL.
 
         Args:
-            timeout (float|None, optional): how long to wait, in seconds.
-                Default: None, until they have ended.
-            grace_period (float|None, optional): how long, in seconds, the
-                others may go on after a failure until they get SIGTERM, and
-                after that until they get SIGKILL. Default: None, SIGTERM at
-                once and SIGKILL after 30 seconds.
+            timeout (float|None, optional): the longest time to wait, in
+                seconds. Default: None, no limit.
+            grace_period (float|None, optional): the time, in seconds, after a
+                failure before the others get SIGTERM, and the same time again
+                before they get SIGKILL. Default: None, SIGTERM at once and
+                SIGKILL after 30 seconds.
 
         Returns:
-            bool: True if all have ended, False if the time is over.
+            bool: True if all have ended, False if the timeout has passed.
 
         Raises:
             ProcessRaisedException: the function raised an exception in a
@@ -194,8 +194,8 @@ class ProcessContext:
 
     def _wait(self, seconds: float | None, all_of_them: bool = False) -> bool:
         """
-        Returns True when all have ended, or one has failed unless `all_of_them`
-        is set; False when the time is over.
+        Returns True when all have ended, or, unless `all_of_them` is set, one
+        has failed; False when the time has passed.
         """
         from multiprocessing.connection import wait
 
@@ -225,7 +225,7 @@ class ProcessContext:
                 self._failed = index
 
     def _stop(self, grace_period: float | None) -> None:
-        """Ends the processes that there are still."""
+        """Ends the processes that still run."""
         from . import spawned_process
 
         try:
@@ -280,20 +280,20 @@ def spawn(
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
-    It is :func:`start_processes` with the start method ``'spawn'``, which works
-    with every device. The function and its arguments have to be importable:
-    a script starts processes below ``if __name__ == '__main__':``.
+    This is :func:`start_processes` with the start method ``'spawn'``, which
+    works with every device. Processes import the function by its name, so that
+    a script has to start them below ``if __name__ == '__main__':``.
 
     Args:
-        fn (Callable): is called as ``fn(rank, *args)``, with ranks from 0.
+        fn (Callable): called as ``fn(rank, *args)``, with ranks from 0.
         args (tuple, optional): the other arguments. Default: ().
         nprocs (int, optional): the number of processes. Default: 1.
         join (bool, optional): see :func:`start_processes`. Default: True.
         daemon (bool, optional): see :func:`start_processes`. Default: False.
         devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
             Default: None.
-        start_method (str, optional): only ``'spawn'``, as in torch; another one
-            is for :func:`start_processes`. Default: ``'spawn'``.
+        start_method (str, optional): must be ``'spawn'``; for others, call
+            :func:`start_processes`. Default: ``'spawn'``.
 
     Returns:
         ProcessContext|None: None if ``join`` is True.
@@ -334,45 +334,43 @@ def start_processes(
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
-    A process that loses its parent gets SIGTERM, and after five seconds
-    SIGKILL, however the parent ended and whatever the process does. Only one
-    that never releases Python's lock is left with the SIGTERM alone. A
-    ``KeyboardInterrupt`` in a process ends it without a word and counts as its
-    end, not as a failure.
+    If the parent ends, in whatever way, its processes get SIGTERM, and after
+    five seconds SIGKILL. A process that never releases the GIL gets SIGTERM
+    alone. A ``KeyboardInterrupt`` ends a process without a message and is not a
+    failure.
 
     Args:
-        fn (Callable): is called as ``fn(rank, *args)``, with ranks from 0.
+        fn (Callable): called as ``fn(rank, *args)``, with ranks from 0.
         args (tuple, optional): the other arguments. Tensors among them are
-            shared with the processes, except with ``'fork'``, where those are
-            shared that were in shared memory before. Default: ().
-        nprocs (int, optional): the number of processes; with 0 there is
-            nothing to wait for. Default: 1.
+            shared with the processes; with ``'fork'``, only those that were in
+            shared memory before. Default: ().
+        nprocs (int, optional): the number of processes; with 0, nothing is
+            started. Default: 1.
         join (bool, optional): whether to wait until all have ended, see
             :meth:`ProcessContext.join`. When the wait is interrupted, the
             processes are ended. Default: True.
-        daemon (bool, optional): whether the processes are ended when this
-            process exits, rather than waited for. Those can not start
-            processes themselves. Default: False.
+        daemon (bool, optional): whether this process, when it exits, ends the
+            processes instead of waiting for them. Daemons cannot start
+            processes. Default: False.
         start_method (str, optional): ``'spawn'``, ``'fork'`` or
             ``'forkserver'``, see ``multiprocessing``. Default: ``'spawn'``.
-        devices (str|Sequence[str]|None, optional): the device that each process
-            starts on. The name of a type, as ``'gpu'``, stands for
-            ``f'gpu:{rank}'``, and ``'cpu'`` for the CPU; a sequence has the
-            name of one device for each process. Default: None, the default
-            device, or with ``'fork'`` the one of the thread that calls.
+        devices (str|Sequence[str]|None, optional): the device of each process.
+            A type such as ``'gpu'`` stands for ``f'gpu:{rank}'``, ``'cpu'`` for
+            the CPU; a sequence names one device per process. Default: None, the
+            default device, or with ``'fork'`` that of the calling thread.
 
     Returns:
-        ProcessContext|None: what to join the processes with; None if ``join``
-        is True.
+        ProcessContext|None: the context that joins the processes; None if
+        ``join`` is True.
 
     Raises:
         ProcessRaisedException: the function raised an exception in a process.
         ProcessExitedException: a process was killed, or exited with another
             code than 0.
-        TypeError: an argument is of a wrong type.
-        ValueError: there is no such start method or device, or there are fewer
-            devices than processes.
-        RuntimeError: SIGCHLD is ignored here, so that exit codes are lost.
+        TypeError: an argument has a wrong type.
+        ValueError: the start method or a device does not exist, or there are
+            fewer devices than processes.
+        RuntimeError: this process ignores SIGCHLD, which loses exit codes.
 
     Examples:
         .. code-block:: python

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the arguments of `spawn` and `start_processes` must be."""
+"""Checks the arguments of `spawn` and `start_processes`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
     if sys.platform != "linux":
         raise NotImplementedError(
             "The platform of paddle.multiprocessing must be 'linux', but this "
-            f"is {sys.platform!r}."
+            f"is {sys.platform!r}. Run this program on Linux."
         )
     if not callable(fn):
         raise TypeError(f"The fn must be callable, but received {fn!r}.")
@@ -63,11 +63,11 @@ def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
             f"{start_method!r}."
         )
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # The kernel then forgets how they end, and join would wait for ever.
+        # The kernel then discards exit codes, and join would never return.
         raise RuntimeError(
-            "The SIGCHLD signal must not be ignored, but it is: please call "
-            "signal.signal(signal.SIGCHLD, signal.SIG_DFL) before processes "
-            "are started."
+            "The SIGCHLD signal must not be ignored, because exit codes are "
+            "lost then. Call signal.signal(signal.SIGCHLD, signal.SIG_DFL) "
+            "before starting processes."
         )
 
 
@@ -84,7 +84,7 @@ def check_seconds(name: str, seconds: float | None) -> None:
 def device_names(
     devices: str | Sequence[str] | None, nprocs: int, start_method: str
 ) -> list[str] | list[None]:
-    """Returns the name of the device of each process, all of which exist."""
+    """Returns the device of each process, after checking that it exists."""
     if devices is None:
         return [None] * nprocs
     if isinstance(devices, str):
@@ -103,12 +103,12 @@ def device_names(
             )
         for name in names:
             _check_device(name)
-    # Paddle has initialized CUDA when it is imported.
+    # Importing Paddle has initialized CUDA.
     if start_method == "fork" and any(name.startswith("gpu") for name in names):
         raise ValueError(
             "The start_method must be 'spawn' or 'forkserver' with a GPU among "
-            f"the devices {names}, but received 'fork': a forked process can "
-            "not use CUDA."
+            f"the devices {names}, but received 'fork': a forked process "
+            "cannot use CUDA."
         )
     return names
 

@@ -11,9 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What happens in a process that `spawn` starts, and to its start.
+"""The child's side of `spawn`.
 
-The process runs one function, reports its failure and ends with its parent.
+The child runs one function, reports its failure and ends with its parent. The
+last part of this file protects the moment in which the parent starts a child.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 
 # How long a process that got SIGTERM may take until it gets SIGKILL.
 TERMINATION_S = 30.0
-# The same for one that has lost its parent, or whose parent was interrupted.
+# The same if its parent has ended or was interrupted.
 FAREWELL_S = 5.0
 
 
 class Call:
     """
-    A function and its arguments, which go to a child as bytes: when they can
-    not be unpickled there, it reports that, too.
+    A function and its arguments, which are sent to a child as bytes, so that
+    the child can report an error in unpickling them.
     """
 
     def __init__(self, fn: Callable, args: tuple):
@@ -82,8 +83,8 @@ class PickledCall:
 def end_at_sigterm() -> None:
     """
     Makes SIGTERM end this process at once, unless Python has a handler for it.
-    Paddle's own handler prints a page, and hangs where it interrupts a thread
-    that holds a lock which it needs.
+    Paddle's handler prints a long report, and hangs if it interrupts a thread
+    that holds a lock it needs.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -103,18 +104,18 @@ def run(
         _deliver_interrupt()
         _set_device(device)
         fn, args = call.load()
-        # A module that was imported for them may have set its own.
+        # Unpickling may have imported a module that sets a device.
         _set_device(device)
         fn(rank, *args)
     except SystemExit:
         raise
     except KeyboardInterrupt:
-        # The parent is interrupted by the same key and has more to say.
+        # Ctrl-C interrupts the parent too, which reports it.
         pass
     except BaseException:
         trace = traceback.format_exc()
         report.send_bytes(trace.encode("utf-8", "backslashreplace"))
-        # A thread that fn has left behind would keep the failure to itself.
+        # A thread that fn has left behind would delay the exit for ever.
         last_resort = threading.Timer(TERMINATION_S, os._exit, [1])
         last_resort.daemon = True
         last_resort.start()
@@ -126,14 +127,14 @@ def _set_device(name: str | None) -> None:
         paddle.set_device(name)
 
 
-# What a child reports, a connection to a file in memory: it is never full, so
-# that a child that nobody joins can end; it has no name that could be left; and
-# a connection knows a message that was cut off.
+# A child reports through a connection to a file in memory. The file is never
+# full, so that a child can end before it is joined; it has no name that could
+# be left behind; and a connection recognizes an incomplete message.
 
 
 def new_report() -> Connection:
     if hasattr(os, "memfd_create"):
-        # Some containers forbid it.
+        # Some containers forbid memfds.
         with contextlib.suppress(PermissionError):
             return Connection(os.memfd_create("process-report"))
     with tempfile.TemporaryFile(buffering=0) as file:
@@ -148,15 +149,15 @@ def reported(report: Connection) -> str | None:
         return None
 
 
-# A child ends with its parent. Of the two ways to know, the handle of a process
-# (pidfd) tells its end whatever others have inherited; the sentinel, a pipe
-# that the parent never writes to, makes the kernel send a signal to a process
-# that can run no Python. The thread that started a child may end at any time,
-# which rules out PR_SET_PDEATHSIG.
+# A child ends with its parent, which it watches in two ways. The pidfd of the
+# parent reports its end whatever other processes have inherited. The sentinel,
+# a pipe that the parent never writes to, makes the kernel send a signal even if
+# the child cannot run Python. PR_SET_PDEATHSIG would not do: it signals the end
+# of the thread that started the child, which may end before the parent.
 
 
 def handle_of_this_process() -> Connection | None:
-    """Returns the handle, None where the kernel or this Python has none."""
+    """Returns a pidfd, or None if the kernel or this Python lacks them."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -173,7 +174,7 @@ def _end_with(parent: Connection | None) -> None:
     fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGTERM)
     _set_signals(sentinel, True)
     if connection.wait([sentinel], 0):
-        # The parent has ended too early for the kernel to send it.
+        # The parent ended before the kernel was told to send the signal.
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(
         target=_end_after,
@@ -185,8 +186,8 @@ def _end_with(parent: Connection | None) -> None:
 
 def _end_after(parent: Connection | int, sentinel: int) -> None:
     connection.wait([parent])
-    # One SIGTERM: a second one would interrupt what the first one has begun.
-    # Whether the kernel has sent it shows before it is told to send none.
+    # Send SIGTERM only once: a second one would interrupt the handler of the
+    # first. Ask whether the kernel has sent it before turning that off.
     is_sent = connection.wait([sentinel], 0)
     _set_signals(sentinel, False)
     if not is_sent:
@@ -203,7 +204,7 @@ def _set_signals(sentinel: int, enabled: bool) -> None:
 
 @contextlib.contextmanager
 def sigterm_blocked():
-    """Keeps SIGTERM from a forked child until it has its own handler."""
+    """Blocks SIGTERM until a forked child has set its own handler."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -212,7 +213,7 @@ def sigterm_blocked():
 
 
 class _InterruptLater:
-    """A handler of SIGINT in the place of another, which is called later."""
+    """A handler of SIGINT that calls the previous handler later."""
 
     def __init__(self, handler: Callable[..., Any]):
         self._handler = handler
@@ -228,7 +229,7 @@ class _InterruptLater:
 
 
 def _deliver_interrupt() -> None:
-    # A forked child begins with the handler of the start.
+    # A forked child inherits the handler from its parent's start().
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(handler, _InterruptLater):
         handler.deliver()
@@ -237,11 +238,11 @@ def _deliver_interrupt() -> None:
 @contextlib.contextmanager
 def interrupt_deferred() -> Iterator[None]:
     """
-    Keeps Ctrl-C from cutting off a start between the fork and the moment when
-    the child is known, which nobody would stop then.
+    Defers Ctrl-C until the parent has recorded the new child; otherwise the
+    child would not be stopped.
     """
     handler = signal.getsignal(signal.SIGINT)
-    # Python calls handlers on its main thread, where alone they can be set.
+    # Handlers run on the main thread, and can only be set there.
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not (on_main_thread and callable(handler)):
         yield

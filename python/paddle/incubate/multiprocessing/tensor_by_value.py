@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors whose memory other processes cannot have are sent as copies."""
+"""Sends copies of tensors whose memory cannot be shared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TensorByValue:
-    """A copy of a tensor, to be sent; :func:`by_value` makes it."""
+    """A copy of a tensor, to be sent, that :func:`by_value` has made."""
 
     def __init__(self, tensor: paddle.Tensor, device: str):
         self._tensor = _copied(tensor, _in_shared_memory)
@@ -51,41 +51,41 @@ class TensorByValue:
 def by_value(
     tensor: paddle.Tensor, device: PlaceLike | None = None
 ) -> TensorByValue:
-    """Makes a copy of a tensor that can be sent to where its memory cannot.
+    """Copies a tensor, to send it to a process that cannot share its memory.
 
-    What is sent arrives as a tensor on ``device``, with memory of its own: no
-    other process sees what the receiver writes, nor the other way round. The
-    copy is made here and now, in shared memory of the host, and is copied once
-    more at each receiver. It is of any kind of tensor: dense, also a view,
-    which arrives contiguous, sparse, or a parameter with its attributes. Its
-    gradient does not go along. Tensors that share memory arrive apart.
+    The receiver gets a tensor on ``device`` with its own memory: neither side
+    sees what the other writes. The copy is made now, in shared memory of the
+    host, and once more at each receiver. The tensor may be dense (a view
+    arrives contiguous), sparse, or a parameter, which keeps its attributes. Its
+    gradient is not sent. Tensors that share memory no longer do on arrival.
 
-    Tensors on custom devices always go so, without a call of this function, to
-    the device of the same name. Tensors on a CPU or a GPU are shared instead,
-    unless they are wrapped: that is for a receiver on a GPU that cannot reach
-    the sender's. Copies from and to a GPU have not been tested on one.
+    Tensors on custom devices are always sent like this, to the device of the
+    same name, without a call of this function. Tensors on a CPU or a GPU are
+    shared unless they are wrapped by it, which helps a receiver whose GPU
+    cannot reach the sender's. Copies from and to a GPU have not been tested on
+    a GPU.
 
     Args:
-        tensor (Tensor): what is to be copied; a leaf, if it requires grad.
-        device (str|Place|None, optional): where it shall be at the receiver,
-            which need not be a device that there is here: ``'cpu'``,
-            ``'gpu:0'``, ``'xpu:0'``, or the name of a custom device. Without a
-            number, it is the one that ``paddle.set_device`` takes there.
-            Default: None, the name of the device where it is.
+        tensor (Tensor): the tensor to copy; a leaf if it requires grad.
+        device (str|Place|None, optional): the device of the tensor at the
+            receiver, which this process need not have: ``'cpu'``, ``'gpu:0'``,
+            ``'xpu:0'``, or the name of a custom device. Without a number, the
+            receiver takes the device that its ``paddle.set_device`` would.
+            Default: None, the device of the tensor.
 
     Returns:
-        TensorByValue: what to put in the place of the tensor into a queue, a
-        container or the arguments of a process. It may be sent any number of
-        times. Who receives it on a machine without the device gets a
-        ``RuntimeError``, and the memory of the message is given back.
+        TensorByValue: an object to send in place of the tensor, in a queue, a
+        container or the arguments of a process, any number of times. A receiver
+        that lacks the device gets a ``RuntimeError``; the memory of the message
+        is freed.
 
     Raises:
-        MemoryError: there is no room for the copy in shared memory.
-        NotImplementedError: Paddle was built without memory that processes
-            share.
-        RuntimeError: it requires grad and is no leaf, or has no values yet.
-        TypeError: it is not a tensor.
-        ValueError: the device is not the name of one.
+        MemoryError: there is not enough shared memory for the copy.
+        NotImplementedError: this Paddle was built without shared memory.
+        RuntimeError: the tensor requires grad and is not a leaf, or it has no
+            values.
+        TypeError: the argument is not a tensor.
+        ValueError: the device is not the name of a device.
 
     Examples:
         .. code-block:: python
@@ -102,14 +102,14 @@ def by_value(
     """
     if not isinstance(tensor, core.eager.Tensor):
         raise TypeError(
-            "What is sent by value must be a Tensor, but received "
+            "The argument of by_value must be a Tensor, but received "
             f"{type(tensor).__name__}."
         )
     if not tensor.stop_gradient and not tensor.is_leaf:
         raise RuntimeError(
             f"The tensor {tensor.name!r} that is sent by value must be a leaf, "
-            "but is the result of operators that are to be differentiated. "
-            "Send tensor.detach() instead."
+            "but is the result of operators and requires grad. Send "
+            "tensor.detach() instead."
         )
     if is_uninitialized(tensor):
         raise RuntimeError(
@@ -117,14 +117,14 @@ def by_value(
             "values, but has none yet. Initialize it first."
         )
     if device is None:
-        # Pinned memory is the host's, and who receives it may have no GPU.
+        # Pinned memory is the host's, and the receiver may have no GPU.
         pinned = tensor.place.is_cuda_pinned_place()
         device = "cpu" if pinned else tensor.place
     return TensorByValue(tensor, name_of(device))
 
 
 def name_of(device: PlaceLike) -> str:
-    """Returns what `place_of` finds a device by."""
+    """Returns the name by which `place_of` finds a device."""
     name = str(device)
     if isinstance(device, core.Place) or name.startswith("Place("):
         name = name[len("Place(") : -1]
@@ -140,18 +140,17 @@ def place_of(device: str) -> core.Place:
     """Returns the place of a device of this process, by its name.
 
     Raises:
-        RuntimeError: there is no such device.
+        RuntimeError: this process has no such device.
     """
     kind, index, _ = parse(device)
     counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
     there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
     if (index or 0) >= there:
         raise RuntimeError(
-            f"What was sent must arrive on {device!r}, but this process has no "
-            "such device, only "
-            f"{['cpu', *paddle.device.get_available_device()]}. Send "
-            "paddle.incubate.multiprocessing.by_value(tensor, device) with one "
-            "that it has; 'cpu' always is."
+            f"What was sent must arrive on {device!r}, but this process has "
+            f"only {['cpu', *paddle.device.get_available_device()]}. Send "
+            "paddle.multiprocessing.by_value(tensor, device) with a device it "
+            "has; 'cpu' always works."
         )
     if kind == "cpu":
         return core.CPUPlace()
@@ -169,7 +168,7 @@ def _rebuild(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
 def _copied(
     tensor: paddle.Tensor, copy_of: Callable[[paddle.Tensor], paddle.Tensor]
 ) -> paddle.Tensor:
-    """Returns a copy of a tensor, of the same kind; `copy_of` copies data."""
+    """Returns a copy of the same kind; `copy_of` copies each dense part."""
     if tensor.is_dense():
         copied = copy_of(tensor.detach())
         kind = type(tensor)
@@ -186,9 +185,9 @@ def _copied(
 
 
 def _view_on_host(part: paddle.Tensor) -> paddle.Tensor:
-    """Returns a copy of a view, with the strides that it has."""
-    # A device need not have a kernel that makes a view contiguous, so all goes
-    # that lies between its first element in memory and its last.
+    """Returns a copy of a view on the host, with the same strides."""
+    # The device may lack a kernel that makes a view contiguous, so copy
+    # everything between the view's first and last element in memory.
     ends = [
         (size - 1) * stride for size, stride in zip(part.shape, part.strides)
     ]
@@ -210,7 +209,7 @@ def _in_shared_memory(part: paddle.Tensor) -> paddle.Tensor:
         return copied
     if not part.place.is_cpu_place():
         if not part.place.is_cuda_pinned_place():
-            # The work on it may be that of another thread's stream.
+            # Another thread's stream may still be writing to it.
             paddle.device.synchronize(name_of(part.place))
         if not part.is_contiguous():
             part = _view_on_host(part)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What tensors consist of that are more than dense memory."""
+"""Takes parameters, subclasses and sparse tensors apart, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from paddle.base.tensor_sharing import dense_parts
 
 def in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorator of a function that makes tensors by operators: it may be called by
-    a thread that is in static graph mode.
+    Decorates a function that makes tensors by operators, so that threads in
+    static graph mode may call it.
     """
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ def parameter_over(
     data: paddle.Tensor, attributes: dict[str, Any]
 ) -> EagerParamBase:
     """Returns a parameter over the memory of a dense tensor."""
-    # Shape and type only satisfy the constructor; the data has the true ones.
+    # The constructor needs some shape and type; those of the data replace them.
     parameter = EagerParamBase([1], paddle.float32, **attributes)
     parameter._set_impl(data)
     parameter.__dict__.update(attributes)
@@ -61,8 +61,8 @@ def subclass_over(
     kind: type[paddle.Tensor], data: paddle.Tensor, state: dict[str, Any]
 ) -> paddle.Tensor:
     """
-    Returns a tensor of a user's class over the memory of a dense one. As pickle
-    does, it does not call `__init__`.
+    Returns a tensor of a user's class over the memory of a dense tensor. Like
+    pickle, it does not call `__init__`.
     """
     tensor = kind.__new__(kind)
     tensor._set_impl(data)
@@ -75,7 +75,7 @@ def subclass_over(
 def taken_apart(
     tensor: paddle.Tensor,
 ) -> tuple[list[paddle.Tensor], str, tuple, bool]:
-    """Returns what `rebuilt_of_parts` makes a tensor of that is not dense."""
+    """Returns the arguments from which `rebuilt_of_parts` makes the tensor."""
     if tensor.is_sparse_coo():
         kind, rest = "coo", (list(tensor.shape), tensor.is_coalesced())
     elif tensor.is_sparse_csr():
@@ -87,7 +87,7 @@ def taken_apart(
         raise NotImplementedError(
             "A tensor that is sent to another process must be dense, sparse or "
             f"selected rows, but {tensor.name!r} is of another kind. Send the "
-            "dense tensors that it is made of."
+            "dense tensors that it consists of."
         )
     return dense_parts(tensor), kind, rest, tensor.stop_gradient
 
@@ -99,13 +99,14 @@ def rebuilt_of_parts(
     """Returns the tensor that was taken apart, over the memory of its parts.
 
     Raises:
-        ValueError: the parts do not fit each other.
+        ValueError: the shapes of the parts do not fit together.
     """
     if not _fit([list(part.shape) for part in parts], kind, rest):
         raise ValueError(
             "The parts of a tensor that is received must fit each other, but "
             f"received {kind!r}, {rest} and parts of the shapes "
-            f"{[list(part.shape) for part in parts]}."
+            f"{[list(part.shape) for part in parts]}. The message was damaged, "
+            "or made by another version of Paddle."
         )
     if kind == "coo":
         shape, coalesced = rest
@@ -145,6 +146,6 @@ def _selected_rows(
     inside = tensor.get_selected_rows()
     inside.set_rows(rows)
     inside.set_height(height)
-    # The data type comes with the memory.
+    # This replaces the data type too.
     inside.get_tensor()._share_data_with(values.get_tensor())
     return tensor

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads that work for the one that starts them."""
+"""Threads that begin in the state of the thread that starts them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ _WAIT_AT_EXIT_S = 5
 
 
 class Waiters:
-    """The threads that wait for something to change.
+    """Threads that wait for a change.
 
-    Unlike a `threading.Condition` it may be told so by a finalizer or a signal
-    handler, in the middle of anything, and after a fork: no lock guards it, and
-    a thread counts as waiting before it looks for the last time.
+    Finalizers, signal handlers and forked children may call `notify_all` at any
+    time, which a `threading.Condition` does not allow: no lock guards this
+    object. No wakeup is lost, because a thread registers before it evaluates
+    its predicate for the last time. A `queue.SimpleQueue` would allow it too,
+    but cannot wake one particular thread, which `WorkerThread.stop` needs.
     """
 
     def __init__(self) -> None:
@@ -66,13 +68,13 @@ class Waiters:
 
     def notify_all(self) -> None:
         for lock in list(self._locked):
-            # Somebody else may have released it already.
+            # Another thread may have released it already.
             with contextlib.suppress(RuntimeError):
                 lock.release()
 
 
 class _Stopped(BaseException):
-    """Ends a worker thread that was asked to stop while it waited."""
+    """Ends a worker thread that was asked to stop while it was waiting."""
 
 
 def _call(target: Callable[[], None]) -> None:
@@ -83,8 +85,8 @@ def _in_state_of_caller(
     generator: core.Generator,
 ) -> Callable[[Callable[[], None]], None]:
     """
-    Returns what a new thread is to call with a target so that the target runs
-    there as it would here and now, but for host random numbers, which come from
+    Returns a function that runs a target on a new thread in the present state
+    of the calling thread, except that random numbers on the host come from
     `generator`.
     """
     place = framework._own_expected_place()
@@ -94,7 +96,7 @@ def _in_state_of_caller(
     op_lists = core._get_amp_op_list()
     call_on_streams = streams.with_streams_of_creator(_call)
 
-    # All of it belongs to the thread, and ends with it.
+    # All of this state belongs to the thread, and ends with it.
     def in_state_of_caller(target: Callable[[], None]) -> None:
         framework._set_expected_place(place)
         # disable_static would change the default program of the process.
@@ -105,9 +107,9 @@ def _in_state_of_caller(
         if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:
             warnings.warn(
                 "The operators that paddle.amp.auto_cast casts changed while "
-                f"thread {threading.current_thread().name!r} ran: they are the "
-                "whole process's. Please leave auto_cast after the thread has "
-                "been joined, or enter it in the thread alone.",
+                f"thread {threading.current_thread().name!r} ran, because all "
+                "threads share these lists. Leave auto_cast after joining the "
+                "thread, or enter it in the thread only.",
                 stacklevel=2,
             )
 
@@ -115,12 +117,12 @@ def _in_state_of_caller(
 
 
 class _LocalsOfCallers:
-    """Local variables of the functions that have called a thread's target.
+    """The local variables of the functions that called a thread's target.
 
-    They refer to the thread, which keeps its exception, which keeps them by its
-    traceback: the thread would go with the next garbage collection, and not
-    when it is dropped. They are cleared when the state of the thread is, since
-    those of a function that runs cannot be.
+    They refer to the thread, whose exception refers to them by its traceback.
+    This cycle would keep the thread until the next garbage collection, instead
+    of until it is dropped. The variables are cleared together with the state of
+    the thread, because those of a running function cannot be cleared.
     """
 
     def __init__(self, trace: TracebackType) -> None:
@@ -132,72 +134,70 @@ class _LocalsOfCallers:
 
     def __del__(self) -> None:
         for frame in self._frames:
-            # A fork drops the state of a thread that may be inside one.
+            # After a fork, the state of a thread that runs it may be dropped.
             with contextlib.suppress(RuntimeError):
                 frame.clear()
 
 
 _local = threading.local()
 
-# Those with an exception, of which somebody has to be told.
+# Threads with an exception that has not been reported.
 _failed: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
 
 
 class WorkerThread(threading.Thread):
-    """A thread that begins as the one that starts it is, and can be stopped.
+    """A thread that begins in the state of its creator, and can be stopped.
 
     When :meth:`start` is called, the worker takes over from the calling thread:
 
-    - its current device. Neither is moved when the other changes its device
-      later. If the caller has set none, and so follows the main thread, then
-      the worker does;
-    - its current stream on each device. Whoever uses on another stream what the
-      worker makes has to wait for it, as always;
-    - whether gradients are recorded (``paddle.no_grad``), and whether it is in
-      dynamic or static graph mode;
-    - level and data type of ``paddle.amp.auto_cast``. The lists of operators
-      belong to the process: a worker that is started inside ``auto_cast``
-      should be joined there. It warns if they have changed.
+    - the current device. Later changes on either thread do not affect the
+      other. If the caller has set no device, the worker follows the main
+      thread too;
+    - the current stream on each device. Using the worker's results on another
+      stream requires the usual synchronization;
+    - the ``paddle.no_grad`` mode, and dynamic or static graph mode;
+    - the level and data type of ``paddle.amp.auto_cast``. All threads share the
+      lists of operators: join a worker inside the ``auto_cast`` in which it was
+      started. It warns if the lists have changed.
 
-    A ``threading.Thread`` has the device and the mode of the main thread, and
-    loses the rest. What belongs to the process is shared as before: the default
-    data type, default programs, flags.
+    A ``threading.Thread`` has only the device and graph mode of the main
+    thread. Settings of the process apply to both: the default data type,
+    default programs, flags.
 
-    Random operators on the host draw from a sequence of the worker's own, so
-    that their numbers depend on its seed, and not on what other threads draw
-    meanwhile; ``paddle.seed`` and ``paddle.get_rng_state`` on the CPU are about
-    that sequence too. Those on other devices, and those in programs that
-    ``paddle.jit.to_static`` has compiled, use the generators of the process.
+    Random operators on the host use a generator of the worker's own, so that
+    their results depend on its seed and not on other threads. On this thread,
+    ``paddle.seed`` and ``paddle.get_rng_state`` for the CPU refer to that
+    generator. Random operators on other devices, and in programs compiled by
+    ``paddle.jit.to_static``, use the generators of the process.
 
-    Stopping is cooperative: the target asks
+    Stopping is cooperative: the target has to call
     ``threading.current_thread().should_stop()`` from time to time. A worker
-    that was asked to stop ends when it takes an item from a
-    :class:`Prefetcher`, also if it is waiting for one.
+    that was asked to stop also ends when it takes, or waits for, an item of a
+    :class:`Prefetcher`.
 
-    As a context manager it is started at the beginning; at the end it is asked
-    to stop, and joined. When Python ends, workers that are daemons are asked to
-    stop, and get five seconds for it.
+    As a context manager, a worker is started on entry, and stopped and joined
+    on exit. When Python exits, daemon workers are asked to stop and get five
+    seconds to end.
 
-    The idea is that of Caffe's ``InternalThread`` (Berkeley Vision and Learning
-    Center), which hands device, mode and a seed on to threads that read data.
+    The design follows Caffe's ``InternalThread`` (Berkeley Vision and Learning
+    Center), which passes device, mode and a seed on to threads that read data.
 
     Args:
-        target (Callable): what the thread calls.
+        target (Callable): the function that the thread calls.
         args (Sequence, optional): positional arguments of the target.
             Default: ``()``.
         kwargs (Mapping|None, optional): keyword arguments of the target.
             Default: None, there are none.
         name (str|None, optional): the name of the thread. Default: None, a new
             one.
-        daemon (bool|None, optional): whether Python may end before the thread.
-            Default: None, as the thread that makes this one.
-        seed (int|None, optional): of the thread's random numbers on the host,
-            at least 0 and less than 2**64. Default: None, a number that is
-            drawn from the sequence of the thread that calls :meth:`start`, so
-            that its seed also decides on the numbers here.
+        daemon (bool|None, optional): whether Python may exit before the thread
+            ends. Default: None, as for the thread that creates it.
+        seed (int|None, optional): the seed of the thread's random numbers on
+            the host, at least 0 and less than 2**64. Default: None, a number
+            drawn from the generator of the thread that calls :meth:`start`.
 
     Raises:
-        TypeError: the target cannot be called, or the seed is no integer.
+        TypeError: the target is not callable, or the seed is not an integer.
         ValueError: the seed is out of range.
 
     Examples:
@@ -240,7 +240,7 @@ class WorkerThread(threading.Thread):
         daemon: bool | None = None,
         seed: int | None = None,
     ) -> None:
-        # First of all, for __del__.
+        # First, because __del__ needs them.
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._is_error_known = False
@@ -261,15 +261,15 @@ class WorkerThread(threading.Thread):
 
     @property
     def seed(self) -> int | None:
-        """The seed of the thread's random numbers on the host; None if it is
-        yet to be drawn, by :meth:`start`."""
+        """The seed of the thread's random numbers on the host; None until
+        :meth:`start` has drawn it."""
         return self._seed
 
     def start(self) -> None:
-        """Starts the thread, in the state of the one that calls this.
+        """Starts the thread in the state of the calling thread.
 
         Raises:
-            RuntimeError: it was started before, or no thread can be made.
+            RuntimeError: the thread was started before, or cannot be created.
         """
         if self._process is None:
             if self._seed is None:
@@ -280,15 +280,15 @@ class WorkerThread(threading.Thread):
         super().start()
 
     def run(self) -> None:
-        """Calls the target; :meth:`start` has a new thread do it.
+        """Calls the target, on the thread that :meth:`start` creates.
 
         Raises:
             RuntimeError: the thread was not started.
         """
         if self._in_state is None:
             raise RuntimeError(
-                f"Thread {self.name!r} runs once, after start(). Please call "
-                "start(), not run()."
+                f"Thread {self.name!r} runs once, and only after start(), but "
+                "run() was called directly or again: call start() instead."
             )
         try:
             self._in_state(super().run)
@@ -310,8 +310,8 @@ class WorkerThread(threading.Thread):
         return self._stop_requested
 
     def stop(self) -> None:
-        """Asks the thread to stop, and does not wait until it has; from any
-        thread, as often as you like."""
+        """Asks the thread to stop, without waiting for its end. Any thread may
+        call this, any number of times."""
         self._stop_requested = True
         waiters = self._waits_on
         if waiters is not None:
@@ -321,23 +321,23 @@ class WorkerThread(threading.Thread):
         """Waits until the thread has ended.
 
         Args:
-            timeout (float|None, optional): seconds to wait at most;
-                ``is_alive`` then tells whether the thread goes on. Default:
-                None, no limit.
+            timeout (float|None, optional): the longest time to wait, in
+                seconds; ``is_alive`` then tells whether the thread still runs.
+                Default: None, no limit.
 
         Raises:
-            BaseException: the exception that ended the target, the same object
-                with its traceback, in every call. One that no call has raised
-                is reported by ``threading.excepthook`` when the thread object
-                is dropped, or when Python ends.
-            RuntimeError: it was not started, is the calling thread, or was
-                started before this process was forked.
+            BaseException: the exception that ended the target; every call
+                raises the same object, with its traceback. If no call has
+                raised it, ``threading.excepthook`` reports it when the thread
+                object is dropped, or when Python exits.
+            RuntimeError: the thread was not started, is the calling thread, or
+                was started before this process was forked.
         """
         self._enforce_same_process()
         super().join(timeout)
         if self._error is not None:
             self._is_error_known = True
-            # Without the places where it was raised again before.
+            # Without the frames of earlier calls of join().
             raise self._error.with_traceback(self._trace)
 
     def __enter__(self) -> WorkerThread:
@@ -354,7 +354,7 @@ class WorkerThread(threading.Thread):
         if error is None:
             self.join()
         else:
-            # The error on its way goes on; one of the worker is reported.
+            # Keep the error of the body; that of the worker is reported.
             super().join()
 
     def __del__(self) -> None:
@@ -365,7 +365,7 @@ class WorkerThread(threading.Thread):
         if error is None or self._is_error_known:
             return
         if self._process != os.getpid():
-            # Not that of this process, which is a fork.
+            # The thread ran in the parent, which reports the error.
             return
         self._is_error_known = True
         threading.excepthook(
@@ -379,14 +379,14 @@ class WorkerThread(threading.Thread):
             raise RuntimeError(
                 f"Thread {self.name!r} was started in process {self._process}, "
                 f"of which this one, {os.getpid()}, is a fork. Threads do not "
-                "go on in a fork: please start one here."
+                "run in a fork: start one here."
             )
 
     def _wait_for(
         self, waiters: Waiters, predicate: Callable[[], object]
     ) -> None:
-        # `stop` sets the flag and then looks here, so that one of the two sides
-        # sees the other.
+        # `stop` sets its flag before it reads this, and this is set before the
+        # flag is read, so that no request is missed.
         self._waits_on = waiters
         try:
             waiters.wait_for(lambda: self._stop_requested or predicate())
@@ -414,8 +414,8 @@ def _checked_seed(seed: int) -> int:
 
 def wait_for(waiters: Waiters, predicate: Callable[[], object]) -> None:
     """
-    Waits until `predicate` holds; ends the calling thread if it is a worker
-    that was asked to stop.
+    Waits until `predicate` holds. Ends the calling thread if it is a worker
+    that is asked to stop.
     """
     thread = threading.current_thread()
     if isinstance(thread, WorkerThread):
@@ -425,7 +425,7 @@ def wait_for(waiters: Waiters, predicate: Callable[[], object]) -> None:
 
 
 def _leave() -> None:
-    # Threads cut off inside an operator may take the process down.
+    # A thread that is cut off inside an operator may crash the process.
     threads = [
         thread
         for thread in threading.enumerate()
@@ -447,7 +447,7 @@ def _leave_at_exit_of_child() -> None:
 
 
 atexit.register(_leave)
-# Children of multiprocessing forget what is registered there.
+# Children of multiprocessing skip the handlers of atexit.
 util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
 if parent_process() is not None:
     _leave_at_exit_of_child()

@@ -11,15 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How worker processes of a DataLoader hand their batches over.
+"""How worker processes of a DataLoader send their batches.
 
-The arrays and tensors of a batch lie side by side in a block of shared memory;
-what is pickled is the handle of the block, with the data type, the shape and
-the place of each. The default collation stacks straight into the block. A block
-lives as long as a tensor of its batch does, and is then filled anew.
+The arrays and tensors of a batch are stored side by side in one block of shared
+memory. The pickle contains the handle of the block, and the data type, shape
+and offset of each of them. The default collation stacks directly into the
+block. A block is reused when the last tensor of its batch is dropped.
 
-A message that carries a batch ends with the worker that made it: nothing of a
-worker that is killed is left. RFC.md, parts B and E, has the model.
+A message that carries a batch expires with the worker that sent it, so that a
+killed worker leaves nothing behind. RFC.md, parts B and E, has the model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 _FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
-# As DenseTensor.set makes a tensor of an array.
+# The data types that DenseTensor.set gives to arrays.
 _DTYPES = {
     np.dtype(np.bool_): core.DataType.BOOL,
     np.dtype(np.uint8): core.DataType.UINT8,
@@ -59,19 +59,19 @@ _DTYPES = {
     np.dtype(np.complex128): core.DataType.COMPLEX128,
 }
 
-# Those whose memory means the same to every process.
+# Layouts that mean the same to every process.
 _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 
-# A cache line, and the widest vector register.
+# In bytes: a cache line, and the widest vector register.
 _ALIGNMENT = 64
-# Bytes for the first batch of a worker, whose size nothing tells.
+# In bytes: the block for the first batch of a worker, whose size is unknown.
 _FIRST_SIZE = 1 << 16
-# The source of fields that go by themselves: the last.
-_BY_ITSELF = -1
+# The index of the last source: fields that are sent separately.
+_SEPARATE = -1
 
 
 def is_enabled() -> bool:
-    """Returns whether batches are handed over in this way.
+    """Returns whether workers send batches as this module does.
 
     They are, unless the environment variable
     ``PADDLE_DATALOADER_SHARED_BATCH`` is ``0`` or ``false``, or this Paddle was
@@ -83,13 +83,13 @@ def is_enabled() -> bool:
 
 
 def remove_dead_workers() -> None:
-    """Gives back the shared memory that workers still had when they ended."""
+    """Frees the shared memory that workers held when they ended."""
     if is_in_use():
         native.collect_dead()
 
 
 class _Block:
-    """Shared memory, filled from its start on."""
+    """A block of shared memory, filled from its start."""
 
     def __init__(self, tensor: paddle.Tensor) -> None:
         self.tensor = tensor
@@ -100,14 +100,14 @@ class _Block:
         return self.used + size <= self.memory.size
 
     def take(self, size: int) -> int:
-        """Returns where so many bytes begin, for which there is room."""
+        """Returns the offset of `size` bytes, for which there must be room."""
         start = self.used
         self.used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return start
 
 
 class _Place(NamedTuple):
-    """Where an array of a batch lies; it keeps the array, and so its id."""
+    """The position of an array, which stays alive so that its id is unique."""
 
     array: np.ndarray
     block: int
@@ -144,7 +144,7 @@ class _Memory:
 
 
 class _Arena:
-    """The shared memory of one batch: a block, or more if one was too small.
+    """The shared memory of one batch: one block, or more if it was too small.
 
     Args:
         memory: where the blocks are allocated.
@@ -159,25 +159,25 @@ class _Arena:
         self._places: dict[int, _Place] = {}
 
     def used(self) -> int:
-        """Returns the bytes of the arrays that were made here."""
+        """Returns the size, in bytes, of the arrays in all blocks."""
         return sum(block.used for block in self._blocks)
 
     def handles(self) -> list[bytes]:
-        """Returns what makes each block known to another process, once."""
+        """Returns a handle per block, by which one process can receive it."""
         return [
             native.share_while_alive(block.tensor) for block in self._blocks
         ]
 
     def adopt(self, tensor: paddle.Tensor) -> int:
-        """Adds a tensor that is in shared memory; returns its block."""
+        """Adds a tensor in shared memory as a block; returns its number."""
         self._blocks.append(_Block(tensor))
         return len(self._blocks) - 1
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Place:
-        """Returns an array that holds anything.
+        """Returns a new array, uninitialized.
 
         Raises:
-            MemoryError: there is no room for it.
+            MemoryError: there is not enough shared memory.
         """
         size = math.prod(shape) * dtype.itemsize
         number = self._filling
@@ -192,7 +192,7 @@ class _Arena:
         return place
 
     def place_of(self, array: np.ndarray) -> _Place:
-        """Returns where an array is, after a copy if it is not here."""
+        """Returns the position of an array, which is copied here if need be."""
         place = self._places.get(id(array))
         if place is None:
             place = self.new_array(array.shape, array.dtype)
@@ -200,7 +200,7 @@ class _Arena:
         return place
 
     def stack(self, arrays: Sequence[Any]) -> np.ndarray:
-        """Does what `numpy.stack` does, here where it can."""
+        """Like `numpy.stack`, with the result in the arena where possible."""
         shape, dtype = arrays[0].shape, arrays[0].dtype
         for array in arrays:
             if (
@@ -213,7 +213,7 @@ class _Arena:
             return np.stack(arrays)
         stacked = self.new_array((len(arrays), *shape), dtype).array
         if shape:
-            # A third of the time of numpy.stack where arrays are small.
+            # Takes a third of the time of numpy.stack for small arrays.
             joined = stacked.reshape(len(arrays) * shape[0], *shape[1:])
             np.concatenate(arrays, out=joined)
         else:
@@ -224,7 +224,7 @@ class _Arena:
 def _collate(
     samples: Sequence[Any], stack: Callable[[Sequence[Any]], np.ndarray]
 ) -> Any:
-    """Does what `default_collate_fn` does, with another `stack` of arrays."""
+    """Like `default_collate_fn`, but stacks arrays by `stack`."""
     sample = samples[0]
     if isinstance(sample, np.ndarray):
         return stack(samples)
@@ -246,20 +246,20 @@ class _SharedBatch:
     """A batch in shared memory; unpickled, it is a list of DenseTensor.
 
     Args:
-        batch: what the collation returned.
-        arena: where arrays of it may lie, and the rest is put.
+        batch: the result of the collation.
+        arena: contains some arrays of the batch; the others are copied to it.
     """
 
     def __init__(self, batch: Any, arena: _Arena) -> None:
         fields, self.structure = _flatten_batch(batch)
-        self._by_itself: list[core.DenseTensor] = []
+        self._separate: list[core.DenseTensor] = []
         self._order: list[int] = []
         views: dict[int, list[tuple]] = {}
         for field in fields:
             view = _view(field, arena)
             if view is None:
-                self._by_itself.append(_dense_tensor(field))
-                self._order.append(_BY_ITSELF)
+                self._separate.append(_dense_tensor(field))
+                self._order.append(_SEPARATE)
             else:
                 self._order.append(view[0])
                 views.setdefault(view[0], []).append(view[1:])
@@ -269,13 +269,13 @@ class _SharedBatch:
         ]
 
     def __reduce__(self) -> tuple:
-        return _rebuild, (self._sources, self._by_itself, self._order)
+        return _rebuild, (self._sources, self._separate, self._order)
 
 
 def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
     """
-    Returns the block, data type, shape and offset of a field, and copies it to
-    where it is not shared; None if it cannot be.
+    Returns the block, data type, shape and offset of a field, which is copied
+    to the arena if it is not shared; None if it cannot be stored there.
     """
     if isinstance(field, np.ndarray):
         if field.dtype not in _DTYPES:
@@ -306,30 +306,30 @@ def _dense_tensor(field: np.ndarray | paddle.Tensor) -> core.DenseTensor:
 
 def _rebuild(
     sources: list[tuple[bytes, list[tuple]]],
-    by_itself: list[core.DenseTensor],
+    separate: list[core.DenseTensor],
     order: list[int],
 ) -> list[core.DenseTensor]:
     tensors = [
         iter(native.rebuild_views(handle, views)) for handle, views in sources
     ]
-    tensors.append(iter(by_itself))
+    tensors.append(iter(separate))
     try:
         return [next(tensors[source]) for source in order]
     except (IndexError, StopIteration):
-        # What is raised here while a loader iterates must not end the epoch.
+        # A StopIteration in a loader would silently end the epoch.
         raise ValueError(
             f"The order {order} of a received batch names a tensor that the "
             f"batch does not have: {[len(views) for _, views in sources]} of "
-            f"its blocks and {len(by_itself)} others. It was damaged, or made "
-            "by another version of Paddle."
+            f"its blocks and {len(separate)} others. The message was damaged, "
+            "or made by another version of Paddle."
         ) from None
 
 
 class BatchMessage:
-    """A tuple, pickled: unpickled, it is the tuple.
+    """A tuple that is pickled at once, and unpickled to the tuple itself.
 
-    A queue pickles on a thread of its own, which can only drop what cannot be
-    pickled, and the reader would wait for it for ever.
+    A queue pickles on its own thread, which drops objects that cannot be
+    pickled; the reader would wait for them for ever.
     """
 
     def __init__(self, content: tuple) -> None:
@@ -340,14 +340,14 @@ class BatchMessage:
 
 
 class BatchSharer:
-    """What a worker puts its batches into shared memory with.
+    """Puts the batches of a worker into shared memory.
 
     Attributes:
-        collate_fn: to be called in the place of the loader's.
+        collate_fn: to be called instead of the loader's.
 
     Args:
-        collate_fn: the loader's. What it returns is copied, unless it is the
-            default one: nobody else has what that returns.
+        collate_fn: the loader's. Its results are copied, unless it is the
+            default one, whose results are allocated in shared memory.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
@@ -363,16 +363,16 @@ class BatchSharer:
         return _collate(samples, self._arena.stack)
 
     def message(self, number: int, batch: Any) -> BatchMessage:
-        """Returns what brings a batch, the one of that number, to the reader.
+        """Returns the message that carries batch `number` to the reader.
 
         Raises:
-            MemoryError: there is no room for it in shared memory.
-            ValueError: an array has a data type that no tensor has.
-            Exception: something else in it cannot be pickled.
+            MemoryError: there is not enough shared memory.
+            ValueError: an array has a data type that tensors lack.
+            Exception: another part of the batch cannot be pickled.
         """
         arena = self._arena
         self._arena = _Arena(self._memory, self._size)
         shared = _SharedBatch(batch, arena)
-        # Batches differ: the next one should fit, too, a rare one be forgotten.
+        # The next batch should fit too; the effect of a rare large one fades.
         self._size = max(arena.used(), self._size - self._size // 16)
         return BatchMessage((number, shared, shared.structure))
