@@ -59,6 +59,8 @@ LATER = {
     "multiprocessing.pool",
     "multiprocessing.queues",
     "paddle.base._shared_storage",
+    "paddle.base.process_tree",
+    "paddle.incubate.multiprocessing.feeder_errors",
     "paddle.incubate.multiprocessing.pools",
     "paddle.incubate.multiprocessing.prefetcher",
     "paddle.incubate.multiprocessing.shared_allocator",

@@ -29,16 +29,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-# StartingProcesses in shared_segment.cc looks for it in other processes.
-VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
 # After multiprocessing has joined the threads that feed its queues (-5).
 _LAST = -100
 
 
-def join(binding: ModuleType) -> None:
+def join(binding: ModuleType, variable: str) -> None:
     """
     Makes this process a member of its tree, so that its messages live as long
-    as any member does, and removes the files of trees that have ended.
+    as any member does, and removes the files of trees that have ended. The
+    environment variable of the given name identifies the tree.
     """
 
     def leave() -> None:
@@ -52,20 +51,20 @@ def join(binding: ModuleType) -> None:
     def leave_at_exit() -> None:
         util.Finalize(None, leave, exitpriority=_LAST)
 
-    binding.join(_family(binding))
+    binding.join(_family(binding, variable))
     leave_at_exit()
     # Both: a child that multiprocessing forks forgets all finalizers.
     os.register_at_fork(after_in_child=leave_at_exit)
     util.register_after_fork(leave_at_exit, lambda function: function())
 
 
-def _family(binding: ModuleType) -> int:
+def _family(binding: ModuleType, variable: str) -> int:
     """Returns the number that the processes of this tree have in common."""
     try:
-        family = int(os.environ.get(VARIABLE, ""), 16)
+        family = int(os.environ.get(variable, ""), 16)
     except ValueError:
         family = 0
     if not 0 < family < 2**64:
         family = binding.random_bits()
-        os.environ[VARIABLE] = f"{family:016x}"
+        os.environ[variable] = f"{family:016x}"
     return family

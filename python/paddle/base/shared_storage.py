@@ -27,12 +27,15 @@ from multiprocessing.process import AuthenticationString
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import libpaddle, process_tree
+from . import libpaddle
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import paddle
+
+# It names a process tree, for its members and starting_processes.cc.
+_FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
 
 
 @functools.cache
@@ -90,7 +93,9 @@ def join_process_tree() -> None:
     with _joining:
         if is_in_use():
             return
-        process_tree.join(binding)
+        from . import process_tree
+
+        process_tree.join(binding, _FAMILY_VARIABLE)
         # From now on, attribute lookup does not reach __getattr__.
         vars(native).update(
             (name, function)
@@ -109,7 +114,7 @@ def join_before_first_child() -> None:
     Makes this process join its process tree before it starts its first child,
     which inherits the tree; or now, if it has inherited one itself.
     """
-    if process_tree.VARIABLE in os.environ:
+    if _FAMILY_VARIABLE in os.environ:
         join_process_tree()
         return
     os.register_at_fork(before=join_process_tree)

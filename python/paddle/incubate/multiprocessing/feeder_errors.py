@@ -20,10 +20,9 @@ receiver then waits in vain.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from typing import Any, Callable, NoReturn
+from typing import NoReturn
 
 # Errors that can be made from a message alone, in every process.
 _KINDS = (
@@ -36,23 +35,15 @@ _KINDS = (
 )
 
 
-def raised_at_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def send_in_place_of_object(error: Exception) -> tuple:
     """
-    Returns `reduce`, except that an error in a feeder thread that would drop it
-    is sent in place of the object, and raised by the receiver's get().
+    Returns a reduction by which the receiver raises the error. If the calling
+    thread does not drop errors, this raises the error itself.
     """
-
-    @functools.wraps(reduce)
-    def reduce_or_send_error(value: Any) -> Any:
-        try:
-            return reduce(value)
-        except Exception as error:
-            if not _in_thread_that_drops_errors():
-                raise
-            kind = type(error) if type(error) in _KINDS else RuntimeError
-            return _raise, (kind, str(error), os.getpid())
-
-    return reduce_or_send_error
+    if not _in_thread_that_drops_errors():
+        raise error
+    kind = type(error) if type(error) in _KINDS else RuntimeError
+    return _raise, (kind, str(error), os.getpid())
 
 
 def _raise(kind: type[Exception], text: str, sender: int) -> NoReturn:

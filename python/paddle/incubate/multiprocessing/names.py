@@ -28,7 +28,6 @@ import importlib.util
 import multiprocessing
 import pkgutil
 import sys
-from importlib.abc import Loader, PathEntryFinder
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ def __dir__() -> list[str]:
 _specs: dict[str, ModuleSpec] = {}
 
 
-class _Alias(Loader):
+class _Alias:
     """Makes a module known by another name."""
 
     def __init__(self, name: str):
@@ -116,7 +115,7 @@ class _Alias(Loader):
         module.__spec__ = _specs[self._name]
 
 
-class _Finder(PathEntryFinder):
+class _Finder:
     """Finds submodules whose real name differs from the given one."""
 
     # An entry of __path__ by which Python finds the finder, and not a file.
@@ -147,8 +146,5 @@ def add_short_name() -> None:
     """Makes `paddle.multiprocessing`, which calls this, the package itself."""
     package = sys.modules[_NAME]
     sys.modules[_SHORT_NAME] = package
-    # Modules that are loaded need no finder, which would replace the function
-    # `spawn` by the module.
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{_NAME}."):
-            sys.modules[_SHORT_NAME + name[len(_NAME) :]] = module
+    # An import by the finder would replace the function by this module.
+    sys.modules[f"{_SHORT_NAME}.spawn"] = sys.modules[f"{_NAME}.spawn"]

@@ -34,7 +34,7 @@ namespace {
 
 // Returns the family in an environment, 0 if there is none.
 uint64_t FamilyIn(const std::string& environment) {
-  // The name is from python/paddle/base/process_tree.py.
+  // The name is from python/paddle/base/shared_storage.py.
   static const std::string variable("PADDLE_SHARED_MEMORY_FAMILY=");
   for (size_t at = 0; at < environment.size();
        at = environment.find('\0', at) + 1) {
