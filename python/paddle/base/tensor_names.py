@@ -54,9 +54,9 @@ def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
         return
     if not tensor.stop_gradient:
         raise ValueError(
-            f"Two tensors that are used together are both named {name!r}, "
-            "because threads with different devices made them without a name. "
-            "Set the `name` of one of them."
+            f"Two tensors that are used together are both named {name!r}. "
+            "Threads with different devices may give unnamed tensors the same "
+            "name: set the `name` of one of them."
         )
     tensor.name = unique_name.generate(name)
 
