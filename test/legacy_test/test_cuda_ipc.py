@@ -383,7 +383,7 @@ class TestWhatArrives(GpuTestCase):
         result = leaf * 2
         gpu.put_in(result, vector())
         with self.assertRaisesRegex(
-            RuntimeError, "Refusing to serialize non-leaf"
+            RuntimeError, r"must be a leaf.*detach\(\)"
         ):
             message_of(result)
         self.assert_arrives(result.detach())

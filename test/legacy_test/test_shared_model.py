@@ -817,7 +817,7 @@ class TestRefusals(unittest.TestCase):
 
     def test_weight_that_a_hook_computes_is_refused(self):
         layer = nn.utils.weight_norm(nn.Linear(2, 2))
-        with self.assertRaisesRegex(RuntimeError, "non-leaf"):
+        with self.assertRaisesRegex(RuntimeError, "must be a leaf"):
             ForkingPickler.dumps(layer)
 
 

@@ -176,7 +176,7 @@ class TestSharingSparse(SharingTestCase):
         tensor = paddle.sparse.sparse_coo_tensor(
             [[0, 1]], values, [2], stop_gradient=False
         )
-        with self.assertRaisesRegex(RuntimeError, "non-leaf"):
+        with self.assertRaisesRegex(RuntimeError, "must be a leaf"):
             ForkingPickler.dumps(tensor)
         ForkingPickler.loads(ForkingPickler.dumps(tensor.detach()))
 

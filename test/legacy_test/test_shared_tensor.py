@@ -208,7 +208,7 @@ class TestWhatArrives(SharingTestCase):
         leaf = matrix()
         leaf.stop_gradient = False
         with self.assertRaisesRegex(
-            RuntimeError, "Refusing to serialize non-leaf"
+            RuntimeError, r"must be a leaf.*detach\(\)"
         ):
             ForkingPickler.dumps(leaf * 2)
         self.assert_arrives((leaf * 2).detach())

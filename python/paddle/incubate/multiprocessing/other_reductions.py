@@ -18,7 +18,6 @@ Compiled functions are refused, with the reason.
 
 from __future__ import annotations
 
-import functools
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
@@ -40,21 +39,6 @@ _PLACES = (
     core.CustomPlace,
     core.XPUPlace,
 )
-
-
-def sends_errors(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorates a reduction, whose errors feeder_errors.py then handles."""
-
-    @functools.wraps(reduce)
-    def reduce_or_send_error(value: Any) -> Any:
-        try:
-            return reduce(value)
-        except Exception as error:
-            from .feeder_errors import send_in_place_of_object
-
-            return send_in_place_of_object(error)
-
-    return reduce_or_send_error
 
 
 def _rebuild_place(device: str) -> core.Place:

@@ -133,6 +133,23 @@ def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
     return _rebuild_subclass, (*args, kind, state)
 
 
+def _reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
+    if not tensor.stop_gradient and not tensor.is_leaf:
+        raise RuntimeError(
+            "A tensor that is sent to another process must be a leaf, but "
+            f"{tensor.name!r} is the result of operators and requires grad. "
+            "Send tensor.detach() instead."
+        )
+    if tensor.is_dense():
+        reduced = _reduce_dense(tensor)
+    else:
+        # Pickle then reduces each part, which is a dense tensor.
+        reduced = rebuilt_of_parts, taken_apart(tensor)
+    if reduced is None and tensor.place.is_custom_place():
+        return by_value(tensor).__reduce__()
+    return reduced
+
+
 def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """Returns the reduction, for pickle, to a tensor over the same memory.
 
@@ -143,18 +160,17 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     Raises:
         MemoryError: there is not enough shared memory.
         ValueError, NotImplementedError, RuntimeError: the tensor cannot be
-            sent; the error says why and what to send instead.
+            sent; the error says why and what to send instead. On a thread that
+            would drop the error, the receiver raises it instead.
     """
     if not _IS_AVAILABLE:
         return None
-    if tensor.is_dense():
-        reduced = _reduce_dense(tensor)
-    else:
-        # Pickle then reduces each part, which is a dense tensor.
-        reduced = rebuilt_of_parts, taken_apart(tensor)
-    if reduced is None and tensor.place.is_custom_place():
-        return by_value(tensor).__reduce__()
-    return reduced
+    try:
+        return _reduce_tensor(tensor)
+    except Exception as error:
+        from .feeder_errors import send_in_place_of_object
+
+        return send_in_place_of_object(error)
 
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
