@@ -74,20 +74,20 @@ void BindThreadContexts(py::module* m) {
 #endif
   m->attr("stream_types") = py::tuple(stream_types);
 
-  py::class_<StreamContext>(*m, "StreamContext")
+  py::class_<StreamContext> stream_context(*m, "StreamContext");
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-      .def(py::init([](phi::CUDAStream* stream) {
-             return StreamContext{phi::NewStreamContext(stream)};
-           }),
-           py::arg("stream").none(false))
+  stream_context.def(py::init([](phi::CUDAStream* stream) {
+                       return StreamContext{phi::NewStreamContext(stream)};
+                     }),
+                     py::arg("stream").none(false));
 #endif
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
-      .def(py::init([](std::shared_ptr<phi::stream::Stream> stream) {
-             return StreamContext{phi::NewStreamContext(std::move(stream))};
-           }),
-           py::arg("stream").none(false))
+  stream_context.def(
+      py::init([](std::shared_ptr<phi::stream::Stream> stream) {
+        return StreamContext{phi::NewStreamContext(std::move(stream))};
+      }),
+      py::arg("stream").none(false));
 #endif
-      ;
 
   py::class_<Contexts>(*m, "ThreadContexts")
       .def(py::init(
