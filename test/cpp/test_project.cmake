@@ -13,8 +13,8 @@
 # limitations under the License.
 
 # What the stand-alone projects of C++ tests are built with: C++17, all warnings,
-# and the sanitizer that -DSANITIZE names. `launcher` is what a test program
-# then has to be started by.
+# GoogleTest, and the sanitizer that -DSANITIZE names. `launcher` is what a test
+# program then has to be started by. Paddle's build has GoogleTest of its own.
 
 set(SANITIZE
     ""
@@ -32,7 +32,6 @@ find_package(Threads REQUIRED)
 set(CMAKE_CXX_STANDARD 17)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-add_compile_options(-Wall -Wextra -Werror)
 
 # To look at the type of an object takes a file descriptor, and some tests leave
 # none; of Paddle's objects it is in libraries that no sanitizer knows.
@@ -58,3 +57,45 @@ if(SANITIZE STREQUAL "thread")
     set(launcher setarch -R)
   endif()
 endif()
+
+# GoogleTest: an installed library, else the sources that Debian installs, else
+# a release from the network.
+set(googletest_release 1.15.2)
+set(googletest_url
+    "https://github.com/google/googletest/releases/download/v${googletest_release}/googletest-${googletest_release}.tar.gz"
+)
+set(googletest_sha256
+    7b42b4d6ed48810c5362c265a17faebe90dc2373c885e5216439d37927f02926)
+find_package(GTest QUIET)
+if(NOT TARGET GTest::gtest_main)
+  set(googletest /usr/src/googletest)
+  if(NOT EXISTS "${googletest}/CMakeLists.txt")
+    set(archive "${CMAKE_BINARY_DIR}/googletest.tar.gz")
+    file(
+      DOWNLOAD "${googletest_url}" "${archive}"
+      INACTIVITY_TIMEOUT 60
+      STATUS status)
+    list(GET status 0 failed)
+    if(NOT failed)
+      file(SHA256 "${archive}" sha256)
+    endif()
+    if(NOT sha256 STREQUAL googletest_sha256)
+      message(
+        FATAL_ERROR
+          "The C++ tests need GoogleTest, which is not installed, and "
+          "${googletest_url} could not be downloaded whole (${status}). Install it; "
+          "on Debian and Ubuntu it is the package libgtest-dev.")
+    endif()
+    file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${CMAKE_BINARY_DIR}")
+    set(googletest "${CMAKE_BINARY_DIR}/googletest-${googletest_release}")
+  endif()
+  set(BUILD_GMOCK OFF)
+  set(INSTALL_GTEST OFF)
+  add_subdirectory("${googletest}" "${CMAKE_BINARY_DIR}/googletest"
+                   EXCLUDE_FROM_ALL)
+  if(NOT TARGET GTest::gtest_main)
+    add_library(GTest::gtest_main ALIAS gtest_main)
+  endif()
+endif()
+
+add_compile_options(-Wall -Wextra -Werror)

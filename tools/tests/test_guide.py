@@ -109,7 +109,8 @@ def names_of_tests(path: Path) -> set[str]:
     if not path.exists():
         return set()
     if path.suffix == ".cc":
-        return set(re.findall(r"^TEST\w*\((\w+)\)", read(path), re.M))
+        test = r"^\w*TEST\w*\(\w+,\s*(\w+)\)"
+        return set(re.findall(test, read(path), re.M))
     return {
         node.name
         for node in ast.walk(ast.parse(read(path)))

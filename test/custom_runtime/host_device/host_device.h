@@ -43,8 +43,8 @@
 #include <utility>
 #include <vector>
 
-#include "control.h"
 #include "paddle/phi/backends/device_ext.h"
+#include "test/custom_runtime/host_device/control.h"
 
 namespace host_device {
 

@@ -34,12 +34,12 @@
 #include <utility>
 #include <vector>
 
-#include "control.h"
 #include "paddle/phi/backends/custom/custom_context.h"
 #include "paddle/phi/common/int_array.h"
 #include "paddle/phi/common/scalar.h"
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/kernel_registry.h"
+#include "test/custom_runtime/host_device/control.h"
 
 namespace host_device {
 

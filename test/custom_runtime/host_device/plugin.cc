@@ -54,7 +54,7 @@
 #include <system_error>
 #include <type_traits>
 
-#include "host_device.h"
+#include "test/custom_runtime/host_device/host_device.h"
 
 namespace {
 

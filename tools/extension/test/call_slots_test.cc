@@ -14,7 +14,7 @@
 
 // Each test runs in a process of its own, with the libraries that it loads.
 
-#include "../call_slots.h"
+#include "tools/extension/call_slots.h"
 
 #include <dlfcn.h>
 
@@ -25,11 +25,12 @@
 #include <thread>
 #include <vector>
 
-#include "../../../test/cpp/phi/shared_memory/testing.h"
+#include "gtest/gtest.h"
+#include "test/cpp/isolated_test.h"
 
 namespace {
 
-using namespace shared_memory_test;  // NOLINT(build/namespaces)
+class CallSlotsTest : public ::testing::Test {};
 
 using Function = int (*)(int);
 
@@ -72,10 +73,6 @@ std::string ErrorOf(const std::function<void()>& redirect) {
   return {};
 }
 
-bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Calls on many threads while `redirect` runs: each call goes to one of the two
 // functions, and each that begins after it to ours.
 void CallWhile(const std::vector<Function>& functions,
@@ -101,155 +98,173 @@ void CallWhile(const std::vector<Function>& functions,
   const std::string error = ErrorOf(redirect);
   is_redirected = true;
   for (auto& thread : threads) thread.join();
-  CHECK(error.empty());
-  CHECK(wrong == 0);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(wrong, 0);
 }
 
-TEST(CallsOfAllLibrariesAreRedirected) {
+ISOLATED_TEST(CallSlotsTest, CallsOfAllLibrariesAreRedirected) {
   const auto own = Find(Open("callee", RTLD_NOW), "CallFromWhereItIsDefined");
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
-  CHECK(own(1) == 1);
-  CHECK(call(1) == 1);
+  EXPECT_EQ(own(1), 1);
+  EXPECT_EQ(call(1), 1);
   RedirectCalls(Redirections());
-  CHECK(own(1) == 1 + kRedirected);
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(own(1), 1 + kRedirected);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
-TEST(TheOriginalIsKnown) {
+ISOLATED_TEST(CallSlotsTest, TheOriginalIsKnown) {
   Open("callee", RTLD_NOW);
   void* original = nullptr;
   auto redirections = Redirections();
   redirections[0].original = &original;
   RedirectCalls(redirections);
-  CHECK(reinterpret_cast<Function>(original)(1) == 1);
+  EXPECT_EQ(reinterpret_cast<Function>(original)(1), 1);
 }
 
-TEST(SlotsInMemoryThatIsReadOnlyAreWritten) {
+ISOLATED_TEST(CallSlotsTest, SlotsInMemoryThatIsReadOnlyAreWritten) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller_now", RTLD_LAZY), "Call");
   RedirectCalls(Redirections());
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
-TEST(ALibraryThatDefinesNoSymbolIsRedirected) {
+ISOLATED_TEST(CallSlotsTest, ALibraryThatDefinesNoSymbolIsRedirected) {
   void* const callee = Open("callee", RTLD_NOW);
   Open("caller_without_symbols", RTLD_NOW);
   const auto call =
       *reinterpret_cast<Function*>(dlsym(callee, "call_without_symbol"));
-  CHECK(call(1) == 1);
+  EXPECT_EQ(call(1), 1);
   RedirectCalls(Redirections());
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
-TEST(ALibraryThatIsLoadedLaterIsRedirectedByTheNextCall) {
+ISOLATED_TEST(CallSlotsTest,
+              ALibraryThatIsLoadedLaterIsRedirectedByTheNextCall) {
   Open("callee", RTLD_NOW);
   RedirectCalls(Redirections());
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
-  CHECK(call(1) == 1);
+  EXPECT_EQ(call(1), 1);
   RedirectCalls(Redirections());
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
-TEST(ALibraryAtTheAddressOfOneThatWasUnloadedIsRedirected) {
+ISOLATED_TEST(CallSlotsTest,
+              ALibraryAtTheAddressOfOneThatWasUnloadedIsRedirected) {
   Open("callee", RTLD_NOW);
   for (int i = 0; i < 3; ++i) {
     void* const library = Open("caller", RTLD_NOW);
     RedirectCalls(Redirections());
-    CHECK(Find(library, "Call")(1) == 1 + kRedirected);
+    EXPECT_EQ(Find(library, "Call")(1), 1 + kRedirected);
     dlclose(library);
   }
 }
 
-TEST(CallsThatAreBoundAtOnceStayRedirectedWhileThreadsMakeThem) {
+ISOLATED_TEST(CallSlotsTest,
+              CallsThatAreBoundAtOnceStayRedirectedWhileThreadsMakeThem) {
   const auto own = Find(Open("callee", RTLD_NOW), "CallFromWhereItIsDefined");
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
   CallWhile({own, call}, [] { RedirectCalls(Redirections()); });
 }
 
-TEST(CallsThatAreBoundLazilyStayRedirectedWhenThatCameFirst) {
+ISOLATED_TEST(CallSlotsTest,
+              CallsThatAreBoundLazilyStayRedirectedWhenThatCameFirst) {
   const auto own = Find(Open("callee", RTLD_LAZY), "CallFromWhereItIsDefined");
   const auto call = Find(Open("caller", RTLD_LAZY), "Call");
   RedirectLazyCalls(Redirections());
   CallWhile({own, call}, [] { RedirectCalls(Redirections()); });
 }
 
-TEST(CallsThatTheLinkerMayBeBindingAreRefused) {
+ISOLATED_TEST(CallSlotsTest, CallsThatTheLinkerMayBeBindingAreRefused) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_LAZY), "Call");
   const auto redirect = [] { RedirectCalls(Redirections()); };
   const std::string error = ErrorOf(redirect);
-  CHECK(Has(error, "libcaller.so was loaded with RTLD_LAZY"));
-  CHECK(Has(error, "_ZN15call_slots_test6TargetEi"));
-  CHECK(Has(error, "LD_BIND_NOW"));
-  CHECK(call(1) == 1);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "libcaller.so was loaded with RTLD_LAZY", error);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "_ZN15call_slots_test6TargetEi", error);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "LD_BIND_NOW", error);
+  EXPECT_EQ(call(1), 1);
   // By now the linker may have bound it; another thread may yet be at it.
-  CHECK(ErrorOf(redirect) == error);
-  CHECK(call(1) == 1);
+  EXPECT_EQ(ErrorOf(redirect), error);
+  EXPECT_EQ(call(1), 1);
 }
 
-TEST(LazyLibrariesAloneAreRedirectedWhereThatIsAsked) {
+ISOLATED_TEST(CallSlotsTest, LazyLibrariesAloneAreRedirectedWhereThatIsAsked) {
   const auto own = Find(Open("callee", RTLD_NOW), "CallFromWhereItIsDefined");
   const auto call = Find(Open("caller", RTLD_LAZY), "Call");
   RedirectLazyCalls(Redirections());
-  CHECK(own(1) == 1);
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(own(1), 1);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
-TEST(AFunctionThatNobodyCallsIsAnError) {
-  CHECK(Has(ErrorOf([] { RedirectCalls(Redirections()); }),
-            "No library of this Paddle calls _ZN15call_slots_test6TargetEi"));
+ISOLATED_TEST(CallSlotsTest, AFunctionThatNobodyCallsIsAnError) {
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring,
+      "No library of this Paddle calls _ZN15call_slots_test6TargetEi",
+      ErrorOf([] { RedirectCalls(Redirections()); }));
 }
 
-TEST(TheErrorNamesWhatIsThereWithOtherArguments) {
+ISOLATED_TEST(CallSlotsTest, TheErrorNamesWhatIsThereWithOtherArguments) {
   Open("callee", RTLD_NOW);
   auto redirections = Redirections();
   redirections[0].arguments = "d";
   const std::string error =
       ErrorOf([&redirections] { RedirectCalls(redirections); });
-  CHECK(Has(error, "calls _ZN15call_slots_test6TargetEd through a slot"));
-  CHECK(Has(error, "libcallee.so has _ZN15call_slots_test6TargetEi"));
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "calls _ZN15call_slots_test6TargetEd through a slot",
+                      error);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "libcallee.so has _ZN15call_slots_test6TargetEi",
+                      error);
 }
 
-TEST(ALibraryThatCallsItWithOtherArgumentsIsAnError) {
+ISOLATED_TEST(CallSlotsTest, ALibraryThatCallsItWithOtherArgumentsIsAnError) {
   const auto own = Find(Open("callee", RTLD_NOW), "CallFromWhereItIsDefined");
   Open("caller_of_another", RTLD_NOW);
   const std::string error = ErrorOf([] { RedirectCalls(Redirections()); });
-  CHECK(Has(error,
-            "libcaller_of_another.so calls _ZN15call_slots_test6TargetEii"));
-  CHECK(own(1) == 1);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring,
+      "libcaller_of_another.so calls _ZN15call_slots_test6TargetEii",
+      error);
+  EXPECT_EQ(own(1), 1);
 }
 
-TEST(CallsWithArgumentsThatAreLeftAloneGoWhereTheyWent) {
+ISOLATED_TEST(CallSlotsTest,
+              CallsWithArgumentsThatAreLeftAloneGoWhereTheyWent) {
   Open("callee", RTLD_NOW);
   const auto another = Find(Open("caller_of_another", RTLD_NOW), "CallAnother");
   RedirectCalls(WithAnotherLeftAlone());
-  CHECK(another(1) == 2);
+  EXPECT_EQ(another(1), 2);
 }
 
-TEST(AnAddressThatIsKeptElsewhereIsAnError) {
+ISOLATED_TEST(CallSlotsTest, AnAddressThatIsKeptElsewhereIsAnError) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller_by_pointer", RTLD_NOW), "CallByName");
   const std::string error = ErrorOf([] { RedirectCalls(Redirections()); });
-  CHECK(Has(error, "libcaller_by_pointer.so keeps the address of"));
-  CHECK(call(1) == 1);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "libcaller_by_pointer.so keeps the address of",
+                      error);
+  EXPECT_EQ(call(1), 1);
 }
 
-TEST(ALibraryThatCallsItsOwnFunctionDirectlyIsAnError) {
+ISOLATED_TEST(CallSlotsTest, ALibraryThatCallsItsOwnFunctionDirectlyIsAnError) {
   Open("callee_direct", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
   const std::string error = ErrorOf([] { RedirectCalls(Redirections()); });
-  CHECK(Has(error, "libcallee_direct.so defines"));
-  CHECK(Has(error, "without a slot"));
-  CHECK(call(1) == 1);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "libcallee_direct.so defines", error);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "without a slot", error);
+  EXPECT_EQ(call(1), 1);
 }
 
-TEST(WhereItIsDefinedItNeedNotBeCalled) {
+ISOLATED_TEST(CallSlotsTest, WhereItIsDefinedItNeedNotBeCalled) {
   Open("callee_direct", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
   auto redirections = Redirections();
   redirections[0].called_where_defined = false;
   RedirectCalls(redirections);
-  CHECK(call(1) == 1 + kRedirected);
+  EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "actors.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/actors.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ void ActAsTold(const Channel& channel, SharingStrategy strategy) {
     scene.message = request.message;
     scene.good = true;
     if (request.stepped) {
-      REQUIRE(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0);
+      ASSERT_EQ(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr), 0);
       raise(SIGSTOP);
     }
     request.act(&scene);
@@ -70,10 +70,10 @@ Answer Actor::Hear() { return worker_.channel().Receive<Answer>(); }
 
 int Actor::CountCalls(Act act, const SharedMessage& message) {
   worker_.channel().Send(Request{act, message, true});
-  REQUIRE(StopSignal() == SIGSTOP);
+  REQUIRE_EQ(StopSignal(), SIGSTOP);
   int stops = 0;  // one before and one after each call
   for (Go(PTRACE_SYSCALL); StopSignal() != SIGSTOP; Go(PTRACE_SYSCALL)) ++stops;
-  CHECK(End().good);
+  EXPECT_TRUE(End().good);
   return stops / 2;
 }
 
@@ -86,7 +86,7 @@ bool Actor::Begin(Act act,
   // time, so some runs go instruction by instruction from the start.
   if (course->runs++ % kRunsOnOneCourse == 0) known.clear();
   worker_.channel().Send(Request{act, message, true});
-  REQUIRE(StopSignal() == SIGSTOP);
+  REQUIRE_EQ(StopSignal(), SIGSTOP);
   for (size_t i = 0; i < known.size() && i <= n; ++i) {
     if (RunTo(known[i])) continue;
     known.clear();  // the act has taken another course this time
@@ -106,7 +106,7 @@ bool Actor::Begin(Act act,
 
 void Actor::Complete() {
   Go(PTRACE_CONT);
-  REQUIRE(StopSignal() == SIGSTOP);
+  ASSERT_EQ(StopSignal(), SIGSTOP);
 }
 
 Answer Actor::End() {
@@ -116,13 +116,13 @@ Answer Actor::End() {
 
 int Actor::StopSignal() {
   const int status = worker_.AwaitChange();
-  REQUIRE(WIFSTOPPED(status));
+  REQUIRE_TRUE(WIFSTOPPED(status));
   return WSTOPSIG(status);
 }
 
 user_regs_struct Actor::Registers() {
   user_regs_struct registers;
-  REQUIRE(ptrace(PTRACE_GETREGS, worker_.pid(), nullptr, &registers) == 0);
+  REQUIRE_EQ(ptrace(PTRACE_GETREGS, worker_.pid(), nullptr, &registers), 0);
   return registers;
 }
 
@@ -130,12 +130,12 @@ uint64_t Actor::CodeAt(uint64_t instruction) {
   errno = 0;
   const uint64_t code =
       ptrace(PTRACE_PEEKTEXT, worker_.pid(), instruction, nullptr);
-  REQUIRE(errno == 0);
+  REQUIRE_EQ(errno, 0);
   return code;
 }
 
 void Actor::SetCodeAt(uint64_t instruction, uint64_t code) {
-  REQUIRE(ptrace(PTRACE_POKETEXT, worker_.pid(), instruction, code) == 0);
+  ASSERT_EQ(ptrace(PTRACE_POKETEXT, worker_.pid(), instruction, code), 0);
 }
 
 // Whether the next instruction is an atomic one, which the ledger is made of,
@@ -170,13 +170,13 @@ bool Actor::RunTo(uint64_t instruction) {
   if (!is_there) return false;
   registers = Registers();
   --registers.rip;  // it stands behind the breakpoint
-  REQUIRE(registers.rip == instruction);
-  REQUIRE(ptrace(PTRACE_SETREGS, worker_.pid(), nullptr, &registers) == 0);
+  REQUIRE_EQ(registers.rip, instruction);
+  REQUIRE_EQ(ptrace(PTRACE_SETREGS, worker_.pid(), nullptr, &registers), 0);
   return true;
 }
 
 void Actor::Go(__ptrace_request how) {
-  REQUIRE(ptrace(how, worker_.pid(), nullptr, nullptr) == 0);
+  ASSERT_EQ(ptrace(how, worker_.pid(), nullptr, nullptr), 0);
 }
 
 bool CanTrace() {

@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace shared_memory_test {
 

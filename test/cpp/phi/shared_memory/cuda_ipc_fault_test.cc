@@ -25,11 +25,13 @@
 #include <optional>
 #include <string>
 
-#include "devices.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/devices.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class CudaIPCFaultTest : public shared_memory_test::SharedMemoryTestCase {};
 
 // The functions that the code under test calls.
 constexpr const char* kFunctions[] = {
@@ -68,7 +70,7 @@ class Connection {
  public:
   Connection() {
     const int type = SOCK_SEQPACKET | SOCK_CLOEXEC;
-    REQUIRE(socketpair(AF_UNIX, type, 0, ends_) == 0);
+    REQUIRE_EQ(socketpair(AF_UNIX, type, 0, ends_), 0);
   }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -104,10 +106,10 @@ int ForEachFault(
           happened = tested.channel().Receive<bool>();
           tested.Finish();
           other.Finish();
-        } catch (const Failure&) {
-          CHECK(false);
+        } catch (const isolated_test::AssertionFailed&) {
+          // It has been reported.
         }
-        if (!ChecksHold()) {
+        if (isolated_test::HasFailureHere()) {
           std::printf("  when call %d of %s returned %d\n", n, function, code);
           return faults;
         }
@@ -130,10 +132,11 @@ Result Try(const Fault& fault, const std::function<void()>& operation) {
   const auto error = ErrorOf(operation);
   FailCall(fault.function, 0, 0);  // a call in the past: none will fail
   const bool happened = CallsOf(fault.function) - calls >= fault.n;
-  CHECK(happened || !error);
+  EXPECT_TRUE(happened || !error);
   if (error) {
     const std::string code = "(" + std::to_string(fault.code) + ")";
-    CHECK(std::string(error->what()).find(code) != std::string::npos);
+    EXPECT_PRED_FORMAT2(
+        ::testing::IsSubstring, code, std::string(error->what()));
   }
   return {happened, error};
 }
@@ -145,7 +148,7 @@ class Tensor {
       : memory_(AllocateMemory(4096)),
         storage_(StorageIn(memory_, [this] { is_free_ = true; })) {
     Fill(memory_, 1);
-    CHECK(HasContent(memory_, 1));
+    EXPECT_TRUE(HasContent(memory_, 1));
   }
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
@@ -155,8 +158,8 @@ class Tensor {
   // The stand-in checks, too, that nobody else uses the memory.
   void Free() {
     storage_.reset();
-    CHECK(is_free_);
-    CHECK(SharesNothing());
+    EXPECT_TRUE(is_free_);
+    EXPECT_TRUE(SharesNothing());
     FreeMemory(memory_);
   }
 
@@ -175,7 +178,7 @@ void SendOnce(const Channel& channel, SharingStrategy strategy) {
   channel.Signal();
 }
 
-TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
+TEST_BOTH(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   // A tensor that is lost would be missed here.
   setenv("STAND_IN_EVENTS", "1", 1);
@@ -186,28 +189,29 @@ TEST_BOTH(AFaultInSendingLosesAndLeavesNothing) {
     const Result result =
         Try(fault, [&] { message = MessageOf(tensor.storage(), strategy); });
     if (result.error) {
-      CHECK(Heap().Stats().messages == 0);
+      EXPECT_EQ(Heap().Stats().messages, 0);
       message = MessageOf(tensor.storage(), strategy);
     }
     channel.Send(message);
     channel.Await();
     // Without an event there would be no such call.
     const CudaIPCMessage next = MessageOf(tensor.storage(), strategy);
-    CHECK(next.stamp.process != 0);
-    CHECK(StorageOf(next) == tensor.storage());
+    EXPECT_NE(next.stamp.process, 0);
+    EXPECT_EQ(StorageOf(next), tensor.storage());
     tensor.Free();
     channel.Signal();
     return result.happened;
   };
-  CHECK(ForEachFault(send, [](const Channel& channel) {
-          CHECK(HasContent(StorageOf(channel.Receive<CudaIPCMessage>())->memory,
-                           1));
-          channel.Signal();
-          channel.Await();
-        }) > 40);
+  const int faults = ForEachFault(send, [](const Channel& channel) {
+    EXPECT_TRUE(
+        HasContent(StorageOf(channel.Receive<CudaIPCMessage>())->memory, 1));
+    channel.Signal();
+    channel.Await();
+  });
+  EXPECT_GT(faults, 40);
 }
 
-TEST_BOTH(AFaultInReceivingLosesAndLeavesNothing) {
+TEST_BOTH(CudaIPCFaultTest, AFaultInReceivingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   const auto receive = [&](const Fault& fault, const Channel& channel) {
     DeviceHeap();
@@ -215,22 +219,22 @@ TEST_BOTH(AFaultInReceivingLosesAndLeavesNothing) {
     Storage storage;
     const Result result = Try(fault, [&] { storage = StorageOf(message); });
     if (result.error) {
-      CHECK(SharesNothing());
+      EXPECT_TRUE(SharesNothing());
       storage = StorageOf(message);
     }
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_TRUE(HasContent(storage->memory, 1));
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Signal();
     channel.Await();
     return result.happened;
   };
-  CHECK(ForEachFault(receive, [&](const Channel& channel) {
-          SendOnce(channel, strategy);
-        }) > 40);
+  const int faults = ForEachFault(
+      receive, [&](const Channel& channel) { SendOnce(channel, strategy); });
+  EXPECT_GT(faults, 40);
 }
 
-TEST_BOTH(AFaultInSendingOnLosesAndLeavesNothing) {
+TEST_BOTH(CudaIPCFaultTest, AFaultInSendingOnLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   const auto forward = [&](const Fault& fault, const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -239,36 +243,37 @@ TEST_BOTH(AFaultInSendingOnLosesAndLeavesNothing) {
         Try(fault, [&] { message = MessageOf(storage, strategy); });
     if (result.error) message = MessageOf(storage, strategy);
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Send(message);
     channel.Await();
     return result.happened;
   };
-  CHECK(ForEachFault(forward, [&](const Channel& channel) {
-          Tensor tensor;
-          channel.Send(MessageOf(tensor.storage(), strategy));
-          const auto message = channel.Receive<CudaIPCMessage>();
-          CHECK(StorageOf(message) == tensor.storage());
-          tensor.Free();
-          channel.Signal();
-        }) > 5);
+  const int faults = ForEachFault(forward, [&](const Channel& channel) {
+    Tensor tensor;
+    channel.Send(MessageOf(tensor.storage(), strategy));
+    const auto message = channel.Receive<CudaIPCMessage>();
+    EXPECT_EQ(StorageOf(message), tensor.storage());
+    tensor.Free();
+    channel.Signal();
+  });
+  EXPECT_GT(faults, 5);
 }
 
-TEST_BOTH(AFaultInDroppingOnlyMakesItLater) {
+TEST_BOTH(CudaIPCFaultTest, AFaultInDroppingOnlyMakesItLater) {
   NEEDS_STAND_IN;
   const auto drop = [&](const Fault& fault, const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     const Result result = Try(fault, [&] { storage.reset(); });
-    CHECK(!result.error);
-    CHECK(DeviceHeap().Stats().received == 0);
-    CHECK(SharesNothing());
+    EXPECT_FALSE(result.error);
+    EXPECT_EQ(DeviceHeap().Stats().received, 0);
+    EXPECT_TRUE(SharesNothing());
     channel.Signal();
     channel.Await();
     return result.happened;
   };
-  CHECK(ForEachFault(drop, [&](const Channel& channel) {
-          SendOnce(channel, strategy);
-        }) > 10);
+  const int faults = ForEachFault(
+      drop, [&](const Channel& channel) { SendOnce(channel, strategy); });
+  EXPECT_GT(faults, 10);
 }
 
 }  // namespace

@@ -23,12 +23,14 @@
 #include <utility>
 #include <vector>
 
-#include "devices.h"  // NOLINT(build/include_subdir)
-#include "storm.h"    // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/devices.h"
+#include "test/cpp/phi/shared_memory/storm.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class CudaIPCKillTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kProcesses = 4;  // the first owns all memory; it is not killed
 constexpr size_t kMostHeld = 8;
@@ -99,7 +101,7 @@ class Sharer {
     const Storage storage = Allocate(4 * (1 + Below(5000)));
     Fill(storage->memory, word, stream_);
     // A process that expects a tensor from one that was killed need not wait.
-    CHECK(HasContent(storage->memory, word, stream_));
+    EXPECT_TRUE(HasContent(storage->memory, word, stream_));
     held_.push_back({storage, word});
   }
 
@@ -111,7 +113,7 @@ class Sharer {
   void Receive(const Mail& mail) {
     try {
       const Storage storage = StorageOf(mail.message, stream_);
-      CHECK(HasContent(storage->memory, mail.word, stream_));
+      EXPECT_TRUE(HasContent(storage->memory, mail.word, stream_));
       held_.push_back({storage, mail.word});
       ++board_->received;
     } catch (const SharedMemoryError& error) {
@@ -125,7 +127,7 @@ class Sharer {
   }
 
   void Drop(size_t i) {
-    CHECK(HasContent(held_[i].storage->memory, held_[i].word, stream_));
+    EXPECT_TRUE(HasContent(held_[i].storage->memory, held_[i].word, stream_));
     std::swap(held_[i], held_.back());
     held_.pop_back();
   }
@@ -139,7 +141,7 @@ class Sharer {
   std::vector<Held> held_;
 };
 
-TEST_BOTH(MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
+TEST_BOTH(CudaIPCKillTest, MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
   Mailboxes mailboxes;
   const auto share = [&](Board* board, int index, uint64_t life) {
     Sharer(board, &mailboxes, strategy, index, life).Run();

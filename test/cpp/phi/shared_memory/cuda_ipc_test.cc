@@ -32,32 +32,35 @@
 #include <utility>
 #include <vector>
 
-#include "devices.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/devices.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
+class CudaIPCTest : public shared_memory_test::SharedMemoryTestCase {};
+
 constexpr int kSlow = 30000;   // microseconds
 constexpr int kUnknown = 999;  // an error of the driver's
 
-bool Says(const std::optional<SharedMemoryError>& error,
-          const std::string& text) {
-  return error && std::string(error->what()).find(text) != std::string::npos;
+::testing::AssertionResult Says(const std::optional<SharedMemoryError>& error,
+                                const std::string& text) {
+  return ::testing::IsSubstring(
+      "text", "error", text, error ? error->what() : "there is no error");
 }
 
 // Returns the error of receiving a message, which must leave nothing behind.
 std::optional<SharedMemoryError> ErrorOfReceiving(
     const CudaIPCMessage& message) {
   const auto error = ErrorOf([&] { StorageOf(message); });
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   return error;
 }
 
 // Ends a child of a process that has used a device, without a leak check:
 // memory that only threads of the parent refer to would seem leaked.
 [[noreturn]] void EndChild() {
-  _exit(ChecksHold() ? EXIT_SUCCESS : EXIT_FAILURE);
+  _exit(isolated_test::HasFailureHere() ? EXIT_FAILURE : EXIT_SUCCESS);
 }
 
 void End(Worker* worker) {
@@ -100,7 +103,7 @@ class Holder : public Receiver {
           channel.Send(HasContent(storage->memory, 1));
           channel.Await();
           storage.reset();
-          CHECK(SharesNothing());
+          EXPECT_TRUE(SharesNothing());
         }) {}
 
   // Sends it a new tensor and returns that once it is received.
@@ -109,37 +112,37 @@ class Holder : public Receiver {
     AwaitReceived();
     return storage;
   }
-  void AwaitReceived() const { CHECK(channel().Receive<bool>()); }
+  void AwaitReceived() const { EXPECT_TRUE(channel().Receive<bool>()); }
   void Drop() const { Continue(); }
 };
 
-TEST_BOTH(ATensorArrivesAndBothSeeWrites) {
+TEST_BOTH(CudaIPCTest, ATensorArrivesAndBothSeeWrites) {
   Receiver receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
-    CHECK(storage->memory.size == kMiB);
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_EQ(storage->memory.size, kMiB);
+    EXPECT_TRUE(HasContent(storage->memory, 1));
     Fill(storage->memory, 2);
-    CHECK(HasContent(storage->memory, 2));
+    EXPECT_TRUE(HasContent(storage->memory, 2));
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(storage->memory, 3));
+    EXPECT_TRUE(HasContent(storage->memory, 3));
   });
   const Storage storage = receiver.SendNew(strategy);
   receiver.channel().Await();
-  CHECK(HasContent(storage->memory, 2));
+  EXPECT_TRUE(HasContent(storage->memory, 2));
   Fill(storage->memory, 3);
-  CHECK(HasContent(storage->memory, 3));
+  EXPECT_TRUE(HasContent(storage->memory, 3));
   receiver.Continue();
   End(&receiver);
 }
 
-TEST_BOTH(AMessageSaysWhereInTheStorageItStarts) {
+TEST_BOTH(CudaIPCTest, AMessageSaysWhereInTheStorageItStarts) {
   Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
-    CHECK(message.offset == 1024);
+    EXPECT_EQ(message.offset, 1024);
     const Storage storage = StorageOf(message);
-    CHECK(HasContent(PartOf(storage->memory, 0, 1024), 1));
-    CHECK(HasContent(PartOf(storage->memory, 1024, 1024), 2));
+    EXPECT_TRUE(HasContent(PartOf(storage->memory, 0, 1024), 1));
+    EXPECT_TRUE(HasContent(PartOf(storage->memory, 1024, 1024), 2));
   });
   const Storage storage = AllocateFilled(2048, 1);
   Fill(PartOf(storage->memory, 1024, 1024), 2);
@@ -148,13 +151,13 @@ TEST_BOTH(AMessageSaysWhereInTheStorageItStarts) {
   End(&receiver);
 }
 
-TEST_BOTH(APartOfADriversAllocationArrives) {
+TEST_BOTH(CudaIPCTest, APartOfADriversAllocationArrives) {
   Receiver receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
-    CHECK(storage->memory.size == 512);
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_EQ(storage->memory.size, 512);
+    EXPECT_TRUE(HasContent(storage->memory, 1));
     Fill(storage->memory, 3);
-    CHECK(HasContent(storage->memory, 3));
+    EXPECT_TRUE(HasContent(storage->memory, 3));
   });
   const CudaIPCMemory all = AllocateMemory(kMiB);
   Fill(all, 2);
@@ -162,26 +165,26 @@ TEST_BOTH(APartOfADriversAllocationArrives) {
   Fill(storage->memory, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.AwaitDone();
-  CHECK(HasContent(PartOf(all, 0, 4096), 2));
-  CHECK(HasContent(storage->memory, 3));
-  CHECK(HasContent(PartOf(all, 4096 + 512, 4096), 2));
+  EXPECT_TRUE(HasContent(PartOf(all, 0, 4096), 2));
+  EXPECT_TRUE(HasContent(storage->memory, 3));
+  EXPECT_TRUE(HasContent(PartOf(all, 4096 + 512, 4096), 2));
   End(&receiver);
 }
 
-TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
+TEST_BOTH(CudaIPCTest, TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
   Receiver receiver([](const Channel& channel) {
     std::array<Storage, 3> storages;
     for (Storage& storage : storages) {
       storage = StorageOf(channel.Receive<CudaIPCMessage>());
-      CHECK(DeviceHeap().Stats().handles == 1);
+      EXPECT_EQ(DeviceHeap().Stats().handles, 1);
     }
-    CHECK(storages[2]->memory.data - storages[0]->memory.data == 2048);
+    EXPECT_EQ(storages[2]->memory.data - storages[0]->memory.data, 2048);
     storages[0].reset();
     storages[2].reset();
-    CHECK(DeviceHeap().Stats().handles == 1);
-    CHECK(HasContent(storages[1]->memory, 1));
+    EXPECT_EQ(DeviceHeap().Stats().handles, 1);
+    EXPECT_TRUE(HasContent(storages[1]->memory, 1));
     storages[1].reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   });
   const CudaIPCMemory all = AllocateMemory(4096);
   Fill(all, 1);
@@ -196,64 +199,67 @@ TEST_BOTH(TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
   End(&receiver);
 }
 
-TEST_BOTH(MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
+TEST_BOTH(CudaIPCTest,
+          MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
   Holder receiver;
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.AwaitReceived();
   storage.reset();
-  CHECK(DeviceHeap().Collect(0.0) == 0);
+  EXPECT_EQ(DeviceHeap().Collect(0.0), 0);
   const CudaIPCStats stats = DeviceHeap().Stats();
-  CHECK(stats.sent == 1 && stats.sent_bytes == kMiB);
-  CHECK(stats.limbo == 1 && stats.limbo_bytes == kMiB);
-  CHECK(FreeBytes() < left + kMiB);
+  EXPECT_EQ(stats.sent, 1);
+  EXPECT_EQ(stats.sent_bytes, kMiB);
+  EXPECT_EQ(stats.limbo, 1);
+  EXPECT_EQ(stats.limbo_bytes, kMiB);
+  EXPECT_LT(FreeBytes(), left + kMiB);
   receiver.Drop();
-  CHECK(DeviceHeap().Collect({}) == kMiB);
-  CHECK(FreeBytes() >= left + kMiB);
-  CHECK(SharesNothing());
+  EXPECT_EQ(DeviceHeap().Collect({}), kMiB);
+  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
+TEST_BOTH(CudaIPCTest, MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   receiver.Drop();
   const uint64_t left = FreeBytes();
-  CHECK(HasContent(storage->memory, 1));
-  CHECK(DeviceHeap().Stats().limbo == 0);
+  EXPECT_TRUE(HasContent(storage->memory, 1));
+  EXPECT_EQ(DeviceHeap().Stats().limbo, 0);
   storage.reset();  // at once, without Collect
-  CHECK(FreeBytes() >= left + kMiB);
-  CHECK(DeviceHeap().Stats().sent == 0);
+  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_EQ(DeviceHeap().Stats().sent, 0);
   End(&receiver);
 }
 
-TEST_BOTH(MemoryLivesAsLongAsAMessageCarriesIt) {
+TEST_BOTH(CudaIPCTest, MemoryLivesAsLongAsAMessageCarriesIt) {
   Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(StorageOf(message)->memory, 1));
-    CHECK(SharesNothing());
+    EXPECT_TRUE(HasContent(StorageOf(message)->memory, 1));
+    EXPECT_TRUE(SharesNothing());
   });
   Storage storage = receiver.SendNew(strategy);
   receiver.channel().Await();
   storage.reset();
-  CHECK(DeviceHeap().Collect(3600) == 0);
-  CHECK(DeviceHeap().Stats().limbo == 1);
+  EXPECT_EQ(DeviceHeap().Collect(3600), 0);
+  EXPECT_EQ(DeviceHeap().Stats().limbo, 1);
   receiver.Continue();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(AMessageToItsOwnProcessBringsItsOwnTensor) {
+TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsItsOwnTensor) {
   const Storage storage = AllocateFilled(kMiB, 1);
-  CHECK(StorageOf(MessageOf(storage, strategy)) == storage);
-  CHECK(DeviceHeap().Stats().handles == 0);
-  CHECK(DeviceHeap().Stats().received == 0);
+  EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
+  EXPECT_EQ(DeviceHeap().Stats().handles, 0);
+  EXPECT_EQ(DeviceHeap().Stats().received, 0);
 }
 
-TEST_BOTH(AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
+TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
   const char* data = storage->memory.data;
@@ -261,24 +267,24 @@ TEST_BOTH(AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
   for (int i = 0; i < 3; ++i) messages.push_back(MessageOf(storage, strategy));
   for (const CudaIPCMessage& message : messages) {
     storage.reset();
-    CHECK(DeviceHeap().Stats().limbo == 1);
+    EXPECT_EQ(DeviceHeap().Stats().limbo, 1);
     storage = StorageOf(message);
-    CHECK(storage->memory.data == data);
-    CHECK(HasContent(storage->memory, 1));
-    CHECK(DeviceHeap().Stats().limbo == 0);
-    CHECK(DeviceHeap().Stats().handles == 0);
+    EXPECT_EQ(storage->memory.data, data);
+    EXPECT_TRUE(HasContent(storage->memory, 1));
+    EXPECT_EQ(DeviceHeap().Stats().limbo, 0);
+    EXPECT_EQ(DeviceHeap().Stats().handles, 0);
   }
   storage.reset();
-  CHECK(FreeBytes() >= left + kMiB);
-  CHECK(SharesNothing());
+  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
+TEST_BOTH(CudaIPCTest, MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
   NEEDS_STAND_IN;
   bool done_when_freed = false;
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   const auto done = driver.MakeEvent(0);
-  REQUIRE(done.has_value());
+  ASSERT_TRUE(done.has_value());
   const CudaIPCMemory memory = AllocateMemory(kMiB);
   Storage storage = StorageIn(memory, [&] {
     done_when_freed = driver.IsDone(0, done->event);
@@ -292,25 +298,25 @@ TEST_BOTH(MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
   Fill(storage->memory, 1, stream);
   driver.Record(0, done->event, stream);
   storage.reset();
-  CHECK(done_when_freed);
+  EXPECT_TRUE(done_when_freed);
 }
 
-TEST_BOTH(ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
+TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
   Worker last([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_TRUE(HasContent(storage->memory, 1));
     Fill(storage->memory, 2);
     channel.Send(
         MessageOf(storage, SharingStrategy::kFileSystem /* has a record */));
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Await();
   });
   Worker middle([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Await();
   });
   Storage storage = AllocateFilled(kMiB, 1);
@@ -319,16 +325,16 @@ TEST_BOTH(ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
   storage.reset();
   last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
   storage = StorageOf(last.channel().Receive<CudaIPCMessage>());
-  CHECK(storage->memory.data == data);
-  CHECK(HasContent(storage->memory, 2));
+  EXPECT_EQ(storage->memory.data, data);
+  EXPECT_TRUE(HasContent(storage->memory, 2));
   storage.reset();
-  CHECK(Eventually(SharesNothing));
+  EXPECT_TRUE(Eventually(SharesNothing));
   End(&middle);
   End(&last);
 }
 
 // A file has a name; a descriptor would be gone with the process that sent it.
-TEST(ATensorThatWasSentOnOutlivesTheForwarder) {
+ISOLATED_TEST(CudaIPCTest, ATensorThatWasSentOnOutlivesTheForwarder) {
   const SharingStrategy strategy = SharingStrategy::kFileSystem;
   Holder last;
   Worker middle([&](const Channel& channel) {
@@ -346,7 +352,7 @@ TEST(ATensorThatWasSentOnOutlivesTheForwarder) {
   End(&last);
 }
 
-TEST_BOTH(AKilledReceiversMemoryComesBackAtTheNextSend) {
+TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtTheNextSend) {
   Holder receiver;
   Worker other([](const Channel& channel) { channel.Await(); });
   Storage storage = AllocateFilled(kMiB, 1);
@@ -356,74 +362,74 @@ TEST_BOTH(AKilledReceiversMemoryComesBackAtTheNextSend) {
   storage.reset();
   receiver.Kill();
   const uint64_t left = FreeBytes();
-  CHECK(Eventually([&] {
+  EXPECT_TRUE(Eventually([&] {
     MessageOf(sent_next, strategy);
     return DeviceHeap().Stats().limbo == 0;
   }));
-  CHECK(FreeBytes() >= left + kMiB);
+  EXPECT_GE(FreeBytes(), left + kMiB);
   End(&other);
 }
 
-TEST_BOTH(AKilledReceiversMemoryComesBackAtACollection) {
+TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtACollection) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   storage.reset();
   receiver.Kill();
-  CHECK(Eventually(SharesNothing));
+  EXPECT_TRUE(Eventually(SharesNothing));
 }
 
-TEST_BOTH(AMessageThatNobodyReceivesIsGivenUpWhenAskedFor) {
+TEST_BOTH(CudaIPCTest, AMessageThatNobodyReceivesIsGivenUpWhenAskedFor) {
   Worker late([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
-    CHECK(error && error->kind() == Kind::kGone);
+    EXPECT_EQ(KindOf(error), Kind::kGone);
   });
   Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, strategy);
-  CHECK(DeviceHeap().Collect(0.0) == 0);  // the tensor is still there
+  EXPECT_EQ(DeviceHeap().Collect(0.0), 0);  // the tensor is still there
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   storage = AllocateFilled(kMiB, 1);
   const CudaIPCMessage lost = MessageOf(storage, strategy);
   storage.reset();
-  CHECK(DeviceHeap().Collect(3600) == 0);
-  CHECK(DeviceHeap().Collect(0.0) == kMiB);
-  CHECK(SharesNothing());
+  EXPECT_EQ(DeviceHeap().Collect(3600), 0);
+  EXPECT_EQ(DeviceHeap().Collect(0.0), kMiB);
+  EXPECT_TRUE(SharesNothing());
   late.channel().Send(lost);
   late.Finish();
 }
 
-TEST_BOTH(AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
+TEST_BOTH(CudaIPCTest, AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
   Worker receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     Storage storage = StorageOf(message);
-    CHECK(StorageOf(message) == storage);
-    CHECK(DeviceHeap().Stats().received == 1);
+    EXPECT_EQ(StorageOf(message), storage);
+    EXPECT_EQ(DeviceHeap().Stats().received, 1);
     storage.reset();
     storage = StorageOf(message);
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_TRUE(HasContent(storage->memory, 1));
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Signal();
     channel.Await();
     const auto error = ErrorOfReceiving(message);
-    CHECK(error && error->kind() == Kind::kGone);
+    EXPECT_EQ(KindOf(error), Kind::kGone);
   });
   Storage storage = AllocateFilled(kMiB, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.channel().Await();
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(AMessageOfADeadProcessIsGone) {
+TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
   Receiver receiver([&](const Channel& channel) {
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
-    CHECK(error && error->kind() == Kind::kGone);
+    EXPECT_EQ(KindOf(error), Kind::kGone);
     // A descriptor is gone with its process, and with it what is known of it.
-    CHECK(strategy == SharingStrategy::kFileDescriptor ||
-          Says(error, "has ended"));
+    EXPECT_TRUE(strategy == SharingStrategy::kFileDescriptor ||
+                Says(error, "has ended"));
   });
   Receiver holder([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
@@ -432,9 +438,9 @@ TEST_BOTH(AMessageOfADeadProcessIsGone) {
     channel.Await();
     // It is attached to the record's segment, so it knows the reason.
     storage.reset();
-    CHECK(SharesNothing());
-    CHECK(Says(ErrorOfReceiving(message), "has ended") ||
-          Says(ErrorOfReceiving(message), "does not exist any more"));
+    EXPECT_TRUE(SharesNothing());
+    EXPECT_TRUE(Says(ErrorOfReceiving(message), "has ended") ||
+                Says(ErrorOfReceiving(message), "does not exist any more"));
   });
   Worker owner([&](const Channel& channel) {
     const Storage storage = AllocateFilled(kMiB, 1);
@@ -460,11 +466,11 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
-    CHECK(HasContent(storage->memory, 2, stream));
+    EXPECT_TRUE(HasContent(storage->memory, 2, stream));
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   const Stream stream = MakeStream();
-  CHECK(HasContent(storage->memory, 1));
+  EXPECT_TRUE(HasContent(storage->memory, 1));
   SetDelay(kSlow);
   Fill(storage->memory, 3, stream);
   Fill(storage->memory, 2, stream);
@@ -476,20 +482,20 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
   End(&receiver);
 }
 
-TEST_BOTH(AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
   SendEarly(strategy, true);
 }
 
-TEST_BOTH(AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
+TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
   SendEarly(strategy, false);
 }
 
-TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
+TEST_BOTH(CudaIPCTest, WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
   Receiver last([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
-    CHECK(HasContent(storage->memory, 2, stream));
+    EXPECT_TRUE(HasContent(storage->memory, 2, stream));
   });
   Worker middle([&](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -500,7 +506,7 @@ TEST_BOTH(WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   const Stream stream = MakeStream();
-  CHECK(HasContent(storage->memory, 1));
+  EXPECT_TRUE(HasContent(storage->memory, 1));
   SetDelay(2 * kSlow);
   Fill(storage->memory, 2, stream);
   middle.channel().Send(MessageOf(storage, strategy, stream));
@@ -519,9 +525,9 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
     for (int i = 0; i < count; ++i) {
       const Storage storage =
           StorageOf(channel.Receive<CudaIPCMessage>(), stream);
-      CHECK(HasContent(storage->memory, i, stream));
+      EXPECT_TRUE(HasContent(storage->memory, i, stream));
     }
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   });
   receiver.channel().Await();
   const Stream streams[] = {MakeStream(), MakeStream()};
@@ -530,29 +536,29 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
     const Storage storage = Allocate(4096);
     Fill(storage->memory, i, streams[i % 2]);
     receiver.channel().Send(MessageOf(storage, strategy, streams[i % 2]));
-    CHECK(DeviceHeap().Stats().events <= CudaIPCEvents::kMaxCreated);
+    EXPECT_LE(DeviceHeap().Stats().events, CudaIPCEvents::kMaxCreated);
   }
   receiver.AwaitDone();
-  CHECK(Eventually(SharesNothing));
+  EXPECT_TRUE(Eventually(SharesNothing));
   End(&receiver);
 }
 
-TEST_BOTH(ManySendsOnTwoStreamsKeepTheirOrder) {
+TEST_BOTH(CudaIPCTest, ManySendsOnTwoStreamsKeepTheirOrder) {
   SendManyOnTwoStreams(strategy, 150);
 }
 
-TEST_BOTH(OneEventIsEnough) {
+TEST_BOTH(CudaIPCTest, OneEventIsEnough) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_EVENTS", "1", 1);
   SendManyOnTwoStreams(strategy, 20);
-  CHECK(DeviceHeap().Stats().events == 1);
+  EXPECT_EQ(DeviceHeap().Stats().events, 1);
 }
 
-TEST_BOTH(WithoutEventsTheSenderWaitsForItsWork) {
+TEST_BOTH(CudaIPCTest, WithoutEventsTheSenderWaitsForItsWork) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_EVENTS", "0", 1);
   SendManyOnTwoStreams(strategy, 20);
-  CHECK(DeviceHeap().Stats().events == 0);
+  EXPECT_EQ(DeviceHeap().Stats().events, 0);
 }
 
 // Returns whether a message can be received while work that came after it goes
@@ -564,12 +570,13 @@ bool IsReceivedBeforeLaterWork() {
   const Stream stream = MakeStream();
   const auto done = driver.MakeEvent(0);
   const auto received = driver.MakeEvent(0);
-  REQUIRE(done && received);
+  REQUIRE_TRUE(done);
+  REQUIRE_TRUE(received);
   const Storage storage = AllocateFilled(kMiB, 1);
   const Storage other = Allocate(4);
   const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
   // Otherwise its event would stay in use for its own work.
-  CHECK(HasContent(storage->memory, 1));
+  EXPECT_TRUE(HasContent(storage->memory, 1));
   std::vector<CudaIPCMessage> late;
   auto send_on = [&] {
     for (int i = 0; i < 10; ++i) {
@@ -585,45 +592,45 @@ bool IsReceivedBeforeLaterWork() {
     return stream;
   });
   driver.Record(0, received->event, stream);
-  CHECK(Eventually([&] { return driver.IsDone(0, received->event); }));
+  EXPECT_TRUE(Eventually([&] { return driver.IsDone(0, received->event); }));
   const bool before = !driver.IsDone(0, done->event);
   SetDelay(0);
   for (const CudaIPCMessage& message : late) StorageOf(message);
   return before;
 }
 
-TEST(AReceiverWaitsForNothingThatCameAfterItsMessage) {
+ISOLATED_TEST(CudaIPCTest, AReceiverWaitsForNothingThatCameAfterItsMessage) {
   NEEDS_STAND_IN;
   int tries = 0;
   // A busy machine may take longer than the later work does.
   constexpr int kMostTries = 50;
   while (!IsReceivedBeforeLaterWork() && ++tries < kMostTries) {
   }
-  CHECK(tries < kMostTries);
+  EXPECT_LT(tries, kMostTries);
 }
 
-TEST(AMessageThatNobodyReceivesKeepsOneEventAlone) {
+ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOneEventAlone) {
   const Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, SharingStrategy::kFileSystem);
   for (int i = 0; i < 100; ++i) {
     const Storage sent = AllocateFilled(64, 1);
     StorageOf(MessageOf(sent, SharingStrategy::kFileSystem));
-    CHECK(HasContent(sent->memory, 1));
+    EXPECT_TRUE(HasContent(sent->memory, 1));
   }
-  CHECK(DeviceHeap().Stats().events < 10);
+  EXPECT_LT(DeviceHeap().Stats().events, 10);
 }
 
-TEST(AnEventWhoseMessageWasReceivedIsUsedAgain) {
+ISOLATED_TEST(CudaIPCTest, AnEventWhoseMessageWasReceivedIsUsedAgain) {
   const Storage storage = AllocateFilled(kMiB, 1);
   for (int i = 0; i < 100; ++i) {
     StorageOf(MessageOf(storage, SharingStrategy::kFileSystem));
-    CHECK(HasContent(storage->memory, 1));
+    EXPECT_TRUE(HasContent(storage->memory, 1));
   }
-  CHECK(DeviceHeap().Stats().events < 10);
+  EXPECT_LT(DeviceHeap().Stats().events, 10);
 }
 
-TEST(EventsOfOthersAreClosedInTurn) {
-  constexpr size_t kMessages = 50;  // each with an event of its own
+ISOLATED_TEST(CudaIPCTest, EventsOfOthersAreClosedInTurn) {
+  static constexpr size_t kMessages = 50;  // each with an event of its own
   constexpr size_t kSenders = 1 + CudaIPCEvents::kMaxOpened / kMessages;
   std::vector<std::unique_ptr<Worker>> senders;
   for (size_t i = 0; i < kSenders; ++i) {
@@ -632,7 +639,7 @@ TEST(EventsOfOthersAreClosedInTurn) {
       for (size_t j = 0; j < kMessages; ++j) {
         channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
       }
-      CHECK(DeviceHeap().Stats().events == kMessages);
+      EXPECT_EQ(DeviceHeap().Stats().events, kMessages);
       channel.Signal();
       channel.Await();
     }));
@@ -644,15 +651,15 @@ TEST(EventsOfOthersAreClosedInTurn) {
     }
     sender->channel().Await();
     for (const CudaIPCMessage& message : messages) {
-      CHECK(HasContent(StorageOf(message)->memory, 1));
+      EXPECT_TRUE(HasContent(StorageOf(message)->memory, 1));
     }
   }
-  CHECK(DeviceHeap().Stats().events == CudaIPCEvents::kMaxOpened);
-  CHECK(SharesNothing());
+  EXPECT_EQ(DeviceHeap().Stats().events, CudaIPCEvents::kMaxOpened);
+  EXPECT_TRUE(SharesNothing());
   for (const auto& sender : senders) End(sender.get());
 }
 
-TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
+TEST_BOTH(CudaIPCTest, AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
   Receiver receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
@@ -667,13 +674,13 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
   bool is_free = false;
   Storage storage = StorageIn(PartOf(all, 0, 1024), [&] {
     is_free = true;
-    CHECK(HasContent(PartOf(all, 0, 1024), 2));
+    EXPECT_TRUE(HasContent(PartOf(all, 0, 1024), 2));
   });
   const Storage other = StorageIn(PartOf(all, 1024, 1024), [] {});
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.channel().Send(MessageOf(other, strategy));
   storage.reset();
-  CHECK(Eventually([&] {
+  EXPECT_TRUE(Eventually([&] {
     DeviceHeap().Collect({});
     return is_free;
   }));
@@ -681,12 +688,16 @@ TEST_BOTH(AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
   End(&receiver);
 }
 
-TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
+ISOLATED_TEST(CudaIPCTest,
+              WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
   if (std::getenv("LD_LIBRARY_PATH") != nullptr) {
     // A program looks up where libraries are when it starts.
     Worker without([](const Channel&) {
       unsetenv("LD_LIBRARY_PATH");
-      execl("/proc/self/exe", "cuda_ipc_test", "WithoutADriver", nullptr);
+      execl("/proc/self/exe",
+            "cuda_ipc_test",
+            "--gtest_filter=*WithoutADriver*",
+            nullptr);
     });
     without.Finish();
     return;
@@ -700,15 +711,16 @@ TEST(WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
     std::printf("  skipped: this machine has a driver\n");
     return;
   }
-  CHECK(error->kind() == Kind::kUnavailable);
-  CHECK(Says(error, "no CUDA or HIP driver") && Says(error, "libcuda.so.1"));
+  EXPECT_EQ(error->kind(), Kind::kUnavailable);
+  EXPECT_TRUE(Says(error, "no CUDA or HIP driver"));
+  EXPECT_TRUE(Says(error, "libcuda.so.1"));
   const SharedBlock block =
       AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
-  CHECK(Heap().Receive(MessageOf(block)).block.data == block.data);
-  CHECK(HasContent(block, 1));
+  EXPECT_EQ(Heap().Receive(MessageOf(block)).block.data, block.data);
+  EXPECT_TRUE(HasContent(block, 1));
 }
 
-TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   Storage dropped = AllocateFilled(kMiB, 1);
@@ -717,19 +729,22 @@ TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
   const uint64_t left = FreeBytes();
   Worker child([&](const Channel& channel) {
     char* address = storage->memory.data;
-    CHECK(!DeviceHeap().Send(address, nullptr));
+    EXPECT_FALSE(DeviceHeap().Send(address, nullptr));
     for (const auto& error : {ErrorOf([&] { Share(storage, strategy); }),
                               ErrorOf([&] { StorageOf(message); }),
                               ErrorOf([&] { CudaIPCDriver::Instance(); })}) {
-      CHECK(error && error->kind() == Kind::kUnavailable);
-      CHECK(Says(error, "spawn"));
+      EXPECT_EQ(KindOf(error), Kind::kUnavailable);
+      EXPECT_TRUE(Says(error, "spawn"));
     }
     const CudaIPCStats stats = DeviceHeap().Stats();
-    CHECK(stats.sent == 0 && stats.limbo == 0 && stats.received == 0);
-    CHECK(stats.handles == 0 && stats.events == 0);
-    CHECK(DeviceHeap().Describe().empty());
+    EXPECT_EQ(stats.sent, 0);
+    EXPECT_EQ(stats.limbo, 0);
+    EXPECT_EQ(stats.received, 0);
+    EXPECT_EQ(stats.handles, 0);
+    EXPECT_EQ(stats.events, 0);
+    EXPECT_TRUE(DeviceHeap().Describe().empty());
     // The memory is not its own to free.
-    CHECK(!DeviceHeap().ReleaseOwned(address, [] { CHECK(false); }));
+    EXPECT_FALSE(DeviceHeap().ReleaseOwned(address, [] { ADD_FAILURE(); }));
     channel.Signal();
     channel.Await();
     EndChild();
@@ -738,10 +753,10 @@ TEST_BOTH(AChildOfForkCannotUseADeviceAndKeepsNothing) {
   receiver.Drop();
   storage.reset();
   // The child's attempt has spent the message.
-  CHECK(Eventually(SharesNothing));
-  CHECK(FreeBytes() >= left + 2 * kMiB);
+  EXPECT_TRUE(Eventually(SharesNothing));
+  EXPECT_GE(FreeBytes(), left + 2 * kMiB);
   storage = AllocateFilled(kMiB, 1);
-  CHECK(StorageOf(MessageOf(storage, strategy)) == storage);
+  EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
   End(&child);
   End(&receiver);
 }
@@ -755,31 +770,32 @@ bool IsAsleep(pid_t thread) {
   return state != std::string::npos && text[state + 2] == 'S';
 }
 
-TEST(AChildOfForkCannotUseADeviceThatOnlyAnotherThreadCouldNotUse) {
+ISOLATED_TEST(CudaIPCTest,
+              AChildOfForkCannotUseADeviceThatOnlyAnotherThreadCouldNotUse) {
   NEEDS_STAND_IN;
   const auto use = [] { CudaIPCDriver::Instance(); };
   const int calls = CallsOf("cuInit");
   FailCall("cuInit", 1, kUnknown);
   HoldCalls("cuInit", true);
-  std::thread first([&] { CHECK(KindOf(use) == Kind::kSystem); });
-  CHECK(Eventually([&] { return CallsOf("cuInit") != calls; }));
+  std::thread first([&] { EXPECT_EQ(KindOf(use), Kind::kSystem); });
+  EXPECT_TRUE(Eventually([&] { return CallsOf("cuInit") != calls; }));
   std::atomic<pid_t> number{0};
   std::thread second([&] {
     number = static_cast<pid_t>(syscall(SYS_gettid));
-    CHECK(!KindOf(use));
+    EXPECT_FALSE(KindOf(use));
   });
-  CHECK(Eventually([&] { return number != 0 && IsAsleep(number); }));
+  EXPECT_TRUE(Eventually([&] { return number != 0 && IsAsleep(number); }));
   HoldCalls("cuInit", false);
   first.join();
   second.join();
   Worker child([&](const Channel&) {
-    CHECK(KindOf(use) == Kind::kUnavailable);
+    EXPECT_EQ(KindOf(use), Kind::kUnavailable);
     EndChild();
   });
   child.Finish();
 }
 
-TEST_BOTH(AChildOfForkOfAReceiverKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
   Worker receiver([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     Worker child([&](const Channel& child_channel) {
@@ -798,12 +814,12 @@ TEST_BOTH(AChildOfForkOfAReceiverKeepsNothing) {
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.channel().Await();
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
 // Blocks that such a child inherits are pinned, but it inherits no record.
-TEST_BOTH(AChildOfForkWithoutDescriptorsKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AChildOfForkWithoutDescriptorsKeepsNothing) {
   Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, strategy);
   Worker child(
@@ -814,13 +830,13 @@ TEST_BOTH(AChildOfForkWithoutDescriptorsKeepsNothing) {
       true);
   DeviceHeap().Collect(0.0);
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&child);
 }
 
 // A tensor that a thread releases while another forks must not stay with the
 // child.
-TEST_BOTH(AForkWhileATensorIsGivenBackKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AForkWhileATensorIsGivenBackKeepsNothing) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -829,7 +845,8 @@ TEST_BOTH(AForkWhileATensorIsGivenBackKeepsNothing) {
     Fill(storage->memory, 2, stream);
     const int calls = CallsOf("cuCtxSynchronize");
     std::thread drops([&] { storage.reset(); });
-    CHECK(Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
+    EXPECT_TRUE(
+        Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
     Worker child([&](const Channel& child_channel) {
       child_channel.Await();
       EndChild();
@@ -843,18 +860,18 @@ TEST_BOTH(AForkWhileATensorIsGivenBackKeepsNothing) {
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.channel().Await();
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(ForksAtAnyInstantKeepNothing) {
+TEST_BOTH(CudaIPCTest, ForksAtAnyInstantKeepNothing) {
   constexpr int kTensors = 300;
   Worker receiver([](const Channel& channel) {
     std::atomic<int> received{0};
     std::thread receives([&] {
       for (; received < kTensors; ++received) {
-        CHECK(HasContent(StorageOf(channel.Receive<CudaIPCMessage>())->memory,
-                         1));
+        EXPECT_TRUE(HasContent(
+            StorageOf(channel.Receive<CudaIPCMessage>())->memory, 1));
       }
     });
     std::vector<std::unique_ptr<Worker>> children;
@@ -867,7 +884,7 @@ TEST_BOTH(ForksAtAnyInstantKeepNothing) {
           [](const Channel& child_channel) { child_channel.Await(); }));
     }
     receives.join();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Signal();
     channel.Await();
     for (const auto& child : children) child->Kill();
@@ -877,11 +894,11 @@ TEST_BOTH(ForksAtAnyInstantKeepNothing) {
     receiver.channel().Send(MessageOf(storage, strategy));
   }
   receiver.channel().Await();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST(AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
+ISOLATED_TEST(CudaIPCTest, AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_EVENTS", "0", 1);
   const Storage storage = AllocateFilled(kMiB, 1);
@@ -890,43 +907,44 @@ TEST(AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
   const int calls = CallsOf("cuCtxSynchronize");
   std::thread sends([&] {
     const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
-    CHECK(StorageOf(message) == storage);
+    EXPECT_EQ(StorageOf(message), storage);
   });
-  CHECK(Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
+  EXPECT_TRUE(Eventually([&] { return CallsOf("cuCtxSynchronize") != calls; }));
   Worker child([&](const Channel&) {
-    CHECK(DeviceHeap().Stats().events == 0);
-    CHECK(DeviceHeap().Collect({}) == 0);
+    EXPECT_EQ(DeviceHeap().Stats().events, 0);
+    EXPECT_EQ(DeviceHeap().Collect({}), 0);
     EndChild();
   });
   sends.join();
   child.Finish();
 }
 
-TEST_BOTH(ADeviceThatTheReceiverCannotSeeIsNamed) {
+TEST_BOTH(CudaIPCTest, ADeviceThatTheReceiverCannotSeeIsNamed) {
   NEEDS_STAND_IN;
   Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
-    CHECK(error && error->kind() == Kind::kUnavailable);
-    CHECK(Says(error, "GPU-7374616e-642d-696e-2047-505500000000"));
-    CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
+    EXPECT_EQ(KindOf(error), Kind::kUnavailable);
+    EXPECT_TRUE(Says(error, "GPU-7374616e-642d-696e-2047-505500000000"));
+    EXPECT_TRUE(Says(error, "CUDA_VISIBLE_DEVICES"));
   });
   Storage storage = receiver.SendNew(strategy);
   receiver.AwaitDone();
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST(ADeviceWithoutAccessToTheMemoryIsRefused) {
+ISOLATED_TEST(CudaIPCTest, ADeviceWithoutAccessToTheMemoryIsRefused) {
   NEEDS_STAND_IN;
   constexpr int kPeerAccessUnsupported = 217;
   Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     FailCall("cuIpcOpenMemHandle", 1, kPeerAccessUnsupported);
     const auto error = ErrorOfReceiving(message);
-    CHECK(error && error->kind() == Kind::kUnavailable);
-    CHECK(Says(error, "no access") && Says(error, "tensor.cpu()"));
+    EXPECT_EQ(KindOf(error), Kind::kUnavailable);
+    EXPECT_TRUE(Says(error, "no access"));
+    EXPECT_TRUE(Says(error, "tensor.cpu()"));
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   receiver.channel().Send(MessageOf(storage, SharingStrategy::kFileSystem));
@@ -934,35 +952,35 @@ TEST(ADeviceWithoutAccessToTheMemoryIsRefused) {
   End(&receiver);
 }
 
-TEST_BOTH(AReceiverThatSeesNoDeviceIsToldWhy) {
+TEST_BOTH(CudaIPCTest, AReceiverThatSeesNoDeviceIsToldWhy) {
   Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
-    CHECK(error && error->kind() == Kind::kUnavailable);
-    CHECK(Says(error, "CUDA_VISIBLE_DEVICES"));
+    EXPECT_EQ(KindOf(error), Kind::kUnavailable);
+    EXPECT_TRUE(Says(error, "CUDA_VISIBLE_DEVICES"));
   });
   Storage storage = receiver.SendNew(strategy);
   receiver.AwaitDone();
   storage.reset();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
+TEST_BOTH(CudaIPCTest, ATensorArrivesOnItsDeviceWhateverItsNumber) {
   NEEDS_STAND_IN;
   Receiver receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
     for (int device : {1, 0}) {
       const auto message = channel.Receive<CudaIPCMessage>();
       const auto received = DeviceHeap().Receive(message, [&](int asked_for) {
-        CHECK(asked_for == device);
+        EXPECT_EQ(asked_for, device);
         return nullptr;
       });
-      CHECK(received.data->memory.device == device);
-      CHECK(HasContent(received.data->memory, device));
+      EXPECT_EQ(received.data->memory.device, device);
+      EXPECT_TRUE(HasContent(received.data->memory, device));
       DeviceHeap().Release(received.data);
     }
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   });
   for (int device : {0, 1}) {
     const Storage storage = Allocate(4096, device);
@@ -970,21 +988,21 @@ TEST_BOTH(ATensorArrivesOnItsDeviceWhateverItsNumber) {
     receiver.channel().Send(MessageOf(storage, strategy));
   }
   receiver.AwaitDone();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   End(&receiver);
 }
 
-TEST_BOTH(MemoryThatHasNoHandleGetsNoRecord) {
+TEST_BOTH(CudaIPCTest, MemoryThatHasNoHandleGetsNoRecord) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_NOT_EXPORTABLE", "1", 1);
   const Storage storage = Allocate(4096);
-  CHECK(!Share(storage, strategy));
-  CHECK(!DeviceHeap().Send(storage->memory.data, nullptr));
-  CHECK(SharesNothing());
+  EXPECT_FALSE(Share(storage, strategy));
+  EXPECT_FALSE(DeviceHeap().Send(storage->memory.data, nullptr));
+  EXPECT_TRUE(SharesNothing());
 }
 
 // Whichever byte of it is changed, the receiver stays intact.
-TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
+TEST_BOTH(CudaIPCTest, ARecordThatMakesNoSenseIsRefused) {
   NEEDS_STAND_IN;
   Receiver receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
@@ -996,13 +1014,14 @@ TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
       block.data[i] ^= 0x40;
       if (kind == Kind::kInvalid) ++invalid;
       // The first bytes identify a record.
-      CHECK(i >= sizeof(uint64_t) || kind == Kind::kInvalid);
-      CHECK(!DeviceHeap().Stats().received && !DeviceHeap().Stats().handles);
-      CHECK(HasContent(StorageOf(message)->memory, 1));
+      EXPECT_TRUE(i >= sizeof(uint64_t) || kind == Kind::kInvalid);
+      EXPECT_FALSE(DeviceHeap().Stats().received);
+      EXPECT_FALSE(DeviceHeap().Stats().handles);
+      EXPECT_TRUE(HasContent(StorageOf(message)->memory, 1));
     }
-    CHECK(invalid > 2 * sizeof(uint64_t));
+    EXPECT_GT(invalid, 2 * sizeof(uint64_t));
     Heap().Release(block);
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   });
   const Storage storage = AllocateFilled(4096, 1);
   receiver.channel().Send(MessageOf(storage, strategy));
@@ -1010,12 +1029,12 @@ TEST_BOTH(ARecordThatMakesNoSenseIsRefused) {
   End(&receiver);
 }
 
-TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
+TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
   Receiver receiver([](const Channel& channel) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
-    CHECK(error && error->kind() == Kind::kInvalid);
-    CHECK(Says(error, "does not refer to GPU memory"));
+    EXPECT_EQ(KindOf(error), Kind::kInvalid);
+    EXPECT_TRUE(Says(error, "does not refer to GPU memory"));
   });
   for (uint64_t size : {1, 4096}) {
     const SharedBlock block = AllocateFilled(strategy, size, 1);
@@ -1023,27 +1042,27 @@ TEST_BOTH(MemoryOfTheHostIsNoDevicesMemory) {
     // This process knows that the block is not a record.
     const auto storage = std::make_shared<int>(0);
     if (size > 1) Heap().Bind(block, storage, [] { return true; });
-    CHECK(KindOf([&] { StorageOf(message); }) == Kind::kInvalid);
-    CHECK(storage.use_count() == 1);
+    EXPECT_EQ(Kind::kInvalid, KindOf([&] { StorageOf(message); }));
+    EXPECT_EQ(storage.use_count(), 1);
     if (size > 1) {
       message.record = MessageOf(block);
       receiver.channel().Send(message);
       receiver.AwaitDone();
     }
     Heap().Release(block);
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   }
   End(&receiver);
 }
 
-TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
+TEST_BOTH(CudaIPCTest, ThousandTensorsInLimboAreWarnedOfOnce) {
   const int count = CudaIPCHeap::kCrowded;
   Receiver receiver([&](const Channel& channel) {
     std::vector<Storage> storages;
     for (int i = 0; i < count; ++i) {
       storages.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
     }
-    CHECK(DeviceHeap().Stats().handles == 1);
+    EXPECT_EQ(DeviceHeap().Stats().handles, 1);
     channel.Signal();
     channel.Await();
     storages.clear();
@@ -1060,42 +1079,46 @@ TEST_BOTH(ThousandTensorsInLimboAreWarnedOfOnce) {
   }
   receiver.channel().Await();
   storages.resize(count - 1);
-  CHECK(warnings.empty());
+  EXPECT_TRUE(warnings.empty());
   storages.clear();
-  REQUIRE(warnings.size() == 1);
-  CHECK(warnings[0].find("1000 tensors") != std::string::npos);
-  CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
-  CHECK(warnings[0].find("collect_shared_memory") != std::string::npos);
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "1000 tensors", warnings[0]);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, std::to_string(receiver.pid()), warnings[0]);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "collect_shared_memory", warnings[0]);
   receiver.Continue();
   DeviceHeap().Collect(0.0);
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   FreeMemory(all);
   DeviceHeap().SetWarning(nullptr);
   End(&receiver);
 }
 
-TEST_BOTH(ItCanBeSaidWhoHoldsWhat) {
+TEST_BOTH(CudaIPCTest, ItCanBeSaidWhoHoldsWhat) {
   Holder receiver;
   const Storage storage = AllocateFilled(kMiB, 1);
-  CHECK(DeviceHeap().Describe().empty());
+  EXPECT_TRUE(DeviceHeap().Describe().empty());
   receiver.channel().Send(MessageOf(storage, strategy));
   receiver.AwaitReceived();
   const std::string holder = "process " + std::to_string(receiver.pid());
-  CHECK(DeviceHeap().Describe().find(holder) != std::string::npos);
-  CHECK(DeviceHeap().Describe().find("not received: 0") != std::string::npos);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, holder, DeviceHeap().Describe());
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "not received: 0", DeviceHeap().Describe());
   MessageOf(storage, strategy);
-  CHECK(DeviceHeap().Describe().find("not received: 1") != std::string::npos);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "not received: 1", DeviceHeap().Describe());
   receiver.Drop();
-  CHECK(DeviceHeap().Describe().find(holder) == std::string::npos);
+  EXPECT_EQ(DeviceHeap().Describe().find(holder), std::string::npos);
   DeviceHeap().Collect(0.0);
-  CHECK(DeviceHeap().Describe().empty());
+  EXPECT_TRUE(DeviceHeap().Describe().empty());
   End(&receiver);
 }
 
 // Destroyed when the driver has shut down.
 std::vector<Storage> storages_at_exit;
 
-TEST_BOTH(AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
+TEST_BOTH(CudaIPCTest, AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
   Worker receiver([](const Channel& channel) {
     for (int i = 0; i < 3; ++i) {
       storages_at_exit.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
@@ -1118,33 +1141,34 @@ TEST_BOTH(AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
   receiver.channel().Await();
   storages_at_exit.pop_back();  // others have it
   DeviceHeap().Leave();
-  CHECK(warnings.size() == 1);
-  CHECK(warnings[0].find(std::to_string(receiver.pid())) != std::string::npos);
+  EXPECT_EQ(warnings.size(), 1);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, std::to_string(receiver.pid()), warnings[0]);
   const int calls = HasStandIn() ? CallsOf("cuCtxPushCurrent") : 0;
   storages_at_exit.pop_back();
   receiver.channel().Signal();
   receiver.channel().Await();
   DeviceHeap().Collect(0.0);
   Heap().Collect(0.0);
-  CHECK(!HasStandIn() || CallsOf("cuCtxPushCurrent") == calls);
+  EXPECT_TRUE(!HasStandIn() || CallsOf("cuCtxPushCurrent") == calls);
   DeviceHeap().SetWarning(nullptr);
   End(&receiver);
 }
 
-TEST(AProcessThatExitsSendsAndReceivesNoMore) {
+ISOLATED_TEST(CudaIPCTest, AProcessThatExitsSendsAndReceivesNoMore) {
   const Storage storage = AllocateFilled(kMiB, 1);
   const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
   DeviceHeap().Leave();
   for (const auto& error :
        {ErrorOf([&] { MessageOf(storage, SharingStrategy::kFileSystem); }),
         ErrorOf([&] { StorageOf(message); })}) {
-    CHECK(error && error->kind() == Kind::kUnavailable);
+    EXPECT_EQ(KindOf(error), Kind::kUnavailable);
   }
 }
 
-TEST_BOTH(NothingIsLeftOfWhatWasSentAndReceived) {
+TEST_BOTH(CudaIPCTest, NothingIsLeftOfWhatWasSentAndReceived) {
   // On their way at once, so that each has an event.
-  constexpr int kMessages = 40;
+  static constexpr int kMessages = 40;
   Worker receiver([](const Channel& channel) {
     std::optional<Possessions> before;
     for (int round = 0; round < 3; ++round) {
@@ -1154,11 +1178,13 @@ TEST_BOTH(NothingIsLeftOfWhatWasSentAndReceived) {
       }
       channel.Await();
       for (int i = 0; i < kMessages; ++i) {
-        CHECK(HasContent(StorageOf(messages[i])->memory, i));
+        EXPECT_TRUE(HasContent(StorageOf(messages[i])->memory, i));
       }
-      CHECK(SharesNothing());
-      CHECK(DeviceHeap().Stats().events == kMessages);
-      if (before) CHECK(Possessions::Now() == *before);
+      EXPECT_TRUE(SharesNothing());
+      EXPECT_EQ(DeviceHeap().Stats().events, kMessages);
+      if (before) {
+        EXPECT_EQ(Possessions::Now(), *before);
+      }
       before = Possessions::Now();
       channel.Signal();
     }
@@ -1172,9 +1198,11 @@ TEST_BOTH(NothingIsLeftOfWhatWasSentAndReceived) {
     }
     receiver.channel().Signal();
     receiver.channel().Await();
-    CHECK(SharesNothing());
-    CHECK(DeviceHeap().Stats().events == kMessages);
-    if (before) CHECK(Possessions::Now() == *before);
+    EXPECT_TRUE(SharesNothing());
+    EXPECT_EQ(DeviceHeap().Stats().events, kMessages);
+    if (before) {
+      EXPECT_EQ(Possessions::Now(), *before);
+    }
     before = Possessions::Now();
   }
   End(&receiver);

@@ -23,12 +23,14 @@
 #include <utility>
 #include <vector>
 
-#include "devices.h"  // NOLINT(build/include_subdir)
-#include "storm.h"    // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/devices.h"
+#include "test/cpp/phi/shared_memory/storm.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class CudaIPCThreadTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kThreads = 6;
 constexpr int kRounds = 300;
@@ -66,7 +68,7 @@ Held MakeHeld(std::mt19937_64* random, Stream stream) {
   return {storage, word};
 }
 
-TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
+TEST_BOTH(CudaIPCThreadTest, ThreadsSendReceiveAndDropAtOnce) {
   ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);
@@ -91,19 +93,19 @@ TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
       }
       while (held.size() > 4) {
         Held& dropped = held[random() % held.size()];
-        CHECK(HasContent(dropped.storage->memory, dropped.word, stream));
+        EXPECT_TRUE(HasContent(dropped.storage->memory, dropped.word, stream));
         std::swap(dropped, held.back());
         held.pop_back();
       }
     }
   });
   while (const auto mail = mailbox.Take()) {
-    CHECK(HasContent(StorageOf(mail->message)->memory, mail->word));
+    EXPECT_TRUE(HasContent(StorageOf(mail->message)->memory, mail->word));
   }
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
+TEST_BOTH(CudaIPCThreadTest, ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
   constexpr int kMails = 40;  // per thread
   Worker receiver([](const Channel& channel) {
     std::mutex mutex;
@@ -116,10 +118,10 @@ TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
           mail = channel.Receive<Mail>();
         }
         const Storage storage = StorageOf(mail.message, stream);
-        CHECK(HasContent(storage->memory, mail.word, stream));
+        EXPECT_TRUE(HasContent(storage->memory, mail.word, stream));
       }
     });
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
     channel.Signal();
     channel.Await();
   });
@@ -133,23 +135,23 @@ TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
     }
   });
   receiver.channel().Await();
-  CHECK(SharesNothing());
+  EXPECT_TRUE(SharesNothing());
   receiver.channel().Signal();
   receiver.Finish();
 }
 
-TEST_BOTH(ThreadsThatSendOneTensorGiveItOneRecord) {
+TEST_BOTH(CudaIPCThreadTest, ThreadsThatSendOneTensorGiveItOneRecord) {
   for (int round = 0; round < 20; ++round) {
     Storage storage = AllocateFilled(4096, 1);
     InThreadsAtOnce(
-        [&] { CHECK(StorageOf(MessageOf(storage, strategy)) == storage); });
-    CHECK(DeviceHeap().Stats().sent == 1);
+        [&] { EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage); });
+    EXPECT_EQ(DeviceHeap().Stats().sent, 1);
     storage.reset();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   }
 }
 
-TEST_BOTH(ThreadsThatReceiveOneTensorOpenItOnce) {
+TEST_BOTH(CudaIPCThreadTest, ThreadsThatReceiveOneTensorOpenItOnce) {
   constexpr int kTimes = 20;
   Worker receiver([](const Channel& channel) {
     std::mutex mutex;
@@ -161,10 +163,10 @@ TEST_BOTH(ThreadsThatReceiveOneTensorOpenItOnce) {
           message = channel.Receive<CudaIPCMessage>();
         }
         const Storage storage = StorageOf(message);
-        CHECK(DeviceHeap().Stats().handles == 1);
-        CHECK(HasContent(storage->memory, 1));
+        EXPECT_EQ(DeviceHeap().Stats().handles, 1);
+        EXPECT_TRUE(HasContent(storage->memory, 1));
       });
-      CHECK(SharesNothing());
+      EXPECT_TRUE(SharesNothing());
       channel.Signal();
     }
     channel.Await();
@@ -176,7 +178,7 @@ TEST_BOTH(ThreadsThatReceiveOneTensorOpenItOnce) {
     }
     storage.reset();
     receiver.channel().Await();
-    CHECK(SharesNothing());
+    EXPECT_TRUE(SharesNothing());
   }
   receiver.channel().Signal();
   receiver.Finish();

@@ -12,14 +12,14 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "devices.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/devices.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
-#include "driver_calls.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace shared_memory_test {
 
@@ -190,10 +190,10 @@ CudaIPCMessage MessageOf(const Storage& storage,
   const char* address = storage->memory.data + offset;
   std::optional<CudaIPCMessage> message = DeviceHeap().Send(address, stream);
   if (!message) {
-    REQUIRE(Share(storage, strategy));
+    REQUIRE_TRUE(Share(storage, strategy));
     message = DeviceHeap().Send(address, stream);
   }
-  REQUIRE(message.has_value());
+  REQUIRE_TRUE(message.has_value());
   return *message;
 }
 

@@ -20,7 +20,7 @@
 #include <string>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 // How tests use GPU memory: through the driver, as a program that uses the GPU
 // would, and through the heap under test, as Paddle does.

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

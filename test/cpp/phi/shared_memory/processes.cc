@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -95,7 +95,7 @@ SharedBlock AllocateFilled(SharingStrategy strategy,
 
 SharedMessage MessageOf(const SharedBlock& block) {
   const std::optional<SharedMessage> message = Heap().Send(block.data);
-  REQUIRE(message.has_value());
+  REQUIRE_TRUE(message.has_value());
   return *message;
 }
 
@@ -116,7 +116,7 @@ std::string PathOf(const SharedMessage& message) {
 
 uint64_t BytesOfFile(const std::string& path) {
   struct stat file = {};
-  REQUIRE(stat(path.c_str(), &file) == 0);
+  REQUIRE_EQ(stat(path.c_str(), &file), 0);
   return file.st_blocks * 512;
 }
 
@@ -130,7 +130,10 @@ std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call) {
 }
 
 std::optional<Kind> KindOf(const std::function<void()>& call) {
-  const std::optional<SharedMemoryError> error = ErrorOf(call);
+  return KindOf(ErrorOf(call));
+}
+
+std::optional<Kind> KindOf(const std::optional<SharedMemoryError>& error) {
   return error ? std::optional<Kind>(error->kind()) : std::nullopt;
 }
 
@@ -148,14 +151,21 @@ bool Possessions::operator==(const Possessions& other) const {
          files == other.files;
 }
 
+std::ostream& operator<<(std::ostream& out, const Possessions& possessions) {
+  out << possessions.descriptors << " descriptors";
+  for (const auto& mapping : possessions.mappings) out << ", " << mapping;
+  for (const auto& file : possessions.files) out << ", /dev/shm/" << file;
+  return out;
+}
+
 void Channel::SendBytes(const void* bytes, size_t size) const {
-  REQUIRE(send(fd_, bytes, size, MSG_NOSIGNAL) == static_cast<ssize_t>(size));
+  ASSERT_EQ(send(fd_, bytes, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
 }
 
 void Channel::ReceiveBytes(void* bytes, size_t size) const {
   pollfd readable = {fd_, POLLIN, 0};
-  REQUIRE(poll(&readable, 1, patience_) == 1);
-  REQUIRE(recv(fd_, bytes, size, MSG_TRUNC) == static_cast<ssize_t>(size));
+  ASSERT_EQ(poll(&readable, 1, patience_), 1);
+  ASSERT_EQ(recv(fd_, bytes, size, MSG_TRUNC), static_cast<ssize_t>(size));
 }
 
 bool Channel::HasMore() const {
@@ -165,7 +175,7 @@ bool Channel::HasMore() const {
 
 bool Channel::SaysMore() const {
   pollfd readable = {fd_, POLLIN, 0};
-  REQUIRE(poll(&readable, 1, patience_) == 1);
+  REQUIRE_EQ(poll(&readable, 1, patience_), 1);
   char byte;
   return recv(fd_, &byte, 1, MSG_PEEK) > 0;
 }
@@ -177,9 +187,9 @@ void CloseAllBut(int kept) {
 }
 
 Limited::Limited(int resource, uint64_t limit) : resource_(resource) {
-  REQUIRE(getrlimit(resource_, &before_) == 0);
+  REQUIRE_EQ(getrlimit(resource_, &before_), 0);
   const rlimit lowered = {limit, before_.rlim_max};
-  REQUIRE(setrlimit(resource_, &lowered) == 0);
+  REQUIRE_EQ(setrlimit(resource_, &lowered), 0);
 }
 
 Limited::~Limited() { setrlimit(resource_, &before_); }
@@ -202,18 +212,19 @@ FewDescriptors::~FewDescriptors() {
 
 Worker::Worker(const std::function<void(const Channel&)>& body, bool starved) {
   int ends[2];
-  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  REQUIRE_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   rlimit before = {};
-  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none = {0, before.rlim_max};
   if (starved) setrlimit(RLIMIT_NOFILE, &none);
   pid_ = fork();
   setrlimit(RLIMIT_NOFILE, &before);
-  REQUIRE(pid_ >= 0);
+  REQUIRE_TRUE(pid_ >= 0);
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(ends[0]);
-    std::exit(Outcome([&] { body(Channel(ends[1], Channel::kNoEnd)); }));
+    std::exit(isolated_test::RunToExitStatus(
+        [&] { body(Channel(ends[1], Channel::kNoEnd)); }));
   }
   close(ends[1]);
   channel_ = Channel(ends[0]);
@@ -226,7 +237,7 @@ Worker::~Worker() {
 
 int Worker::AwaitChange() {
   int status = 0;
-  REQUIRE(waitpid(pid_, &status, 0) == pid_);
+  REQUIRE_EQ(waitpid(pid_, &status, 0), pid_);
   if (!WIFSTOPPED(status)) pid_ = 0;
   return status;
 }
@@ -234,14 +245,15 @@ int Worker::AwaitChange() {
 void Worker::Finish() {
   shutdown(channel_.fd(), SHUT_WR);
   int status = 0;
-  REQUIRE(pid_ > 0);
-  REQUIRE(Eventually([&] { return waitpid(pid_, &status, WNOHANG) != 0; }));
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  ASSERT_GT(pid_, 0);
+  ASSERT_TRUE(Eventually([&] { return waitpid(pid_, &status, WNOHANG) != 0; }));
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
   pid_ = 0;
 }
 
 void Worker::Kill() {
-  REQUIRE(pid_ > 0);  // other values mean other processes
+  ASSERT_GT(pid_, 0);  // other values mean other processes
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;

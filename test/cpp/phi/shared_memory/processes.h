@@ -20,12 +20,13 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
-#include "testing.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 // Helpers for tests with several processes.
 namespace shared_memory_test {
@@ -41,14 +42,14 @@ using Kind = SharedMemoryError::Kind;
 constexpr int64_t kMiB = 1 << 20;
 
 // Two tests, one for each strategy.
-#define TEST_BOTH(name)                                                      \
-  void name(::shared_memory_test::SharingStrategy strategy);                 \
-  const ::shared_memory_test::Registration name##OfFile(                     \
-      #name "/file_system",                                                  \
-      [] { name(::shared_memory_test::SharingStrategy::kFileSystem); });     \
-  const ::shared_memory_test::Registration name##OfDescriptor(               \
-      #name "/file_descriptor",                                              \
-      [] { name(::shared_memory_test::SharingStrategy::kFileDescriptor); }); \
+#define TEST_BOTH(fixture, name)                                  \
+  void name(::shared_memory_test::SharingStrategy strategy);      \
+  ISOLATED_TEST(fixture, name##_file_system) {                    \
+    name(::shared_memory_test::SharingStrategy::kFileSystem);     \
+  }                                                               \
+  ISOLATED_TEST(fixture, name##_file_descriptor) {                \
+    name(::shared_memory_test::SharingStrategy::kFileDescriptor); \
+  }                                                               \
   void name(::shared_memory_test::SharingStrategy strategy)
 
 // The heap of this process, which is in the family of the test, and leaves it
@@ -75,6 +76,7 @@ uint64_t BytesOfFile(const std::string& path);
 // Returns the error that the call throws; none if it throws nothing.
 std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call);
 std::optional<Kind> KindOf(const std::function<void()>& call);
+std::optional<Kind> KindOf(const std::optional<SharedMemoryError>& error);
 
 // The descriptors of a process, and its mappings and files of shared memory.
 struct Possessions {
@@ -86,6 +88,7 @@ struct Possessions {
   std::vector<std::string> mappings;  // of shared memory
   std::vector<std::string> files;
 };
+std::ostream& operator<<(std::ostream& out, const Possessions& possessions);
 
 // One end of a connection between processes, which carries values in order.
 class Channel {
@@ -119,7 +122,7 @@ class Channel {
   // Waits until there is something to receive, and returns true, or until all
   // processes that have the other end are gone, and returns false.
   bool SaysMore() const;
-  void AwaitEnd() const { REQUIRE(!SaysMore()); }
+  void AwaitEnd() const { ASSERT_FALSE(SaysMore()); }
   int fd() const { return fd_; }
 
  private:

@@ -22,19 +22,22 @@
 #include <string>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-TEST_BOTH(AReceiverWithoutDescriptorsKeepsItsBlock) {
+class SharedHeapDescriptorTest
+    : public shared_memory_test::SharedMemoryTestCase {};
+
+TEST_BOTH(SharedHeapDescriptorTest, AReceiverWithoutDescriptorsKeepsItsBlock) {
   Worker worker([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
     CloseAllBut(channel.fd());
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
     Heap().Release(received.block);
     channel.Signal();
     channel.Await();
@@ -44,38 +47,40 @@ TEST_BOTH(AReceiverWithoutDescriptorsKeepsItsBlock) {
   worker.channel().Await();
   Heap().Release(block);
   Heap().Collect(0.0);
-  CHECK(Heap().Stats().used == block.capacity);
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
   AllocateFilled(strategy, kMiB, 2);
   worker.channel().Signal();
   worker.channel().Await();
-  CHECK(Heap().Stats().used == block.capacity);
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
   worker.channel().Signal();
   worker.Finish();
 }
 
-TEST_BOTH(SmallBlocksAreMadeAfterDescriptorsWereClosed) {
+TEST_BOTH(SharedHeapDescriptorTest,
+          SmallBlocksAreMadeAfterDescriptorsWereClosed) {
   for (int before : {1, 16}) {
     Worker worker([&](const Channel& channel) {
       for (int i = 0; i < before; ++i) Heap().Allocate(strategy, 20);
       CloseAllBut(channel.fd());
       for (int i = 0; i < 100; ++i) {
-        CHECK(HasContent(AllocateFilled(strategy, 20, i), i));
+        EXPECT_TRUE(HasContent(AllocateFilled(strategy, 20, i), i));
       }
     });
     worker.Finish();
   }
   // Without its descriptors it could not leave its family, so others clean up.
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Files().empty();
   }));
 }
 
-TEST(AReceiverWithoutDescriptorsReceivesMore) {
+ISOLATED_TEST(SharedHeapDescriptorTest,
+              AReceiverWithoutDescriptorsReceivesMore) {
   Worker worker([](const Channel& channel) {
     for (int i = 1; i <= 2; ++i) {
       const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-      CHECK(HasContent(received.block, i));
+      EXPECT_TRUE(HasContent(received.block, i));
       CloseAllBut(channel.fd());
       channel.Signal();
     }
@@ -89,7 +94,7 @@ TEST(AReceiverWithoutDescriptorsReceivesMore) {
   worker.Finish();
 }
 
-TEST_BOTH(ASenderWithoutDescriptorsKeepsItsBlocks) {
+TEST_BOTH(SharedHeapDescriptorTest, ASenderWithoutDescriptorsKeepsItsBlocks) {
   Worker worker([&](const Channel& channel) {
     const SharedBlock sent = AllocateFilled(strategy, kMiB, 1);
     const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
@@ -98,8 +103,8 @@ TEST_BOTH(ASenderWithoutDescriptorsKeepsItsBlocks) {
     CloseAllBut(channel.fd());
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(sent, 1));
-    CHECK(HasContent(kept, 2));
+    EXPECT_TRUE(HasContent(sent, 1));
+    EXPECT_TRUE(HasContent(kept, 2));
     Heap().Release(sent);
     Heap().Release(kept);
     Heap().Collect({});
@@ -110,17 +115,17 @@ TEST_BOTH(ASenderWithoutDescriptorsKeepsItsBlocks) {
   worker.channel().Signal();
   worker.channel().Await();
   Heap().Collect(0.0);
-  CHECK(HasContent(received, 1));
+  EXPECT_TRUE(HasContent(received, 1));
   worker.channel().Signal();
   worker.Finish();
-  CHECK(HasContent(received, 1));
+  EXPECT_TRUE(HasContent(received, 1));
 }
 
-TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
+TEST_BOTH(SharedHeapDescriptorTest, AProcessWithoutDescriptorsCanShareAgain) {
   Worker receiver([](const Channel& channel) {
     for (int i = 1; i <= 2; ++i) {
       const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-      CHECK(HasContent(received.block, i));
+      EXPECT_TRUE(HasContent(received.block, i));
       Heap().Release(received.block);
       channel.Signal();
     }
@@ -131,7 +136,7 @@ TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
     channel.Send(MessageOf(first));
     channel.Await();
     CloseAllBut(channel.fd());
-    CHECK(HasContent(first, 1));
+    EXPECT_TRUE(HasContent(first, 1));
     Heap().Release(first);
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 2)));
     channel.Await();
@@ -150,7 +155,7 @@ TEST_BOTH(AProcessWithoutDescriptorsCanShareAgain) {
 int TakeNumbers(int kept) {
   char path[] = "/tmp/shared_memory_testXXXXXX";
   const int file = mkstemp(path);
-  REQUIRE(file >= 0);
+  REQUIRE_TRUE(file >= 0);
   unlink(path);
   for (int fd = kFirstDescriptor; fd < kLastDescriptor; ++fd) {
     if (fd != kept && fd != file) dup2(file, fd);
@@ -158,7 +163,8 @@ int TakeNumbers(int kept) {
   return file;
 }
 
-TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
+TEST_BOTH(SharedHeapDescriptorTest,
+          FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
   Worker worker([&](const Channel& channel) {
     const SharedBlock idle = AllocateFilled(strategy, 4 * kMiB, 1);
     const SharedBlock held = AllocateFilled(strategy, kMiB, 2);
@@ -166,24 +172,25 @@ TEST_BOTH(FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
     CloseAllBut(channel.fd());
     const int file = TakeNumbers(channel.fd());
     const std::vector<char> bytes(idle.capacity, 'x');
-    REQUIRE(pwrite(file, bytes.data(), bytes.size(), idle.offset) ==
-            static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(pwrite(file, bytes.data(), bytes.size(), idle.offset),
+              static_cast<ssize_t>(bytes.size()));
     const off_t size = lseek(file, 0, SEEK_END);
     Heap().Collect({});
     ErrorOf([&] { Heap().Allocate(strategy, 16 * kMiB); });
     Heap().Release(held);
     Heap().Collect(0.0);
     std::vector<char> now(bytes.size());
-    CHECK(pread(file, now.data(), now.size(), idle.offset) ==
-          static_cast<ssize_t>(now.size()));
-    CHECK(now == bytes);
-    CHECK(lseek(file, 0, SEEK_END) == size);
+    EXPECT_EQ(pread(file, now.data(), now.size(), idle.offset),
+              static_cast<ssize_t>(now.size()));
+    EXPECT_EQ(now, bytes);
+    EXPECT_EQ(lseek(file, 0, SEEK_END), size);
   });
   worker.Finish();
 }
 
 // Locks that the receiver can take on those files say nothing about the owner.
-TEST_BOTH(AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
+TEST_BOTH(SharedHeapDescriptorTest,
+          AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
   Worker worker([](const Channel& channel) {
     const SharedBlock block =
         Heap().Receive(channel.Receive<SharedMessage>()).block;
@@ -199,9 +206,10 @@ TEST_BOTH(AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
   worker.channel().Send(MessageOf(sent));
   worker.channel().Await();
   Heap().Collect({});
-  CHECK(Heap().Stats().blocks == 2);
+  EXPECT_EQ(Heap().Stats().blocks, 2);
   for (int i = 0; i < 4; ++i) AllocateFilled(strategy, kMiB, 3);
-  CHECK(HasContent(sent, 1) && HasContent(kept, 2));
+  EXPECT_TRUE(HasContent(sent, 1));
+  EXPECT_TRUE(HasContent(kept, 2));
   worker.channel().Signal();
   worker.Finish();
 }

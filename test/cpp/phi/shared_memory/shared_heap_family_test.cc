@@ -28,12 +28,14 @@
 #include <string>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::SharedLedger;
+
+class SharedHeapFamilyTest : public shared_memory_test::SharedMemoryTestCase {};
 
 void Join(int family) {
   SharedHeap::Instance().Join(Family(family));
@@ -56,70 +58,71 @@ void JoinAndWait(const Channel& channel, int family) {
   channel.Await();
 }
 
-TEST(JoiningRemovesTheFilesOfADeadFamily) {
+ISOLATED_TEST(SharedHeapFamilyTest, JoiningRemovesTheFilesOfADeadFamily) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
   sender.channel().Receive<SharedMessage>();
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   sender.Kill();
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});  // the kernel may take a moment to end a process
     return FilesOf(Family(1)).empty();
   }));
 }
 
-TEST(JoiningLeavesTheFilesOfALivingFamily) {
+ISOLATED_TEST(SharedHeapFamilyTest, JoiningLeavesTheFilesOfALivingFamily) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
   Worker relative([](const Channel& channel) {
     JoinAndWait(channel, 1);
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
   });
   relative.channel().Await();
   const auto message = sender.channel().Receive<SharedMessage>();
   sender.Kill();
   Heap().Collect(0.0);
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   relative.channel().Signal();
   relative.channel().Send(message);
   relative.Finish();
-  CHECK(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-TEST(TheLastToLeaveAFamilyRemovesItsFiles) {
+ISOLATED_TEST(SharedHeapFamilyTest, TheLastToLeaveAFamilyRemovesItsFiles) {
   Worker first([](const Channel& channel) { SendOnce(channel, 1); });
   Worker second([](const Channel& channel) { JoinAndWait(channel, 1); });
   second.channel().Await();
   first.channel().Receive<SharedMessage>();
   first.channel().Signal();
   first.Finish();
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   second.channel().Signal();
   second.Finish();
-  CHECK(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-TEST(LeavingRemovesNoFileOfAnotherFamily) {
+ISOLATED_TEST(SharedHeapFamilyTest, LeavingRemovesNoFileOfAnotherFamily) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
   Worker other([](const Channel& channel) { JoinAndWait(channel, 2); });
   sender.channel().Receive<SharedMessage>();
   other.channel().Await();
   other.channel().Signal();
   other.Finish();
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   sender.channel().Signal();
   sender.Finish();
-  CHECK(Files().empty());
+  EXPECT_TRUE(Files().empty());
 }
 
-TEST(AFileOfTheFamilyThatNobodyNeedsIsRemovedByCollect) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileOfTheFamilyThatNobodyNeedsIsRemovedByCollect) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
   sender.channel().Receive<SharedMessage>();
   Heap();
   sender.Kill();
   Heap().Collect({});
   Heap().Collect(1000.0);
-  CHECK(Files().size() == 1);  // for the message
-  CHECK(Eventually([] {
+  EXPECT_EQ(Files().size(), 1);  // for the message
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect(0.0);
     return Files().empty();
   }));
@@ -135,7 +138,7 @@ class Program {
     std::array<char*, 2> environment = {variable.data(), nullptr};
     if (variable.empty()) environment[0] = nullptr;
     int ends[2];
-    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    REQUIRE_EQ(pipe2(ends, O_CLOEXEC), 0);
     const int error = posix_spawnp(&pid_,
                                    name.c_str(),
                                    nullptr,
@@ -143,11 +146,11 @@ class Program {
                                    arguments.data(),
                                    environment.data());
     close(ends[1]);
-    REQUIRE(error == 0);
+    REQUIRE_EQ(error, 0);
     // Like Python's subprocess: until the new program has taken the place of
     // the copy of this one. Its environment may come a little later.
     char none;
-    CHECK(read(ends[0], &none, 1) == 0);
+    EXPECT_EQ(read(ends[0], &none, 1), 0);
     close(ends[0]);
   }
   Program(const Program&) = delete;
@@ -192,42 +195,46 @@ void SendAndBeKilled(int family) {
   sender.Kill();
 }
 
-TEST(AMessageOutlivesItsSenderForAProcessThatIsYetToJoin) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AMessageOutlivesItsSenderForAProcessThatIsYetToJoin) {
   const Program program(VariableOf(Family(1)));
   const SharedMessage message = SendAndLeave(1);
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   Worker late([&](const Channel&) {
     Join(1);
-    CHECK(HasContent(Heap().Receive(message).block, 1));
+    EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   });
   late.Finish();
 }
 
-TEST(AFileThatWasKeptForAProcessIsRemovedOnceThatHasEnded) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileThatWasKeptForAProcessIsRemovedOnceThatHasEnded) {
   const Program program(VariableOf(Family(1)));
   SendAndLeave(1);
   Heap().Collect({});
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   program.Kill();
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return FilesOf(Family(1)).empty();
   }));
 }
 
-TEST(AFileOfAKilledProcessStaysForOneThatIsYetToJoin) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileOfAKilledProcessStaysForOneThatIsYetToJoin) {
   const Program program(VariableOf(Family(1)));
   SendAndBeKilled(1);
   for (int i = 0; i < 20; ++i) Heap().Collect({});
-  CHECK(FilesOf(Family(1)).size() == 1);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   program.Kill();
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return FilesOf(Family(1)).empty();
   }));
 }
 
-TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileStaysForAProcessThatIsJustBeingStarted) {
   // Forks from a process of its own, so that senders inherit no family.
   Worker collector([](const Channel& channel) {
     Heap();
@@ -249,9 +256,9 @@ TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
     const Program program(VariableOf(Family(1)));
     sender.Kill();
     for (int i = 0; i < 5; ++i) collect();
-    CHECK(FilesOf(Family(1)).size() == 1);
+    EXPECT_EQ(FilesOf(Family(1)).size(), 1);
     program.Kill();
-    CHECK(Eventually([&] {
+    EXPECT_TRUE(Eventually([&] {
       collect();
       return FilesOf(Family(1)).empty();
     }));
@@ -259,52 +266,54 @@ TEST(AFileStaysForAProcessThatIsJustBeingStarted) {
   collector.Finish();
 }
 
-TEST(MessagesThatAreGivenUpKeepNoFileForAProcessThatIsYetToJoin) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              MessagesThatAreGivenUpKeepNoFileForAProcessThatIsYetToJoin) {
   const Program program(VariableOf(Family(1)));
   SendAndLeave(1);
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect(0.0);
     return FilesOf(Family(1)).empty();
   }));
 }
 
-TEST(AFileWithoutMessagesIsRemovedWhoeverIsYetToJoin) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileWithoutMessagesIsRemovedWhoeverIsYetToJoin) {
   const Program program(VariableOf(Family(1)));
   Worker sender([](const Channel&) {
     Join(1);
     Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1));
   });
   sender.Finish();
-  CHECK(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-TEST(ProcessesOfOtherFamiliesKeepNoFile) {
+ISOLATED_TEST(SharedHeapFamilyTest, ProcessesOfOtherFamiliesKeepNoFile) {
   const Program other(VariableOf(Family(2)));
   const Program none("");
   const Program longer("NOT_" + VariableOf(Family(1)));
   const Program zombie(VariableOf(Family(1)));
   zombie.Kill();
   SendAndLeave(1);
-  CHECK(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-TEST(AFileHasAccessForItsUserAlone) {
+ISOLATED_TEST(SharedHeapFamilyTest, AFileHasAccessForItsUserAlone) {
   const SharedBlock block = Heap().Allocate(SharingStrategy::kFileSystem, 1);
   struct stat file = {};
-  REQUIRE(stat(PathOf(MessageOf(block)).c_str(), &file) == 0);
-  CHECK((file.st_mode & 0777) == 0600);
+  ASSERT_EQ(stat(PathOf(MessageOf(block)).c_str(), &file), 0);
+  EXPECT_EQ((file.st_mode & 0777), 0600);
 }
 
-TEST(AFileThatOthersMayWriteIsRefused) {
+ISOLATED_TEST(SharedHeapFamilyTest, AFileThatOthersMayWriteIsRefused) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
   const auto message = sender.channel().Receive<SharedMessage>();
   Heap();
   const Possessions before = Possessions::Now();
-  REQUIRE(chmod(PathOf(message).c_str(), 0666) == 0);
-  CHECK(KindOf([&] { Heap().Receive(message); }) == Kind::kInvalid);
-  CHECK(Possessions::Now() == before);
-  REQUIRE(chmod(PathOf(message).c_str(), 0600) == 0);
-  CHECK(HasContent(Heap().Receive(message).block, 1));
+  ASSERT_EQ(chmod(PathOf(message).c_str(), 0666), 0);
+  EXPECT_EQ(Kind::kInvalid, KindOf([&] { Heap().Receive(message); }));
+  EXPECT_EQ(Possessions::Now(), before);
+  ASSERT_EQ(chmod(PathOf(message).c_str(), 0600), 0);
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   sender.channel().Signal();
   sender.Finish();
 }
@@ -321,13 +330,13 @@ std::string NameOf(uint64_t family, const std::string& rest) {
 
 void WriteFile(const std::string& name, const std::string& bytes) {
   const int file = open(name.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-  CHECK(write(file, bytes.data(), bytes.size()) ==
-        static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(write(file, bytes.data(), bytes.size()),
+            static_cast<ssize_t>(bytes.size()));
   close(file);
 }
 
 // Files of a dead family, and of this one.
-TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
+ISOLATED_TEST(SharedHeapFamilyTest, FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
   for (uint64_t family : {Family(1), Family()}) {
     const std::string digits = "000000000000000";
     const std::string large = NameOf(family, digits + "1");
@@ -338,28 +347,29 @@ TEST(FilesThatOnlyHaveNamesLikeOursDoNoHarm) {
                                   NameOf(family, digits + "6.txt")};
     WriteFile(large, std::string(1 << 16, '\xff'));
     WriteFile(small, "small");
-    CHECK(mkfifo(pipe.c_str(), 0600) == 0);
-    CHECK(symlink("/dev/zero", link.c_str()) == 0);
+    EXPECT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+    EXPECT_EQ(symlink("/dev/zero", link.c_str()), 0);
     for (const std::string& name : others) WriteFile(name, "none of ours");
     Heap().Collect(0.0);
     for (const std::string& name : others) {
-      CHECK(access(name.c_str(), F_OK) == 0);
+      EXPECT_EQ(access(name.c_str(), F_OK), 0);
       unlink(name.c_str());
     }
     for (const auto& name : {large, small, pipe, link}) unlink(name.c_str());
   }
 }
 
-TEST(AFileOfAnotherLayoutStaysAsLongAsItsFamilyLives) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileOfAnotherLayoutStaysAsLongAsItsFamilyLives) {
   const std::string name = NameOf(Family(), "0000000000000001");
   WriteFile(name, std::string(1 << 16, '\0'));
   Heap().Collect(0.0);
-  CHECK(access(name.c_str(), F_OK) == 0);
+  EXPECT_EQ(access(name.c_str(), F_OK), 0);
   unlink(name.c_str());
 }
 
 // Its header counts blocks that the file has no room for.
-TEST(AFileThatWasCutShortDoesNoHarm) {
+ISOLATED_TEST(SharedHeapFamilyTest, AFileThatWasCutShortDoesNoHarm) {
   std::string header(SharedLedger::HeaderBytes(SharedLedger::kMinReserve), ' ');
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2000; ++i) {
@@ -371,8 +381,8 @@ TEST(AFileThatWasCutShortDoesNoHarm) {
   });
   const auto message = sender.channel().Receive<SharedMessage>();
   const int file = open(PathOf(message).c_str(), O_RDONLY | O_CLOEXEC);
-  REQUIRE(pread(file, header.data(), header.size(), 0) ==
-          static_cast<ssize_t>(header.size()));
+  ASSERT_EQ(pread(file, header.data(), header.size(), 0),
+            static_cast<ssize_t>(header.size()));
   const std::string copy = NameOf(Family(), "0000000000000001");
   WriteFile(copy, header);
   Heap().Collect(0.0);
@@ -382,8 +392,9 @@ TEST(AFileThatWasCutShortDoesNoHarm) {
 }
 
 // A process that looks has the locks of all slots for a moment.
-TEST(AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
-  constexpr int kMessages = 300;
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
+  static constexpr int kMessages = 300;
   Worker sender([](const Channel& channel) {
     const SharedBlock block =
         AllocateFilled(SharingStrategy::kFileSystem, 64, 1);
@@ -403,7 +414,7 @@ TEST(AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
   sender.Kill();
   for (const SharedMessage& message : messages) {
     Worker receiver([&](const Channel&) {
-      CHECK(HasContent(Heap().Receive(message).block, 1));
+      EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
     });
     receiver.Finish();
   }
@@ -411,7 +422,8 @@ TEST(AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
   looker.Finish();
 }
 
-TEST(AStarvedChildThatEndsKeepsTheFamilyOfItsParentAlive) {
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AStarvedChildThatEndsKeepsTheFamilyOfItsParentAlive) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
   Worker stranger([](const Channel& channel) {
     channel.Await();
@@ -424,7 +436,7 @@ TEST(AStarvedChildThatEndsKeepsTheFamilyOfItsParentAlive) {
   child.Finish();
   stranger.channel().Signal();
   stranger.channel().Await();
-  CHECK(HasContent(Heap().Receive(message).block, 1));
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   stranger.channel().Signal();
   stranger.Finish();
 }

@@ -30,12 +30,14 @@
 #include <thread>
 #include <vector>
 
-#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
-#include "processes.h"          // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapFaultTest : public shared_memory_test::SharedMemoryTestCase {};
 
 // More calls than any operation makes of one function.
 constexpr int kMostCalls = 200;
@@ -70,7 +72,7 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
           Worker worker([&](const Channel& channel) {
             channel.Send(attempt(fault));
             channel.Await();
-            if (ChecksHold()) return;
+            if (!isolated_test::HasFailureHere()) return;
             std::printf("  when call %d of %s%s failed: %s\n",
                         fault.n,
                         fault.function.c_str(),
@@ -81,8 +83,8 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
             happened = worker.channel().Receive<bool>();
             worker.channel().Signal();
             worker.Finish();
-          } catch (const Failure&) {
-            CHECK(false);
+          } catch (const isolated_test::AssertionFailed&) {
+            // It has been reported.
           }
           if (!happened) break;
           ++faults;
@@ -125,113 +127,118 @@ bool Attempt(const Fault& fault,
   const auto error = ErrorOf(operation);
   const bool happened = interception->Happened();
   interception.reset();
-  CHECK(happened || !error);
+  EXPECT_TRUE(happened || !error);
   if (error) {
-    CHECK(IsClear(*error, fault));
-    CHECK(fault.error != EINTR);
-    CHECK(!changes_nothing || State::Now() == before);
+    EXPECT_TRUE(IsClear(*error, fault));
+    EXPECT_NE(fault.error, EINTR);
+    EXPECT_TRUE(!changes_nothing || State::Now() == before);
   } else {
     undo();
   }
-  REQUIRE(!ErrorOf(operation));
+  REQUIRE_TRUE(!ErrorOf(operation));
   undo();
-  CHECK(!changes_nothing || State::Now() == before);
+  EXPECT_TRUE(!changes_nothing || State::Now() == before);
   return happened;
 }
 
-TEST_BOTH(AFaultInTheFirstAllocationLeavesNothing) {
-  CHECK(ForEachFault([&](const Fault& fault) {
-          Heap();
-          const Possessions before = Possessions::Now();
-          SharedBlock block;
-          const bool happened = Attempt(
-              fault,
-              [&] { block = AllocateFilled(strategy, 100, 1); },
-              [&] { Heap().Release(block); },
-              false);
-          // One segment, whichever attempt made it.
-          const Possessions now = Possessions::Now();
-          CHECK(Heap().Stats().segments == 1 && Heap().Stats().used == 0);
-          CHECK(now.descriptors == before.descriptors + 1);
-          CHECK(now.mappings.size() == before.mappings.size() + 1);
-          return happened;
-        }) > 20);
+TEST_BOTH(SharedHeapFaultTest, AFaultInTheFirstAllocationLeavesNothing) {
+  const int faults = ForEachFault([&](const Fault& fault) {
+    Heap();
+    const Possessions before = Possessions::Now();
+    SharedBlock block;
+    const bool happened = Attempt(
+        fault,
+        [&] { block = AllocateFilled(strategy, 100, 1); },
+        [&] { Heap().Release(block); },
+        false);
+    // One segment, whichever attempt made it.
+    const Possessions now = Possessions::Now();
+    EXPECT_EQ(Heap().Stats().segments, 1);
+    EXPECT_EQ(Heap().Stats().used, 0);
+    EXPECT_EQ(now.descriptors, before.descriptors + 1);
+    EXPECT_EQ(now.mappings.size(), before.mappings.size() + 1);
+    return happened;
+  });
+  EXPECT_GT(faults, 20);
 }
 
 // Large enough to get its memory in more than one step.
-TEST_BOTH(AFaultInALargeAllocationLeavesNothing) {
-  CHECK(ForEachFault([&](const Fault& fault) {
-          const SharedBlock kept = AllocateFilled(strategy, 100, 1);
-          // Leaves a segment with enough addresses.
-          Heap().Release(Heap().Allocate(strategy, 33 * kMiB));
+TEST_BOTH(SharedHeapFaultTest, AFaultInALargeAllocationLeavesNothing) {
+  const int faults = ForEachFault([&](const Fault& fault) {
+    const SharedBlock kept = AllocateFilled(strategy, 100, 1);
+    // Leaves a segment with enough addresses.
+    Heap().Release(Heap().Allocate(strategy, 33 * kMiB));
+    Heap().Collect({});
+    // Memory that could not be reserved must not count.
+    Heap().SetLimit(40 * kMiB);
+    SharedBlock block;
+    const bool happened = Attempt(
+        fault,
+        [&] { block = Heap().Allocate(strategy, 33 * kMiB); },
+        [&] {
+          // A page without memory would end the process here.
+          block.data[0] = block.data[block.capacity - 1] = 1;
+          Heap().Release(block);
           Heap().Collect({});
-          // Memory that could not be reserved must not count.
-          Heap().SetLimit(40 * kMiB);
-          SharedBlock block;
-          const bool happened = Attempt(
-              fault,
-              [&] { block = Heap().Allocate(strategy, 33 * kMiB); },
-              [&] {
-                // A page without memory would end the process here.
-                block.data[0] = block.data[block.capacity - 1] = 1;
-                Heap().Release(block);
-                Heap().Collect({});
-              });
-          CHECK(HasContent(kept, 1));
-          return happened;
-        }) > 5);
+        });
+    EXPECT_TRUE(HasContent(kept, 1));
+    return happened;
+  });
+  EXPECT_GT(faults, 5);
 }
 
 // 64 bytes: the ledger grows by many blocks.
-TEST_BOTH(AFaultWhileTheLedgerGrowsLeavesNothing) {
-  CHECK(ForEachFault([&](const Fault& fault) {
-          const SharedBlock kept = AllocateFilled(strategy, 4096, 1);
-          // A page of the ledger is full of 16.
-          for (int i = 1; i < 16; ++i) AllocateFilled(strategy, 4096, 1);
-          SharedBlock block;
-          const bool happened = Attempt(
-              fault,
-              [&] { block = AllocateFilled(strategy, 64, 2); },
-              [&] {
-                CHECK(HasContent(block, 2));
-                Heap().Release(block);
-                Heap().Collect({});
-              });
-          CHECK(HasContent(kept, 1));
-          return happened;
-        }) > 5);
+TEST_BOTH(SharedHeapFaultTest, AFaultWhileTheLedgerGrowsLeavesNothing) {
+  const int faults = ForEachFault([&](const Fault& fault) {
+    const SharedBlock kept = AllocateFilled(strategy, 4096, 1);
+    // A page of the ledger is full of 16.
+    for (int i = 1; i < 16; ++i) AllocateFilled(strategy, 4096, 1);
+    SharedBlock block;
+    const bool happened = Attempt(
+        fault,
+        [&] { block = AllocateFilled(strategy, 64, 2); },
+        [&] {
+          EXPECT_TRUE(HasContent(block, 2));
+          Heap().Release(block);
+          Heap().Collect({});
+        });
+    EXPECT_TRUE(HasContent(kept, 1));
+    return happened;
+  });
+  EXPECT_GT(faults, 5);
 }
 
-TEST_BOTH(AFaultWhileAttachingLeavesNothing) {
+TEST_BOTH(SharedHeapFaultTest, AFaultWhileAttachingLeavesNothing) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
   });
   const auto message = sender.channel().Receive<SharedMessage>();
-  CHECK(ForEachFault([&](const Fault& fault) {
-          Heap();
-          const State before = State::Now();
-          SharedBlock block;
-          const bool happened = Attempt(
-              fault,
-              [&] { block = Heap().Receive(message).block; },
-              [&] {
-                CHECK(HasContent(block, 1));
-                Heap().Release(block);
-              },
-              false);
-          CHECK(Heap().Stats().attached == 1);
-          CHECK(Possessions::Now().descriptors ==
-                before.possessions.descriptors + 1);
-          CHECK(Possessions::Now().mappings.size() ==
-                before.possessions.mappings.size() + 1);
-          return happened;
-        }) > 20);
+  const int faults = ForEachFault([&](const Fault& fault) {
+    Heap();
+    const State before = State::Now();
+    SharedBlock block;
+    const bool happened = Attempt(
+        fault,
+        [&] { block = Heap().Receive(message).block; },
+        [&] {
+          EXPECT_TRUE(HasContent(block, 1));
+          Heap().Release(block);
+        },
+        false);
+    EXPECT_EQ(Heap().Stats().attached, 1);
+    EXPECT_EQ(Possessions::Now().descriptors,
+              before.possessions.descriptors + 1);
+    EXPECT_EQ(Possessions::Now().mappings.size(),
+              before.possessions.mappings.size() + 1);
+    return happened;
+  });
+  EXPECT_GT(faults, 20);
   sender.channel().Signal();
   sender.Finish();
 }
 
-TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
+TEST_BOTH(SharedHeapFaultTest, NoFaultInReleasingOrCollectingIsAnError) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -245,7 +252,7 @@ TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
     bool happened = false;
     {
       const auto interception = fault.Start();
-      CHECK(!ErrorOf([&] {
+      EXPECT_FALSE(ErrorOf([&] {
         Heap().Release(own);
         Heap().Release(received);
         Heap().Collect(0.0);
@@ -254,11 +261,11 @@ TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
       happened = interception->Happened();
     }
     Heap().Collect(0.0);
-    CHECK(Heap().Stats().used == kept.capacity);
-    CHECK(HasContent(kept, 3));
-    CHECK(KindOf([&] { Heap().Receive(given_up); }) == Kind::kGone);
+    EXPECT_EQ(Heap().Stats().used, kept.capacity);
+    EXPECT_TRUE(HasContent(kept, 3));
+    EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(given_up); }));
     Heap().Release(AllocateFilled(strategy, 2 * kMiB, 4));
-    CHECK(HasContent(kept, 3));
+    EXPECT_TRUE(HasContent(kept, 3));
     return happened;
   });
   sender.channel().Signal();
@@ -266,45 +273,49 @@ TEST_BOTH(NoFaultInReleasingOrCollectingIsAnError) {
 }
 
 // The fault may be in the parent or in the child: both go on with it.
-TEST_BOTH(NoFaultInAForkIsAnError) {
-  CHECK(ForEachFault([&](const Fault& fault) {
-          const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
-          const SharedBlock second = AllocateFilled(strategy, kMiB, 2);
-          int status = -1;
-          bool happened = false;
-          {
-            const auto interception = fault.Start();
-            const pid_t child = fork();
-            if (child == 0) {
-              bool good = HasContent(block, 1);
-              Heap().Release(block);
-              good &= HasContent(second, 2);
-              // The parent does not see what happens only here.
-              _exit(good ? (interception->Happened() ? 2 : 0) : 1);
-            }
-            waitpid(child, &status, 0);
-            happened = interception->Happened() ||
-                       (WIFEXITED(status) && WEXITSTATUS(status) == 2);
-          }
-          CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 1);
-          Heap().Collect(0.0);
-          CHECK(HasContent(block, 1) && HasContent(second, 2));
-          Heap().Release(AllocateFilled(strategy, kMiB, 3));
-          CHECK(HasContent(block, 1) && HasContent(second, 2));
-          return happened;
-        }) > 3);
+TEST_BOTH(SharedHeapFaultTest, NoFaultInAForkIsAnError) {
+  const int faults = ForEachFault([&](const Fault& fault) {
+    const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
+    const SharedBlock second = AllocateFilled(strategy, kMiB, 2);
+    int status = -1;
+    bool happened = false;
+    {
+      const auto interception = fault.Start();
+      const pid_t child = fork();
+      if (child == 0) {
+        bool good = HasContent(block, 1);
+        Heap().Release(block);
+        good &= HasContent(second, 2);
+        // The parent does not see what happens only here.
+        _exit(good ? (interception->Happened() ? 2 : 0) : 1);
+      }
+      waitpid(child, &status, 0);
+      happened = interception->Happened() ||
+                 (WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    }
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_NE(WEXITSTATUS(status), 1);
+    Heap().Collect(0.0);
+    EXPECT_TRUE(HasContent(block, 1));
+    EXPECT_TRUE(HasContent(second, 2));
+    Heap().Release(AllocateFilled(strategy, kMiB, 3));
+    EXPECT_TRUE(HasContent(block, 1));
+    EXPECT_TRUE(HasContent(second, 2));
+    return happened;
+  });
+  EXPECT_GT(faults, 3);
 }
 
 // Its place then depends on a descriptor, which may be closed.
-TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
+TEST_BOTH(SharedHeapFaultTest, AChildThatCannotMapAgainKeepsItsBlocks) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   auto interception = Fault{"mmap", 1, ENOMEM, Calls::kOne}.Start();
   Worker child([&](const Channel& channel) {
-    CHECK(interception->Happened());
+    EXPECT_TRUE(interception->Happened());
     CloseAllBut(channel.fd());
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(block, 1));
+    EXPECT_TRUE(HasContent(block, 1));
   });
   interception.reset();
   child.channel().Await();
@@ -315,7 +326,8 @@ TEST_BOTH(AChildThatCannotMapAgainKeepsItsBlocks) {
   child.Finish();
 }
 
-TEST_BOTH(WantOfPrivateMemoryDuringAnAllocationLeavesAWorkingHeap) {
+TEST_BOTH(SharedHeapFaultTest,
+          WantOfPrivateMemoryDuringAnAllocationLeavesAWorkingHeap) {
   const SharedBlock kept = AllocateFilled(strategy, 100, 1);
   const State before = State::Now();
   bool thrown = false;
@@ -329,55 +341,58 @@ TEST_BOTH(WantOfPrivateMemoryDuringAnAllocationLeavesAWorkingHeap) {
       thrown = true;
     }
   }
-  CHECK(thrown);
+  EXPECT_TRUE(thrown);
   // Another thread finds the lock free, and nothing counted that is not there.
   std::thread([&] {
     Heap().Release(AllocateFilled(strategy, 9 * kMiB, 2));
     Heap().Collect({});
   }).join();
-  CHECK(State::Now() == before);
-  CHECK(HasContent(kept, 1));
+  EXPECT_EQ(State::Now(), before);
+  EXPECT_TRUE(HasContent(kept, 1));
 }
 
-TEST_BOTH(NoFaultInTakingASegmentApartLosesABlock) {
+TEST_BOTH(SharedHeapFaultTest, NoFaultInTakingASegmentApartLosesABlock) {
   const auto send = [&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
   };
-  CHECK(ForEachFault([&](const Fault& fault) {
-          Worker dead(send);
-          Worker living(send);
-          const SharedBlock held =
-              Heap().Receive(dead.channel().Receive<SharedMessage>()).block;
-          dead.Kill();
-          const auto message = living.channel().Receive<SharedMessage>();
-          bool happened = false;
-          {
-            // So the descriptor of the dead one's segment is wanted.
-            const FewDescriptors few(
-                strategy == SharingStrategy::kFileSystem ? 0 : 1);
-            const auto interception = fault.Start();
-            const auto error =
-                ErrorOf([&] { Heap().Release(Heap().Receive(message).block); });
-            happened = interception->Happened();
-            // The descriptor of a segment that cannot be detached is closed.
-            CHECK(error || Heap().Stats().detached == 1 ||
+  const int faults = ForEachFault([&](const Fault& fault) {
+    Worker dead(send);
+    Worker living(send);
+    const SharedBlock held =
+        Heap().Receive(dead.channel().Receive<SharedMessage>()).block;
+    dead.Kill();
+    const auto message = living.channel().Receive<SharedMessage>();
+    bool happened = false;
+    {
+      // So the descriptor of the dead one's segment is wanted.
+      const FewDescriptors few(strategy == SharingStrategy::kFileSystem ? 0
+                                                                        : 1);
+      const auto interception = fault.Start();
+      const auto error =
+          ErrorOf([&] { Heap().Release(Heap().Receive(message).block); });
+      happened = interception->Happened();
+      // The descriptor of a segment that cannot be detached is closed.
+      EXPECT_TRUE(error || Heap().Stats().detached == 1 ||
                   strategy == SharingStrategy::kFileSystem);
-          }
-          CHECK(HasContent(held, 1));
-          const SharedBlock received = Heap().Receive(message).block;
-          CHECK(HasContent(received, 1) && HasContent(held, 1));
-          Heap().Release(received);
-          Heap().Release(held);
-          living.Kill();
-          Heap().Collect(0.0);
-          CHECK(Heap().Stats().attached == 0 && Heap().Stats().detached == 0);
-          CHECK(Possessions::Now().mappings.empty());
-          return happened;
-        }) > 10);
+    }
+    EXPECT_TRUE(HasContent(held, 1));
+    const SharedBlock received = Heap().Receive(message).block;
+    EXPECT_TRUE(HasContent(received, 1));
+    EXPECT_TRUE(HasContent(held, 1));
+    Heap().Release(received);
+    Heap().Release(held);
+    living.Kill();
+    Heap().Collect(0.0);
+    EXPECT_EQ(Heap().Stats().attached, 0);
+    EXPECT_EQ(Heap().Stats().detached, 0);
+    EXPECT_TRUE(Possessions::Now().mappings.empty());
+    return happened;
+  });
+  EXPECT_GT(faults, 10);
 }
 
-TEST_BOTH(AnAllocationThatFailsHalfwayGivesBackWhatItHad) {
+TEST_BOTH(SharedHeapFaultTest, AnAllocationThatFailsHalfwayGivesBackWhatItHad) {
   const SharedBlock large = Heap().Allocate(strategy, 100 * kMiB);
   const std::string path = PathOf(MessageOf(large));
   Heap().Release(large);
@@ -386,26 +401,26 @@ TEST_BOTH(AnAllocationThatFailsHalfwayGivesBackWhatItHad) {
   {
     const auto interception =
         Fault{"fallocate", 2, ENOSPC, Calls::kAllFromThenOn}.Start();
-    CHECK(KindOf([&] { Heap().Allocate(strategy, 100 * kMiB); }) ==
-          Kind::kExhausted);
+    EXPECT_EQ(Kind::kExhausted,
+              KindOf([&] { Heap().Allocate(strategy, 100 * kMiB); }));
   }
-  CHECK(BytesOfFile(path) == before);
-  CHECK(Heap().Allocate(strategy, 100 * kMiB).data == large.data);
+  EXPECT_EQ(BytesOfFile(path), before);
+  EXPECT_EQ(Heap().Allocate(strategy, 100 * kMiB).data, large.data);
 }
 
-TEST(AFullFolderIsExplained) {
+ISOLATED_TEST(SharedHeapFaultTest, AFullFolderIsExplained) {
   Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
   const auto interception =
       Fault{"fallocate", 1, ENOSPC, Calls::kAllFromThenOn}.Start();
   const auto error =
       ErrorOf([] { Heap().Allocate(SharingStrategy::kFileSystem, 3 * kMiB); });
-  REQUIRE(error.has_value());
-  CHECK(error->kind() == Kind::kExhausted);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), Kind::kExhausted);
   const std::string text = error->what();
-  CHECK(text.find("3.0 MiB") != std::string::npos);
-  CHECK(text.find("/dev/shm") != std::string::npos);
-  CHECK(text.find("--shm-size") != std::string::npos);
-  CHECK(text.find("file_descriptor") != std::string::npos);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "3.0 MiB", text);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "/dev/shm", text);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "--shm-size", text);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "file_descriptor", text);
 }
 
 }  // namespace

@@ -27,39 +27,41 @@
 #include <utility>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapForkTest : public shared_memory_test::SharedMemoryTestCase {};
 
 // Fills all memory that nobody holds with other content.
 void Overwrite(SharingStrategy strategy) {
   for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 99);
 }
 
-TEST_BOTH(AChildKeepsWhatItsParentReleases) {
+TEST_BOTH(SharedHeapForkTest, AChildKeepsWhatItsParentReleases) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker child([&](const Channel& channel) {
     channel.Await();
-    CHECK(HasContent(block, 1));
+    EXPECT_TRUE(HasContent(block, 1));
     Heap().Release(block);
     channel.Signal();
     channel.Await();
   });
   Heap().Release(block);
   Heap().Collect(0.0);
-  CHECK(Heap().Stats().used == block.capacity);
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
   Overwrite(strategy);
   const uint64_t used = Heap().Stats().used;
   child.channel().Signal();
   child.channel().Await();
-  CHECK(Heap().Stats().used == used - block.capacity);
+  EXPECT_EQ(Heap().Stats().used, used - block.capacity);
   child.channel().Signal();
   child.Finish();
 }
 
-TEST_BOTH(AParentKeepsWhatAChildThatEndsHeld) {
+TEST_BOTH(SharedHeapForkTest, AParentKeepsWhatAChildThatEndsHeld) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker released([&](const Channel&) { Heap().Release(block); });
   released.Finish();
@@ -69,26 +71,26 @@ TEST_BOTH(AParentKeepsWhatAChildThatEndsHeld) {
   killed.Kill();
   Heap().Collect(0.0);
   Overwrite(strategy);
-  CHECK(HasContent(block, 1));
+  EXPECT_TRUE(HasContent(block, 1));
 }
 
-TEST_BOTH(WhatAChildHeldIsFreeOnceBothAreDone) {
+TEST_BOTH(SharedHeapForkTest, WhatAChildHeldIsFreeOnceBothAreDone) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker child([](const Channel& channel) { channel.Await(); });
   Heap().Release(block);
-  CHECK(!UsesNothing());
+  EXPECT_FALSE(UsesNothing());
   child.Kill();
-  CHECK(Eventually(UsesNothing));
+  EXPECT_TRUE(Eventually(UsesNothing));
 }
 
-TEST_BOTH(AChildKeepsTheBlocksOfADeadParent) {
+TEST_BOTH(SharedHeapForkTest, AChildKeepsTheBlocksOfADeadParent) {
   Worker parent([&](const Channel& up) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     const pid_t self = getpid();
     Worker child([&](const Channel&) {
       prctl(PR_SET_PDEATHSIG, 0);
       up.Signal();
-      CHECK(Eventually([&] { return getppid() != self; }));
+      EXPECT_TRUE(Eventually([&] { return getppid() != self; }));
       Heap().Collect(0.0);
       up.Send(HasContent(block, 1));
       up.Send(MessageOf(block));
@@ -103,29 +105,30 @@ TEST_BOTH(AChildKeepsTheBlocksOfADeadParent) {
   });
   parent.channel().Await();
   parent.Kill();
-  CHECK(parent.channel().Receive<bool>());
+  EXPECT_TRUE(parent.channel().Receive<bool>());
   const auto message = parent.channel().Receive<SharedMessage>();
   const SharedBlock received = Heap().Receive(message).block;
   parent.channel().Signal();
-  CHECK(parent.channel().Receive<bool>());
+  EXPECT_TRUE(parent.channel().Receive<bool>());
   parent.channel().AwaitEnd();
   Heap().Collect(0.0);
-  CHECK(HasContent(received, 1));
+  EXPECT_TRUE(HasContent(received, 1));
 }
 
-TEST_BOTH(ParentAndChildAllocateApart) {
+TEST_BOTH(SharedHeapForkTest, ParentAndChildAllocateApart) {
   const SharedBlock before = AllocateFilled(strategy, 4096, 1);
   Worker child([&](const Channel& channel) {
     std::vector<SharedBlock> blocks;
     for (int i = 0; i < 50; ++i) {
       blocks.push_back(AllocateFilled(strategy, 4096, 100 + i));
     }
-    CHECK(Heap().Stats().segments == 1 && Heap().Stats().attached == 1);
-    CHECK(blocks[0].segment != before.segment);
+    EXPECT_EQ(Heap().Stats().segments, 1);
+    EXPECT_EQ(Heap().Stats().attached, 1);
+    EXPECT_NE(blocks[0].segment, before.segment);
     channel.Signal();
     channel.Await();
-    for (int i = 0; i < 50; ++i) CHECK(HasContent(blocks[i], 100 + i));
-    CHECK(HasContent(before, 1));
+    for (int i = 0; i < 50; ++i) EXPECT_TRUE(HasContent(blocks[i], 100 + i));
+    EXPECT_TRUE(HasContent(before, 1));
   });
   std::vector<SharedBlock> blocks;
   for (int i = 0; i < 50; ++i) {
@@ -134,16 +137,16 @@ TEST_BOTH(ParentAndChildAllocateApart) {
   child.channel().Await();
   child.channel().Signal();
   child.Finish();
-  for (int i = 0; i < 50; ++i) CHECK(HasContent(blocks[i], 200 + i));
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(HasContent(blocks[i], 200 + i));
 }
 
-TEST_BOTH(AChildSendsWhatItInherited) {
+TEST_BOTH(SharedHeapForkTest, AChildSendsWhatItInherited) {
   Worker stranger([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
   });
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker child([&](const Channel& channel) {
@@ -160,7 +163,7 @@ TEST_BOTH(AChildSendsWhatItInherited) {
   stranger.Finish();
 }
 
-TEST_BOTH(AChildReceivesWhatItsParentWasSent) {
+TEST_BOTH(SharedHeapForkTest, AChildReceivesWhatItsParentWasSent) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -171,7 +174,7 @@ TEST_BOTH(AChildReceivesWhatItsParentWasSent) {
     const auto again = Heap().Receive(MessageOf(received));
     Heap().Release(received);
     channel.Await();
-    CHECK(HasContent(again.block, 1));
+    EXPECT_TRUE(HasContent(again.block, 1));
   });
   Heap().Release(received);
   Heap().Collect({});
@@ -181,12 +184,12 @@ TEST_BOTH(AChildReceivesWhatItsParentWasSent) {
   sender.Finish();
 }
 
-TEST_BOTH(AGrandchildKeepsWhatAllBeforeItReleased) {
+TEST_BOTH(SharedHeapForkTest, AGrandchildKeepsWhatAllBeforeItReleased) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker child([&](const Channel& up) {
     Worker grandchild([&](const Channel& channel) {
       channel.Await();
-      CHECK(HasContent(block, 1));
+      EXPECT_TRUE(HasContent(block, 1));
     });
     Heap().Release(block);
     up.Signal();
@@ -200,36 +203,37 @@ TEST_BOTH(AGrandchildKeepsWhatAllBeforeItReleased) {
   child.channel().Signal();
   child.Finish();
   Heap().Collect(0.0);
-  CHECK(Heap().Stats().used == 8 * block.capacity);
+  EXPECT_EQ(Heap().Stats().used, 8 * block.capacity);
 }
 
-TEST_BOTH(AForkLeavesTheParentWhatItHad) {
+TEST_BOTH(SharedHeapForkTest, AForkLeavesTheParentWhatItHad) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const Possessions before = Possessions::Now();
   for (int i = 0; i < 3; ++i) {
     Worker child([](const Channel&) {});
     child.Finish();
   }
-  CHECK(Possessions::Now() == before);
+  EXPECT_EQ(Possessions::Now(), before);
   Heap().Release(block);
-  CHECK(UsesNothing());
+  EXPECT_TRUE(UsesNothing());
 }
 
-TEST_BOTH(ManyForksDoNotUseUpThePlaces) {
+TEST_BOTH(SharedHeapForkTest, ManyForksDoNotUseUpThePlaces) {
   const SharedBlock block = AllocateFilled(strategy, 64, 1);
   for (int i = 0; i < 600; ++i) {
     const pid_t child = fork();
-    REQUIRE(child >= 0);
+    REQUIRE_TRUE(child >= 0);
     if (child == 0) _exit(0);
-    REQUIRE(waitpid(child, nullptr, 0) == child);
+    REQUIRE_EQ(waitpid(child, nullptr, 0), child);
   }
   Heap().Release(block);
-  CHECK(UsesNothing());
+  EXPECT_TRUE(UsesNothing());
 }
 
 // The address sanitizer's own locks do not survive such a fork (GCC 12).
 #ifndef __SANITIZE_ADDRESS__
-TEST_BOTH(AForkWhileOtherThreadsShareGivesTheChildAWorkingHeap) {
+TEST_BOTH(SharedHeapForkTest,
+          AForkWhileOtherThreadsShareGivesTheChildAWorkingHeap) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   std::atomic<bool> ended{false};
   std::vector<std::thread> threads;
@@ -245,17 +249,17 @@ TEST_BOTH(AForkWhileOtherThreadsShareGivesTheChildAWorkingHeap) {
   }
   for (int i = 0; i < 50; ++i) {
     Worker child([&](const Channel&) {
-      CHECK(HasContent(block, 1));
-      CHECK(HasContent(AllocateFilled(strategy, kMiB, 3), 3));
-      CHECK(HasContent(Heap().Receive(MessageOf(block)).block, 1));
+      EXPECT_TRUE(HasContent(block, 1));
+      EXPECT_TRUE(HasContent(AllocateFilled(strategy, kMiB, 3), 3));
+      EXPECT_TRUE(HasContent(Heap().Receive(MessageOf(block)).block, 1));
     });
     child.Finish();
   }
   ended = true;
   for (std::thread& thread : threads) thread.join();
-  CHECK(HasContent(block, 1));
+  EXPECT_TRUE(HasContent(block, 1));
   Heap().Release(block);
-  CHECK(Eventually(UsesNothing));
+  EXPECT_TRUE(Eventually(UsesNothing));
 }
 #endif
 
@@ -264,34 +268,36 @@ int gate = -1;
 
 void WaitAtGate() {
   char byte;
-  CHECK(read(gate, &byte, 1) == 1);
+  EXPECT_EQ(read(gate, &byte, 1), 1);
 }
 
-TEST_BOTH(AChildThatIsSlowToStartKeepsWhatItsParentReleases) {
+TEST_BOTH(SharedHeapForkTest,
+          AChildThatIsSlowToStartKeepsWhatItsParentReleases) {
   // Handlers run in this order, so this one runs before the heap's.
-  REQUIRE(pthread_atfork(nullptr, nullptr, WaitAtGate) == 0);
+  ASSERT_EQ(pthread_atfork(nullptr, nullptr, WaitAtGate), 0);
   for (bool starved : {false, true}) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     int ends[2];
-    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    REQUIRE_EQ(pipe2(ends, O_CLOEXEC), 0);
     gate = ends[0];
-    Worker child([&](const Channel&) { CHECK(HasContent(block, 1)); }, starved);
+    Worker child([&](const Channel&) { EXPECT_TRUE(HasContent(block, 1)); },
+                 starved);
     Heap().Release(block);
     Heap().Collect({});
     Overwrite(strategy);
-    REQUIRE(write(ends[1], "!", 1) == 1);
+    REQUIRE_EQ(write(ends[1], "!", 1), 1);
     child.Finish();
   }
 }
 
 // Without descriptors, a fork cannot take a slot for the child.
 
-TEST_BOTH(AStarvedChildKeepsWhatItsParentReleases) {
+TEST_BOTH(SharedHeapForkTest, AStarvedChildKeepsWhatItsParentReleases) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   Worker child(
       [&](const Channel& channel) {
         channel.Await();
-        CHECK(HasContent(block, 1));
+        EXPECT_TRUE(HasContent(block, 1));
         Heap().Release(block);
         Heap().Collect(0.0);
         channel.Signal();
@@ -305,15 +311,15 @@ TEST_BOTH(AStarvedChildKeepsWhatItsParentReleases) {
   child.channel().Await();
   Heap().Collect(0.0);
   Overwrite(strategy);
-  CHECK(HasContent(kept, 2));
+  EXPECT_TRUE(HasContent(kept, 2));
   child.channel().Signal();
   child.Finish();
 }
 
-TEST_BOTH(AStarvedChildSharesAsItsParentDoes) {
+TEST_BOTH(SharedHeapForkTest, AStarvedChildSharesAsItsParentDoes) {
   Worker stranger([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
     channel.Send(MessageOf(AllocateFilled(SharingStrategy::kFileSystem, 9, 2)));
     channel.Await();
   });
@@ -322,9 +328,9 @@ TEST_BOTH(AStarvedChildSharesAsItsParentDoes) {
       [&](const Channel& channel) {
         channel.Send(MessageOf(block));
         const auto message = channel.Receive<SharedMessage>();
-        CHECK(HasContent(Heap().Receive(message).block, 2));
+        EXPECT_TRUE(HasContent(Heap().Receive(message).block, 2));
         const SharedBlock own = AllocateFilled(strategy, kMiB, 3);
-        CHECK(HasContent(own, 3));
+        EXPECT_TRUE(HasContent(own, 3));
       },
       true);
   stranger.channel().Send(child.channel().Receive<SharedMessage>());
@@ -334,23 +340,23 @@ TEST_BOTH(AStarvedChildSharesAsItsParentDoes) {
   stranger.Finish();
 }
 
-TEST_BOTH(AStaleMessageToAStarvedChildFreesNothing) {
+TEST_BOTH(SharedHeapForkTest, AStaleMessageToAStarvedChildFreesNothing) {
   const SharedBlock old = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage stale = MessageOf(old);
   Heap().Release(Heap().Receive(stale).block);
   Heap().Release(old);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 2);
-  REQUIRE(block.data == old.data);
+  ASSERT_EQ(block.data, old.data);
   Worker keeper(
       [&](const Channel& channel) {
         channel.Await();
-        CHECK(HasContent(block, 2));
+        EXPECT_TRUE(HasContent(block, 2));
       },
       true);
   Worker receiver(
       [&](const Channel&) {
         Heap().Release(block);
-        CHECK(KindOf([&] { Heap().Receive(stale); }) == Kind::kGone);
+        EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(stale); }));
       },
       true);
   receiver.Finish();
@@ -360,10 +366,11 @@ TEST_BOTH(AStaleMessageToAStarvedChildFreesNothing) {
   keeper.Finish();
 }
 
-TEST_BOTH(AStarvedChildCanSendWhatItsDeadSenderAndItsParentReleased) {
+TEST_BOTH(SharedHeapForkTest,
+          AStarvedChildCanSendWhatItsDeadSenderAndItsParentReleased) {
   Worker stranger([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
   });
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
@@ -388,7 +395,8 @@ TEST_BOTH(AStarvedChildCanSendWhatItsDeadSenderAndItsParentReleased) {
   child.Finish();
 }
 
-TEST_BOTH(AForkSucceedsThoughTheHeaderOfASegmentWasWrittenOver) {
+TEST_BOTH(SharedHeapForkTest,
+          AForkSucceedsThoughTheHeaderOfASegmentWasWrittenOver) {
   Worker worker([&](const Channel&) {
     Worker sender([&](const Channel& channel) {
       channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
@@ -398,7 +406,7 @@ TEST_BOTH(AForkSucceedsThoughTheHeaderOfASegmentWasWrittenOver) {
         Heap().Receive(sender.channel().Receive<SharedMessage>()).block;
     auto* header = reinterpret_cast<uint64_t*>(block.data - block.offset);
     const uint64_t before = std::exchange(*header, 1);
-    Worker child([&](const Channel&) { CHECK(HasContent(block, 1)); });
+    Worker child([&](const Channel&) { EXPECT_TRUE(HasContent(block, 1)); });
     child.Finish();
     *header = before;
     sender.Finish();

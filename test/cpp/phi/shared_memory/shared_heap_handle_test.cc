@@ -25,11 +25,13 @@
 #include <functional>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapHandleTest : public shared_memory_test::SharedMemoryTestCase {};
 
 struct Forgery {
   std::function<void(SharedMessage*)> forge;
@@ -45,13 +47,13 @@ void Refuse(const SharedMessage& good, const std::vector<Forgery>& forgeries) {
     forgeries[i].forge(&message);
     const auto kind = KindOf([&] { Heap().Receive(message); });
     if (kind != forgeries[i].kind) std::printf("  forgery %zu\n", i);
-    CHECK(kind == forgeries[i].kind);
-    CHECK(Possessions::Now() == before);
-    CHECK(Heap().Stats().attached == attached);
+    EXPECT_EQ(kind, forgeries[i].kind);
+    EXPECT_EQ(Possessions::Now(), before);
+    EXPECT_EQ(Heap().Stats().attached, attached);
   }
 }
 
-TEST_BOTH(AMessageWithAWrongSegmentIsRefused) {
+TEST_BOTH(SharedHeapHandleTest, AMessageWithAWrongSegmentIsRefused) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -83,14 +85,15 @@ TEST_BOTH(AMessageWithAWrongSegmentIsRefused) {
                       {socket, Kind::kGone}});
   }
   Refuse(good, forgeries);
-  CHECK(HasContent(Heap().Receive(good).block, 1));
+  EXPECT_TRUE(HasContent(Heap().Receive(good).block, 1));
   sender.channel().Signal();
   sender.Finish();
 }
 
 // A file that can be cut short would be a trap: to touch the missing part
 // kills.
-TEST(ACopyOfADescriptorThatCanBeCutShortIsRefused) {
+ISOLATED_TEST(SharedHeapHandleTest,
+              ACopyOfADescriptorThatCanBeCutShortIsRefused) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileDescriptor, kMiB, 1)));
@@ -101,9 +104,9 @@ TEST(ACopyOfADescriptorThatCanBeCutShortIsRefused) {
   const int original = open(PathOf(good).c_str(), O_RDONLY | O_CLOEXEC);
   const int copy = memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   std::vector<char> bytes(kMiB);
-  REQUIRE(pread(original, bytes.data(), kMiB, 0) == kMiB);
-  REQUIRE(pwrite(copy, bytes.data(), kMiB, 0) == kMiB);
-  REQUIRE(fchmod(copy, 0600) == 0);
+  ASSERT_EQ(pread(original, bytes.data(), kMiB, 0), kMiB);
+  ASSERT_EQ(pwrite(copy, bytes.data(), kMiB, 0), kMiB);
+  ASSERT_EQ(fchmod(copy, 0600), 0);
   Refuse(good,
          {{[&](SharedMessage* m) {
              m->id.pid = getpid();
@@ -114,7 +117,7 @@ TEST(ACopyOfADescriptorThatCanBeCutShortIsRefused) {
   sender.Finish();
 }
 
-TEST_BOTH(AMessageWithAWrongBlockIsRefused) {
+TEST_BOTH(SharedHeapHandleTest, AMessageWithAWrongBlockIsRefused) {
   Worker sender([&](const Channel& channel) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     for (int i = 0; i < 3; ++i) channel.Send(MessageOf(block));
@@ -134,19 +137,19 @@ TEST_BOTH(AMessageWithAWrongBlockIsRefused) {
   Refuse(second, forgeries);
   Heap().Release(held);
   Refuse(second, forgeries);
-  CHECK(HasContent(Heap().Receive(third).block, 1));
+  EXPECT_TRUE(HasContent(Heap().Receive(third).block, 1));
   sender.channel().Signal();
   sender.Finish();
 }
 
-TEST_BOTH(AWrongTicketOpensNoBlockThatIsGone) {
+TEST_BOTH(SharedHeapHandleTest, AWrongTicketOpensNoBlockThatIsGone) {
   Worker sender([&](const Channel& channel) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     channel.Send(MessageOf(block));
     Heap().Release(block);
     channel.Await();
     const SharedBlock next = AllocateFilled(strategy, kMiB, 2);
-    CHECK(next.data == block.data);
+    EXPECT_EQ(next.data, block.data);
     channel.Send(MessageOf(next));
     channel.Await();
   });
@@ -162,7 +165,8 @@ TEST_BOTH(AWrongTicketOpensNoBlockThatIsGone) {
 }
 
 // The other slots are locked as if their processes were alive.
-TEST_BOTH(AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
+TEST_BOTH(SharedHeapHandleTest,
+          AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -174,13 +178,14 @@ TEST_BOTH(AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
   lock.l_type = F_WRLCK;
   lock.l_start = 2;
   lock.l_len = 510;
-  REQUIRE(fcntl(file, F_OFD_SETLK, &lock) == 0);
+  ASSERT_EQ(fcntl(file, F_OFD_SETLK, &lock), 0);
   Refuse(message, {{[](SharedMessage*) {}, Kind::kExhausted}});
   const auto error = ErrorOf([&] { Heap().Receive(message); });
-  CHECK(error && std::string(error->what()).find("All 510 process slots of") !=
-                     std::string::npos);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "All 510 process slots of",
+                      error ? error->what() : "no error");
   close(file);
-  CHECK(HasContent(Heap().Receive(message).block, 1));
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   sender.channel().Signal();
   sender.Finish();
 }

@@ -23,12 +23,15 @@
 #include <optional>
 #include <string>
 
-#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
-#include "processes.h"          // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapInstantTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 // More calls than a process here ever makes of one function.
 constexpr int kMostCalls = 1000;
@@ -53,7 +56,7 @@ void Survive(const Channel& channel, SharingStrategy strategy) {
         return Heap().Stats().used == kept.capacity &&
                Heap().Stats().attached == 0 && Files().size() == files;
       }));
-      CHECK(HasContent(kept, 2));
+      EXPECT_TRUE(HasContent(kept, 2));
     }
   }
 }
@@ -61,7 +64,7 @@ void Survive(const Channel& channel, SharingStrategy strategy) {
 // All that a process does with shared memory here.
 void Live(SharingStrategy strategy, const SharedMessage& message) {
   const SharedBlock received = Heap().Receive(message).block;
-  CHECK(HasContent(received, 1));
+  EXPECT_TRUE(HasContent(received, 1));
   const SharedBlock own = AllocateFilled(strategy, 100, 3);
   const SharedBlock large = AllocateFilled(strategy, 2 * kMiB, 4);
   MessageOf(received);
@@ -71,15 +74,17 @@ void Live(SharingStrategy strategy, const SharedMessage& message) {
     Heap().Release(received);
   });
   // It may be the one that is killed.
-  if (child.channel().SaysMore()) CHECK(child.channel().Receive<bool>());
+  if (child.channel().SaysMore()) {
+    EXPECT_TRUE(child.channel().Receive<bool>());
+  }
   Heap().Release(large);
   Heap().Release(received);
   Heap().Collect({});
-  CHECK(HasContent(own, 3));
+  EXPECT_TRUE(HasContent(own, 3));
   Heap().Leave();
 }
 
-TEST_BOTH(AProcessKilledBeforeAnyCallLeavesNothing) {
+TEST_BOTH(SharedHeapInstantTest, AProcessKilledBeforeAnyCallLeavesNothing) {
   Worker survivor([&](const Channel& channel) { Survive(channel, strategy); });
   for (const std::string& function : InterceptedFunctions()) {
     bool happened = true;
@@ -101,17 +106,17 @@ TEST_BOTH(AProcessKilledBeforeAnyCallLeavesNothing) {
       }
       survivor.channel().Send(kLookWhetherAllIsClean);
       const bool clean = survivor.channel().Receive<bool>();
-      CHECK(clean);
+      EXPECT_TRUE(clean);
       if (!clean) std::printf("  call %d of %s\n", n, function.c_str());
     }
-    CHECK(!happened);
+    EXPECT_FALSE(happened);
   }
   survivor.channel().Send(kEnd);
   survivor.Finish();
 }
 
 // Like a process that looked for messages before this one was received.
-TEST(AFileThatIsRemovedWhileItIsOpenedIsGone) {
+ISOLATED_TEST(SharedHeapInstantTest, AFileThatIsRemovedWhileItIsOpenedIsGone) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1)));
@@ -126,11 +131,11 @@ TEST(AFileThatIsRemovedWhileItIsOpenedIsGone) {
       return unlink(PathOf(message).c_str());
     });
     kind = KindOf([&] { Heap().Receive(message); });
-    CHECK(interception.Happened());
+    EXPECT_TRUE(interception.Happened());
   }
-  CHECK(kind == Kind::kGone);
-  CHECK(Possessions::Now().descriptors == before.descriptors);
-  CHECK(Possessions::Now().mappings == before.mappings);
+  EXPECT_EQ(kind, Kind::kGone);
+  EXPECT_EQ(Possessions::Now().descriptors, before.descriptors);
+  EXPECT_EQ(Possessions::Now().mappings, before.mappings);
   sender.channel().Signal();
   sender.Finish();
 }

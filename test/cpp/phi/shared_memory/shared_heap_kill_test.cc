@@ -26,11 +26,13 @@
 #include <utility>
 #include <vector>
 
-#include "storm.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/storm.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapKillTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kWorkers = 4;  // the first is never killed
 
@@ -72,7 +74,8 @@ class Sharer {
           Heap().Collect(0.0);
           return Heap().Stats().used == 0;
         });
-    CHECK(Heap().Stats().messages == 0 && Heap().Stats().reserved == 0);
+    EXPECT_EQ(Heap().Stats().messages, 0);
+    EXPECT_EQ(Heap().Stats().reserved, 0);
   }
 
  private:
@@ -109,7 +112,7 @@ class Sharer {
   void Receive(const Mail& mail) {
     try {
       const SharedBlock block = Heap().Receive(mail.message).block;
-      CHECK(HasContent(block, mail.seed));
+      EXPECT_TRUE(HasContent(block, mail.seed));
       held_.push_back({block, mail.seed});
       ++board_->received;
     } catch (const SharedMemoryError& error) {
@@ -123,7 +126,7 @@ class Sharer {
   }
 
   void Drop(size_t i) {
-    CHECK(HasContent(held_[i].block, held_[i].seed));
+    EXPECT_TRUE(HasContent(held_[i].block, held_[i].seed));
     Heap().Release(held_[i].block);
     std::swap(held_[i], held_.back());
     held_.pop_back();
@@ -132,7 +135,7 @@ class Sharer {
   // A child that checks all blocks it has, if it is not killed before.
   void Fork() {
     const pid_t child = fork();
-    REQUIRE(child >= 0);
+    ASSERT_GE(child, 0);
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       bool good = true;
@@ -144,7 +147,7 @@ class Sharer {
     if (killed) kill(child, SIGKILL);
     int status = -1;
     waitpid(child, &status, 0);
-    CHECK(status == 0 || (killed && WIFSIGNALED(status)));
+    EXPECT_TRUE(status == 0 || (killed && WIFSIGNALED(status)));
   }
 
   Board* board_;
@@ -155,7 +158,8 @@ class Sharer {
   std::vector<Held> held_;
 };
 
-TEST_BOTH(ProcessesThatAreKilledDisturbNobodyAndLeaveNothing) {
+TEST_BOTH(SharedHeapKillTest,
+          ProcessesThatAreKilledDisturbNobodyAndLeaveNothing) {
   Mailboxes mailboxes;
   const auto share = [&](Board* board, int index, uint64_t life) {
     Sharer(board, &mailboxes, strategy, index, life).Run();

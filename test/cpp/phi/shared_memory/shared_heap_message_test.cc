@@ -19,11 +19,14 @@
 #include <string>
 #include <vector>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapMessageTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 // Receives one message, tells whether it has the content of a seed and waits
 // before it releases it.
@@ -40,53 +43,53 @@ void ReceiveOnce(const Channel& channel) {
 void ReceiveInVain(const Channel& channel) {
   const auto message = channel.Receive<SharedMessage>();
   const auto kind = KindOf([&] { Heap().Receive(message); });
-  CHECK(kind == Kind::kGone);
+  EXPECT_EQ(kind, Kind::kGone);
 }
 
-TEST_BOTH(SenderAndReceiverSeeEachOthersWrites) {
+TEST_BOTH(SharedHeapMessageTest, SenderAndReceiverSeeEachOthersWrites) {
   Worker worker([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
     Fill(received.block, 2);
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(received.block, 3));
+    EXPECT_TRUE(HasContent(received.block, 3));
   });
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
   worker.channel().Await();
-  CHECK(HasContent(block, 2));
+  EXPECT_TRUE(HasContent(block, 2));
   Fill(block, 3);
   worker.channel().Signal();
   worker.Finish();
 }
 
-TEST_BOTH(ABlockIsFreeWhenItsLastHolderReleasesIt) {
+TEST_BOTH(SharedHeapMessageTest, ABlockIsFreeWhenItsLastHolderReleasesIt) {
   Worker worker(ReceiveOnce);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
   Heap().Release(block);
-  CHECK(worker.channel().Receive<bool>());
-  CHECK(Heap().Stats().used == block.capacity);
-  CHECK(Heap().Stats().messages == 0);
+  EXPECT_TRUE(worker.channel().Receive<bool>());
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
+  EXPECT_EQ(Heap().Stats().messages, 0);
   worker.channel().Signal();
   worker.channel().Await();
-  CHECK(Heap().Stats().used == 0);  // at once, without Collect
+  EXPECT_EQ(Heap().Stats().used, 0);  // at once, without Collect
   worker.channel().Signal();
   worker.Finish();
 }
 
-TEST_BOTH(AKilledReceiverGivesBackWhatItHeld) {
+TEST_BOTH(SharedHeapMessageTest, AKilledReceiverGivesBackWhatItHeld) {
   Worker worker(ReceiveOnce);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
   Heap().Release(block);
-  CHECK(worker.channel().Receive<bool>());
+  EXPECT_TRUE(worker.channel().Receive<bool>());
   worker.Kill();
-  CHECK(Eventually(UsesNothing));
+  EXPECT_TRUE(Eventually(UsesNothing));
 }
 
-TEST_BOTH(ABlockIsSentOnByWhoReceivedIt) {
+TEST_BOTH(SharedHeapMessageTest, ABlockIsSentOnByWhoReceivedIt) {
   Worker last(ReceiveOnce);
   Worker middle([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
@@ -98,18 +101,18 @@ TEST_BOTH(ABlockIsSentOnByWhoReceivedIt) {
   middle.channel().Send(MessageOf(block));
   Heap().Release(block);
   last.channel().Send(middle.channel().Receive<SharedMessage>());
-  CHECK(last.channel().Receive<bool>());
+  EXPECT_TRUE(last.channel().Receive<bool>());
   middle.channel().Signal();
   middle.Finish();
-  CHECK(!UsesNothing());
+  EXPECT_FALSE(UsesNothing());
   last.channel().Signal();
   last.channel().Await();
-  CHECK(UsesNothing());
+  EXPECT_TRUE(UsesNothing());
   last.channel().Signal();
   last.Finish();
 }
 
-TEST_BOTH(AReceivedBlockOutlivesItsCreator) {
+TEST_BOTH(SharedHeapMessageTest, AReceivedBlockOutlivesItsCreator) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -118,20 +121,21 @@ TEST_BOTH(AReceivedBlockOutlivesItsCreator) {
       Heap().Receive(sender.channel().Receive<SharedMessage>());
   sender.Kill();
   Heap().Collect(0.0);
-  CHECK(HasContent(received.block, 1));
+  EXPECT_TRUE(HasContent(received.block, 1));
   const auto again = Heap().Receive(MessageOf(received.block));
   Heap().Release(received.block);
   Heap().Collect(0.0);
-  CHECK(HasContent(again.block, 1));
+  EXPECT_TRUE(HasContent(again.block, 1));
   Heap().Release(again.block);
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Heap().Stats().attached == 0;
   }));
-  CHECK(Files().empty());
+  EXPECT_TRUE(Files().empty());
 }
 
-TEST(TheLastReceiverRemovesTheFileOfADeadCreator) {
+ISOLATED_TEST(SharedHeapMessageTest,
+              TheLastReceiverRemovesTheFileOfADeadCreator) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1)));
@@ -140,12 +144,12 @@ TEST(TheLastReceiverRemovesTheFileOfADeadCreator) {
   const auto message = sender.channel().Receive<SharedMessage>();
   const SharedBlock received = Heap().Receive(message).block;
   sender.Kill();
-  CHECK(Files().size() == 1);
+  EXPECT_EQ(Files().size(), 1);
   Heap().Release(received);
-  CHECK(Files().empty());  // at once, without Collect
+  EXPECT_TRUE(Files().empty());  // at once, without Collect
 }
 
-TEST_BOTH(MemoryOfADeadCreatorGoesBackBlockByBlock) {
+TEST_BOTH(SharedHeapMessageTest, MemoryOfADeadCreatorGoesBackBlockByBlock) {
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2; ++i) {
       channel.Send(MessageOf(AllocateFilled(strategy, 2 * kMiB, i)));
@@ -162,14 +166,14 @@ TEST_BOTH(MemoryOfADeadCreatorGoesBackBlockByBlock) {
   const std::string path = PathOf(MessageOf(blocks[1]));
   const uint64_t before = BytesOfFile(path);
   Heap().Release(blocks[0]);
-  CHECK(Eventually([&] {
+  EXPECT_TRUE(Eventually([&] {
     Heap().Collect({});
     return BytesOfFile(path) + 2 * kMiB <= before;
   }));
-  CHECK(HasContent(blocks[1], 1));
+  EXPECT_TRUE(HasContent(blocks[1], 1));
 }
 
-TEST_BOTH(TwoReceiversLetGoOfADeadCreator) {
+TEST_BOTH(SharedHeapMessageTest, TwoReceiversLetGoOfADeadCreator) {
   Worker sender([&](const Channel& channel) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     channel.Send(MessageOf(block));
@@ -180,11 +184,11 @@ TEST_BOTH(TwoReceiversLetGoOfADeadCreator) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(received.block, 1));
+    EXPECT_TRUE(HasContent(received.block, 1));
     Heap().Release(received.block);
     channel.Signal();
     channel.Await();
-    CHECK(Eventually([] {
+    EXPECT_TRUE(Eventually([] {
       Heap().Collect({});
       return Heap().Stats().attached == 0;
     }));
@@ -207,7 +211,7 @@ TEST_BOTH(TwoReceiversLetGoOfADeadCreator) {
   for (Worker* receiver : receivers) receiver->Finish();
 }
 
-TEST(AMessageInAFileOutlivesItsSender) {
+ISOLATED_TEST(SharedHeapMessageTest, AMessageInAFileOutlivesItsSender) {
   Worker sender([](const Channel& channel) {
     const SharedBlock block =
         AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
@@ -220,15 +224,15 @@ TEST(AMessageInAFileOutlivesItsSender) {
   sender.Kill();
   Heap().Collect({});
   const auto received = Heap().Receive(message);
-  CHECK(HasContent(received.block, 1));
+  EXPECT_TRUE(HasContent(received.block, 1));
   Heap().Release(received.block);
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Files().empty();
   }));
 }
 
-TEST(AMessageInADescriptorIsGoneWithItsSender) {
+ISOLATED_TEST(SharedHeapMessageTest, AMessageInADescriptorIsGoneWithItsSender) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileDescriptor, kMiB, 1)));
@@ -237,36 +241,38 @@ TEST(AMessageInADescriptorIsGoneWithItsSender) {
   const auto message = sender.channel().Receive<SharedMessage>();
   sender.Kill();
   const auto error = ErrorOf([&] { Heap().Receive(message); });
-  REQUIRE(error.has_value());
-  CHECK(error->kind() == Kind::kGone);
-  CHECK(std::string(error->what()).find(std::to_string(message.id.pid)) !=
-        std::string::npos);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), Kind::kGone);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      std::to_string(message.id.pid),
+                      std::string(error->what()));
 }
 
-TEST_BOTH(AGivenUpMessageIsGoneForTheReceiver) {
+TEST_BOTH(SharedHeapMessageTest, AGivenUpMessageIsGoneForTheReceiver) {
   Worker worker(ReceiveInVain);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
   Heap().Collect(0.0);
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
   AllocateFilled(strategy, kMiB, 2);
   worker.channel().Send(message);
   worker.Finish();
 }
 
-TEST_BOTH(AMessageMayBeReceivedTwiceWhileTheBlockIsHeld) {
+TEST_BOTH(SharedHeapMessageTest,
+          AMessageMayBeReceivedTwiceWhileTheBlockIsHeld) {
   Worker worker([](const Channel& channel) {
     const auto message = channel.Receive<SharedMessage>();
     const auto first = Heap().Receive(message);
     const auto second = Heap().Receive(message);
-    CHECK(second.block.data == first.block.data);
+    EXPECT_EQ(second.block.data, first.block.data);
     Heap().Release(first.block);
-    CHECK(HasContent(second.block, 1));
+    EXPECT_TRUE(HasContent(second.block, 1));
     Heap().Release(second.block);
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(Heap().Receive(message).block, 1));
+    EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   });
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
@@ -275,13 +281,13 @@ TEST_BOTH(AMessageMayBeReceivedTwiceWhileTheBlockIsHeld) {
   worker.Finish();
 }
 
-TEST_BOTH(AMessageThatWasReceivedAndDroppedIsGone) {
+TEST_BOTH(SharedHeapMessageTest, AMessageThatWasReceivedAndDroppedIsGone) {
   Worker worker([](const Channel& channel) {
     const auto message = channel.Receive<SharedMessage>();
     Heap().Release(Heap().Receive(message).block);
     channel.Signal();
     channel.Await();
-    CHECK(KindOf([&] { Heap().Receive(message); }) == Kind::kGone);
+    EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(message); }));
     channel.Signal();
     channel.Await();
   });
@@ -290,21 +296,21 @@ TEST_BOTH(AMessageThatWasReceivedAndDroppedIsGone) {
   Heap().Release(block);
   worker.channel().Await();
   const SharedBlock reused = AllocateFilled(strategy, kMiB, 2);
-  CHECK(reused.data == block.data);
+  EXPECT_EQ(reused.data, block.data);
   worker.channel().Signal();
   worker.channel().Await();
-  CHECK(HasContent(reused, 2));
+  EXPECT_TRUE(HasContent(reused, 2));
   Heap().Release(reused);
-  CHECK(Heap().Stats().used == 0);  // the attempt holds nothing
+  EXPECT_EQ(Heap().Stats().used, 0);  // the attempt holds nothing
   worker.channel().Signal();
   worker.Finish();
 }
 
-TEST_BOTH(EachOfManyMessagesOfABlockCounts) {
+TEST_BOTH(SharedHeapMessageTest, EachOfManyMessagesOfABlockCounts) {
   Worker worker([](const Channel& channel) {
     for (int i = 0; i < 100; ++i) {
       const auto received = Heap().Receive(channel.Receive<SharedMessage>());
-      CHECK(HasContent(received.block, 1));
+      EXPECT_TRUE(HasContent(received.block, 1));
       Heap().Release(received.block);
       channel.Signal();
     }
@@ -315,11 +321,11 @@ TEST_BOTH(EachOfManyMessagesOfABlockCounts) {
   for (int i = 0; i < 100; ++i) messages.push_back(MessageOf(block));
   Heap().Release(block);
   for (const SharedMessage& message : messages) {
-    CHECK(Heap().Stats().used == block.capacity);
+    EXPECT_EQ(Heap().Stats().used, block.capacity);
     worker.channel().Send(message);
     worker.channel().Await();
   }
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
   worker.channel().Signal();
   worker.Finish();
 }

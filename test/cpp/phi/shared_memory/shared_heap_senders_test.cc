@@ -29,15 +29,18 @@
 #include <string>
 #include <vector>
 
-#include "intercepted_calls.h"  // NOLINT(build/include_subdir)
 #include "paddle/phi/core/memory/allocation/shared_records.h"
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::kSharedPage;
 using paddle::memory::allocation::SharedRecords;
+
+class SharedHeapSendersTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 constexpr uint64_t kSmall = 20;  // bytes
 // More segments than a process keeps whole once their owners are dead, and how
@@ -98,7 +101,7 @@ class Senders {
 
 uint64_t BytesOf(int fd) {
   struct stat file = {};
-  REQUIRE(fstat(fd, &file) == 0);
+  REQUIRE_EQ(fstat(fd, &file), 0);
   return file.st_blocks * 512;
 }
 
@@ -106,13 +109,14 @@ uint64_t Addresses() {
   std::unique_ptr<FILE, int (*)(FILE*)> file(
       std::fopen("/proc/self/statm", "r"), std::fclose);
   unsigned long pages = 0;  // NOLINT(runtime/int)
-  REQUIRE(file && std::fscanf(file.get(), "%lu", &pages) == 1);
+  REQUIRE_TRUE(file);
+  REQUIRE_EQ(std::fscanf(file.get(), "%lu", &pages), 1);
   return pages * kSharedPage;
 }
 
 SharedBlock ReceiveFrom(Senders* senders, uint64_t size, uint64_t seed) {
   const SharedBlock block = Heap().Receive(senders->Start(size, seed)).block;
-  CHECK(HasContent(block, seed));
+  EXPECT_TRUE(HasContent(block, seed));
   return block;
 }
 
@@ -125,11 +129,11 @@ std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
     blocks.push_back(ReceiveFrom(senders, size, i));
     senders->Kill();
   }
-  CHECK(Heap().Stats().detached >= kMany - kWhole);
+  EXPECT_GE(Heap().Stats().detached, kMany - kWhole);
   return blocks;
 }
 
-TEST_BOTH(TensorsOfManyDeadSendersCostTheirPagesAlone) {
+TEST_BOTH(SharedHeapSendersTest, TensorsOfManyDeadSendersCostTheirPagesAlone) {
   constexpr int kSenders = 600;
   Senders senders(strategy);
   Heap();
@@ -142,28 +146,28 @@ TEST_BOTH(TensorsOfManyDeadSendersCostTheirPagesAlone) {
     const SharedMessage message = senders.Start(kSmall, i);
     if (i % 100 == 0) {
       files.push_back(open(PathOf(message).c_str(), O_RDONLY | O_CLOEXEC));
-      CHECK(BytesOf(files.back()) <= 6 * kSharedPage);
+      EXPECT_LE(BytesOf(files.back()), 6 * kSharedPage);
     }
     blocks.push_back(Heap().Receive(message).block);
     senders.Kill();
   }
-  for (int i = 0; i < kSenders; ++i) CHECK(HasContent(blocks[i], i));
+  for (int i = 0; i < kSenders; ++i) EXPECT_TRUE(HasContent(blocks[i], i));
   for (int fd : files) {
-    CHECK(BytesOf(fd) <= kSharedPage);
+    EXPECT_LE(BytesOf(fd), kSharedPage);
     close(fd);
   }
   const Possessions now = Possessions::Now();
-  CHECK(now.descriptors <= before.descriptors + kWhole);
-  CHECK(now.files.size() <= before.files.size() + kWhole);
-  CHECK(now.mappings.size() <= before.mappings.size() + kSenders);
-  CHECK(Addresses() - addresses < 1000 * kMiB);
+  EXPECT_LE(now.descriptors, before.descriptors + kWhole);
+  EXPECT_LE(now.files.size(), before.files.size() + kWhole);
+  EXPECT_LE(now.mappings.size(), before.mappings.size() + kSenders);
+  EXPECT_LT(Addresses() - addresses, 1000 * kMiB);
   for (const SharedBlock& block : blocks) Heap().Release(block);
   Heap().Collect({});
-  CHECK(Possessions::Now() == before);
+  EXPECT_EQ(Possessions::Now(), before);
   senders.Finish();
 }
 
-TEST_BOTH(ALimitOnAddressesLeavesRoomForManySenders) {
+TEST_BOTH(SharedHeapSendersTest, ALimitOnAddressesLeavesRoomForManySenders) {
   constexpr int kSenders = 30;
   Senders senders(strategy);
   Heap();
@@ -173,56 +177,60 @@ TEST_BOTH(ALimitOnAddressesLeavesRoomForManySenders) {
     blocks.push_back(ReceiveFrom(&senders, kSmall, i));
   }
   const SharedBlock own = AllocateFilled(strategy, 100 * kMiB, 1);
-  for (int i = 0; i < kSenders; ++i) CHECK(HasContent(blocks[i], i));
-  CHECK(HasContent(own, 1));
+  for (int i = 0; i < kSenders; ++i) EXPECT_TRUE(HasContent(blocks[i], i));
+  EXPECT_TRUE(HasContent(own, 1));
   senders.Finish();
 }
 
-TEST_BOTH(ASegmentHasAddressesInTheMeasureOfItsUse) {
+TEST_BOTH(SharedHeapSendersTest, ASegmentHasAddressesInTheMeasureOfItsUse) {
   Heap();
   const uint64_t before = Addresses();
   Heap().Allocate(strategy, kSmall);
-  CHECK(Addresses() - before < 20 * kMiB);
+  EXPECT_LT(Addresses() - before, 20 * kMiB);
   Heap().Allocate(strategy, 100 * kMiB);
-  CHECK(Addresses() - before < 400 * kMiB);
+  EXPECT_LT(Addresses() - before, 400 * kMiB);
   // There are few segments, however much was sent.
   for (int i = 0; i < 100; ++i) Heap().Allocate(strategy, kMiB);
-  CHECK(Heap().Stats().segments <= 5);
+  EXPECT_LE(Heap().Stats().segments, 5);
 }
 
-TEST_BOTH(AnAttachmentWithoutAddressesIsAnErrorOfThatMessageAlone) {
+TEST_BOTH(SharedHeapSendersTest,
+          AnAttachmentWithoutAddressesIsAnErrorOfThatMessageAlone) {
   Senders senders(strategy);
   const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = senders.Start(kSmall, 2);
   {
     const Limited addresses(RLIMIT_AS, Addresses() + kMiB);
     const auto error = ErrorOf([&] { Heap().Receive(message); });
-    REQUIRE(error.has_value());
-    CHECK(error->kind() == Kind::kExhausted);
-    CHECK(std::string(error->what()).find("ulimit -v") != std::string::npos);
-    CHECK(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
+    REQUIRE_TRUE(error.has_value());
+    EXPECT_EQ(error->kind(), Kind::kExhausted);
+    EXPECT_PRED_FORMAT2(
+        ::testing::IsSubstring, "ulimit -v", std::string(error->what()));
+    EXPECT_TRUE(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
   }
-  CHECK(HasContent(Heap().Receive(message).block, 2));
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 2));
   senders.Finish();
 }
 
-TEST_BOTH(AnAttachmentWithoutDescriptorsIsAnErrorOfThatMessageAlone) {
+TEST_BOTH(SharedHeapSendersTest,
+          AnAttachmentWithoutDescriptorsIsAnErrorOfThatMessageAlone) {
   Senders senders(strategy);
   const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = senders.Start(kSmall, 2);
   {
     const FewDescriptors none(0);
     const auto error = ErrorOf([&] { Heap().Receive(message); });
-    REQUIRE(error.has_value());
-    CHECK(error->kind() == Kind::kExhausted);
-    CHECK(std::string(error->what()).find("ulimit -n") != std::string::npos);
-    CHECK(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
+    REQUIRE_TRUE(error.has_value());
+    EXPECT_EQ(error->kind(), Kind::kExhausted);
+    EXPECT_PRED_FORMAT2(
+        ::testing::IsSubstring, "ulimit -n", std::string(error->what()));
+    EXPECT_TRUE(HasContent(Heap().Receive(MessageOf(kept)).block, 1));
   }
-  CHECK(HasContent(Heap().Receive(message).block, 2));
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 2));
   senders.Finish();
 }
 
-TEST_BOTH(DescriptorsOfDeadSendersAreGivenUpForTheNext) {
+TEST_BOTH(SharedHeapSendersTest, DescriptorsOfDeadSendersAreGivenUpForTheNext) {
   Senders dead(strategy);
   Senders living(strategy);
   const SharedBlock kept = ReceiveFrom(&dead, kSmall, 1);
@@ -231,10 +239,11 @@ TEST_BOTH(DescriptorsOfDeadSendersAreGivenUpForTheNext) {
   {
     // To open a memfd takes a second one for a moment.
     const FewDescriptors few(strategy == SharingStrategy::kFileSystem ? 0 : 1);
-    CHECK(HasContent(Heap().Receive(message).block, 2));
+    EXPECT_TRUE(HasContent(Heap().Receive(message).block, 2));
   }
-  CHECK(HasContent(kept, 1));
-  CHECK(Heap().Stats().attached == 1 && Heap().Stats().detached == 1);
+  EXPECT_TRUE(HasContent(kept, 1));
+  EXPECT_EQ(Heap().Stats().attached, 1);
+  EXPECT_EQ(Heap().Stats().detached, 1);
   living.Finish();
   dead.Finish();
 }
@@ -257,13 +266,16 @@ int LooksAtSlots(SharingStrategy strategy, int count) {
   return calls;
 }
 
-TEST_BOTH(ToDropATensorCostsTheSameHoweverManyDeadSendersThereAre) {
+TEST_BOTH(SharedHeapSendersTest,
+          ToDropATensorCostsTheSameHoweverManyDeadSendersThereAre) {
   const int few = LooksAtSlots(strategy, 25);
   const int many = LooksAtSlots(strategy, 100);
-  CHECK(few > 0 && many <= 5 * few);
+  EXPECT_GT(few, 0);
+  EXPECT_LE(many, 5 * few);
 }
 
-TEST_BOTH(ToAttachCostsTheSameHoweverManySendersThereAre) {
+TEST_BOTH(SharedHeapSendersTest,
+          ToAttachCostsTheSameHoweverManySendersThereAre) {
   Senders senders(strategy);
   const auto looks = [&](int count) {
     int calls = 0;
@@ -279,11 +291,12 @@ TEST_BOTH(ToAttachCostsTheSameHoweverManySendersThereAre) {
   };
   const int first = looks(20);
   const int then = looks(80);  // among them those that look at all
-  CHECK(first > 0 && then <= 10 * first);
+  EXPECT_GT(first, 0);
+  EXPECT_LE(then, 10 * first);
   senders.Finish();
 }
 
-TEST_BOTH(ABlockThatIsLeftAloneIsStillKnown) {
+TEST_BOTH(SharedHeapSendersTest, ABlockThatIsLeftAloneIsStillKnown) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kMiB, 7);
   const SharedBlock block = Heap().Receive(message).block;
@@ -291,47 +304,51 @@ TEST_BOTH(ABlockThatIsLeftAloneIsStillKnown) {
   Heap().Release(Heap().Receive(gone).block);
   senders.Kill();
   const std::vector<SharedBlock> others = ReceiveFromDead(&senders, kSmall);
-  CHECK(Heap().Stats().detached > 0);
-  CHECK(Heap().Has(block.data) && Heap().Has(block.data + kMiB - 1));
-  CHECK(!Heap().Has(block.data - 1) && !Heap().Has(block.data + kMiB));
+  EXPECT_GT(Heap().Stats().detached, 0);
+  EXPECT_TRUE(Heap().Has(block.data));
+  EXPECT_TRUE(Heap().Has(block.data + kMiB - 1));
+  EXPECT_FALSE(Heap().Has(block.data - 1));
+  EXPECT_FALSE(Heap().Has(block.data + kMiB));
   // The same pickle, loaded again.
   const SharedBlock again = Heap().Receive(message).block;
-  CHECK(again.data == block.data && HasContent(again, 7));
-  CHECK(KindOf([&] { Heap().Receive(gone); }) == Kind::kGone);
+  EXPECT_EQ(again.data, block.data);
+  EXPECT_TRUE(HasContent(again, 7));
+  EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(gone); }));
   SharedMessage other = message;
   other.generation += 2;
-  CHECK(KindOf([&] { Heap().Receive(other); }) == Kind::kGone);
-  CHECK(!Records().OwnerIsAlive(block));
-  CHECK(Records().OtherUsers(block).processes.empty());
+  EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(other); }));
+  EXPECT_FALSE(Records().OwnerIsAlive(block));
+  EXPECT_TRUE(Records().OtherUsers(block).processes.empty());
   Heap().Release(block);
-  CHECK(HasContent(again, 7));
+  EXPECT_TRUE(HasContent(again, 7));
   Heap().Release(again);
-  CHECK(!Heap().Has(block.data));
+  EXPECT_FALSE(Heap().Has(block.data));
   senders.Finish();
 }
 
-TEST_BOTH(WhatIsBoundToABlockThatIsLeftAloneIsFound) {
+TEST_BOTH(SharedHeapSendersTest, WhatIsBoundToABlockThatIsLeftAloneIsFound) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 7);
   const SharedBlock block = Heap().Receive(message).block;
   senders.Kill();
   ReceiveFromDead(&senders, kSmall);
   const auto storage = std::make_shared<int>(1);
-  CHECK(Heap().Bind(block, storage, [] { return true; }));
-  CHECK(Heap().Receive(message).storage == storage);
+  EXPECT_TRUE(Heap().Bind(block, storage, [] { return true; }));
+  EXPECT_EQ(Heap().Receive(message).storage, storage);
   senders.Finish();
 }
 
-TEST_BOTH(ABlockThatIsLeftAloneIsSentFromMemoryOfTheSender) {
+TEST_BOTH(SharedHeapSendersTest,
+          ABlockThatIsLeftAloneIsSentFromMemoryOfTheSender) {
   Senders senders(strategy);
   const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kSmall);
-  CHECK(!Heap().Send(blocks[0].data));  // so that its bytes are moved
-  CHECK(HasContent(blocks[0], 0));
-  CHECK(Heap().Send(blocks.back().data).has_value());
+  EXPECT_FALSE(Heap().Send(blocks[0].data));  // so that its bytes are moved
+  EXPECT_TRUE(HasContent(blocks[0], 0));
+  EXPECT_TRUE(Heap().Send(blocks.back().data).has_value());
   senders.Finish();
 }
 
-TEST_BOTH(BlocksOfOneDeadSenderGoOneByOne) {
+TEST_BOTH(SharedHeapSendersTest, BlocksOfOneDeadSenderGoOneByOne) {
   Senders others(strategy);
   std::vector<SharedMessage> messages;
   Worker sender([&](const Channel& channel) {
@@ -355,55 +372,58 @@ TEST_BOTH(BlocksOfOneDeadSenderGoOneByOne) {
   for (int i = 0; i < 5; ++i) Heap().Release(blocks[i]);
   const std::vector<SharedBlock> more = ReceiveFromDead(&others, kSmall);
   const auto pages = [&] { return BytesOf(file) / kSharedPage; };
-  CHECK(pages() < 45);
+  EXPECT_LT(pages(), 45);
   for (int i = 5; i < 19; ++i) {
-    for (int k = i; k < 20; ++k) CHECK(HasContent(blocks[k], k));
+    for (int k = i; k < 20; ++k) EXPECT_TRUE(HasContent(blocks[k], k));
     Heap().Release(blocks[i]);
   }
-  CHECK(HasContent(blocks[19], 19));
-  CHECK(pages() == 3);
+  EXPECT_TRUE(HasContent(blocks[19], 19));
+  EXPECT_EQ(pages(), 3);
   Heap().Release(blocks[19]);
-  CHECK(pages() == 0);
+  EXPECT_EQ(pages(), 0);
   close(file);
   others.Finish();
 }
 
-TEST_BOTH(ParentAndChildShareABlockThatIsLeftAlone) {
+TEST_BOTH(SharedHeapSendersTest, ParentAndChildShareABlockThatIsLeftAlone) {
   Senders senders(strategy);
   const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kMiB);
   const SharedBlock block = blocks[0];
   Worker child([&](const Channel& channel) {
-    CHECK(HasContent(block, 0));
+    EXPECT_TRUE(HasContent(block, 0));
     Fill(block, 77);
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(block, 88));
+    EXPECT_TRUE(HasContent(block, 88));
     // A block that neither can move is refused with an error that says so.
     const auto error = ErrorOf([&] { Heap().Send(block.data); });
-    CHECK(error && error->kind() == Kind::kUnavailable);
+    EXPECT_EQ(KindOf(error), Kind::kUnavailable);
     Heap().Release(block);
-    CHECK(!Heap().Has(block.data));
+    EXPECT_FALSE(Heap().Has(block.data));
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(blocks[1], 1));
+    EXPECT_TRUE(HasContent(blocks[1], 1));
   });
   child.channel().Await();
-  CHECK(HasContent(block, 77));
+  EXPECT_TRUE(HasContent(block, 77));
   Fill(block, 88);
   const auto error = ErrorOf([&] { Heap().Send(block.data); });
-  REQUIRE(error.has_value());
-  CHECK(error->kind() == Kind::kUnavailable);
-  CHECK(std::string(error->what()).find("clone()") != std::string::npos);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), Kind::kUnavailable);
+  EXPECT_PRED_FORMAT2(
+      ::testing::IsSubstring, "clone()", std::string(error->what()));
   child.channel().Signal();
   child.channel().Await();
-  CHECK(HasContent(block, 88));  // the child's release is the child's alone
+  EXPECT_TRUE(
+      HasContent(block, 88));  // the child's release is the child's alone
   Heap().Release(blocks[1]);
   child.channel().Signal();
   child.Finish();
   senders.Finish();
 }
 
-TEST_BOTH(AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
+TEST_BOTH(SharedHeapSendersTest,
+          AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 1);
   const SharedBlock record = Records().Receive(message).block;
@@ -412,15 +432,16 @@ TEST_BOTH(AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
   ReceiveFromDead(&senders, kSmall);
   Records().Redeem(message);  // late, and of no effect
   Worker child([&](const Channel&) {
-    CHECK(!Heap().Has(record.data));
+    EXPECT_FALSE(Heap().Has(record.data));
     Heap().Release(record);
   });
   child.Finish();
-  CHECK(Heap().Has(record.data) && HasContent(record, 1));
+  EXPECT_TRUE(Heap().Has(record.data));
+  EXPECT_TRUE(HasContent(record, 1));
   senders.Finish();
 }
 
-TEST_BOTH(ASegmentThatAMessageNeedsIsNotTakenApart) {
+TEST_BOTH(SharedHeapSendersTest, ASegmentThatAMessageNeedsIsNotTakenApart) {
   Senders senders(strategy);
   const SharedBlock block = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = MessageOf(block);
@@ -428,20 +449,21 @@ TEST_BOTH(ASegmentThatAMessageNeedsIsNotTakenApart) {
   ReceiveFromDead(&senders, kSmall);
   Worker receiver([&](const Channel& channel) {
     channel.Await();
-    CHECK(HasContent(Heap().Receive(message).block, 1));
+    EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
   });
   receiver.channel().Signal();
   receiver.Finish();
   senders.Finish();
 }
 
-TEST_BOTH(ASegmentThatTwoProcessesHaveStaysWholeForBoth) {
+TEST_BOTH(SharedHeapSendersTest,
+          ASegmentThatTwoProcessesHaveStaysWholeForBoth) {
   Senders senders(strategy);
   Worker other([&](const Channel& channel) {
     const SharedBlock block =
         Heap().Receive(channel.Receive<SharedMessage>()).block;
     channel.Signal();
-    CHECK(
+    EXPECT_TRUE(
         HasContent(Heap().Receive(channel.Receive<SharedMessage>()).block, 1));
     Heap().Release(block);
     channel.Signal();
@@ -453,23 +475,24 @@ TEST_BOTH(ASegmentThatTwoProcessesHaveStaysWholeForBoth) {
   other.channel().Await();
   senders.Kill();
   const std::vector<SharedBlock> more = ReceiveFromDead(&senders, kSmall);
-  CHECK(HasContent(block, 1));
+  EXPECT_TRUE(HasContent(block, 1));
   const auto sent = Heap().Send(block.data);
-  REQUIRE(sent.has_value());
+  ASSERT_TRUE(sent.has_value());
   other.channel().Send(*sent);
   other.channel().Await();
   other.Kill();
   // Now this process alone is attached, also if it had closed the descriptor.
   Heap().Release(block);
   for (const SharedBlock& each : more) Heap().Release(each);
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Heap().Stats().attached == 0 && Files().empty();
   }));
   senders.Finish();
 }
 
-TEST_BOTH(AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
+TEST_BOTH(SharedHeapSendersTest,
+          AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
   // As a pool does whose workers end after a task each, while others work.
   constexpr int kRounds = 80;
   Senders senders(strategy);
@@ -481,7 +504,7 @@ TEST_BOTH(AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
   for (int i = 0; i < kRounds; ++i) {
     children.push_back(std::make_unique<Worker>([&](const Channel& channel) {
       channel.Await();
-      for (int k = 0; k < i; ++k) CHECK(HasContent(blocks[k], k));
+      for (int k = 0; k < i; ++k) EXPECT_TRUE(HasContent(blocks[k], k));
     }));
     blocks.push_back(ReceiveFrom(&senders, kSmall, i));
     senders.Kill();
@@ -490,20 +513,21 @@ TEST_BOTH(AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
     children.front()->Finish();
     children.pop_front();
   }
-  CHECK(Heap().Stats().attached <= kWhole);
-  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole + 2);
-  for (int i = 0; i < kRounds; ++i) CHECK(HasContent(blocks[i], i));
+  EXPECT_LE(Heap().Stats().attached, kWhole);
+  EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kWhole + 2);
+  for (int i = 0; i < kRounds; ++i) EXPECT_TRUE(HasContent(blocks[i], i));
   for (const SharedBlock& block : blocks) Heap().Release(block);
   children.clear();
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Heap().Stats().attached == 0 && Files().empty();
   }));
-  CHECK(Heap().Stats().detached == 0);
+  EXPECT_EQ(Heap().Stats().detached, 0);
   senders.Finish();
 }
 
-TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
+TEST_BOTH(SharedHeapSendersTest,
+          AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   Senders senders(strategy);
   Senders living(strategy);
   Worker third([&](const Channel& channel) {
@@ -511,7 +535,7 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
         Heap().Receive(channel.Receive<SharedMessage>()).block;
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(block, 77));
+    EXPECT_TRUE(HasContent(block, 77));
     Fill(block, 88);
     Heap().Release(block);
     Heap().Collect({});
@@ -526,14 +550,14 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   const Limited descriptors(RLIMIT_NOFILE, 2 * kMany);
   Worker child([&](const Channel& channel) {
     Fill(block, 77);
-    CHECK(KindOf([&] { Heap().Send(block.data); }) == Kind::kUnavailable);
+    EXPECT_EQ(Kind::kUnavailable, KindOf([&] { Heap().Send(block.data); }));
     channel.Signal();
     channel.Await();
-    CHECK(HasContent(block, 88));
+    EXPECT_TRUE(HasContent(block, 88));
   });
   child.channel().Await();
-  CHECK(HasContent(block, 77));
-  CHECK(Heap().Send(block.data).has_value());  // the parent has its place
+  EXPECT_TRUE(HasContent(block, 77));
+  EXPECT_TRUE(Heap().Send(block.data).has_value());  // the parent has its place
   Heap().Release(block);
   Heap().Collect(0.0);
   third.channel().Signal();
@@ -547,7 +571,8 @@ TEST_BOTH(AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
   senders.Finish();
 }
 
-TEST(ANamedSegmentOfADeadSenderIsWholeWithoutADescriptor) {
+ISOLATED_TEST(SharedHeapSendersTest,
+              ANamedSegmentOfADeadSenderIsWholeWithoutADescriptor) {
   Senders senders(SharingStrategy::kFileSystem);
   Heap();
   const Possessions before = Possessions::Now();
@@ -556,21 +581,21 @@ TEST(ANamedSegmentOfADeadSenderIsWholeWithoutADescriptor) {
     blocks.push_back(ReceiveFrom(&senders, kSmall, i));
     senders.Kill();
   }
-  CHECK(Heap().Stats().detached == 0);
-  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  EXPECT_EQ(Heap().Stats().detached, 0);
+  EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kWhole);
   // A child has it too, and either can send it on to share it.
   Worker child([&](const Channel& channel) {
     const auto sent = Heap().Send(blocks[0].data);
-    REQUIRE(sent.has_value());
+    ASSERT_TRUE(sent.has_value());
     channel.Send(*sent);
     channel.Await();
-    CHECK(HasContent(blocks[0], 7));
+    EXPECT_TRUE(HasContent(blocks[0], 7));
   });
   const SharedMessage message = child.channel().Receive<SharedMessage>();
   Fill(Heap().Receive(message).block, 7);
   child.channel().Signal();
   child.Finish();
-  CHECK(HasContent(blocks[0], 7));
+  EXPECT_TRUE(HasContent(blocks[0], 7));
   senders.Finish();
 }
 
@@ -604,66 +629,72 @@ std::vector<HalfReceived> ReceiveHalf() {
   return received;
 }
 
-TEST(AChildThatHasPagesAloneReceivesOtherBlocksOfTheirSegments) {
+ISOLATED_TEST(SharedHeapSendersTest,
+              AChildThatHasPagesAloneReceivesOtherBlocksOfTheirSegments) {
   const std::vector<HalfReceived> received = ReceiveHalf();
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   Worker child([&](const Channel& channel) {
     const SharedBlock other = Heap().Receive(received[0].other).block;
-    CHECK(HasContent(other, 100) && HasContent(received[0].block, 0));
+    EXPECT_TRUE(HasContent(other, 100));
+    EXPECT_TRUE(HasContent(received[0].block, 0));
     // The block that its parent has received meanwhile and sends on.
     const auto sent_on = channel.Receive<SharedMessage>();
-    CHECK(HasContent(Heap().Receive(sent_on).block, 101));
+    EXPECT_TRUE(HasContent(Heap().Receive(sent_on).block, 101));
     Heap().Release(other);
-    CHECK(HasContent(received[0].block, 0));
+    EXPECT_TRUE(HasContent(received[0].block, 0));
   });
   const SharedBlock other = Heap().Receive(received[1].other).block;
   child.channel().Send(MessageOf(other));
   child.Finish();
 }
 
-TEST(AMessageOfABlockOfWhichAChildHasThePagesIsReceivedThere) {
+ISOLATED_TEST(SharedHeapSendersTest,
+              AMessageOfABlockOfWhichAChildHasThePagesIsReceivedThere) {
   const std::vector<HalfReceived> received = ReceiveHalf();
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   Worker child([&](const Channel& channel) {
     const auto message = channel.Receive<SharedMessage>();
-    CHECK(Heap().Receive(message).block.data == received[0].block.data);
+    EXPECT_EQ(Heap().Receive(message).block.data, received[0].block.data);
   });
   const SharedMessage message = MessageOf(received[0].block);
   child.channel().Send(message);
   child.Finish();
-  CHECK(!Records().IsInFlight(message));
+  EXPECT_FALSE(Records().IsInFlight(message));
 }
 
-TEST(TheLastOfAFamilyRemovesFilesOfWhichItHasPagesAlone) {
+ISOLATED_TEST(SharedHeapSendersTest,
+              TheLastOfAFamilyRemovesFilesOfWhichItHasPagesAlone) {
   int to_child[2];
   int from_child[2];
-  REQUIRE(pipe(to_child) == 0 && pipe(from_child) == 0);
+  ASSERT_EQ(pipe(to_child), 0);
+  ASSERT_EQ(pipe(from_child), 0);
   char byte = '!';
   Worker parent([&](const Channel& channel) {
     const std::vector<HalfReceived> received = ReceiveHalf();
     const Limited descriptors(RLIMIT_NOFILE, kShort);
     if (fork() == 0) {
-      REQUIRE(read(to_child[0], &byte, 1) == 1);
+      ASSERT_EQ(read(to_child[0], &byte, 1), 1);
       Heap().Leave();
       byte = static_cast<char>(Files().size());
-      REQUIRE(write(from_child[1], &byte, 1) == 1);
+      ASSERT_EQ(write(from_child[1], &byte, 1), 1);
       _exit(0);
     }
     channel.Signal();
     channel.Await();
   });
   parent.channel().Await();
-  CHECK(!Files().empty());
+  EXPECT_FALSE(Files().empty());
   parent.Kill();
-  REQUIRE(write(to_child[1], &byte, 1) == 1);
-  REQUIRE(read(from_child[0], &byte, 1) == 1);
-  CHECK(byte == 0);
+  ASSERT_EQ(write(to_child[1], &byte, 1), 1);
+  ASSERT_EQ(read(from_child[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 0);
   for (int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) {
     close(fd);
   }
 }
 
-TEST(ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
+ISOLATED_TEST(SharedHeapSendersTest,
+              ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
   constexpr auto strategy = SharingStrategy::kFileSystem;
   Senders senders(strategy);
   Worker other([&](const Channel& channel) {
@@ -682,20 +713,21 @@ TEST(ANamedSegmentThatTwoProcessesHaveKeepsNoDescriptor) {
     other.channel().Await();
     senders.Kill();
   }
-  CHECK(Heap().Stats().attached == kMany);
-  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  EXPECT_EQ(Heap().Stats().attached, kMany);
+  EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kWhole);
   // A function that needs the descriptor opens it again.
   Heap().Release(blocks.back());
   blocks.pop_back();
-  CHECK(Heap().Send(blocks[0].data).has_value());
+  EXPECT_TRUE(Heap().Send(blocks[0].data).has_value());
   Worker child([&](const Channel&) {
-    for (size_t i = 0; i < blocks.size(); ++i) CHECK(HasContent(blocks[i], i));
+    for (size_t i = 0; i < blocks.size(); ++i)
+      EXPECT_TRUE(HasContent(blocks[i], i));
   });
   child.Finish();
-  CHECK(Possessions::Now().descriptors <= before.descriptors + kWhole);
+  EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kWhole);
   other.Kill();
   for (const SharedBlock& block : blocks) Heap().Release(block);
-  CHECK(Eventually([] {
+  EXPECT_TRUE(Eventually([] {
     Heap().Collect(0.0);
     return Heap().Stats().attached == 0 && Files().empty();
   }));

@@ -26,205 +26,215 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::MemoryOfMachineOrContainer;
 
-TEST_BOTH(ABlockHasTheSizeThatWasAskedForOrALittleMore) {
+class SharedHeapTest : public shared_memory_test::SharedMemoryTestCase {};
+
+TEST_BOTH(SharedHeapTest, ABlockHasTheSizeThatWasAskedForOrALittleMore) {
   for (uint64_t size : {0, 1, 63, 64, 65, 4095, 4096, 4097, 1000003}) {
     const SharedBlock block = AllocateFilled(strategy, size, size);
     const uint64_t unit = size < 4096 ? 64 : 4096;
-    CHECK(block.capacity >= size);
-    CHECK(block.capacity <= size + std::max(size / 4, unit));
-    CHECK(reinterpret_cast<uintptr_t>(block.data) % 64 == 0);
-    CHECK(HasContent(block, size));
+    EXPECT_GE(block.capacity, size);
+    EXPECT_LE(block.capacity, size + std::max(size / 4, unit));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % 64, 0);
+    EXPECT_TRUE(HasContent(block, size));
     Heap().Release(block);
   }
 }
 
-TEST_BOTH(BlocksDoNotOverlap) {
+TEST_BOTH(SharedHeapTest, BlocksDoNotOverlap) {
   std::vector<SharedBlock> blocks;
   for (uint64_t i = 0; i < 600; ++i) {
     blocks.push_back(AllocateFilled(strategy, 1 + i * i * 7 % 20000, i));
   }
   for (uint64_t i = 0; i < blocks.size(); ++i) {
-    CHECK(HasContent(blocks[i], i));
+    EXPECT_TRUE(HasContent(blocks[i], i));
   }
 }
 
-TEST_BOTH(AReleasedBlockIsUsedAgain) {
+TEST_BOTH(SharedHeapTest, AReleasedBlockIsUsedAgain) {
   for (uint64_t size : {100, 5000, 3000000}) {
     const SharedBlock first = Heap().Allocate(strategy, size);
     Heap().Release(first);
     const SharedBlock second = Heap().Allocate(strategy, size);
-    CHECK(second.data == first.data);
+    EXPECT_EQ(second.data, first.data);
     Heap().Release(second);
   }
 }
 
-TEST_BOTH(StrategiesHaveSegmentsOfTheirOwn) {
+TEST_BOTH(SharedHeapTest, StrategiesHaveSegmentsOfTheirOwn) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const SharedBlock other =
       Heap().Allocate(strategy == SharingStrategy::kFileSystem
                           ? SharingStrategy::kFileDescriptor
                           : SharingStrategy::kFileSystem,
                       100);
-  CHECK(block.segment != other.segment);
-  CHECK(MessageOf(block).id.strategy == strategy);
-  CHECK(MessageOf(other).id.strategy != strategy);
-  CHECK(Heap().Stats().segments == 2);
+  EXPECT_NE(block.segment, other.segment);
+  EXPECT_EQ(MessageOf(block).id.strategy, strategy);
+  EXPECT_NE(MessageOf(other).id.strategy, strategy);
+  EXPECT_EQ(Heap().Stats().segments, 2);
 }
 
-TEST_BOTH(TheAddressesOfABlockAreKnownAsLongAsItIsHeld) {
+TEST_BOTH(SharedHeapTest, TheAddressesOfABlockAreKnownAsLongAsItIsHeld) {
   const SharedBlock block = Heap().Allocate(strategy, 4096);
-  CHECK(Heap().Has(block.data) && Heap().Has(block.data + 4095));
-  CHECK(!Heap().Has(block.data + block.capacity) && !Heap().Has(&block));
+  EXPECT_TRUE(Heap().Has(block.data));
+  EXPECT_TRUE(Heap().Has(block.data + 4095));
+  EXPECT_FALSE(Heap().Has(block.data + block.capacity));
+  EXPECT_FALSE(Heap().Has(&block));
   Heap().Release(block);
-  CHECK(!Heap().Has(block.data));
+  EXPECT_FALSE(Heap().Has(block.data));
 }
 
-TEST_BOTH(AnAddressInABlockIsSentWithItsOffset) {
+TEST_BOTH(SharedHeapTest, AnAddressInABlockIsSentWithItsOffset) {
   const SharedBlock before = Heap().Allocate(strategy, 4096);
   const SharedBlock block = Heap().Allocate(strategy, 4096);
   const auto message = Heap().Send(block.data + 4095);
-  REQUIRE(message.has_value());
-  CHECK(message->offset == 4095);
-  CHECK(message->block == block.index && block.index != before.index);
-  CHECK(MessageOf(block).offset == 0);
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->offset, 4095);
+  EXPECT_EQ(message->block, block.index);
+  EXPECT_NE(block.index, before.index);
+  EXPECT_EQ(MessageOf(block).offset, 0);
 }
 
-TEST_BOTH(AnAddressInNoHeldBlockIsNotSent) {
+TEST_BOTH(SharedHeapTest, AnAddressInNoHeldBlockIsNotSent) {
   const int here = 0;
-  CHECK(!Heap().Send(&here));
-  CHECK(!Heap().Send(nullptr));
+  EXPECT_FALSE(Heap().Send(&here));
+  EXPECT_FALSE(Heap().Send(nullptr));
   const SharedBlock block = Heap().Allocate(strategy, 4096);
-  CHECK(!Heap().Send(block.data + block.capacity));
-  CHECK(!Heap().Send(block.data - 1));
-  CHECK(!Heap().Send(&here));
+  EXPECT_FALSE(Heap().Send(block.data + block.capacity));
+  EXPECT_FALSE(Heap().Send(block.data - 1));
+  EXPECT_FALSE(Heap().Send(&here));
   Heap().Release(block);
-  CHECK(!Heap().Send(block.data));
+  EXPECT_FALSE(Heap().Send(block.data));
 }
 
-TEST_BOTH(AMessageToOneselfFindsWhatIsBoundToTheBlock) {
+TEST_BOTH(SharedHeapTest, AMessageToOneselfFindsWhatIsBoundToTheBlock) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const auto storage = std::make_shared<int>(1);
-  CHECK(Heap().Bind(block, storage, [] { return true; }));
+  EXPECT_TRUE(Heap().Bind(block, storage, [] { return true; }));
   const auto received = Heap().Receive(MessageOf(block));
-  CHECK(received.storage == storage);
-  CHECK(received.block.data == block.data);
+  EXPECT_EQ(received.storage, storage);
+  EXPECT_EQ(received.block.data, block.data);
   Heap().Release(block);
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
 }
 
-TEST_BOTH(WhatRefusesToBeBoundIsNotFound) {
+TEST_BOTH(SharedHeapTest, WhatRefusesToBeBoundIsNotFound) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const auto storage = std::make_shared<int>(1);
-  CHECK(!Heap().Bind(block, storage, [] { return false; }));
-  CHECK(Heap().Receive(MessageOf(block)).storage == nullptr);
+  EXPECT_FALSE(Heap().Bind(block, storage, [] { return false; }));
+  EXPECT_EQ(Heap().Receive(MessageOf(block)).storage, nullptr);
 }
 
-TEST_BOTH(AMessageToOneselfIsAUserMoreOnceNothingIsBound) {
+TEST_BOTH(SharedHeapTest, AMessageToOneselfIsAUserMoreOnceNothingIsBound) {
   const SharedBlock block = AllocateFilled(strategy, 100, 1);
   const auto received = Heap().Receive(MessageOf(block));
-  CHECK(received.storage == nullptr);
+  EXPECT_EQ(received.storage, nullptr);
   Heap().Release(block);
-  CHECK(Heap().Stats().blocks == 1);
-  CHECK(HasContent(received.block, 1));
+  EXPECT_EQ(Heap().Stats().blocks, 1);
+  EXPECT_TRUE(HasContent(received.block, 1));
   Heap().Release(received.block);
-  CHECK(Heap().Stats().blocks == 0);
+  EXPECT_EQ(Heap().Stats().blocks, 0);
 }
 
-TEST_BOTH(TheFiguresTellWhatIsInUseAndWhatIsKept) {
+TEST_BOTH(SharedHeapTest, TheFiguresTellWhatIsInUseAndWhatIsKept) {
   const SharedBlock large = Heap().Allocate(strategy, kMiB);
   const SharedBlock small = Heap().Allocate(strategy, 64);
   MessageOf(large);
   MessageOf(large);
   SharedHeapStats stats = Heap().Stats();
-  CHECK(stats.used == large.capacity + small.capacity);
-  CHECK(stats.blocks == 2);
-  CHECK(stats.messages == 2);
-  CHECK(stats.segments == 1 && stats.attached == 0);
-  CHECK(stats.cached == stats.reserved - stats.used);
+  EXPECT_EQ(stats.used, large.capacity + small.capacity);
+  EXPECT_EQ(stats.blocks, 2);
+  EXPECT_EQ(stats.messages, 2);
+  EXPECT_EQ(stats.segments, 1);
+  EXPECT_EQ(stats.attached, 0);
+  EXPECT_EQ(stats.cached, stats.reserved - stats.used);
   Heap().Release(small);
   stats = Heap().Stats();
-  CHECK(stats.used == large.capacity && stats.blocks == 1);
-  CHECK(stats.reserved > stats.used);
+  EXPECT_EQ(stats.used, large.capacity);
+  EXPECT_EQ(stats.blocks, 1);
+  EXPECT_GT(stats.reserved, stats.used);
 }
 
-TEST_BOTH(CollectingGivesIdleMemoryToTheSystem) {
+TEST_BOTH(SharedHeapTest, CollectingGivesIdleMemoryToTheSystem) {
   const SharedBlock kept = AllocateFilled(strategy, 100, 1);
   const std::string path = PathOf(MessageOf(kept));
   const uint64_t before = BytesOfFile(path);
   const SharedBlock large = AllocateFilled(strategy, 8 * kMiB, 2);
-  CHECK(BytesOfFile(path) >= before + 8 * kMiB);
+  EXPECT_GE(BytesOfFile(path), before + 8 * kMiB);
   Heap().Release(large);
-  CHECK(Heap().Stats().cached >= 8 * kMiB);
+  EXPECT_GE(Heap().Stats().cached, 8 * kMiB);
   Heap().Collect({});
-  CHECK(BytesOfFile(path) <= before);
-  CHECK(Heap().Stats().cached < kMiB);
-  CHECK(HasContent(kept, 1));
+  EXPECT_LE(BytesOfFile(path), before);
+  EXPECT_LT(Heap().Stats().cached, kMiB);
+  EXPECT_TRUE(HasContent(kept, 1));
   const SharedBlock again = AllocateFilled(strategy, 8 * kMiB, 3);
-  CHECK(again.data == large.data && HasContent(again, 3));
+  EXPECT_EQ(again.data, large.data);
+  EXPECT_TRUE(HasContent(again, 3));
 }
 
-TEST_BOTH(ABlockInFlightIsNotGivenToTheSystem) {
+TEST_BOTH(SharedHeapTest, ABlockInFlightIsNotGivenToTheSystem) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
   Heap().Collect({});
   Heap().Collect(1000.0);
-  CHECK(Heap().Stats().used == block.capacity);
-  CHECK(HasContent(Heap().Receive(message).block, 1));
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
 }
 
-TEST_BOTH(AMessageThatIsGivenUpIsGone) {
+TEST_BOTH(SharedHeapTest, AMessageThatIsGivenUpIsGone) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
   Heap().Collect(0.0);
-  CHECK(Heap().Stats().used == 0 && Heap().Stats().reserved == 0);
-  CHECK(KindOf([&] { Heap().Receive(message); }) == Kind::kGone);
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
+  EXPECT_EQ(Heap().Stats().reserved, 0);
+  EXPECT_EQ(Kind::kGone, KindOf([&] { Heap().Receive(message); }));
+  EXPECT_EQ(Heap().Stats().used, 0);
 }
 
-TEST_BOTH(TheLimitIsKeptAndNamed) {
+TEST_BOTH(SharedHeapTest, TheLimitIsKeptAndNamed) {
   Heap().SetLimit(4 * kMiB);
   const SharedBlock block = Heap().Allocate(strategy, 3 * kMiB);
   MessageOf(block);
   const SharedHeapStats before = Heap().Stats();
   const auto error = ErrorOf([&] { Heap().Allocate(strategy, 2 * kMiB); });
-  REQUIRE(error.has_value());
-  CHECK(error->kind() == Kind::kExhausted);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), Kind::kExhausted);
   const std::string text = error->what();
-  CHECK(text.find("the limit is 4.0 MiB") != std::string::npos);
-  CHECK(text.find("2.0 MiB") != std::string::npos);
-  CHECK(text.find("1 messages") != std::string::npos);
-  CHECK(Heap().Stats().reserved == before.reserved);
-  CHECK(Heap().Stats().used == before.used);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "the limit is 4.0 MiB", text);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "2.0 MiB", text);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "1 messages", text);
+  EXPECT_EQ(Heap().Stats().reserved, before.reserved);
+  EXPECT_EQ(Heap().Stats().used, before.used);
   Heap().SetLimit(6 * kMiB);
   Heap().Release(Heap().Allocate(strategy, 2 * kMiB));
-  CHECK(Heap().Stats().limit == 6 * kMiB);
+  EXPECT_EQ(Heap().Stats().limit, 6 * kMiB);
 }
 
-TEST_BOTH(IdleMemoryMakesRoomUnderTheLimit) {
+TEST_BOTH(SharedHeapTest, IdleMemoryMakesRoomUnderTheLimit) {
   Heap().SetLimit(4 * kMiB);
   for (uint64_t size : {3 * kMiB, kMiB, 2 * kMiB, 4 * kMiB}) {
     Heap().Release(AllocateFilled(strategy, size, size));
   }
-  CHECK(Heap().Stats().reserved <= 4 * kMiB);
+  EXPECT_LE(Heap().Stats().reserved, 4 * kMiB);
 }
 
-TEST_BOTH(ASizeThatNoMachineHasIsRefused) {
+TEST_BOTH(SharedHeapTest, ASizeThatNoMachineHasIsRefused) {
   for (uint64_t size : {uint64_t{1} << 45, uint64_t{1} << 62, UINT64_MAX}) {
-    CHECK(KindOf([&] { Heap().Allocate(strategy, size); }) == Kind::kExhausted);
+    EXPECT_EQ(Kind::kExhausted,
+              KindOf([&] { Heap().Allocate(strategy, size); }));
   }
   Heap().Release(AllocateFilled(strategy, 100, 1));
 }
 
-TEST_BOTH(ManySmallBlocksFillMoreThanOneSegment) {
+TEST_BOTH(SharedHeapTest, ManySmallBlocksFillMoreThanOneSegment) {
   // More blocks than the largest ledger has entries for.
   constexpr uint64_t kCount = (1 << 18) + 1000;
   std::vector<SharedBlock> blocks;
@@ -232,12 +242,13 @@ TEST_BOTH(ManySmallBlocksFillMoreThanOneSegment) {
   for (uint64_t i = 0; i < kCount; ++i) {
     blocks.push_back(Heap().Allocate(strategy, 64));
   }
-  CHECK(Heap().Stats().segments > 1 && Heap().Stats().segments < 6);
-  CHECK(Heap().Stats().blocks == kCount);
+  EXPECT_GT(Heap().Stats().segments, 1);
+  EXPECT_LT(Heap().Stats().segments, 6);
+  EXPECT_EQ(Heap().Stats().blocks, kCount);
   for (const SharedBlock& block : blocks) Heap().Release(block);
-  CHECK(Heap().Stats().blocks == 0);
+  EXPECT_EQ(Heap().Stats().blocks, 0);
   Heap().Collect({});
-  CHECK(Heap().Stats().reserved == 0);
+  EXPECT_EQ(Heap().Stats().reserved, 0);
 }
 
 // A folder with the files that a process reads about its control groups.
@@ -245,7 +256,7 @@ class Root {
  public:
   explicit Root(const std::string& groups) {
     char folder[] = "/tmp/shared_memory_testXXXXXX";
-    REQUIRE(mkdtemp(folder) != nullptr);
+    REQUIRE_TRUE(mkdtemp(folder) != nullptr);
     path_ = folder;
     Write("/proc/self/cgroup", groups);
   }
@@ -267,37 +278,38 @@ class Root {
 const uint64_t kMachine =
     static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
 
-TEST(WithoutControlGroupsTheMachinesMemoryIsTheLimit) {
-  CHECK(Root("").Memory() == kMachine);
-  CHECK(Root("no line of this kind\n::\n").Memory() == kMachine);
-  CHECK(Root("0::/a/b\n4:memory:/a\n").Memory() == kMachine);
+ISOLATED_TEST(SharedHeapTest, WithoutControlGroupsTheMachinesMemoryIsTheLimit) {
+  EXPECT_EQ(Root("").Memory(), kMachine);
+  EXPECT_EQ(Root("no line of this kind\n::\n").Memory(), kMachine);
+  EXPECT_EQ(Root("0::/a/b\n4:memory:/a\n").Memory(), kMachine);
 }
 
-TEST(TheLeastLimitOfAControlGroupAndThoseAboveItCounts) {
+ISOLATED_TEST(SharedHeapTest,
+              TheLeastLimitOfAControlGroupAndThoseAboveItCounts) {
   const Root root("0::/above/own\n");
   root.Write("/sys/fs/cgroup/above/own/memory.max", "max\n");
-  CHECK(root.Memory() == kMachine);
+  EXPECT_EQ(root.Memory(), kMachine);
   root.Write("/sys/fs/cgroup/above/memory.max", "4194304\n");
-  CHECK(root.Memory() == 4 * kMiB);
+  EXPECT_EQ(root.Memory(), 4 * kMiB);
   root.Write("/sys/fs/cgroup/above/own/memory.max", "8388608\n");
-  CHECK(root.Memory() == 4 * kMiB);
+  EXPECT_EQ(root.Memory(), 4 * kMiB);
   root.Write("/sys/fs/cgroup/memory.max", "1048576\n");
-  CHECK(root.Memory() == kMiB);
+  EXPECT_EQ(root.Memory(), kMiB);
   root.Write("/sys/fs/cgroup/above/own/other/memory.max", "4096\n");
-  CHECK(root.Memory() == kMiB);
+  EXPECT_EQ(root.Memory(), kMiB);
 }
 
-TEST(ALimitOfTheFirstVersionOfControlGroupsCounts) {
+ISOLATED_TEST(SharedHeapTest, ALimitOfTheFirstVersionOfControlGroupsCounts) {
   const Root root("5:cpu,cpuacct:/cpu\n4:hugetlb,memory:/docker/own\n0::/\n");
   const std::string memory = "/sys/fs/cgroup/memory";
   root.Write(memory + "/docker/own/memory.limit_in_bytes",
              "9223372036854771712\n");
-  CHECK(root.Memory() == kMachine);
+  EXPECT_EQ(root.Memory(), kMachine);
   // Inside a container, the group's folder is where the root's would be.
   root.Write(memory + "/memory.limit_in_bytes", "3145728\n");
-  CHECK(root.Memory() == 3 * kMiB);
+  EXPECT_EQ(root.Memory(), 3 * kMiB);
   root.Write(memory + "/cpu/memory.limit_in_bytes", "4096\n");
-  CHECK(root.Memory() == 3 * kMiB);
+  EXPECT_EQ(root.Memory(), 3 * kMiB);
 }
 
 }  // namespace

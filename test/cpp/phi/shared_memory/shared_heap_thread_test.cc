@@ -24,11 +24,13 @@
 #include <thread>
 #include <vector>
 
-#include "storm.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/storm.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+
+class SharedHeapThreadTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kThreads = 8;
 constexpr int kRounds = 1500;
@@ -68,7 +70,7 @@ std::shared_ptr<Storage> Open(const Mail& mail) {
   return std::static_pointer_cast<Storage>(received.storage);
 }
 
-TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
+TEST_BOTH(SharedHeapThreadTest, ThreadsSendReceiveAndDropAtOnce) {
   ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);
@@ -91,7 +93,7 @@ TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
       }
       while (held.size() > 8) {
         auto& storage = held[random() % held.size()];
-        CHECK(HasContent(storage->block, storage->seed));
+        EXPECT_TRUE(HasContent(storage->block, storage->seed));
         std::swap(storage, held.back());
         held.pop_back();
       }
@@ -99,13 +101,13 @@ TEST_BOTH(ThreadsSendReceiveAndDropAtOnce) {
   });
   while (const auto mail = mailbox.Take()) {
     const auto storage = Open(*mail);
-    CHECK(HasContent(storage->block, storage->seed));
+    EXPECT_TRUE(HasContent(storage->block, storage->seed));
   }
-  CHECK(Heap().Stats().messages == 0);
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().messages, 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
 }
 
-TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
+TEST_BOTH(SharedHeapThreadTest, ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
   Worker receiver([](const Channel& channel) {
     std::mutex mutex;
     InThreads([&](int) {
@@ -116,7 +118,7 @@ TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
           mail = channel.Receive<Mail>();
         }
         const auto storage = Open(mail);
-        CHECK(HasContent(storage->block, storage->seed));
+        EXPECT_TRUE(HasContent(storage->block, storage->seed));
       }
     });
     channel.Signal();
@@ -132,13 +134,14 @@ TEST_BOTH(ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
     }
   });
   receiver.channel().Await();
-  CHECK(Heap().Stats().messages == 0);
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().messages, 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
   receiver.channel().Signal();
   receiver.Finish();
 }
 
-TEST_BOTH(ThreadsThatAskForMoreThanTheLimitAllGetAnAnswer) {
+TEST_BOTH(SharedHeapThreadTest,
+          ThreadsThatAskForMoreThanTheLimitAllGetAnAnswer) {
   constexpr uint64_t kSize = 1 << 20;
   Heap().SetLimit(4 * kSize);
   std::atomic<int> refused{0};
@@ -149,12 +152,12 @@ TEST_BOTH(ThreadsThatAskForMoreThanTheLimitAllGetAnAnswer) {
         std::this_thread::yield();
         Heap().Release(block);
       });
-      CHECK(!kind || kind == Kind::kExhausted);
+      EXPECT_TRUE(!kind || kind == Kind::kExhausted);
       if (kind) ++refused;
-      CHECK(Heap().Stats().reserved <= 4 * kSize);
+      EXPECT_LE(Heap().Stats().reserved, 4 * kSize);
     }
   });
-  CHECK(Heap().Stats().used == 0);
+  EXPECT_EQ(Heap().Stats().used, 0);
   Heap().Release(Heap().Allocate(strategy, 4 * kSize));
 }
 

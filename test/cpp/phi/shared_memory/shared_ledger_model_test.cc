@@ -35,9 +35,12 @@
 #include <utility>
 #include <vector>
 
-#include "testing.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace {
+
+class SharedLedgerModelTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 enum Who : uint8_t { kA, kB, kC, kProcesses };  // A owns the block
 constexpr uint8_t kPlaces = 2;                  // for tickets
@@ -781,7 +784,7 @@ class Explorer {
     states_.push_back(state);
     from_.push_back(from);
     table_[spot] = states_.size();
-    REQUIRE(states_.size() < kTableSize);
+    ASSERT_LT(states_.size(), kTableSize);
   }
 
   // States are stored with B and C in any order; here they keep their names.
@@ -828,66 +831,74 @@ constexpr Limits kTwoDie = {2, 1, 2, true, 0, 1};
 constexpr Limits kSmall = {2, 1, 0, false, 0, 1};
 constexpr Limits kSmallWithDeath = {1, 0, 1, false, 0, 1};
 
-TEST(TheLedgerIsRightInEveryOrderOfSteps) {
-  CHECK(Explorer(Scheme::kLedger, kLarge).FindsNothing(kLostToTwin));
+ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsRightInEveryOrderOfSteps) {
+  EXPECT_TRUE(Explorer(Scheme::kLedger, kLarge).FindsNothing(kLostToTwin));
 }
 
-TEST(TheLedgerIsRightWhoeverIsKilled) {
-  CHECK(Explorer(Scheme::kLedger, kCreatorDies).FindsNothing());
-  CHECK(Explorer(Scheme::kLedger, kTwoDie).FindsNothing());
+ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsRightWhoeverIsKilled) {
+  EXPECT_TRUE(Explorer(Scheme::kLedger, kCreatorDies).FindsNothing());
+  EXPECT_TRUE(Explorer(Scheme::kLedger, kTwoDie).FindsNothing());
 }
 
-TEST(TheTicketMayBeSpentOnceTheReceiverIsReady) {
-  CHECK(Explorer(Scheme::kTicketLast, kCreatorDies).FindsNothing());
-  CHECK(Explorer(Scheme::kTicketLast, kTwoDie).FindsNothing());
+ISOLATED_TEST(SharedLedgerModelTest,
+              TheTicketMayBeSpentOnceTheReceiverIsReady) {
+  EXPECT_TRUE(Explorer(Scheme::kTicketLast, kCreatorDies).FindsNothing());
+  EXPECT_TRUE(Explorer(Scheme::kTicketLast, kTwoDie).FindsNothing());
 }
 
-TEST(TwoLoadsOfOnePickleMayCostAMessageThatSharesItsTicket) {
-  CHECK(Explorer(Scheme::kLedger, {3, 1, 0, false, 0, 1}).Finds(kLostToTwin));
+ISOLATED_TEST(SharedLedgerModelTest,
+              TwoLoadsOfOnePickleMayCostAMessageThatSharesItsTicket) {
+  EXPECT_TRUE(
+      Explorer(Scheme::kLedger, {3, 1, 0, false, 0, 1}).Finds(kLostToTwin));
 }
 
-TEST(ATicketMayNotBeSpentBeforeTheHolderBitIsSet) {
+ISOLATED_TEST(SharedLedgerModelTest,
+              ATicketMayNotBeSpentBeforeTheHolderBitIsSet) {
   Explorer explorer(Scheme::kTicketFirst, kSmall);
-  CHECK(explorer.Finds(kFreedInUse));
-  CHECK(explorer.Finds(kLost));
+  EXPECT_TRUE(explorer.Finds(kFreedInUse));
+  EXPECT_TRUE(explorer.Finds(kLost));
 }
 
-TEST(WhoLooksForReferencesMustCompareTheEpoch) {
-  CHECK(Explorer(Scheme::kNoEpoch, kSmall).Finds(kFreedInUse));
+ISOLATED_TEST(SharedLedgerModelTest, WhoLooksForReferencesMustCompareTheEpoch) {
+  EXPECT_TRUE(Explorer(Scheme::kNoEpoch, kSmall).Finds(kFreedInUse));
 }
 
-TEST(WhoFreesMustMarkTheGenerationFirst) {
-  CHECK(Explorer(Scheme::kNoDeciding, kSmall).Finds(kFreedInUse));
+ISOLATED_TEST(SharedLedgerModelTest, WhoFreesMustMarkTheGenerationFirst) {
+  EXPECT_TRUE(Explorer(Scheme::kNoDeciding, kSmall).Finds(kFreedInUse));
 }
 
-TEST(WhoReapsMustKnowThatTheProcessIsDead) {
-  CHECK(Explorer(Scheme::kNoLock, kSmallWithDeath).Finds(kFreedInUse));
+ISOLATED_TEST(SharedLedgerModelTest, WhoReapsMustKnowThatTheProcessIsDead) {
+  EXPECT_TRUE(Explorer(Scheme::kNoLock, kSmallWithDeath).Finds(kFreedInUse));
 }
 
-TEST(WhoReapsMustSayThatBlocksWereReleased) {
-  CHECK(Explorer(Scheme::kNoNews, kSmallWithDeath).Finds(kKept));
+ISOLATED_TEST(SharedLedgerModelTest, WhoReapsMustSayThatBlocksWereReleased) {
+  EXPECT_TRUE(Explorer(Scheme::kNoNews, kSmallWithDeath).Finds(kKept));
 }
 
-TEST(WhoExpiresATicketMustMarkItAndReadTheTimeAgain) {
+ISOLATED_TEST(SharedLedgerModelTest,
+              WhoExpiresATicketMustMarkItAndReadTheTimeAgain) {
   constexpr Limits kOnePlace = {3, 0, 0, false, 1, 1, 1};
-  CHECK(Explorer(Scheme::kLedger, kOnePlace).FindsNothing());
-  CHECK(Explorer(Scheme::kExpireAtOnce, kOnePlace).Finds(kYoung));
+  EXPECT_TRUE(Explorer(Scheme::kLedger, kOnePlace).FindsNothing());
+  EXPECT_TRUE(Explorer(Scheme::kExpireAtOnce, kOnePlace).Finds(kYoung));
 }
 
-TEST(ACounterKeepsABlockForEverWhenAReceiverIsKilled) {
-  CHECK(Explorer(Scheme::kCounter, {1, 0, 0, false, 0, 1}).FindsNothing());
-  CHECK(Explorer(Scheme::kCounter, kSmallWithDeath).Finds(kKept));
+ISOLATED_TEST(SharedLedgerModelTest,
+              ACounterKeepsABlockForEverWhenAReceiverIsKilled) {
+  EXPECT_TRUE(
+      Explorer(Scheme::kCounter, {1, 0, 0, false, 0, 1}).FindsNothing());
+  EXPECT_TRUE(Explorer(Scheme::kCounter, kSmallWithDeath).Finds(kKept));
 }
 
-TEST(ACounterResetAtADeathFreesWhatOthersHold) {
-  CHECK(Explorer(Scheme::kResetCounter, {2, 0, 1, false, 0, 1})
-            .Finds(kFreedInUse));
+ISOLATED_TEST(SharedLedgerModelTest, ACounterResetAtADeathFreesWhatOthersHold) {
+  EXPECT_TRUE(Explorer(Scheme::kResetCounter, {2, 0, 1, false, 0, 1})
+                  .Finds(kFreedInUse));
 }
 
-TEST(ACounterFreesWhatIsHeldWhenAPickleIsLoadedTwice) {
+ISOLATED_TEST(SharedLedgerModelTest,
+              ACounterFreesWhatIsHeldWhenAPickleIsLoadedTwice) {
   Explorer explorer(Scheme::kCounter, kSmall);
-  CHECK(explorer.Finds(kFreedInUse));
-  CHECK(explorer.Finds(kOther));
+  EXPECT_TRUE(explorer.Finds(kFreedInUse));
+  EXPECT_TRUE(explorer.Finds(kOther));
 }
 
 }  // namespace

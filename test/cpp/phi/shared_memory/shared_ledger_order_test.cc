@@ -26,8 +26,8 @@
 #include <thread>
 #include <vector>
 
-#include "testing.h"      // NOLINT(build/include_subdir)
-#include "weak_memory.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
+#include "test/cpp/phi/shared_memory/weak_memory.h"
 
 namespace std {
 template <typename T>
@@ -46,6 +46,9 @@ using paddle::memory::allocation::ExploredLedger;
 using paddle::memory::allocation::SharedTicket;
 using weak_memory::Atomic;
 using weak_memory::Explorer;
+
+class SharedLedgerOrderTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
@@ -85,11 +88,12 @@ bool APassedMessageCanBeStale(std::memory_order write, std::memory_order read) {
                [&] { return t.read_y == 1 && t.read_x == 0; });
 }
 
-TEST(TheExplorerKnowsThatAReleaseAndAnAcquirePassAMessage) {
-  CHECK(!APassedMessageCanBeStale(kRelease, kAcquire));
-  CHECK(!APassedMessageCanBeStale(kSeqCst, kSeqCst));
-  CHECK(APassedMessageCanBeStale(kRelaxed, kAcquire));
-  CHECK(APassedMessageCanBeStale(kRelease, kRelaxed));
+ISOLATED_TEST(SharedLedgerOrderTest,
+              TheExplorerKnowsThatAReleaseAndAnAcquirePassAMessage) {
+  EXPECT_FALSE(APassedMessageCanBeStale(kRelease, kAcquire));
+  EXPECT_FALSE(APassedMessageCanBeStale(kSeqCst, kSeqCst));
+  EXPECT_TRUE(APassedMessageCanBeStale(kRelaxed, kAcquire));
+  EXPECT_TRUE(APassedMessageCanBeStale(kRelease, kRelaxed));
 }
 
 bool BothCanMissTheOther(std::memory_order order) {
@@ -106,9 +110,10 @@ bool BothCanMissTheOther(std::memory_order order) {
                [&] { return t.read_x == 0 && t.read_y == 0; });
 }
 
-TEST(TheExplorerKnowsThatOfTwoOrderedWritersOneSeesTheOther) {
-  CHECK(!BothCanMissTheOther(kSeqCst));
-  CHECK(BothCanMissTheOther(kRelaxed));
+ISOLATED_TEST(SharedLedgerOrderTest,
+              TheExplorerKnowsThatOfTwoOrderedWritersOneSeesTheOther) {
+  EXPECT_FALSE(BothCanMissTheOther(kSeqCst));
+  EXPECT_TRUE(BothCanMissTheOther(kRelaxed));
 }
 
 // x is passed by the first writer of y, whose mark the second replaces.
@@ -129,10 +134,12 @@ bool AReplacedMarkCanBeStale(const std::function<void(Litmus*)>& replace) {
   return can_be;
 }
 
-TEST(TheExplorerKnowsThatOnlyAWriteWhichReadsPassesOnWhatItReplaces) {
-  CHECK(
-      !AReplacedMarkCanBeStale([](Litmus* t) { t->y.fetch_or(2, kRelaxed); }));
-  CHECK(AReplacedMarkCanBeStale([](Litmus* t) { t->y.store(3, kRelease); }));
+ISOLATED_TEST(SharedLedgerOrderTest,
+              TheExplorerKnowsThatOnlyAWriteWhichReadsPassesOnWhatItReplaces) {
+  EXPECT_FALSE(
+      AReplacedMarkCanBeStale([](Litmus* t) { t->y.fetch_or(2, kRelaxed); }));
+  EXPECT_TRUE(
+      AReplacedMarkCanBeStale([](Litmus* t) { t->y.store(3, kRelease); }));
 }
 
 constexpr uint32_t kOwner = ExploredLedger::kOwnerSlot;
@@ -180,7 +187,8 @@ class Scene {
   uint64_t seen_releases_{0};
 };
 
-TEST(ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -190,11 +198,12 @@ TEST(ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
       {[&] { s.ledger.ReleaseHolder(0, kOther); }, [&] { s.FreeReleased(); }},
       [&] {
         s.FreeReleased();
-        CHECK(s.freed == 1);
+        EXPECT_EQ(s.freed, 1);
       });
 }
 
-TEST(ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -207,11 +216,12 @@ TEST(ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
        [&] { s.FreeReleased(); }},
       [&] {
         s.FreeReleased();
-        CHECK(s.freed == 1);
+        EXPECT_EQ(s.freed, 1);
       });
 }
 
-TEST(ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -225,11 +235,12 @@ TEST(ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
        [&] { s.FreeReleased(); }},
       [&] {
         s.FreeReleased();
-        CHECK(s.freed == 1);
+        EXPECT_EQ(s.freed, 1);
       });
 }
 
-TEST(ABlockIsNotFreedWhileItsMessageIsReceived) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              ABlockIsNotFreedWhileItsMessageIsReceived) {
   Scene s;
   SharedTicket ticket{};
   bool received = false;
@@ -249,16 +260,17 @@ TEST(ABlockIsNotFreedWhileItsMessageIsReceived) {
          s.FreeReleased();
        }},
       [&] {
-        CHECK(received);
-        CHECK(s.freed == 0);
+        EXPECT_TRUE(received);
+        EXPECT_EQ(s.freed, 0);
         s.ledger.ReleaseHolder(0, kOther);
         s.FreeReleased();
-        CHECK(s.freed == 1);
+        EXPECT_EQ(s.freed, 1);
       });
 }
 
 // The word of the ticket that it shares may have its old value again.
-TEST(AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
   Scene s;
   SharedTicket old{};
   SharedTicket fresh{};
@@ -276,10 +288,11 @@ TEST(AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
          fresh = s.ledger.IssueTicket(0, kPlaces, 101);  // in the first place
          s.ledger.RedeemTicket(0, old);
        }},
-      [&] { CHECK(s.ledger.RedeemTicket(0, fresh)); });
+      [&] { EXPECT_TRUE(s.ledger.RedeemTicket(0, fresh)); });
 }
 
-TEST(AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
+ISOLATED_TEST(SharedLedgerOrderTest,
+              AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
   Scene s;
   SharedTicket ticket{};
   bool received = false;
@@ -292,10 +305,10 @@ TEST(AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
       {[&] { s.ledger.ExpireTickets(0, 100); },
        [&] { received = s.ledger.RedeemTicket(0, ticket); }},
       [&] {
-        CHECK(!s.ledger.RedeemTicket(0, ticket));
-        CHECK(!s.ledger.Referenced(0));
+        EXPECT_FALSE(s.ledger.RedeemTicket(0, ticket));
+        EXPECT_FALSE(s.ledger.Referenced(0));
         // A receiver shows that it is done by releasing its hold.
-        CHECK(received || s.ledger.TakeReleased(0) == 1);
+        EXPECT_TRUE(received || s.ledger.TakeReleased(0) == 1);
       });
 }
 

@@ -31,13 +31,16 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_ledger.h"
-#include "testing.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace {
 
 using paddle::memory::allocation::SharedLedger;
 using paddle::memory::allocation::SharedTicket;
 using shared_memory_test::Seed;
+
+class SharedLedgerStressTest : public shared_memory_test::SharedMemoryTestCase {
+};
 
 constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
 constexpr uint32_t kPlayers = 4;
@@ -174,34 +177,34 @@ class Player {
   void Receive(const Letter& letter) {
     const auto held = held_.find(letter.block);
     if (held != held_.end() && held->second == letter.generation) {
-      CHECK(ledger_.RedeemTicket(letter.block, letter.ticket) ||
-            world_->troubles);
+      EXPECT_TRUE(ledger_.RedeemTicket(letter.block, letter.ticket) ||
+                  world_->troubles);
       return;
     }
     if (held != held_.end()) {
-      CHECK(world_->troubles);
+      EXPECT_TRUE(world_->troubles);
       return;
     }
     ledger_.AddHolder(letter.block, slot_);
     if (world_->troubles && random_.OneIn(100)) return Die();
     const bool redeemed = ledger_.RedeemTicket(letter.block, letter.ticket);
     if (world_->troubles && random_.OneIn(100)) return Die();
-    CHECK(redeemed || world_->troubles);
+    EXPECT_TRUE(redeemed || world_->troubles);
     if (redeemed ? ledger_.generation(letter.block) == letter.generation
                  : ledger_.StillIs(letter.block, letter.generation)) {
       held_[letter.block] = letter.generation;
       world_->contents[letter.block].traces[number_] = letter.generation;
       Use(letter.block, letter.generation);
     } else {
-      CHECK(world_->troubles);
+      EXPECT_TRUE(world_->troubles);
       ledger_.ReleaseHolder(letter.block, slot_);
     }
   }
 
   void Use(uint32_t block, uint64_t generation) {
-    CHECK(ledger_.generation(block) == generation);
-    CHECK(world_->contents[block].stamp == generation);
-    CHECK(world_->contents[block].traces[number_] == generation);
+    EXPECT_EQ(ledger_.generation(block), generation);
+    EXPECT_EQ(world_->contents[block].stamp, generation);
+    EXPECT_EQ(world_->contents[block].traces[number_], generation);
   }
 
   void Drop(uint32_t block) {
@@ -278,7 +281,7 @@ class Owner {
     for (uint32_t i = random_.Below(12); i > 0; --i) {
       Post(world_, &random_, block, generation);
     }
-    CHECK(content.stamp == generation);
+    EXPECT_EQ(content.stamp, generation);
     ledger_.ReleaseHolder(block, kOwner);
   }
 
@@ -300,10 +303,10 @@ void Play(bool troubles) {
   for (std::thread& thread : threads) thread.join();
   for (uint32_t block = 0; block < kBlocks; ++block) {
     if (troubles) world->ledger.ExpireTickets(block, UINT64_MAX);
-    CHECK(world->ledger.TicketCount(block) == 0);
+    EXPECT_EQ(world->ledger.TicketCount(block), 0);
   }
   owner.FreeReleased();
-  CHECK(owner.AllAreFree());
+  EXPECT_TRUE(owner.AllAreFree());
 }
 
 // Runs a body again and again in a thread, while another runs here.
@@ -321,17 +324,17 @@ void Against(const std::function<void()>& body,
 
 // The ledger is read word by word; the reference must not slip by on its way
 // from a word that is yet to be read to one that was.
-TEST(AReferenceThatMovesIsAlwaysSeen) {
+ISOLATED_TEST(SharedLedgerStressTest, AReferenceThatMovesIsAlwaysSeen) {
   World world(false);
   SharedLedger& ledger = world.ledger;
   const uint64_t generation = ledger.generation(0);
-  const auto try_to_free = [&] { CHECK(!ledger.TryFree(0)); };
+  const auto try_to_free = [&] { EXPECT_FALSE(ledger.TryFree(0)); };
   ledger.AddHolder(0, 2);
   Against(try_to_free, [&] {  // as a message does
     const SharedTicket ticket = ledger.IssueTicket(0, 1, 1);
     ledger.ReleaseHolder(0, 2);
     ledger.AddHolder(0, 2);
-    CHECK(ledger.RedeemTicket(0, ticket));
+    EXPECT_TRUE(ledger.RedeemTicket(0, ticket));
   });
   Against(try_to_free, [&] {  // as a fork does
     ledger.AddHolder(0, 511);
@@ -339,11 +342,11 @@ TEST(AReferenceThatMovesIsAlwaysSeen) {
     ledger.AddHolder(0, 2);
     ledger.ReleaseHolder(0, 511);
   });
-  CHECK(ledger.generation(0) == generation);
+  EXPECT_EQ(ledger.generation(0), generation);
 }
 
 // A process that sets a bit without a ticket meets one that frees the block.
-TEST(ABlockThatStillIsStaysAsItIs) {
+ISOLATED_TEST(SharedLedgerStressTest, ABlockThatStillIsStaysAsItIs) {
   World world(false);
   SharedLedger& ledger = world.ledger;
   Content& content = world.contents[0];
@@ -359,15 +362,20 @@ TEST(ABlockThatStillIsStaysAsItIs) {
         const uint64_t generation = current;
         ledger.AddHolder(0, 2);
         if (ledger.StillIs(0, generation)) {
-          CHECK(content.stamp == generation);
+          EXPECT_EQ(content.stamp, generation);
         }
         ledger.ReleaseHolder(0, 2);
       });
 }
 
-TEST(EveryMessageArrivesAndEveryBlockIsFreeInTheEnd) { Play(false); }
+ISOLATED_TEST(SharedLedgerStressTest,
+              EveryMessageArrivesAndEveryBlockIsFreeInTheEnd) {
+  Play(false);
+}
 
-TEST(NoHeldBlockIsFreedWhenProcessesDieAndMessagesAreLoadedTwiceOrGivenUp) {
+ISOLATED_TEST(
+    SharedLedgerStressTest,
+    NoHeldBlockIsFreedWhenProcessesDieAndMessagesAreLoadedTwiceOrGivenUp) {
   Play(true);
 }
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_ledger.h"
-#include "testing.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace {
 
@@ -30,6 +30,8 @@ using paddle::memory::allocation::kSharedPage;
 using paddle::memory::allocation::MessageLife;
 using paddle::memory::allocation::SharedLedger;
 using paddle::memory::allocation::SharedTicket;
+
+class SharedLedgerTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
 constexpr uint32_t kOther = 77;  // not in the first word of holders
@@ -71,9 +73,11 @@ class Book : private Memory, public SharedLedger {
   }
 };
 
-TEST(ZeroedMemoryIsNoLedger) { CHECK(!SharedLedger::Start{}.Valid()); }
+ISOLATED_TEST(SharedLedgerTest, ZeroedMemoryIsNoLedger) {
+  EXPECT_FALSE(SharedLedger::Start{}.Valid());
+}
 
-TEST(ALedgerWhoseNumbersCannotBeIsNone) {
+ISOLATED_TEST(SharedLedgerTest, ALedgerWhoseNumbersCannotBeIsNone) {
   using Start = SharedLedger::Start;
   const std::function<void(Start*)> damages[] = {
       [](Start* start) { start->magic ^= 1; },
@@ -86,196 +90,204 @@ TEST(ALedgerWhoseNumbersCannotBeIsNone) {
         start->block_count = SharedLedger::MaxBlocks(kReserve) + 1;
       }};
   const Start start = Book(3).Begin();
-  CHECK(start.Valid());
-  CHECK(start.UsedBytes() ==
-        SharedLedger::HeaderBytes(kReserve) + 3 * SharedLedger::BlockBytes());
+  EXPECT_TRUE(start.Valid());
+  EXPECT_EQ(
+      start.UsedBytes(),
+      SharedLedger::HeaderBytes(kReserve) + 3 * SharedLedger::BlockBytes());
   for (const auto& damage : damages) {
     Start damaged = start;
     damage(&damaged);
-    CHECK(!damaged.Valid());
+    EXPECT_FALSE(damaged.Valid());
   }
 }
 
-TEST(ALedgerHasRoomForBlocksInTheMeasureOfItsSegment) {
+ISOLATED_TEST(SharedLedgerTest,
+              ALedgerHasRoomForBlocksInTheMeasureOfItsSegment) {
   for (uint64_t reserve : {SharedLedger::kMinReserve,
                            kReserve,
                            uint64_t{1} << 36,
                            SharedLedger::kMaxReserve}) {
     const uint64_t blocks = SharedLedger::MaxBlocks(reserve);
-    CHECK(blocks >= 1024 && blocks % 64 == 0);
-    CHECK(blocks <= SharedLedger::kMaxBlocks);
-    CHECK(SharedLedger::LedgerBytes(reserve) < reserve / 3);
-    CHECK(SharedLedger::LedgerBytes(reserve) >=
-          SharedLedger::HeaderBytes(reserve) +
-              blocks * SharedLedger::BlockBytes());
+    EXPECT_GE(blocks, 1024);
+    EXPECT_EQ(blocks % 64, 0);
+    EXPECT_LE(blocks, SharedLedger::kMaxBlocks);
+    EXPECT_LT(SharedLedger::LedgerBytes(reserve), reserve / 3);
+    EXPECT_GE(SharedLedger::LedgerBytes(reserve),
+              SharedLedger::HeaderBytes(reserve) +
+                  blocks * SharedLedger::BlockBytes());
   }
   // The memory that a process with one small tensor needs.
-  CHECK(SharedLedger::HeaderBytes(kReserve) <= 2 * kSharedPage);
+  EXPECT_LE(SharedLedger::HeaderBytes(kReserve), 2 * kSharedPage);
 }
 
-TEST(ALedgerTellsWhichSegmentItIsOf) {
+ISOLATED_TEST(SharedLedgerTest, ALedgerTellsWhichSegmentItIsOf) {
   Book ledger(0);
-  CHECK(ledger.Begin().Valid());
-  CHECK(ledger.Begin().family == 1);
-  CHECK(ledger.Begin().segment == 2);
-  CHECK(ledger.Begin().reserve == kReserve);
+  EXPECT_TRUE(ledger.Begin().Valid());
+  EXPECT_EQ(ledger.Begin().family, 1);
+  EXPECT_EQ(ledger.Begin().segment, 2);
+  EXPECT_EQ(ledger.Begin().reserve, kReserve);
 }
 
-TEST(ASlotKeepsItsStateAndItsProcess) {
+ISOLATED_TEST(SharedLedgerTest, ASlotKeepsItsStateAndItsProcess) {
   Book ledger(0);
-  CHECK(ledger.slot_state(kOther) == SharedLedger::kFree);
+  EXPECT_EQ(ledger.slot_state(kOther), SharedLedger::kFree);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 4711);
-  CHECK(ledger.slot_state(kOther) == SharedLedger::kTaken);
-  CHECK(ledger.slot_pid(kOther) == 4711);
+  EXPECT_EQ(ledger.slot_state(kOther), SharedLedger::kTaken);
+  EXPECT_EQ(ledger.slot_pid(kOther), 4711);
 }
 
-TEST(TheSlotLimitCoversTheHighestSlotEverTaken) {
+ISOLATED_TEST(SharedLedgerTest, TheSlotLimitCoversTheHighestSlotEverTaken) {
   Book ledger(0);
-  CHECK(ledger.slot_limit() == kOwner + 1);
+  EXPECT_EQ(ledger.slot_limit(), kOwner + 1);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
   ledger.SetSlot(kOther - 9, SharedLedger::kTaken, 1);
   ledger.SetSlot(kOther, SharedLedger::kFree, 0);
-  CHECK(ledger.slot_limit() == kOther + 1);
+  EXPECT_EQ(ledger.slot_limit(), kOther + 1);
 }
 
-TEST(ALedgerIsOrphanedWhenItIsTold) {
+ISOLATED_TEST(SharedLedgerTest, ALedgerIsOrphanedWhenItIsTold) {
   Book ledger(0);
-  CHECK(!ledger.orphaned());
+  EXPECT_FALSE(ledger.orphaned());
   ledger.SetOrphaned();
-  CHECK(ledger.orphaned());
+  EXPECT_TRUE(ledger.orphaned());
 }
 
-TEST(ABlockHasTheRangeItWasAppendedWith) {
+ISOLATED_TEST(SharedLedgerTest, ABlockHasTheRangeItWasAppendedWith) {
   Book ledger(3);
-  CHECK(ledger.block_count() == 3);
-  CHECK(ledger.offset(2) == 128 && ledger.capacity(2) == 64);
-  CHECK(ledger.offset(1) == 64 && ledger.capacity(1) == 64);
+  EXPECT_EQ(ledger.block_count(), 3);
+  EXPECT_EQ(ledger.offset(2), 128);
+  EXPECT_EQ(ledger.capacity(2), 64);
+  EXPECT_EQ(ledger.offset(1), 64);
+  EXPECT_EQ(ledger.capacity(1), 64);
 }
 
-TEST(EachHolderKeepsABlock) {
+ISOLATED_TEST(SharedLedgerTest, EachHolderKeepsABlock) {
   Book ledger(1);
   for (uint32_t slot : {SharedLedger::kPinnedSlot, kOwner, kOther, 511u}) {
     ledger.AddHolder(0, slot);
-    CHECK(ledger.Referenced(0));
-    CHECK(!ledger.TryFree(0));
+    EXPECT_TRUE(ledger.Referenced(0));
+    EXPECT_FALSE(ledger.TryFree(0));
     ledger.ReleaseHolder(0, slot);
-    CHECK(!ledger.Referenced(0));
+    EXPECT_FALSE(ledger.Referenced(0));
   }
 }
 
-TEST(ABlockOutlivesTheFirstOfTwoHolders) {
+ISOLATED_TEST(SharedLedgerTest, ABlockOutlivesTheFirstOfTwoHolders) {
   Book ledger(1);
   ledger.AddHolder(0, kOwner);
   ledger.AddHolder(0, kOther);
   ledger.ReleaseHolder(0, kOwner);
-  CHECK(!ledger.TryFree(0));
+  EXPECT_FALSE(ledger.TryFree(0));
   ledger.ReleaseHolder(0, kOther);
-  CHECK(ledger.TryFree(0));
+  EXPECT_TRUE(ledger.TryFree(0));
 }
 
-TEST(FreeingEndsAGenerationAndNotFreeingKeepsIt) {
+ISOLATED_TEST(SharedLedgerTest, FreeingEndsAGenerationAndNotFreeingKeepsIt) {
   Book ledger(1);
   const uint64_t first = ledger.generation(0);
   ledger.AddHolder(0, kOwner);
-  CHECK(!ledger.TryFree(0));
-  CHECK(ledger.generation(0) == first && ledger.StillIs(0, first));
+  EXPECT_FALSE(ledger.TryFree(0));
+  EXPECT_EQ(ledger.generation(0), first);
+  EXPECT_TRUE(ledger.StillIs(0, first));
   ledger.ReleaseHolder(0, kOwner);
-  CHECK(ledger.TryFree(0));
-  CHECK(ledger.generation(0) != first && !ledger.StillIs(0, first));
+  EXPECT_TRUE(ledger.TryFree(0));
+  EXPECT_NE(ledger.generation(0), first);
+  EXPECT_FALSE(ledger.StillIs(0, first));
 }
 
-TEST(AMessageKeepsABlockUntilItIsReceived) {
+ISOLATED_TEST(SharedLedgerTest, AMessageKeepsABlockUntilItIsReceived) {
   Book ledger(1);
   ledger.AddHolder(0, kOwner);
   const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
   ledger.ReleaseHolder(0, kOwner);
-  CHECK(ledger.TicketCount(0) == 1);
-  CHECK(!ledger.TryFree(0));
-  CHECK(ledger.RedeemTicket(0, ticket));
-  CHECK(ledger.TicketCount(0) == 0);
-  CHECK(ledger.TryFree(0));
+  EXPECT_EQ(ledger.TicketCount(0), 1);
+  EXPECT_FALSE(ledger.TryFree(0));
+  EXPECT_TRUE(ledger.RedeemTicket(0, ticket));
+  EXPECT_EQ(ledger.TicketCount(0), 0);
+  EXPECT_TRUE(ledger.TryFree(0));
 }
 
-TEST(ATicketIsRedeemedOnce) {
+ISOLATED_TEST(SharedLedgerTest, ATicketIsRedeemedOnce) {
   Book ledger(1);
   const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
-  CHECK(ledger.RedeemTicket(0, ticket));
-  CHECK(!ledger.RedeemTicket(0, ticket));
+  EXPECT_TRUE(ledger.RedeemTicket(0, ticket));
+  EXPECT_FALSE(ledger.RedeemTicket(0, ticket));
 }
 
-TEST(ATicketThatWasNotIssuedIsRefused) {
+ISOLATED_TEST(SharedLedgerTest, ATicketThatWasNotIssuedIsRefused) {
   Book ledger(2);
   const SharedTicket ticket = ledger.IssueTicket(0, 5, 1);
-  CHECK(!ledger.RedeemTicket(1, ticket));
-  CHECK(!ledger.RedeemTicket(0, {ticket.index, 6}));
-  CHECK(!ledger.RedeemTicket(0, {ticket.index, 0}));
+  EXPECT_FALSE(ledger.RedeemTicket(1, ticket));
+  EXPECT_FALSE(ledger.RedeemTicket(0, {ticket.index, 6}));
+  EXPECT_FALSE(ledger.RedeemTicket(0, {ticket.index, 0}));
   // It is not reduced to the number of tickets either.
   for (uint32_t index = ticket.index + 1; index < 1000; ++index) {
-    CHECK(!ledger.RedeemTicket(0, {index, 5}));
+    EXPECT_FALSE(ledger.RedeemTicket(0, {index, 5}));
   }
-  CHECK(!ledger.RedeemTicket(0, {UINT32_MAX, 5}));
-  CHECK(!ledger.RedeemTicket(0, {UINT32_MAX, 0}));
-  CHECK(ledger.TicketCount(0) == 1);
+  EXPECT_FALSE(ledger.RedeemTicket(0, {UINT32_MAX, 5}));
+  EXPECT_FALSE(ledger.RedeemTicket(0, {UINT32_MAX, 0}));
+  EXPECT_EQ(ledger.TicketCount(0), 1);
 }
 
-TEST(AnyNumberOfMessagesCarryABlock) {
+ISOLATED_TEST(SharedLedgerTest, AnyNumberOfMessagesCarryABlock) {
   Book ledger(1);
   std::vector<SharedTicket> tickets;
   for (uint32_t nonce = 1; nonce <= 100; ++nonce) {
     tickets.push_back(ledger.IssueTicket(0, nonce, 1));
   }
-  CHECK(ledger.TicketCount(0) == 100);
+  EXPECT_EQ(ledger.TicketCount(0), 100);
   for (const SharedTicket& ticket : tickets) {
-    CHECK(!ledger.TryFree(0));
-    CHECK(ledger.RedeemTicket(0, ticket));
+    EXPECT_FALSE(ledger.TryFree(0));
+    EXPECT_TRUE(ledger.RedeemTicket(0, ticket));
   }
-  CHECK(ledger.TicketCount(0) == 0);
-  CHECK(ledger.TryFree(0));
+  EXPECT_EQ(ledger.TicketCount(0), 0);
+  EXPECT_TRUE(ledger.TryFree(0));
 }
 
-TEST(OnlyMessagesSentBeforeADeadlineAreGivenUp) {
+ISOLATED_TEST(SharedLedgerTest, OnlyMessagesSentBeforeADeadlineAreGivenUp) {
   Book ledger(1);
   const SharedTicket old = ledger.IssueTicket(0, 5, 100);
   const SharedTicket young = ledger.IssueTicket(0, 6, 101);
   ledger.ExpireTickets(0, 99);
-  CHECK(ledger.TicketCount(0) == 2);
+  EXPECT_EQ(ledger.TicketCount(0), 2);
   ledger.ExpireTickets(0, 100);
-  CHECK(!ledger.RedeemTicket(0, old));
-  CHECK(ledger.RedeemTicket(0, young));
+  EXPECT_FALSE(ledger.RedeemTicket(0, old));
+  EXPECT_TRUE(ledger.RedeemTicket(0, young));
 }
 
-TEST(ATicketThatMessagesShareIsAsOldAsTheLast) {
+ISOLATED_TEST(SharedLedgerTest, ATicketThatMessagesShareIsAsOldAsTheLast) {
   Book ledger(1);
   for (uint32_t nonce = 1; nonce <= 64; ++nonce) {
     ledger.IssueTicket(0, nonce, nonce);
   }
   ledger.ExpireTickets(0, 56);
-  CHECK(ledger.TicketCount(0) == 64);
+  EXPECT_EQ(ledger.TicketCount(0), 64);
 }
 
-TEST(AMessageOfTheCreatorEndsWithItAndNoEarlier) {
+ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorEndsWithItAndNoEarlier) {
   Book ledger(1);
   const SharedTicket bound =
       ledger.IssueTicket(0, 5, 100, MessageLife::kUntilOwnerEnds);
   const SharedTicket other = ledger.IssueTicket(0, 6, 100);
   ledger.ExpireTickets(0, 99);
-  CHECK(ledger.HasTicket(0, bound));
+  EXPECT_TRUE(ledger.HasTicket(0, bound));
   ledger.ExpireOrphanedTickets(0, 99);
-  CHECK(!ledger.RedeemTicket(0, bound));
-  CHECK(ledger.RedeemTicket(0, other));
+  EXPECT_FALSE(ledger.RedeemTicket(0, bound));
+  EXPECT_TRUE(ledger.RedeemTicket(0, other));
 }
 
-TEST(AMessageOfTheCreatorIsRedeemedAsAnyOther) {
+ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorIsRedeemedAsAnyOther) {
   Book ledger(1);
   const SharedTicket bound =
       ledger.IssueTicket(0, 0xffffffff, 1, MessageLife::kUntilOwnerEnds);
-  CHECK(ledger.Referenced(0));
-  CHECK(ledger.RedeemTicket(0, bound));
-  CHECK(!ledger.RedeemTicket(0, bound));
-  CHECK(ledger.TryFree(0));
+  EXPECT_TRUE(ledger.Referenced(0));
+  EXPECT_TRUE(ledger.RedeemTicket(0, bound));
+  EXPECT_FALSE(ledger.RedeemTicket(0, bound));
+  EXPECT_TRUE(ledger.TryFree(0));
 }
 
-TEST(ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
+ISOLATED_TEST(SharedLedgerTest,
+              ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
   Book ledger(1);
   constexpr uint32_t kPlaces = 8;
   for (uint32_t nonce = 1; nonce <= kPlaces; ++nonce) {
@@ -283,12 +295,12 @@ TEST(ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
   }
   const SharedTicket shared = ledger.IssueTicket(0, kPlaces, 100);
   ledger.ExpireOrphanedTickets(0, 99);
-  CHECK(ledger.TicketCount(0) == 2);
-  CHECK(ledger.RedeemTicket(0, shared));
-  CHECK(ledger.RedeemTicket(0, shared));
+  EXPECT_EQ(ledger.TicketCount(0), 2);
+  EXPECT_TRUE(ledger.RedeemTicket(0, shared));
+  EXPECT_TRUE(ledger.RedeemTicket(0, shared));
 }
 
-TEST(ReapingASlotDropsItsHoldsAndNoOthers) {
+ISOLATED_TEST(SharedLedgerTest, ReapingASlotDropsItsHoldsAndNoOthers) {
   Book ledger(3);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
   ledger.AddHolder(0, kOther);
@@ -296,17 +308,17 @@ TEST(ReapingASlotDropsItsHoldsAndNoOthers) {
   ledger.AddHolder(1, kOther + 1);
   ledger.AddHolder(2, kOther % 64);
   ledger.ReapSlot(kOther);
-  CHECK(ledger.slot_state(kOther) == SharedLedger::kFree);
-  CHECK(!ledger.Referenced(0));
-  CHECK(ledger.Referenced(1));
-  CHECK(ledger.Referenced(2));
+  EXPECT_EQ(ledger.slot_state(kOther), SharedLedger::kFree);
+  EXPECT_FALSE(ledger.Referenced(0));
+  EXPECT_TRUE(ledger.Referenced(1));
+  EXPECT_TRUE(ledger.Referenced(2));
 }
 
-TEST(WhatMayFreeABlockIsNewsOnce) {
+ISOLATED_TEST(SharedLedgerTest, WhatMayFreeABlockIsNewsOnce) {
   Book ledger(130);
   ledger.AddHolder(129, kOther);
   ledger.IssueTicket(129, 5, 1);
-  CHECK(ledger.TakeReleased(2) == 0);
+  EXPECT_EQ(ledger.TakeReleased(2), 0);
   uint64_t count = ledger.release_count();
   auto is_news = [&] {
     const bool counted = ledger.release_count() != count;
@@ -315,35 +327,36 @@ TEST(WhatMayFreeABlockIsNewsOnce) {
            counted;
   };
   ledger.ExpireTickets(129, kAllTime);
-  CHECK(is_news());
+  EXPECT_TRUE(is_news());
   ledger.ReleaseHolder(129, kOther);
-  CHECK(is_news());
+  EXPECT_TRUE(is_news());
 }
 
 // The process may have been killed between the release of a hold and its mark.
-TEST(ReapingASlotIsNewsOfEveryBlock) {
+ISOLATED_TEST(SharedLedgerTest, ReapingASlotIsNewsOfEveryBlock) {
   Book ledger(130);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
   const uint64_t count = ledger.release_count();
   ledger.ReapSlot(kOther);
-  CHECK(ledger.release_count() != count);
-  CHECK(ledger.TakeReleased(0) == UINT64_MAX);
-  CHECK((ledger.TakeReleased(2) & 3) == 3);
+  EXPECT_NE(ledger.release_count(), count);
+  EXPECT_EQ(ledger.TakeReleased(0), UINT64_MAX);
+  EXPECT_EQ((ledger.TakeReleased(2) & 3), 3);
 }
 
-TEST(ACreatorKilledWhileItDecidedLeavesAGoodBlock) {
+ISOLATED_TEST(SharedLedgerTest, ACreatorKilledWhileItDecidedLeavesAGoodBlock) {
   Book ledger(1);
   const uint64_t generation = ledger.generation(0);
   ledger.AddHolder(0, kOther);
   ledger.AbandonDecision(0);
-  CHECK(ledger.generation(0) == generation);
-  CHECK(!ledger.StillIs(0, generation));  // nobody answers, but it returns
-  CHECK(!ledger.TryFree(0));
-  CHECK(ledger.StillIs(0, generation));
+  EXPECT_EQ(ledger.generation(0), generation);
+  EXPECT_FALSE(
+      ledger.StillIs(0, generation));  // nobody answers, but it returns
+  EXPECT_FALSE(ledger.TryFree(0));
+  EXPECT_TRUE(ledger.StillIs(0, generation));
   ledger.ReleaseHolder(0, kOther);
   ledger.AbandonDecision(0);
-  CHECK(ledger.TryFree(0));
-  CHECK(!ledger.StillIs(0, generation));
+  EXPECT_TRUE(ledger.TryFree(0));
+  EXPECT_FALSE(ledger.StillIs(0, generation));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@
 //  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle;
 //  - STAND_IN_DELAY_US and STAND_IN_FAIL: see the header.
 
-#include "stand_in_driver.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/stand_in_driver.h"
 
 #include <fcntl.h>
 #include <pthread.h>

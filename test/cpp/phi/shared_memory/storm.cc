@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "storm.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/storm.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ Board* MakeBoard() {
                     MAP_SHARED | MAP_ANONYMOUS,
                     -1,
                     0);
-  REQUIRE(page != MAP_FAILED);
+  REQUIRE_TRUE(page != MAP_FAILED);
   return new (page) Board;
 }
 
@@ -68,21 +68,21 @@ void Storm(int processes,
     // By progress, not by time alone: on a busy machine, processes that are
     // killed would have done nothing yet.
     const uint64_t goal = board->received + random() % kMostMessagesBetween;
-    REQUIRE(Eventually([&] { return board->received >= goal; }));
+    REQUIRE_TRUE(Eventually([&] { return board->received >= goal; }));
     std::this_thread::sleep_for(
         std::chrono::microseconds(random() % kLongestPauseMicroseconds));
     const int victim = 1 + random() % (processes - 1);
-    for (const auto& worker : workers) REQUIRE(!Ended(*worker));
+    for (const auto& worker : workers) REQUIRE_TRUE(!Ended(*worker));
     workers[victim]->Kill();
     workers[victim] = start(victim);
   }
   board->stage = kDraining;
-  CHECK(Eventually([&] { return board->drained == processes; }));
+  EXPECT_TRUE(Eventually([&] { return board->drained == processes; }));
   board->stage = kCollecting;
-  CHECK(Eventually([&] { return board->collected == processes; }));
+  EXPECT_TRUE(Eventually([&] { return board->collected == processes; }));
   board->stage = kLeaving;
   for (const auto& worker : workers) worker->Finish();
-  CHECK(Files().empty());
+  EXPECT_TRUE(Files().empty());
 }
 
 void TakePart(Board* board,
@@ -92,10 +92,10 @@ void TakePart(Board* board,
   while (board->stage == kSharing) step();
   drain();
   ++board->drained;
-  CHECK(Eventually([&] { return board->stage == kCollecting; }));
-  CHECK(Eventually(collect));
+  EXPECT_TRUE(Eventually([&] { return board->stage == kCollecting; }));
+  EXPECT_TRUE(Eventually(collect));
   ++board->collected;
-  CHECK(Eventually([&] { return board->stage == kLeaving; }));
+  EXPECT_TRUE(Eventually([&] { return board->stage == kLeaving; }));
 }
 
 }  // namespace shared_memory_test

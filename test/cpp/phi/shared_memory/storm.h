@@ -24,7 +24,7 @@
 #include <mutex>
 #include <optional>
 
-#include "processes.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/processes.h"
 
 // Helpers for tests in which many processes share at once.
 namespace shared_memory_test {
@@ -35,21 +35,21 @@ template <typename Mail>
 class ProcessMailbox {
  public:
   ProcessMailbox() {
-    REQUIRE(pipe2(ends_, O_NONBLOCK | O_CLOEXEC) == 0);
-    REQUIRE(fcntl(ends_[1], F_SETPIPE_SZ, 4096) > 0);
+    REQUIRE_EQ(pipe2(ends_, O_NONBLOCK | O_CLOEXEC), 0);
+    REQUIRE_TRUE(fcntl(ends_[1], F_SETPIPE_SZ, 4096) > 0);
   }
 
   // A mail that does not fit is lost, as messages can be.
   void Put(const Mail& mail) {
     const ssize_t written = write(ends_[1], &mail, sizeof(mail));
-    CHECK(written == sizeof(mail) || written == -1);
+    EXPECT_TRUE(written == sizeof(mail) || written == -1);
   }
 
   std::optional<Mail> Take() {
     Mail mail;
     const ssize_t got = read(ends_[0], &mail, sizeof(mail));
     if (got == -1) return std::nullopt;
-    CHECK(got == sizeof(mail));
+    EXPECT_EQ(got, sizeof(mail));
     return mail;
   }
 

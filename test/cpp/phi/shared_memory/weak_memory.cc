@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "weak_memory.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/weak_memory.h"
 
 #include <ucontext.h>
 
@@ -20,7 +20,7 @@
 #include <cinttypes>
 #include <memory>
 
-#include "testing.h"  // NOLINT(build/include_subdir)
+#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace weak_memory {
 
@@ -60,7 +60,7 @@ class Explorer::Threads {
       all_.push_back(std::make_unique<One>());
       One& one = *all_.back();
       one.body = &body;
-      REQUIRE(getcontext(&one.context) == 0);
+      REQUIRE_EQ(getcontext(&one.context), 0);
       one.context.uc_stack.ss_sp = one.stack.data();
       one.context.uc_stack.ss_size = one.stack.size();
       one.context.uc_link = &main_;
@@ -79,10 +79,10 @@ class Explorer::Threads {
   // Runs one up to its next operation that others may see or be seen by.
   void Resume(uint32_t number) {
     entered_ = current_ = all_[number].get();
-    REQUIRE(swapcontext(&main_, &current_->context) == 0);
+    ASSERT_EQ(swapcontext(&main_, &current_->context), 0);
   }
 
-  void Pause() { REQUIRE(swapcontext(&current_->context, &main_) == 0); }
+  void Pause() { ASSERT_EQ(swapcontext(&current_->context, &main_), 0); }
 
  private:
   struct One {
@@ -112,7 +112,7 @@ uint64_t Explorer::Explore(const std::function<void()>& prepare,
                            const std::function<void()>& settle) {
   Explorer explorer;
   uint64_t ways = 0;
-  for (bool more = true; more && shared_memory_test::ChecksHold();) {
+  for (bool more = true; more && !isolated_test::HasFailureHere();) {
     prepare();
     explorer.Run(threads);
     if (explorer.more_shared_) {
@@ -164,7 +164,7 @@ bool Explorer::Advance() {
 uint32_t Explorer::Choose(uint32_t count) {
   if (count == 1) return 0;
   if (depth_ == choices_.size()) choices_.push_back({0, count});
-  REQUIRE(choices_[depth_].count == count);
+  REQUIRE_EQ(choices_[depth_].count, count);
   return choices_[depth_++].taken;
 }
 

@@ -20,12 +20,13 @@
 #include <thread>
 #include <vector>
 
-#include "../shared_memory/testing.h"
+#include "gtest/gtest.h"
 #include "paddle/phi/backends/cpu/cpu_context.h"
+#include "test/cpp/isolated_test.h"
 
 namespace {
 
-using namespace shared_memory_test;  // NOLINT(build/namespaces)
+class ThreadContextsTest : public ::testing::Test {};
 
 using Context = std::shared_ptr<phi::DeviceContext>;
 
@@ -49,43 +50,46 @@ void OnThread(const Body& body) {
   std::thread(body).join();
 }
 
-TEST(AThreadFindsWhatItHasChosenAndNobodyElseDoes) {
+ISOLATED_TEST(ThreadContextsTest,
+              AThreadFindsWhatItHasChosenAndNobodyElseDoes) {
   const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
   phi::UseThreadContexts(&chosen);
-  CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
-  CHECK(phi::FindThreadContext(Device(1)) == nullptr);
-  OnThread([] { CHECK(phi::FindThreadContext(Device(0)) == nullptr); });
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+  EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
+  OnThread([] { EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr); });
   phi::UseThreadContexts(nullptr);
-  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
 }
 
-TEST(FollowersFindADefaultContextOnceItIsKeptAndTheMainThreadDoesNot) {
+ISOLATED_TEST(ThreadContextsTest,
+              FollowersFindADefaultContextOnceItIsKeptAndTheMainThreadDoesNot) {
   const Context kept = NewContext();
   phi::BecomeMainThread();
   phi::KeepDefaultContext(Device(0), kept, Follows);
-  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
   OnThread([&] {
-    CHECK(phi::FindThreadContext(Device(0)) == kept.get());
-    CHECK(phi::FindThreadContext(Device(1)) == nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), kept.get());
+    EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
   });
   OnThread([] {
     follows = false;
-    CHECK(phi::FindThreadContext(Device(0)) == nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
   });
 }
 
-TEST(WhatAThreadHasChosenComesBeforeTheDefaultContext) {
+ISOLATED_TEST(ThreadContextsTest,
+              WhatAThreadHasChosenComesBeforeTheDefaultContext) {
   phi::BecomeMainThread();
   phi::KeepDefaultContext(Device(0), NewContext(), Follows);
   OnThread([] {
     const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
     phi::UseThreadContexts(&chosen);
-    CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
     phi::UseThreadContexts(nullptr);
   });
 }
 
-TEST(AGuardHidesAllButTheContextsOfTheProcess) {
+ISOLATED_TEST(ThreadContextsTest, AGuardHidesAllButTheContextsOfTheProcess) {
   phi::BecomeMainThread();
   phi::KeepDefaultContext(Device(1), NewContext(), Follows);
   OnThread([] {
@@ -94,30 +98,31 @@ TEST(AGuardHidesAllButTheContextsOfTheProcess) {
     {
       const phi::ProcessContextsGuard outer;
       { const phi::ProcessContextsGuard inner; }
-      CHECK(phi::FindThreadContext(Device(0)) == nullptr);
-      CHECK(phi::FindThreadContext(Device(1)) == nullptr);
-      CHECK(phi::FindThreadAllocator(Device(0)) == nullptr);
+      EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+      EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
+      EXPECT_EQ(phi::FindThreadAllocator(Device(0)), nullptr);
     }
-    CHECK(phi::FindThreadContext(Device(0)) == chosen.at(Device(0)).get());
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
     phi::UseThreadContexts(nullptr);
   });
 }
 
-TEST(AThreadFindsTheContextOfTheHostThatItHasChosenAndNobodyElseDoes) {
+ISOLATED_TEST(ThreadContextsTest,
+              AThreadFindsTheContextOfTheHostThatItHasChosenAndNobodyElseDoes) {
   const Context host = NewContext();
   phi::UseHostContext(host.get());
-  CHECK(phi::FindThreadContext(phi::CPUPlace()) == host.get());
-  CHECK(phi::FindThreadContext(Device(0)) == nullptr);
-  OnThread([] { CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr); });
+  EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), host.get());
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+  OnThread([] { EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr); });
   {
     const phi::ProcessContextsGuard guard;
-    CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr);
+    EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr);
   }
   phi::UseHostContext(nullptr);
-  CHECK(phi::FindThreadContext(phi::CPUPlace()) == nullptr);
+  EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr);
 }
 
-TEST(FollowersLookUpWhileDefaultContextsAreKept) {
+ISOLATED_TEST(ThreadContextsTest, FollowersLookUpWhileDefaultContextsAreKept) {
   std::vector<Context> kept;
   for (int id = 0; id < kDevices; ++id) kept.push_back(NewContext());
   std::atomic<int> ready{0};  // Those below it are kept.
@@ -126,7 +131,7 @@ TEST(FollowersLookUpWhileDefaultContextsAreKept) {
   std::vector<std::thread> followers;
   for (int i = 0; i < kFollowers; ++i) {
     followers.emplace_back([&, i] {
-      std::mt19937_64 random(Seed() + i);
+      std::mt19937_64 random(isolated_test::Seed() + i);
       const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
       for (int round = 0; round < kRounds; ++round) {
         const bool chooses = random() % 2 == 0;
@@ -135,9 +140,10 @@ TEST(FollowersLookUpWhileDefaultContextsAreKept) {
         const int id = static_cast<int>(random() % kDevices);
         const auto* found = phi::FindThreadContext(Device(id));
         if (chooses && id == 0) {
-          CHECK(found == chosen.at(Device(0)).get());
+          EXPECT_EQ(found, chosen.at(Device(0)).get());
         } else {
-          CHECK(found == kept[id].get() || (found == nullptr && id >= known));
+          EXPECT_TRUE(found == kept[id].get() ||
+                      (found == nullptr && id >= known));
         }
       }
       phi::UseThreadContexts(nullptr);
@@ -147,7 +153,7 @@ TEST(FollowersLookUpWhileDefaultContextsAreKept) {
   for (int id = 0; id < kDevices; ++id) {
     phi::KeepDefaultContext(Device(id), kept[id], Follows);
     ready = id + 1;
-    CHECK(phi::FindThreadContext(Device(id)) == nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(id)), nullptr);
     std::this_thread::yield();
   }
   for (auto& follower : followers) follower.join();

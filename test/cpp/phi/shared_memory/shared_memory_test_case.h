@@ -1,0 +1,47 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "test/cpp/isolated_test.h"
+
+namespace shared_memory_test {
+
+using isolated_test::Seed;
+
+// Each test runs in a process of its own, since there is one heap per process;
+// a file that it leaves in /dev/shm fails it.
+class SharedMemoryTestCase : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+};
+
+// The family of the processes of the test that runs; `other` ones are
+// unrelated.
+uint64_t Family(int other = 0);
+
+// The names of the files that processes of the test have in /dev/shm.
+std::vector<std::string> Files();
+std::vector<std::string> FilesOf(uint64_t family);
+
+// Returns whether the condition becomes true before long.
+bool Eventually(const std::function<bool()>& condition);
+
+}  // namespace shared_memory_test
