@@ -105,7 +105,9 @@ def fit(
     # In a repository around the folder git would skip every file, silently.
     nowhere = {"GIT_DIR": os.devnull}
     check = run_git(folder, f"{command} --check", text=diff, **nowhere)
-    failed = re.search(r"^error: patch failed: (.+):(\d+)$", check.stderr, re.M)
+    failed = re.search(
+        r"^error: patch failed: (.+):(\d+)$", check.stderr, re.MULTILINE
+    )
     if failed:
         part = by_path[failed[1]]
         starts = [h.new_start if reverse else h.old_start for h in part.hunks]

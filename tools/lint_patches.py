@@ -49,7 +49,9 @@ MAX_SUBJECT = 72
 # About as much as can be read in one minute.
 MAX_ADDED = 80
 
-_INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.M)
+_INDEX = re.compile(
+    r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.MULTILINE
+)
 _PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
 _TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[[A-Z][^]]*\] [A-Z].*\S")
 _CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
@@ -105,7 +107,7 @@ def _place_finding(hunk: Hunk, path: str) -> str | None:
 
 
 def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
-    if re.search(r"^(new|deleted) file mode", part.header, re.M):
+    if re.search(r"^(new|deleted) file mode", part.header, re.MULTILINE):
         yield (
             f"{where}:{part.line}: adds or deletes {part.path}; an added file"
             " belongs in this repository as an Own-File, Paddle's own stay"

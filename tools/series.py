@@ -29,7 +29,9 @@ PULL_REQUEST = "# Pull request: "
 FIELDS = ("Bug", "Forwarded", "Last-Update", "Drop-When")
 OWN_FOLDERS = ("python/", "paddle/", "test/")
 
-_TRAILER = re.compile(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)$", re.M)
+_TRAILER = re.compile(
+    r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)$", re.MULTILINE
+)
 _FILE = re.compile(r"diff --git a/(.+) b/\1")
 _HUNK = re.compile(r"(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@).*")
 
@@ -126,7 +128,7 @@ def _parse_file(text: str, where: str, line: int) -> FileDiff:
             f"{where}:{line}: expected 'diff --git a/PATH b/PATH' with the"
             " same PATH twice; a patch renames nothing"
         )
-    header, *parts = re.split(r"^(?=@@ )", text, flags=re.M)
+    header, *parts = re.split(r"^(?=@@ )", text, flags=re.MULTILINE)
     if not parts:
         raise PatchError(
             f"{where}:{line}: the part for {match[1]} has no hunk; a patch"
@@ -212,7 +214,7 @@ def parse_patch(name: str, text: str) -> Patch:
             )
     files = []
     at = header.count("\n") + 3
-    for part in re.split(r"^(?=diff --git )", diff, flags=re.M):
+    for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         if part:
             files.append(_parse_file(part, where, at))
             at += part.count("\n")

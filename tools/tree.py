@@ -19,9 +19,12 @@ import ast
 import os
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.series import PatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The series is based on the first of these and has to fit the others.
 SUPPORTED = ("3.3.0", "3.3.1")

@@ -34,9 +34,9 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.tags import sys_tags
 from packaging.utils import (
@@ -51,6 +51,9 @@ from tools.apply import apply
 from tools.command_line import reports_errors
 from tools.series import PatchError
 from tools.tree import SUPPORTED, open_tree, run_git
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"

@@ -481,7 +481,7 @@ class TestOverlap(StreamTest):
             self.assertFalse(stream.query())
 
     @with_ample_delay
-    def test_a_childs_stream_does_not_delay_the_main_thread(self):
+    def test_stream_of_a_child_does_not_delay_the_main_thread(self):
         x = filled(1.0)
         stream = Stream()
 

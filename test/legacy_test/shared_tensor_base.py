@@ -23,14 +23,13 @@ import multiprocessing
 import multiprocessing.resource_tracker
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
 import traceback
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from concurrent_base import WAIT_S, run_command, script_command
 from killed_test_run import end_with
@@ -38,6 +37,9 @@ from shared_tensor_leaks import no_leak
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+
+if TYPE_CHECKING:
+    import subprocess
 
 STRATEGIES = ("file_system", "file_descriptor")
 START_METHODS = ("fork", "spawn", "forkserver")

@@ -16,13 +16,15 @@
 from __future__ import annotations
 
 import math
-import random
 import struct
-from typing import Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import paddle
 from paddle.base import core
 from paddle.base.shared_storage import native
+
+if TYPE_CHECKING:
+    import random
 
 # The offset, in a handle, of the byte of the block at which its tensor begins.
 _OFFSET_AT = 56

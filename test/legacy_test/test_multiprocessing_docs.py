@@ -59,7 +59,7 @@ class Callee(NamedTuple):
     def section(self, title: str) -> str:
         """Returns the indented lines below a title, "" if it is not there."""
         text = self.documentation + "\n"
-        lines = re.search(rf"^{title}:\n((?: .*\n|\n)*)", text, re.M)
+        lines = re.search(rf"^{title}:\n((?: .*\n|\n)*)", text, re.MULTILINE)
         return lines[1] if lines else ""
 
 
@@ -169,7 +169,7 @@ class TestDocumentation(unittest.TestCase):
         for name, found in callees().items():
             there[name] = [parameter.name for parameter in found.parameters]
             described[name] = re.findall(
-                r"^ {4}\*{0,2}(\w+) ?\(", found.section("Args"), re.M
+                r"^ {4}\*{0,2}(\w+) ?\(", found.section("Args"), re.MULTILINE
             )
         self.assertEqual(described, there)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
@@ -754,7 +755,7 @@ class TestPrefetcher(WorkerTestCase):
             consumer.join(WAIT_S)
         for items in taken:
             self.assertEqual(items, sorted(items))
-        self.assertEqual(sorted(sum(taken, [])), list(range(2000)))
+        self.assertEqual(sorted(itertools.chain(*taken)), list(range(2000)))
 
     def test_all_of_several_consumers_get_the_error(self):
         def items():

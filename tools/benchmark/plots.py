@@ -128,7 +128,7 @@ def digest(text: str) -> str:
 
 def machine(text: str) -> str:
     """Returns the machine that a report names."""
-    return re.search(r"^Machine: (.*)\.$", text, re.M)[1]
+    return re.search(r"^Machine: (.*)\.$", text, re.MULTILINE)[1]
 
 
 def _put(axes: Axes, points: Points, categories: list[str]) -> None:

@@ -18,10 +18,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tools.wheel import REPO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Worker:

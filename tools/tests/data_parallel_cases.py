@@ -82,7 +82,7 @@ class Ranks:
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_) -> None:

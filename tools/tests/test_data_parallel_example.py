@@ -24,7 +24,7 @@ import pytest
 from tools.wheel import REPO
 
 CASES = REPO / "tools" / "tests" / "data_parallel_cases.py"
-NAMES = re.findall(r"^    def (test_\w+)", CASES.read_text(), re.M)
+NAMES = re.findall(r"^    def (test_\w+)", CASES.read_text(), re.MULTILINE)
 
 OUTPUT = re.compile(
     r"""2 processes
@@ -50,7 +50,7 @@ def cases(run_paddle):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_piece(cases, name):
-    assert not re.search(rf"^(FAIL|ERROR): {name} ", cases, re.M), cases
+    assert not re.search(rf"^(FAIL|ERROR): {name} ", cases, re.MULTILINE), cases
 
 
 def test_script_trains_and_leaves_nothing(run_paddle):

@@ -18,12 +18,14 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tools.wheel import REPO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GUIDES = [REPO / "docs" / "threads.md", REPO / "docs" / "multiprocessing.md"]
 GUIDE = GUIDES[1]
@@ -34,7 +36,7 @@ LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
 BLOCK = re.compile(
     r"^```python(?P<why_not>.*)\n(?P<code>(?:.*\n)*?)```\n"
     r"(?:\n```text\n(?P<output>(?:.*\n)*?)```\n)?",
-    re.M,
+    re.MULTILINE,
 )
 
 
@@ -90,7 +92,7 @@ def messages() -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """Returns what the headlines of a page can be linked by."""
-    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         for title in titles
@@ -110,7 +112,7 @@ def names_of_tests(path: Path) -> set[str]:
         return set()
     if path.suffix == ".cc":
         test = r"^\w*TEST\w*\(\w+,\s*(\w+)\)"
-        return set(re.findall(test, read(path), re.M))
+        return set(re.findall(test, read(path), re.MULTILINE))
     return {
         node.name
         for node in ast.walk(ast.parse(read(path)))
@@ -165,7 +167,9 @@ def files_of_diagrams() -> list[str]:
 def test_each_step_of_a_diagram_has_a_file():
     text = read(REPO / "docs" / "diagrams.md")
     drawn = re.findall(
-        r"^```mermaid\n(.*?)^```(.*?)(?=^## |\Z)", text, re.M | re.S
+        r"^```mermaid\n(.*?)^```(.*?)(?=^## |\Z)",
+        text,
+        re.MULTILINE | re.DOTALL,
     )
     assert len(drawn) == 3
     for drawing, rest in drawn:

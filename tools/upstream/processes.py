@@ -50,7 +50,7 @@ class StopRequest:
     def __init__(self):
         self.number = 0
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> StopRequest:  # noqa: PYI034
         self._reader, self._writer = os.pipe()
         self._before = {
             number: signal.signal(number, self._note)

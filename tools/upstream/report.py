@@ -19,9 +19,12 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.upstream.verdict import UNSTABLE, WORSE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ import traceback
 import unittest
 from pathlib import Path
 
-_PROGRAM = re.compile(r"^if\s+__name__\s*==\s*['\"]__main__['\"]", re.M)
+_PROGRAM = re.compile(r"^if\s+__name__\s*==\s*['\"]__main__['\"]", re.MULTILINE)
 
 
 class Record:
@@ -114,7 +114,7 @@ def recording_result(record: Record, module: str) -> type:
 
         def _name(self, test) -> str:
             name, prefix = test.id(), f"{module}."
-            return name[len(prefix) :] if name.startswith(prefix) else name
+            return name.removeprefix(prefix)
 
     return Result
 

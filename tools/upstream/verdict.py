@@ -42,8 +42,10 @@ _VARIABLE = (
     (re.compile(r"(?i)\b(pid|process)(\W{1,3})\d+"), r"\1\2*"),
 )
 _SUMMARY = "Error Message Summary:"
-_UNITTEST_RAN_NOTHING = re.compile(r"^Ran 0 tests in ", re.M)
-_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*", re.M)
+_UNITTEST_RAN_NOTHING = re.compile(r"^Ran 0 tests in ", re.MULTILINE)
+_ERROR_LINE = re.compile(
+    r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ import multiprocessing
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping
 from multiprocessing import pool, queues
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
@@ -41,6 +40,7 @@ from .caller_modes import modes_of_caller
 from .spawned_process import end_at_sigterm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
     from threading import Thread

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from typing_extensions import Self
+
 __all__ = []
 
 _WAIT_AT_EXIT_S = 5
@@ -340,7 +342,7 @@ class WorkerThread(threading.Thread):
             # Without the frames of earlier calls of join().
             raise self._error.with_traceback(self._trace)
 
-    def __enter__(self) -> WorkerThread:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -15,8 +15,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Those of torch's DataLoader that programs are ported with.
 _INSTEAD = {

@@ -28,16 +28,18 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
-import paddle
 from paddle.base import core
 from paddle.base.shared_storage import is_available, is_in_use, native
 
 from .collate import default_collate_fn
 from .flat import _flatten_batch
+
+if TYPE_CHECKING:
+    import paddle
 
 _SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
