@@ -267,7 +267,7 @@ class TestMixedPrecision(StreamTest):
     def test_a_worker_warns_if_its_starter_has_left_the_lists(self):
         guard = paddle.amp.auto_cast()
         guard.__enter__()
-        with self.assertRaisesRegex(UserWarning, "auto_cast after the thread"):
+        with self.assertRaisesRegex(UserWarning, "auto_cast after joining"):
             started_here(lambda: None, lambda: guard.__exit__(None, None, None))
 
     def test_a_worker_without_auto_cast_does_not(self):

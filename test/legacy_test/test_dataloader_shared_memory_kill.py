@@ -220,8 +220,8 @@ print(json.dumps([pids, family]), flush=True)
         process, (pids, family) = self.start("time.sleep(1000)")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
-        # The next process that imports Paddle removes what is there.
-        run_sharing_script(self, "")
+        # The next process that shares a tensor removes what is there.
+        run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assert_leaves_nothing(process, pids, family)
 
     def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):
