@@ -64,7 +64,7 @@ class Worker:
     """A process with its own pipe.
 
     One queue for all would not do: a process that is killed while it uses the
-    queue leaves its lock locked for ever, or half a message in it.
+    queue leaves its lock locked forever, or half a message in it.
     """
 
     def __init__(self, function):

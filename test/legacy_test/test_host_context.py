@@ -319,7 +319,7 @@ def end_threads_inside(kept):
         thread.start()
         thread.join()
     # Destroying them would leave them on this thread, which is an error.
-    streams.native.keep_for_ever(contexts)
+    streams.native.keep_forever(contexts)
     return answers
 
 

@@ -43,7 +43,7 @@ from paddle.incubate.multiprocessing import spawned_process
 # Functions for processes.
 
 
-def wait_for_ever(rank):
+def wait_forever(rank):
     time.sleep(10 * WAIT_S)
 
 
@@ -68,7 +68,7 @@ class HoldsALock(Exception):
 def raise_unpicklable(rank):
     if rank == 1:
         raise HoldsALock
-    wait_for_ever(rank)
+    wait_forever(rank)
 
 
 def raise_at_length(rank, length):
@@ -81,14 +81,14 @@ def answer(rank, connection):
 
 
 def raise_beside_a_thread(rank):
-    threading.Thread(target=wait_for_ever, args=[rank]).start()
+    threading.Thread(target=wait_forever, args=[rank]).start()
     raise ValueError("beside a thread")
 
 
 def exit_with(rank, code):
     if rank == 1:
         sys.exit(code)
-    wait_for_ever(rank)
+    wait_forever(rank)
 
 
 def exit_all_with(rank, code):
@@ -122,7 +122,7 @@ def fail_when_told(rank, told, ready):
         sys.exit(3)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
-    wait_for_ever(rank)
+    wait_forever(rank)
 
 
 def fail_or_end_soon(rank, told):
@@ -142,7 +142,7 @@ def leave_a_process_behind(rank, pids):
 
 def report_and_wait(rank, pids):
     pids.put(os.getpid())
-    wait_for_ever(rank)
+    wait_forever(rank)
 
 
 def start_one_that_raises(rank):
@@ -180,11 +180,9 @@ class SentTwice:
 class TestRun(SpawnTestCase):
     def test_no_processes_are_nothing_to_wait_for(self):
         self.assertIsNone(
-            mp.start_processes(
-                wait_for_ever, nprocs=0, start_method=self.method
-            )
+            mp.start_processes(wait_forever, nprocs=0, start_method=self.method)
         )
-        context = self.start(wait_for_ever, nprocs=0, devices="cpu")
+        context = self.start(wait_forever, nprocs=0, devices="cpu")
         self.assertEqual(context.pids(), [])
         self.join(context)
 
@@ -260,12 +258,12 @@ class TestSpawn(SpawnTestCase):
         with self.assertRaisesRegex(
             mp.ProcessRaisedException, "(?s)in _raise.*can not be loaded"
         ):
-            mp.spawn(wait_for_ever, (FailsToLoad(),))
+            mp.spawn(wait_forever, (FailsToLoad(),))
 
     def test_start_that_fails_half_way_stops_those_that_run(self):
         SentTwice.count = 0
         with self.assertRaisesRegex(TypeError, "can not be sent"):
-            mp.spawn(wait_for_ever, (SentTwice(),), nprocs=3)
+            mp.spawn(wait_forever, (SentTwice(),), nprocs=3)
         self.assertEqual(SentTwice.count, 3)
 
 
@@ -386,7 +384,7 @@ class TestJoin(SpawnTestCase):
             with mock.patch.object(
                 process.BaseProcess, "_bootstrap", terminate_oneself
             ):
-                error = self.failure(wait_for_ever, nprocs=1)
+                error = self.failure(wait_forever, nprocs=1)
             self.assertEqual(error.signal_name, "SIGTERM")
             output.seek(0)
             self.assertEqual(output.read(), b"")
@@ -460,7 +458,7 @@ class TestJoin(SpawnTestCase):
 
         with mock.patch.object(process.BaseProcess, "start", start_and_raise):
             with self.assertRaises(KeyboardInterrupt):
-                self.start(wait_for_ever)
+                self.start(wait_forever)
 
     def test_interrupt_in_the_middle_of_a_start_ends_what_was_started(self):
         fork = os.fork
@@ -473,7 +471,7 @@ class TestJoin(SpawnTestCase):
 
         with mock.patch.object(os, "fork", fork_and_interrupt):
             with self.assertRaises(KeyboardInterrupt):
-                self.start(wait_for_ever)
+                self.start(wait_forever)
         self.assertIs(
             signal.getsignal(signal.SIGINT), signal.default_int_handler
         )
@@ -488,7 +486,7 @@ class TestJoin(SpawnTestCase):
             return pid
 
         with mock.patch.object(os, "fork", fork_interrupted):
-            context = self.start(wait_for_ever)
+            context = self.start(wait_forever)
         self.join(context)
 
     def test_processes_have_the_handler_of_interrupts_of_the_parent(self):
@@ -502,7 +500,7 @@ class TestJoin(SpawnTestCase):
                 end_with_tests()
                 # Those of the test's process are none of this one's.
                 process._children.clear()
-                self.start(wait_for_ever, daemon=True)
+                self.start(wait_forever, daemon=True)
                 util._exit_function()
             finally:
                 os._exit(0)

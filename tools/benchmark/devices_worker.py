@@ -35,7 +35,7 @@ if len(DEVICES) > 1:
 
 
 def switching(devices):
-    """Returns a call that sets each of the devices in turn, for ever."""
+    """Returns a call that sets each of the devices in turn, forever."""
     turn = [0]
 
     def set_next():

@@ -41,7 +41,7 @@ OPERATION_MICROSECONDS = 400
 
 
 def setting(streams):
-    """Returns a call that sets each of the streams in turn, for ever."""
+    """Returns a call that sets each of the streams in turn, forever."""
     turn = [0]
 
     def set_next():

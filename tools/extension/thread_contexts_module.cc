@@ -15,7 +15,7 @@
 #include <pybind11/pybind11.h>
 
 #include "paddle/fluid/pybind/thread_contexts.h"
-#include "redirected_look_ups.h"
+#include "redirected_lookups.h"
 
 namespace py = pybind11;
 
@@ -30,7 +30,7 @@ void RedirectWhereOperatorsAreLoaded() {
   core.attr(kLoad) =
       py::cpp_function([load](const py::args& args, const py::kwargs& kwargs) {
         const py::object operators = load(*args, **kwargs);
-        RedirectLazyLookUps();
+        RedirectLazyLookups();
         return operators;
       });
 }
@@ -38,8 +38,8 @@ void RedirectWhereOperatorsAreLoaded() {
 }  // namespace
 
 PYBIND11_MODULE(_thread_contexts, module) {
-  RedirectLazyLookUps();
+  RedirectLazyLookups();
   RedirectWhereOperatorsAreLoaded();
   paddle::pybind::BindThreadContexts(&module);
-  module.def("redirect_look_ups", &RedirectLookUps);
+  module.def("redirect_lookups", &RedirectLookups);
 }

@@ -429,7 +429,7 @@ def end_rank_2_behind_a_message(group, number: int) -> None:
     group.exchange("end")
 
 
-def train_for_ever(group, started) -> None:
+def train_forever(group, started) -> None:
     layer = example.new_layer(0)
     parallel = example.DataParallel(layer, group)
     # A process that is killed may leave the lock of an event locked.
@@ -658,7 +658,7 @@ class TestErrors(TestDataParallel):
         rng = random.Random(seed)
         for _ in range(5):
             started = multiprocessing.get_context("fork").Event()
-            with Ranks(train_for_ever, started, processes=3) as ranks:
+            with Ranks(train_forever, started, processes=3) as ranks:
                 self.assertTrue(started.wait(WAIT_S), f"seed {seed}")
                 time.sleep(rng.random() / 20)
                 ranks.kill(2)

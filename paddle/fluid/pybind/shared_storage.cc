@@ -263,7 +263,7 @@ void BindSharedStorage(py::module* m) {
   // The first use of the heaps registers their handlers for fork, before any
   // fork matters.
   SharedHeap& heap = SharedHeap::Instance();
-  CudaIPCHeap::Instance().SetWaiting(WaitWithoutGil);
+  CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
 
   m->def("share_tensor",
          [](const paddle::Tensor& tensor,

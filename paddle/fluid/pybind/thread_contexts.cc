@@ -144,7 +144,7 @@ void BindThreadContexts(py::module* m) {
            return function(*args, **kwargs);
          });
   m->def("is_capturing", &phi::IsCapturing);
-  m->def("keep_for_ever", [](const py::object& kept) { kept.inc_ref(); });
+  m->def("keep_forever", [](const py::object& kept) { kept.inc_ref(); });
   m->def("places_on_other_streams", &phi::PlacesOnOtherStreams);
 }
 

@@ -454,7 +454,7 @@ class Runtime {
 
   // In a child after fork, with the state locked. A child has none of the
   // threads that ran work: its streams have none, and the events recorded on
-  // them are complete, for whoever waited would wait for ever.
+  // them are complete, for whoever waited would wait forever.
   void BeginAnewInChild() {
     for (const auto& [handle, stream] :
          std::get<HandleTable<Stream>>(tables).All()) {

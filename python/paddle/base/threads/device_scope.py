@@ -112,7 +112,7 @@ class Guard:
         # used again by a later one.
         self._entered = _local.entered
 
-    def is_left(self) -> bool:
+    def left_by_owner(self) -> bool:
         """
         Returns whether the context is being left, and has to restore what it
         found.

@@ -146,8 +146,8 @@ def host_context(
             "This Paddle was built without device contexts per thread, which "
             "need Linux."
         )
-    if hasattr(native, "redirect_look_ups"):
-        native.redirect_look_ups()
+    if hasattr(native, "redirect_lookups"):
+        native.redirect_lookups()
     # Not the host itself, which tells the thread to use none when it goes.
     outside = _host.get().allocator, _host.get().generator
     entered_on = threading.get_ident()

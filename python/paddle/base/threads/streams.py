@@ -73,14 +73,14 @@ native = _binding()
 _default_streams: dict[int, StreamBase] = {}
 # The places where the main thread has ever set a stream, so that threads that
 # have set none need the context of the default stream.
-_set_by_main: set[int] = set()
+_set_by_main_thread: set[int] = set()
 # A context lives as long as its stream.
 _contexts: weakref.WeakKeyDictionary[StreamBase, Any] = (
     weakref.WeakKeyDictionary()
 )
 
 
-class _SetStreams:
+class _OwnStreams:
     """The streams that a thread has set, with their contexts."""
 
     def __init__(self) -> None:
@@ -104,10 +104,10 @@ class _SetStreams:
             # A fork drops the state of all other threads, and the exit of the
             # interpreter that of threads that still run. To destroy a context
             # would wait for their work.
-            native.keep_for_ever((self._in_use, self.by_place))
+            native.keep_forever((self._in_use, self.by_place))
 
 
-_set_streams: ThreadValue[_SetStreams] = ThreadValue(_SetStreams())
+_own_streams: ThreadValue[_OwnStreams] = ThreadValue(_OwnStreams())
 
 
 def _current(place: core.Place) -> StreamBase:
@@ -153,11 +153,11 @@ def _context_of(stream: StreamBase) -> Any:
 
 def _keep_default_context(place: core.Place) -> None:
     key = hash(place)
-    if key not in _set_by_main:
+    if key not in _set_by_main_thread:
         context = _context_of(_default_stream(place))
         native.become_main_thread()
         native.keep_default_context(context)
-        _set_by_main.add(key)
+        _set_by_main_thread.add(key)
 
 
 def set_stream(stream: StreamBase) -> StreamBase | None:
@@ -179,12 +179,12 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
     if native is None or not isinstance(stream, native.stream_types):
         return None
     place = stream.place
-    if hasattr(native, "redirect_look_ups"):
-        native.redirect_look_ups()
+    if hasattr(native, "redirect_lookups"):
+        native.redirect_lookups()
     if is_main_thread():
         return _set_process_stream(stream, place)
     default = _default_stream(place)
-    by_place = dict(_set_streams.get().by_place)
+    by_place = dict(_own_streams.get().by_place)
     key = hash(place)
     previous, _ = by_place.pop(key, (default, None))
     if stream.raw_stream != default.raw_stream:
@@ -209,10 +209,10 @@ def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
 
 
 def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
-    own = _set_streams.get_local()
+    own = _own_streams.get_local()
     if own is UNSET:
-        own = _SetStreams()
-        _set_streams.set_local(own)
+        own = _OwnStreams()
+        _own_streams.set_local(own)
     own.use(by_place)
 
 
@@ -225,7 +225,7 @@ def others_have_streams(place: core.Place) -> bool:
     if is_main_thread():
         return False
     key = hash(place)
-    return key in _default_streams and key not in _set_streams.get().by_place
+    return key in _default_streams and key not in _own_streams.get().by_place
 
 
 def with_streams_of_creator(
@@ -277,7 +277,7 @@ class CreatorsThread(threading.Thread):
         )
 
 
-def of_contexts_in_use(program_id: Callable[..., int]) -> Callable[..., int]:
+def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
     """
     Decorator of a function that returns the id under which a program is built
     for its first run and found for later ones. A program keeps the contexts
@@ -319,7 +319,7 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         # `function` may set a stream. The contexts that are current now must
         # outlive the call, which waits for them at its end.
-        kept = _set_streams.get().by_place
+        kept = _own_streams.get().by_place
         try:
             return native.with_process_contexts(function, *args, **kwargs)
         finally:
@@ -354,14 +354,14 @@ def enforce_process_streams(waiting: str) -> None:
 def _make_own_streams_the_process_ones(was_main: bool) -> None:
     if was_main or native is None:
         return
-    by_place = _set_streams.get().by_place
+    by_place = _own_streams.get().by_place
     if by_place:
         # To destroy a context waits for the work of threads that do not exist
         # in the child.
-        native.keep_for_ever(by_place)
+        native.keep_forever(by_place)
         _use_own_streams({})
     native.become_main_thread()
-    for key in _set_by_main - by_place.keys():
+    for key in _set_by_main_thread - by_place.keys():
         set_stream(_default_streams[key])
     for stream, _ in by_place.values():
         set_stream(stream)

@@ -39,9 +39,9 @@ from .tensor_by_value import by_value
 from .tensor_parts import (
     in_dynamic_mode,
     parameter_over,
-    rebuilt_of_parts,
+    rebuild_from_parts,
+    split_into_parts,
     subclass_over,
-    taken_apart,
 )
 
 _IS_AVAILABLE = is_available()
@@ -144,7 +144,7 @@ def _reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
         reduced = _reduce_dense(tensor)
     else:
         # Pickle then reduces each part, which is a dense tensor.
-        reduced = rebuilt_of_parts, taken_apart(tensor)
+        reduced = rebuild_from_parts, split_into_parts(tensor)
     if reduced is None and tensor.place.is_custom_place():
         return by_value(tensor).__reduce__()
     return reduced

@@ -25,11 +25,11 @@ from typing import Callable
 
 from .device_names import device_counts, parse
 
-_HOW_TO_HAVE = {
+_INSTALL_HINTS = {
     "gpu": "This Paddle was built without CUDA: install paddlepaddle-gpu.",
     "xpu": "This Paddle was built without XPU: install paddlepaddle-xpu.",
 }
-_HOW_TO_HAVE_OTHERS = (
+_INSTALL_HINT_OF_OTHERS = (
     "The plugin of a custom device is loaded from the folder that the "
     "environment variable CUSTOM_DEVICE_ROOT names."
 )
@@ -145,8 +145,9 @@ def _check_device(name: str) -> None:
 def _device_count(kind: str) -> int:
     counts = device_counts()
     if kind not in counts:
+        hint = _INSTALL_HINTS.get(kind, _INSTALL_HINT_OF_OTHERS)
         raise ValueError(
             f"The type of the devices must be one of {['cpu', *counts]}, but "
-            f"received {kind!r}. {_HOW_TO_HAVE.get(kind, _HOW_TO_HAVE_OTHERS)}"
+            f"received {kind!r}. {hint}"
         )
     return counts[kind]

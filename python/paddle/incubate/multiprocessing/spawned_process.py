@@ -115,7 +115,7 @@ def run(
     except BaseException:
         trace = traceback.format_exc()
         report.send_bytes(trace.encode("utf-8", "backslashreplace"))
-        # A thread that fn has left behind would delay the exit for ever.
+        # A thread that fn has left behind would delay the exit forever.
         last_resort = threading.Timer(TERMINATION_S, os._exit, [1])
         last_resort.daemon = True
         last_resort.start()

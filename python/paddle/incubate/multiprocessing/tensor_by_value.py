@@ -28,9 +28,9 @@ from .shared_allocator import empty_shared
 from .tensor_parts import (
     in_dynamic_mode,
     parameter_over,
-    rebuilt_of_parts,
+    rebuild_from_parts,
+    split_into_parts,
     subclass_over,
-    taken_apart,
 )
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def _copied(
             copied = subclass_over(kind, copied, state)
         copied.stop_gradient = tensor.stop_gradient
     else:
-        parts, *rest = taken_apart(tensor)
-        copied = rebuilt_of_parts([copy_of(part) for part in parts], *rest)
+        parts, *rest = split_into_parts(tensor)
+        copied = rebuild_from_parts([copy_of(part) for part in parts], *rest)
     return copied
 
 

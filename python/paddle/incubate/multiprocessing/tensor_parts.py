@@ -72,10 +72,10 @@ def subclass_over(
 
 
 @in_dynamic_mode
-def taken_apart(
+def split_into_parts(
     tensor: paddle.Tensor,
 ) -> tuple[list[paddle.Tensor], str, tuple, bool]:
-    """Returns the arguments from which `rebuilt_of_parts` makes the tensor."""
+    """Returns the arguments with which `rebuild_from_parts` makes it."""
     if tensor.is_sparse_coo():
         kind, rest = "coo", (list(tensor.shape), tensor.is_coalesced())
     elif tensor.is_sparse_csr():
@@ -93,10 +93,10 @@ def taken_apart(
 
 
 @in_dynamic_mode
-def rebuilt_of_parts(
+def rebuild_from_parts(
     parts: list[paddle.Tensor], kind: str, rest: tuple, stop_gradient: bool
 ) -> paddle.Tensor:
-    """Returns the tensor that was taken apart, over the memory of its parts.
+    """Returns the tensor that was split, over the memory of its parts.
 
     Raises:
         ValueError: the shapes of the parts do not fit together.

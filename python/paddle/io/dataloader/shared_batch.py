@@ -108,7 +108,7 @@ class _Block:
         return start
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """The position of an array, which stays alive so that its id is unique."""
 
     array: np.ndarray
@@ -158,7 +158,7 @@ class _Arena:
         self._size = size
         self._blocks: list[_Block] = []
         self._filling: int | None = None
-        self._places: dict[int, _Place] = {}
+        self._positions: dict[int, _Position] = {}
 
     def used(self) -> int:
         """Returns the size, in bytes, of the arrays in all blocks."""
@@ -175,7 +175,7 @@ class _Arena:
         self._blocks.append(_Block(tensor))
         return len(self._blocks) - 1
 
-    def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Place:
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Position:
         """Returns a new array, uninitialized.
 
         Raises:
@@ -190,16 +190,17 @@ class _Arena:
         block = self._blocks[number]
         offset = block.take(size)
         array = np.ndarray(shape, dtype, block.memory, offset)
-        place = self._places[id(array)] = _Place(array, number, offset)
-        return place
+        position = _Position(array, number, offset)
+        self._positions[id(array)] = position
+        return position
 
-    def place_of(self, array: np.ndarray) -> _Place:
+    def position_of(self, array: np.ndarray) -> _Position:
         """Returns the position of an array, which is copied here if need be."""
-        place = self._places.get(id(array))
-        if place is None:
-            place = self.new_array(array.shape, array.dtype)
-            place.array[...] = array
-        return place
+        position = self._positions.get(id(array))
+        if position is None:
+            position = self.new_array(array.shape, array.dtype)
+            position.array[...] = array
+        return position
 
     def stack(self, arrays: Sequence[Any]) -> np.ndarray:
         """Like `numpy.stack`, with the result in the arena where possible."""
@@ -282,8 +283,9 @@ def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
     if isinstance(field, np.ndarray):
         if field.dtype not in _DTYPES:
             return None
-        place = arena.place_of(field)
-        return place.block, _DTYPES[field.dtype], field.shape, place.offset
+        position = arena.position_of(field)
+        dtype = _DTYPES[field.dtype]
+        return position.block, dtype, field.shape, position.offset
     if not (
         field.is_dense()
         and field._is_initialized()
@@ -294,8 +296,8 @@ def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
     tensor = field.contiguous()
     if native.is_shared(tensor):
         return arena.adopt(tensor), field.dtype, field.shape, 0
-    place = arena.place_of(native.array_of(tensor))
-    return place.block, field.dtype, field.shape, place.offset
+    position = arena.position_of(native.array_of(tensor))
+    return position.block, field.dtype, field.shape, position.offset
 
 
 def _dense_tensor(field: np.ndarray | paddle.Tensor) -> core.DenseTensor:
@@ -331,7 +333,7 @@ class BatchMessage:
     """A tuple that is pickled at once, and unpickled to the tuple itself.
 
     A queue pickles on its own thread, which drops objects that cannot be
-    pickled; the reader would wait for them for ever.
+    pickled; the reader would wait for them forever.
     """
 
     def __init__(self, content: tuple) -> None:

@@ -752,7 +752,7 @@ TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
   child.channel().Await();
   receiver.Drop();
   storage.reset();
-  // The child's attempt has spent the message.
+  // The child's attempt has redeemed the ticket.
   EXPECT_TRUE(Eventually(SharesNothing));
   EXPECT_GE(FreeBytes(), left + 2 * kMiB);
   storage = AllocateFilled(kMiB, 1);
@@ -818,7 +818,7 @@ TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
   End(&receiver);
 }
 
-// Blocks that such a child inherits are pinned, but it inherits no record.
+// Blocks that such a child inherits are permanent, but it inherits no record.
 TEST_BOTH(CudaIPCTest, AChildOfForkWithoutDescriptorsKeepsNothing) {
   Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, strategy);

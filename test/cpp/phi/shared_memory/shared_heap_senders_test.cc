@@ -427,10 +427,10 @@ TEST_BOTH(SharedHeapSendersTest,
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 1);
   const SharedBlock record = Records().Receive(message).block;
-  Records().Redeem(message);
+  Records().RedeemTicket(message);
   senders.Kill();
   ReceiveFromDead(&senders, kSmall);
-  Records().Redeem(message);  // late, and of no effect
+  Records().RedeemTicket(message);  // late, and of no effect
   Worker child([&](const Channel&) {
     EXPECT_FALSE(Heap().Has(record.data));
     Heap().Release(record);

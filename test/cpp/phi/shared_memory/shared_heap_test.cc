@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {

@@ -49,11 +49,11 @@ constexpr size_t kTableSize = size_t{1} << 25;
 
 enum class Scheme {
   kLedger,
-  // The same for memory of a device: a receiver looks at the ticket, and spends
-  // it when it is ready to use the memory.
+  // The same for memory of a device: a receiver looks at the ticket, and
+  // redeems it when it is ready to use the memory.
   kTicketLast,
   // The ledger with something left out.
-  kTicketFirst,  // spent before the holder bit is set
+  kTicketFirst,  // redeemed before the holder bit is set
   kNoEpoch,
   kNoDeciding,    // mark in the generation
   kNoLock,        // that says who is dead
@@ -124,7 +124,7 @@ constexpr char kLost[] = "a message is lost";
 constexpr char kLostToTwin[] =
     "a message is lost, whose shared ticket went to a pickle loaded twice";
 constexpr char kYoung[] = "a message expires that was sent after the deadline";
-constexpr char kKept[] = "a block is kept for ever";
+constexpr char kKept[] = "a block is kept forever";
 
 struct Actor {
   uint8_t at : 5;     // At
@@ -576,11 +576,11 @@ class Model {
         if (WithoutMark(ticket) != actor.seen) {
           actor.seen = 0;
           return step->To(kLookRedeem,
-                          "fails to spend the ticket of message #");
+                          "fails to redeem the ticket of message #");
         }
         ticket = UsesOf(ticket) == 1 ? 0 : ticket - 1;
         actor.seen = 1;
-        return step->To(after_ticket, "spends the ticket of message #");
+        return step->To(after_ticket, "redeems the ticket of message #");
       default:
         break;
     }
@@ -588,9 +588,9 @@ class Model {
     if (s.generation == message.generation &&
         (actor.seen != 0 || !s.deciding)) {
       actor.uses = message.generation;
-      bool spends = scheme_ == Scheme::kTicketLast && actor.seen != 0;
+      bool redeems = scheme_ == Scheme::kTicketLast && actor.seen != 0;
       actor.seen = 0;
-      return step->To(spends ? kLookRedeem : kIdle,
+      return step->To(redeems ? kLookRedeem : kIdle,
                       "finds the generation of message # and uses it");
     }
     step->wrong = WhyNotReceived(s, message);
@@ -841,7 +841,7 @@ ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsRightWhoeverIsKilled) {
 }
 
 ISOLATED_TEST(SharedLedgerModelTest,
-              TheTicketMayBeSpentOnceTheReceiverIsReady) {
+              TheTicketMayBeRedeemedOnceTheReceiverIsReady) {
   EXPECT_TRUE(Explorer(Scheme::kTicketLast, kCreatorDies).FindsNothing());
   EXPECT_TRUE(Explorer(Scheme::kTicketLast, kTwoDie).FindsNothing());
 }
@@ -853,7 +853,7 @@ ISOLATED_TEST(SharedLedgerModelTest,
 }
 
 ISOLATED_TEST(SharedLedgerModelTest,
-              ATicketMayNotBeSpentBeforeTheHolderBitIsSet) {
+              ATicketMayNotBeRedeemedBeforeTheHolderBitIsSet) {
   Explorer explorer(Scheme::kTicketFirst, kSmall);
   EXPECT_TRUE(explorer.Finds(kFreedInUse));
   EXPECT_TRUE(explorer.Finds(kLost));

@@ -163,7 +163,7 @@ ISOLATED_TEST(SharedLedgerTest, ABlockHasTheRangeItWasAppendedWith) {
 
 ISOLATED_TEST(SharedLedgerTest, EachHolderKeepsABlock) {
   Book ledger(1);
-  for (uint32_t slot : {SharedLedger::kPinnedSlot, kOwner, kOther, 511u}) {
+  for (uint32_t slot : {SharedLedger::kPermanentSlot, kOwner, kOther, 511u}) {
     ledger.AddHolder(0, slot);
     EXPECT_TRUE(ledger.Referenced(0));
     EXPECT_FALSE(ledger.TryFree(0));

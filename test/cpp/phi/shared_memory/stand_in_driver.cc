@@ -248,7 +248,7 @@ Function functions[] = {
     {"cuGetErrorString"},
 };
 
-// It allocates nothing: a child of fork may find the heap locked for ever.
+// It allocates nothing: a child of fork may find the heap locked forever.
 Function& FunctionNamed(std::string_view name) {
   for (Function& function : functions) {
     if (name == function.name) return function;

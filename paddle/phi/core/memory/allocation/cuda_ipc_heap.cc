@@ -163,12 +163,12 @@ CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data,
 }
 
 bool CudaIPCHeap::CallDriver(const std::function<void()>& act) {
-  std::function<void(const std::function<void()>&)> around;
+  std::function<void(const std::function<void()>&)> wrap;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (leaving_) return false;
     ++driver_calls_;
-    around = around_waiting_;
+    wrap = wrap_blocking_call_;
   }
   std::exception_ptr failure;
   auto kept = [&] {
@@ -181,7 +181,7 @@ bool CudaIPCHeap::CallDriver(const std::function<void()>& act) {
     --driver_calls_;
     driver_call_done_.notify_all();
   };
-  around ? around(kept) : kept();
+  wrap ? wrap(kept) : kept();
   if (failure) std::rethrow_exception(failure);
   return true;
 }
@@ -302,7 +302,7 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     try {
       received.data = UseOrOpen(record.block);
     } catch (...) {
-      records_.Redeem(message.record);
+      records_.RedeemTicket(message.record);
       shared_.Release(record.block);
       throw;
     }
@@ -311,12 +311,12 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     int device = DeviceOf(record.block);
     Wait(record.block, device, stream_of(device), message.stamp);
   } catch (...) {
-    records_.Redeem(message.record);
+    records_.RedeemTicket(message.record);
     if (received.data) Release(received.data);
     throw;
   }
   // Last: from now on the sender may record the event again.
-  records_.Redeem(message.record);
+  records_.RedeemTicket(message.record);
   return received;
 }
 
@@ -522,10 +522,10 @@ std::string CudaIPCHeap::Describe() {
   return DescribeOthers();
 }
 
-void CudaIPCHeap::SetWaiting(
-    std::function<void(const std::function<void()>&)> around) {
+void CudaIPCHeap::SetBlockingCallWrapper(
+    std::function<void(const std::function<void()>&)> wrap) {
   std::lock_guard<std::mutex> guard(mutex_);
-  around_waiting_ = std::move(around);
+  wrap_blocking_call_ = std::move(wrap);
 }
 
 void CudaIPCHeap::SetWarning(std::function<void(const std::string&)> warn) {

@@ -187,9 +187,10 @@ class CudaIPCHeap {
   std::string Describe();
   // Sets the function that prints warnings. Thread-safe.
   void SetWarning(std::function<void(const std::string&)> warn);
-  // Sets the function that calls of the driver which may wait are passed to: it
-  // calls them, and may release Python's GIL meanwhile. Thread-safe.
-  void SetWaiting(std::function<void(const std::function<void()>&)> around);
+  // Sets the wrapper for driver calls that may block. It must run the call; it
+  // may release the GIL. Thread-safe.
+  void SetBlockingCallWrapper(
+      std::function<void(const std::function<void()>&)> wrap);
   // Announces that this process is about to exit. From then on, sends and
   // receives throw, and releases have no effect: the driver may shut down.
   // Waits a few seconds for calls of the driver that are under way.
@@ -261,7 +262,7 @@ class CudaIPCHeap {
   std::vector<std::shared_ptr<CudaIPCData>> deferred_;
   std::chrono::steady_clock::time_point deferred_since_;
   std::function<void(const std::string&)> warn_;
-  std::function<void(const std::function<void()>&)> around_waiting_;
+  std::function<void(const std::function<void()>&)> wrap_blocking_call_;
   std::condition_variable driver_call_done_;
   int driver_calls_{0};  // that are under way
   bool warned_{false};

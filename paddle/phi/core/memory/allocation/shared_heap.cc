@@ -25,8 +25,8 @@
 #include <string>
 #include <utility>
 
+#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
 #include "paddle/phi/core/memory/allocation/random_bits.h"
-#include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
 
 namespace paddle {
 namespace memory {
@@ -432,7 +432,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
 
 SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(mutex_);
-  return ReceiveBlock(message, Inheritance::kChild, Ticket::kSpend);
+  return ReceiveBlock(message, Inheritance::kChild, Ticket::kRedeem);
 }
 
 SharedHeap::Received SharedHeap::UseAgain(Holdings* holdings,
@@ -455,7 +455,7 @@ std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
   for (const auto& [offset, hold] : detached->second.holds) {
     if (hold.index == message.block && hold.generation == message.generation &&
         message.offset < hold.capacity) {
-      if (may_be_whole && ticket == Ticket::kSpend) SpendTicket(message);
+      if (may_be_whole && ticket == Ticket::kRedeem) RedeemTicket(message);
       return UseAgain(&detached->second, offset, inheritance);
     }
   }
@@ -463,7 +463,7 @@ std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
   ThrowNoTensor();
 }
 
-void SharedHeap::SpendTicket(const SharedMessage& message) {
+void SharedHeap::RedeemTicket(const SharedMessage& message) {
   try {
     SharedLedger& ledger = Attach(message)->segment->ledger();
     if (message.block < ledger.block_count()) {
@@ -509,19 +509,19 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
   auto found = attached->holds.find(offset);
   if (found != attached->holds.end() &&
       found->second.generation == message.generation) {
-    // If a pickle is loaded twice, its ticket is spent already: none is needed
-    // to use a block that this process holds.
-    if (ticket == Ticket::kSpend) ledger.RedeemTicket(index, message.ticket);
+    // If a pickle is loaded twice, its ticket is redeemed already: none is
+    // needed to use a block that this process holds.
+    if (ticket == Ticket::kRedeem) ledger.RedeemTicket(index, message.ticket);
     return UseAgain(attached, offset, inheritance);
   }
-  // Check first: in a pinned process a bit that is set stays set, even if the
-  // block turns out to be another one.
+  // Check first: a process in the permanent slot cannot clear a bit that it has
+  // set, even if the block turns out to be another one.
   if (found == attached->holds.end() &&
       ledger.generation(index) == message.generation) {
     segment.AddHolder(index);
     // If the ticket is there, it has kept the block until now, and the bit
     // keeps it from here on.
-    bool carried = ticket == Ticket::kSpend
+    bool carried = ticket == Ticket::kRedeem
                        ? ledger.RedeemTicket(index, message.ticket)
                        : ledger.HasTicket(index, message.ticket);
     if (carried ? ledger.generation(index) == message.generation
@@ -645,7 +645,7 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(
   Attached& attached = it->second;
   SharedSegment& segment = *attached.segment;
   auto next = std::next(it);
-  if (attached.blocks || segment.pinned()) return next;
+  if (attached.blocks || segment.has_permanent_slot()) return next;
   segment.ReapDead();
   if (!segment.ledger().orphaned()) return next;
   segment.CollectOrphaned(0, segment.ledger().block_count(), deadline);
@@ -755,7 +755,7 @@ void SharedHeap::PrepareFork() {
       SharedSegment& segment = *attached.segment;
       bool orphaned = !attached.blocks && segment.ledger().orphaned() &&
                       detached_.count(id) == 0;
-      if (orphaned && !segment.pinned()) segment.ShareSlot();
+      if (orphaned && !segment.has_permanent_slot()) segment.ShareSlot();
     }
   }
   for (auto& [id, attached] : segments_) {

@@ -163,7 +163,7 @@ class SharedHeap {
     // more user: the caller, who binds a storage and releases the block later.
     std::shared_ptr<void> storage;
   };
-  // Receives a block and spends the message's ticket. A message that was
+  // Receives a block and redeems the message's ticket. A message that was
   // received before is received again as long as this process holds the block.
   // Nothing in the message is trusted.
   //
@@ -201,7 +201,7 @@ class SharedHeap {
 
   // Whether a child of fork becomes a holder of what its parent holds.
   enum class Inheritance { kChild, kNone };
-  enum class Ticket { kSpend, kKeep };
+  enum class Ticket { kRedeem, kKeep };
 
   struct Hold {
     uint32_t index;
@@ -278,8 +278,8 @@ class SharedHeap {
   std::optional<Received> ReceiveDetached(const SharedMessage& message,
                                           Inheritance inheritance,
                                           Ticket ticket);
-  // Spends the ticket of a message if its segment still exists.
-  void SpendTicket(const SharedMessage& message);
+  // Redeems the ticket of a message if its segment still exists.
+  void RedeemTicket(const SharedMessage& message);
   // Makes this process a holder of a block, with one user.
   SharedBlock AddHold(Attached* attached,
                       uint32_t index,

@@ -34,7 +34,7 @@ constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
 // the owner of its segment ends, whichever is first.
 enum class MessageLife { kUntilExpired, kUntilOwnerEnds };
 
-// The reference of a message to a block, which its receiver claims.
+// The reference of a message to a block, which its receiver redeems.
 struct SharedTicket {
   uint32_t index;
   uint32_t nonce;
@@ -48,19 +48,20 @@ struct SharedTicket {
 // behind; it cannot take away one that is not its own.
 //
 // References are made only from references: a holder issues a ticket, and a
-// receiver sets its holder bit *before* it spends the ticket. All operations
+// receiver sets its holder bit *before* it redeems the ticket. All operations
 // are single atomic steps on memory that is never locked, so a process may be
 // killed between any two of them. Each atomic's order is explained at its use
 // in shared_ledger.cc.
 //
-// Slot 0 never dies: its bit pins a block for the life of the segment.
+// The permanent slot is never freed: its bit keeps a block for the life of the
+// segment.
 //
 // Thread-safe, also between processes, except for functions that name who may
 // call them.
 class SharedLedger {
  public:
   static constexpr uint32_t kSlots = 512;
-  static constexpr uint32_t kPinnedSlot = 0;
+  static constexpr uint32_t kPermanentSlot = 0;
   static constexpr uint32_t kOwnerSlot = 1;
   static constexpr uint32_t kMaxBlocks = 1u << 18;
   static constexpr uint64_t kMinReserve = uint64_t{1} << 20;
@@ -132,7 +133,7 @@ class SharedLedger {
                            uint64_t now,
                            MessageLife life = MessageLife::kUntilExpired);
   bool HasTicket(uint32_t block, SharedTicket ticket) const;
-  // Spends one use of a ticket; false if it was spent or has expired.
+  // Redeems one use of a ticket; false if it was redeemed or has expired.
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
   // Returns whether a block still has the generation, and will have it as long
   // as the caller's holder bit is set. Requires: the caller has set that bit.

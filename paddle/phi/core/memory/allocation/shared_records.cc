@@ -31,7 +31,7 @@ SharedHeap::Received SharedRecords::Receive(const SharedMessage& message) {
       message, SharedHeap::Inheritance::kNone, SharedHeap::Ticket::kKeep);
 }
 
-void SharedRecords::Redeem(const SharedMessage& message) {
+void SharedRecords::RedeemTicket(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
   // Otherwise nobody waits for the message any more.
   auto attached = heap_->segments_.find(message.id.segment);

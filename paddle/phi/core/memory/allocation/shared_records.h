@@ -51,12 +51,12 @@ class SharedRecords {
   // Allocates a record of at least `size` bytes. It has one user, who has to
   // release it.
   SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
-  // Receives a record as SharedHeap::Receive does, without spending the ticket
+  // Receives a record as SharedHeap::Receive does, without redeeming the ticket
   // of the message.
   SharedHeap::Received Receive(const SharedMessage& message);
-  // Spends the ticket of a message. Has no effect if the record's segment is
+  // Redeems the ticket of a message. Has no effect if the record's segment is
   // gone: then nobody waits for the message.
-  void Redeem(const SharedMessage& message);
+  void RedeemTicket(const SharedMessage& message);
 
   // Registers what to do once the record is freed. It is done once, by a thread
   // that allocates or collects, without the heap's mutex; never in a child of

@@ -278,9 +278,9 @@ std::vector<uint32_t> SharedSegment::OtherHolders(uint32_t block) const {
 }
 
 bool SharedSegment::ReapIfDead(uint32_t slot) {
-  // A pinned child shares the open file description of its parent, so the
-  // kernel would give it every lock that the parent holds.
-  return !pinned() && slot != slot_ && Slots().ReapIfDead(slot);
+  // A child in the permanent slot shares the open file description of its
+  // parent, so the kernel would give it every lock that the parent holds.
+  return !has_permanent_slot() && slot != slot_ && Slots().ReapIfDead(slot);
 }
 
 void SharedSegment::ReapDead() {
@@ -310,7 +310,8 @@ void SharedSegment::CollectOrphaned(uint32_t first,
                                     uint64_t deadline) {
   // The lock of the owner's slot is the right to free blocks.
   constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
-  if (pinned() || !Usable() || !Slots().TryLock(kOwner, kOwner + 1)) return;
+  if (has_permanent_slot() || !Usable() || !Slots().TryLock(kOwner, kOwner + 1))
+    return;
   trimmed_.resize(ledger_.block_count(), kNoGeneration);
   for (uint32_t i = first; i < first + count; ++i) {
     ledger_.ExpireOrphanedTickets(i, deadline);
@@ -327,7 +328,8 @@ void SharedSegment::CollectOrphaned(uint32_t first,
 }
 
 bool SharedSegment::LockIfAlone() {
-  if (pinned() || has_pinned_child_ || !Usable()) return false;
+  if (has_permanent_slot() || has_child_in_permanent_slot_ || !Usable())
+    return false;
   // This process has the lock of its own slot, but perhaps by another open file
   // description than that of `fd_`, which may have been opened again since.
   SharedSlots slots = Slots();
@@ -336,10 +338,11 @@ bool SharedSegment::LockIfAlone() {
     slots.Unlock(0, slot_);
     return false;
   }
-  // A block that is pinned is held by a child that shares this process's locks.
+  // A block that the permanent slot holds is held by a child that shares this
+  // process's locks.
   bool needed = ledger_.HasMessages();
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
-    needed |= ledger_.Holds(i, SharedLedger::kPinnedSlot);
+    needed |= ledger_.Holds(i, SharedLedger::kPermanentSlot);
   }
   if (needed) UnlockOthers();
   return !needed;
@@ -404,7 +407,7 @@ void SharedSegment::CloseDescriptor() {
 }
 
 void SharedSegment::SetLeaving() {
-  if (!pinned()) {
+  if (!has_permanent_slot()) {
     ledger_.SetSlot(slot_, SharedLedger::kLeaving, process_);
   }
 }
@@ -412,14 +415,14 @@ void SharedSegment::SetLeaving() {
 uint32_t SharedSegment::TakeSlotForChild() {
   try {
     // A description of its own makes the lock the child's alone.
-    if (!descriptor_closed_ && !Usable()) return SharedLedger::kPinnedSlot;
+    if (!descriptor_closed_ && !Usable()) return SharedLedger::kPermanentSlot;
     child_fd_ =
         descriptor_closed_
             ? OpenFile(SegmentPath(name_), O_RDWR | O_NOFOLLOW)
             : OpenFile("/proc/self/fd/" + std::to_string(fd_.get()), O_RDWR);
     if (!child_fd_.SameFile(fd_)) {
       child_fd_ = FileDescriptor();
-      return SharedLedger::kPinnedSlot;
+      return SharedLedger::kPermanentSlot;
     }
     std::optional<uint32_t> slot =
         SharedSlots(child_fd_.get(), &ledger_)
@@ -429,10 +432,10 @@ uint32_t SharedSegment::TakeSlotForChild() {
     // program may have written over its header.
   } catch (const SharedMemoryError&) {
   }
-  // A fork cannot be refused, so the child is pinned: blocks that it holds stay
-  // in use as long as the segment exists, which is safe.
+  // A fork cannot be refused, so the child gets the permanent slot: blocks that
+  // it holds stay in use as long as the segment exists, which is safe.
   child_fd_ = FileDescriptor();
-  return SharedLedger::kPinnedSlot;
+  return SharedLedger::kPermanentSlot;
 }
 
 void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
@@ -441,14 +444,14 @@ void SharedSegment::PrepareFork(const std::vector<uint32_t>& holds) {
 }
 
 void SharedSegment::ParentAfterFork() {
-  has_pinned_child_ |= child_slot_ == SharedLedger::kPinnedSlot;
+  has_child_in_permanent_slot_ |= child_slot_ == SharedLedger::kPermanentSlot;
   child_fd_ = FileDescriptor();
   if (descriptor_closed_) fd_.Close();
 }
 
 void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
   process_ = getpid();
-  has_pinned_child_ = false;
+  has_child_in_permanent_slot_ = false;
   // The new mapping replaces the inherited one, which keeps the parent's locks,
   // and keeps the child's own lock.
   bool has_lock =
@@ -464,7 +467,7 @@ void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
     std::swap(fd_, child_fd_);
     ledger_.SetSlot(slot_, SharedLedger::kTaken, process_);
   } else {
-    slot_ = SharedLedger::kPinnedSlot;
+    slot_ = SharedLedger::kPermanentSlot;
     for (uint32_t block : holds) ledger_.AddHolder(block, slot_);
   }
   child_fd_ = FileDescriptor();

@@ -44,7 +44,7 @@ struct SharedRange {
 // one. The lock belongs to an open file description that the mapping keeps
 // open, so not even a program that closes all of its descriptors loses it.
 //
-// A process that could get no slot is pinned: it uses kPinnedSlot, whose bits
+// A process that could get no slot of its own uses kPermanentSlot, whose bits
 // are never cleared.
 //
 // The descriptor is usable if it is intact, or can be opened again by the
@@ -69,7 +69,9 @@ class SharedSegment {
   SharedSegment& operator=(const SharedSegment&) = delete;
 
   SharedLedger& ledger() { return ledger_; }
-  bool pinned() const { return slot_ == SharedLedger::kPinnedSlot; }
+  bool has_permanent_slot() const {
+    return slot_ == SharedLedger::kPermanentSlot;
+  }
   uint64_t reserve() const { return reserve_; }
   char* base() const { return base_; }
   // Returns the identity of the segment for a message of this process.
@@ -104,10 +106,11 @@ class SharedSegment {
   // Sets this process's holder bit of a block. Requires: a reference keeps the
   // block meanwhile, or the caller checks afterwards, see SharedLedger.
   void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
-  // Clears it. The bits of a process that is pinned, or that shares its slot
-  // with a child, stay set.
+  // Clears it. The bits of a process in the permanent slot, or that shares its
+  // slot with a child, stay set.
   void ReleaseHolder(uint32_t block) {
-    if (!pinned() && !shares_slot_) ledger_.ReleaseHolder(block, slot_);
+    if (has_permanent_slot() || shares_slot_) return;
+    ledger_.ReleaseHolder(block, slot_);
   }
 
   // Returns the processes that hold a block, without this one.
@@ -152,9 +155,9 @@ class SharedSegment {
   bool shares_slot() const { return shares_slot_; }
 
   // Takes a slot with its lock for the child before it exists, and sets its
-  // holder bit of each block of `holds`. If it cannot, the child will be
-  // pinned: a fork cannot be refused. Requires: the mutex stays held until one
-  // of the two functions below.
+  // holder bit of each block of `holds`. If it cannot, the child gets the
+  // permanent slot: a fork cannot be refused. Requires: the mutex stays held
+  // until one of the two functions below.
   void PrepareFork(const std::vector<uint32_t>& holds);
   void ParentAfterFork();
   // Requires: the calling process is the child, and has one thread only.
@@ -170,7 +173,8 @@ class SharedSegment {
   // Requires: the descriptor is usable.
   bool ReapIfDead(uint32_t slot);
   // Takes the locks of all other slots and returns true, unless another process
-  // is attached, or a message or a pinned child needs the segment.
+  // is attached, or a message or a child in the permanent slot needs the
+  // segment.
   bool LockIfAlone();
   void UnlockOthers();
   // Removes the name. Returns whether there is none any more.
@@ -184,15 +188,15 @@ class SharedSegment {
   char* base_{nullptr};
   uint64_t reserve_{0};
   uint64_t size_{0};
-  uint32_t slot_{SharedLedger::kPinnedSlot};
+  uint32_t slot_{SharedLedger::kPermanentSlot};
   SharedLedger ledger_;
   std::vector<uint64_t> trimmed_;  // by block: the generation that was trimmed
   uint32_t process_;               // the number of the calling process
   bool descriptor_closed_{false};
   bool shares_slot_{false};
-  bool has_pinned_child_{false};  // it shares this process's locks
+  bool has_child_in_permanent_slot_{false};  // it shares this process's locks
   FileDescriptor child_fd_;
-  uint32_t child_slot_{SharedLedger::kPinnedSlot};
+  uint32_t child_slot_{SharedLedger::kPermanentSlot};
 };
 
 }  // namespace allocation

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/phi/core/memory/allocation/shared_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
 
 #include <unistd.h>
 

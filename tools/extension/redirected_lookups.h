@@ -27,7 +27,7 @@
 // redirected.
 //
 // Not thread-safe. Requires: the caller holds the GIL.
-void RedirectLookUps();
+void RedirectLookups();
 
 // The same for libraries that are bound lazily, right after they were loaded.
-void RedirectLazyLookUps();
+void RedirectLazyLookups();

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "redirected_look_ups.h"
+#include "redirected_lookups.h"
 
 #include <cstdint>
 #include <string>
@@ -161,6 +161,6 @@ const std::vector<Redirection>& Redirections() {
 
 }  // namespace
 
-void RedirectLookUps() { RedirectCalls(Redirections()); }
+void RedirectLookups() { RedirectCalls(Redirections()); }
 
-void RedirectLazyLookUps() { RedirectLazyCalls(Redirections()); }
+void RedirectLazyLookups() { RedirectLazyCalls(Redirections()); }
