@@ -521,7 +521,7 @@ class TestValues(SpawnTestCase):
         started.assert_not_called()
 
     def test_function_that_can_not_be_called(self):
-        self.refuse(TypeError, "fn must be callable, but received 5", 5)
+        self.refuse(TypeError, "`fn` must be callable, but received 5", 5)
 
     def test_arguments_that_are_no_tuple(self):
         self.refuse(

@@ -1008,7 +1008,9 @@ class TestFork(WorkerTestCase):
     def test_a_prefetcher_of_the_parent_is_an_error_in_a_fork(self):
         def child():
             for call in (prefetcher.__next__, prefetcher._thread.join):
-                with self.assertRaisesRegex(RuntimeError, "is a fork"):
+                with self.assertRaisesRegex(
+                    RuntimeError, "in this forked process"
+                ):
                     call()
 
         with Prefetcher(Source()) as prefetcher:

@@ -69,7 +69,7 @@ def _check_can_be_shared(tensor: Tensor) -> None:
         raise NotImplementedError(
             "The memory of a tensor that is shared must be on the CPU or on a "
             f"GPU, but received a tensor on {place}. Send a copy instead: "
-            "paddle.multiprocessing.by_value(tensor)."
+            "paddle.incubate.multiprocessing.by_value(tensor)."
         )
     check_initialized(tensor)
 

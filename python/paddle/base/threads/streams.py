@@ -345,8 +345,9 @@ def enforce_process_streams(waiting: str) -> None:
         raise RuntimeError(
             f"{waiting} waits for the stream of the process, but thread "
             f"{threading.current_thread().name!r} is on another stream of "
-            f"{place}. Call stream.synchronize() and leave stream_guard first, "
-            "here and on the main thread."
+            f"{place}, whose work it would not wait for. Call "
+            "stream.synchronize() and leave stream_guard first, here and on "
+            "the main thread."
         )
 
 

@@ -314,7 +314,7 @@ def spawn(
     """
     if start_method != "spawn":
         raise ValueError(
-            "The start_method of spawn() must be 'spawn', but received "
+            "`start_method` of spawn() must be 'spawn', but received "
             f"{start_method!r}. Call start_processes(..., "
             f"start_method={start_method!r}) instead."
         )

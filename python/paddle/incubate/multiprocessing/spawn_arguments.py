@@ -38,28 +38,26 @@ _INSTALL_HINT_OF_OTHERS = (
 def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
     if sys.platform != "linux":
         raise NotImplementedError(
-            "The platform of paddle.multiprocessing must be 'linux', but this "
-            f"is {sys.platform!r}. Run this program on Linux."
+            "spawn() and start_processes() need Linux, but this is "
+            f"{sys.platform!r}. Run this program on Linux."
         )
     if not callable(fn):
-        raise TypeError(f"The fn must be callable, but received {fn!r}.")
+        raise TypeError(f"`fn` must be callable, but received {fn!r}.")
     if not isinstance(args, (tuple, list)):
         raise TypeError(
-            "The args must be a tuple of the arguments after the rank, such as "
+            "`args` must be a tuple of the arguments after the rank, such as "
             f"(x,), but received {type(args).__name__}."
         )
     if not isinstance(nprocs, numbers.Integral) or isinstance(nprocs, bool):
         raise TypeError(
-            f"The nprocs must be an integer, but received {nprocs!r}."
+            f"`nprocs` must be an integer, but received {nprocs!r}."
         )
     if nprocs < 0:
-        raise ValueError(
-            f"The nprocs must be at least 0, but received {nprocs}."
-        )
+        raise ValueError(f"`nprocs` must be at least 0, but received {nprocs}.")
     methods = multiprocessing.get_all_start_methods()
     if start_method not in methods:
         raise ValueError(
-            f"The start_method must be one of {methods}, but received "
+            f"`start_method` must be one of {methods}, but received "
             f"{start_method!r}."
         )
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -76,7 +74,7 @@ def check_seconds(name: str, seconds: float | None) -> None:
         return
     if not isinstance(seconds, numbers.Real) or math.isnan(seconds):
         raise ValueError(
-            f"The {name} must be None or a number of seconds, but received "
+            f"`{name}` must be None or a number of seconds, but received "
             f"{seconds!r}."
         )
 
@@ -92,13 +90,13 @@ def device_names(
     else:
         if not isinstance(devices, Sequence):
             raise TypeError(
-                "The devices must be None, the name of a type or a sequence of "
+                "`devices` must be None, the name of a type or a sequence of "
                 f"names, but received {devices!r}."
             )
         names = list(devices)
         if len(names) != nprocs:
             raise ValueError(
-                "The devices must be one for each process, but received "
+                "`devices` must be one for each process, but received "
                 f"{len(names)} devices for {nprocs} processes."
             )
         for name in names:
@@ -106,7 +104,7 @@ def device_names(
     # Importing Paddle has initialized CUDA.
     if start_method == "fork" and any(name.startswith("gpu") for name in names):
         raise ValueError(
-            "The start_method must be 'spawn' or 'forkserver' with a GPU among "
+            "`start_method` must be 'spawn' or 'forkserver' with a GPU among "
             f"the devices {names}, but received 'fork': a forked process "
             "cannot use CUDA."
         )
@@ -128,7 +126,7 @@ def _names_of_type(kind: str, nprocs: int) -> list[str]:
 def _check_device(name: str) -> None:
     if not isinstance(name, str):
         raise TypeError(
-            "The devices must be names such as 'cpu' or 'gpu:0', but received "
+            "`devices` must be names such as 'cpu' or 'gpu:0', but received "
             f"{name!r}."
         )
     if name == "cpu":

@@ -147,10 +147,10 @@ def place_of(device: str) -> core.Place:
     there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
     if (index or 0) >= there:
         raise RuntimeError(
-            f"What was sent must arrive on {device!r}, but this process has "
+            f"Cannot place the received object on {device!r}: this process has "
             f"only {['cpu', *paddle.device.get_available_device()]}. Send "
-            "paddle.multiprocessing.by_value(tensor, device) with a device it "
-            "has; 'cpu' always works."
+            "paddle.incubate.multiprocessing.by_value(tensor, device) with a "
+            "device it has; 'cpu' always works."
         )
     if kind == "cpu":
         return core.CPUPlace()

@@ -379,9 +379,9 @@ class WorkerThread(threading.Thread):
     def _enforce_same_process(self) -> None:
         if self._process is not None and self._process != os.getpid():
             raise RuntimeError(
-                f"Thread {self.name!r} was started in process {self._process}, "
-                f"of which this one, {os.getpid()}, is a fork. Threads do not "
-                "run in a fork: start one here."
+                f"Thread {self.name!r} belongs to process {self._process} and "
+                f"does not exist in this forked process ({os.getpid()}). Start "
+                "a new one."
             )
 
     def _wait_for(

@@ -242,9 +242,9 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
       record.size > exported.size - exported.offset) {
     throw SharedMemoryError(
         Kind::kInvalid,
-        "The handle of a received tensor does not refer to GPU memory. It was "
-        "damaged, or made by another version of Paddle; send the tensor "
-        "again.");
+        "The handle of a received tensor does not refer to GPU memory: its "
+        "block is not a valid record of such memory. It was damaged, or made "
+        "by another version of Paddle; send the tensor again.");
   }
   int device = CudaIPCDriver::Instance().DeviceOf(record.uuid);
   auto data = std::make_shared<CudaIPCReceivedData>();
@@ -338,7 +338,8 @@ int CudaIPCHeap::DeviceOf(const SharedBlock& block) {
   if (!data) {
     throw SharedMemoryError(Kind::kInvalid,
                             "The handle of a received tensor does not refer to "
-                            "GPU memory. It was damaged, or made by another "
+                            "GPU memory: its block is in use by a tensor in "
+                            "host memory. It was damaged, or made by another "
                             "version of Paddle; send the tensor again.");
   }
   return data->memory.device;

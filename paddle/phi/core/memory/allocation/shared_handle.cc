@@ -262,10 +262,9 @@ SharedTensorHandle SharedTensorHandle::Decode(const std::string& handle) {
   HandleReader reader(handle);
   HandleHeader header;
   reader.Read(&header, sizeof(header));
-  PADDLE_ENFORCE_EQ(
-      header.magic,
-      kHandleMagic,
-      HandleReader::Broken("it does not begin as one", header.magic));
+  PADDLE_ENFORCE_EQ(header.magic,
+                    kHandleMagic,
+                    HandleReader::Broken("wrong magic number", header.magic));
   SharedTensorHandle decoded;
   phi::DenseTensorMeta& meta = decoded.meta;
   meta.dtype = static_cast<phi::DataType>(header.dtype);

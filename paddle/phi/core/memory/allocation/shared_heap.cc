@@ -185,9 +185,9 @@ SharedBlock SharedHeap::AllocateBlock(SharingStrategy strategy,
   if (size > SharedLedger::kMaxReserve / 2) {
     throw SharedMemoryError(Kind::kExhausted,
                             "Cannot put a tensor of " + HumanBytes(size) +
-                                " into shared memory: a segment has at most " +
+                                " into shared memory: the largest tensor is " +
                                 HumanBytes(SharedLedger::kMaxReserve / 2) +
-                                " for one. Send the tensor in parts.");
+                                ". Send the tensor in parts.");
   }
   uint64_t capacity = SharedBlocks::CapacityFor(size);
   Locked locked(this);
@@ -503,8 +503,8 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
         "A received tensor starts at byte " + std::to_string(message.offset) +
             " of a block of " + std::to_string(capacity) + " bytes at " +
             std::to_string(offset) + " of " + segment.name() +
-            ", which is no place for one. The message or "
-            "the segment was damaged; send it again.");
+            ", which is not a valid position. The message "
+            "or the segment was damaged; send it again.");
   }
   auto found = attached->holds.find(offset);
   if (found != attached->holds.end() &&
