@@ -85,7 +85,7 @@ def export(session: nox.Session) -> None:
 
 @nox.session
 def prefixes(session: nox.Session) -> None:
-    """Import every prefix of the series; with --run, test each patch in its."""
+    """Import the tree after each patch; --run: run each patch's own tests."""
     session.install(*TOOLS, PYTEST)
     session.run("python", "-m", "tools.prefixes", *session.posargs)
 

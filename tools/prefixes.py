@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tries every prefix of the series: what a maintainer has who merges so far.
+"""Tests the tree after each patch: what a maintainer has who merges so far.
 
     python -m tools.prefixes [--run] [NUMBER ...]
 
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; the module's text gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.prefixes",
-        description="Try every prefix of the series.",
+        description="Test the tree after each patch.",
     )
     series = load_series(REPO)
     add = parser.add_argument

@@ -93,7 +93,7 @@ class TestTensorNames(unittest.TestCase):
         sgd = paddle.optimizer.SGD(0.1, parameters=[one, one])
         (one * 3).sum().backward()
         sgd.step()
-        # One step for each time that it was given, as in official Paddle.
+        # One step for each time that it was given, as in Paddle 3.3.0.
         self.assertAlmostEqual(one[0].item(), 1 - 2 * 0.1 * 3, places=5)
 
     def check_one_step_trains(self, layers, optimizer_class):

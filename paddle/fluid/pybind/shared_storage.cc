@@ -233,9 +233,10 @@ py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
 //
 // Registers by a side effect in pybind11's internals: in their list of
 // patients, which is what py::keep_alive writes to, but per object and not per
-// binding. The list is also searched, so that a second call adds nothing.
-// RFC.md, Part B, says what a hook would be instead. Requires: the calling
-// thread has the GIL.
+// binding. The list is also searched, so that a second call adds nothing. This
+// needs no change of Paddle's binding of get_tensor, which could return a
+// DenseTensor that owns a shared_ptr of the Tensor's implementation instead.
+// Requires: the calling thread has the GIL.
 void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
   using Impl = std::shared_ptr<phi::TensorBase>;
   auto& patients = py::detail::get_internals().patients;

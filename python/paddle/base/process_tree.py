@@ -11,11 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The process tree of this process, which RFC.md calls its family.
+"""The process tree of this process, which is called its family in C++.
 
 Processes of one tree may receive each other's messages, even after the sender
 has ended. The files of a tree in /dev/shm are removed with its last process.
-RFC.md, part B, has the rules.
 """
 
 from __future__ import annotations

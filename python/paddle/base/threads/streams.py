@@ -17,7 +17,7 @@ Invariant: a thread other than the main one that has set a stream uses, on that
 stream's device, a device context that is bound to that stream and to no other.
 A thread that has set none uses the context of the device's default stream,
 whatever the main thread sets. The main thread uses the context of the process
-and binds it to the stream that it sets, as on stock.
+and binds it to the stream that it sets, as in Paddle 3.3.0.
 
 So "no stream of its own" and "the default stream" are one state, and only
 `set_stream` has to know about threads: a guard that sets the stream that it
@@ -195,7 +195,7 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
 def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
     # While a CUDA graph is captured no context can be made. Threads that have
-    # set no stream then move with the main thread, as on stock.
+    # set no stream then move with the main thread, as in Paddle 3.3.0.
     if not native.is_capturing():
         _keep_default_context(place)
     previous = _current(place)

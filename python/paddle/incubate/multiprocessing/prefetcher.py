@@ -103,7 +103,7 @@ class Prefetcher(Generic[T]):
         .. code-block:: python
 
             >>> import paddle
-            >>> import paddle.incubate.multiprocessing as mp
+            >>> import paddle.multiprocessing as mp
 
             >>> def batches():
             ...     for i in range(3):

@@ -15,13 +15,13 @@
 
 The storage of a tensor in host memory is moved into shared memory when the
 tensor is sent for the first time; the storage of a GPU tensor stays where it
-is. What is pickled is a handle of about 170 bytes. RFC.md, parts B and C, has
-the model.
+is. What is pickled is a handle of about 170 bytes.
 
-A tensor passes through these files, in this order and never back:
-reductions.py (Paddle's), this one, tensor_by_value.py if it is copied,
-tensor_parts.py if it is not a plain dense tensor, base/tensor_sharing.py,
-base/shared_storage.py, and then C++.
+A tensor passes through these files: reductions.py (Paddle's), this one,
+tensor_by_value.py if it is copied, tensor_parts.py if it is not a plain dense
+tensor, base/tensor_sharing.py, base/shared_storage.py, and then C++. Each of
+these files uses only those after it. Pickle sends the parts of a sparse tensor,
+and the copy of a tensor that is sent by value, from the first file on.
 """
 
 from __future__ import annotations

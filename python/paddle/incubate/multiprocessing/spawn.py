@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-# A sentinel is late if a process that its owner has forked still lives.
+# The sentinel is signalled late if a grandchild holds its pipe open.
 _POLL_S = 1.0
-# A sentinel is a little early: the process is still about to end.
+# The sentinel is signalled slightly before the exit code is available.
 _END_S = 0.001
 
 

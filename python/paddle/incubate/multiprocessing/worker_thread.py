@@ -148,7 +148,7 @@ _failed: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
 
 
 class WorkerThread(threading.Thread):
-    """A thread that begins in the state of its creator, and can be stopped.
+    """A stoppable thread that begins in the state of the thread that starts it.
 
     When :meth:`start` is called, the worker takes over from the calling thread:
 
@@ -207,7 +207,7 @@ class WorkerThread(threading.Thread):
 
             >>> import threading
             >>> import paddle
-            >>> import paddle.incubate.multiprocessing as mp
+            >>> import paddle.multiprocessing as mp
 
             >>> weight = paddle.ones([2])
             >>> weight.stop_gradient = False

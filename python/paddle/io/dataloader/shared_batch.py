@@ -19,7 +19,7 @@ and offset of each of them. The default collation stacks directly into the
 block. A block is reused when the last tensor of its batch is dropped.
 
 A message that carries a batch expires with the worker that sent it, so that a
-killed worker leaves nothing behind. RFC.md, parts B and E, has the model.
+killed worker leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def is_enabled() -> bool:
     They are, unless the environment variable
     ``PADDLE_DATALOADER_SHARED_BATCH`` is ``0`` or ``false``, or this Paddle was
     built without shared memory. Then each tensor of a batch is sent separately,
-    as official Paddle does.
+    as in Paddle 3.3.0.
     """
     switch = os.environ.get(_SWITCH, "")
     return is_available() and switch.lower() not in _OFF
@@ -128,7 +128,7 @@ class _Memory:
         self._dev_shm_is_full = False
 
     def allocate(self, size: int) -> paddle.Tensor:
-        """Returns so many bytes of shared memory, uninitialized.
+        """Returns `size` bytes of shared memory, uninitialized.
 
         Raises:
             MemoryError: there is no room for them.

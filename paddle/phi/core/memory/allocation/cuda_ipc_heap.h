@@ -137,10 +137,10 @@ class CudaIPCHeap {
              const CudaIPCMemory& memory,
              std::weak_ptr<void> storage,
              const std::function<void()>& take_over);
-  // Returns a message for the memory at an address, for use once the work that
-  // `stream` has now is done; without a stream, once the work of all streams of
-  // this process on the device is done, which is waited for. Returns none if
-  // the memory has no record.
+  // Returns a message for the memory at an address. The receiver waits for the
+  // work queued on `stream` at this call. Without a stream, and for memory of
+  // another process, this call itself waits for the work of all streams of this
+  // process on the device. Returns none if the memory has no record.
   //
   // Thread-safe. Requires: the caller keeps the memory alive meanwhile.
   std::optional<CudaIPCMessage> Send(

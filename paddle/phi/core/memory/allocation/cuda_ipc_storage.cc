@@ -86,8 +86,9 @@ size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
 // which belongs to activation offloading: where that is on, it keeps it.
 //
 // This registers itself by a side effect, at the first send of a GPU tensor,
-// and sets a flag of Paddle's. RFC.md, Part C, says what a hook would be
-// instead.
+// and sets a flag of Paddle's, without which Paddle does not make the call. A
+// list of callbacks in Paddle, each with its number of retries, would need
+// neither.
 void CollectWhenMemoryRunsOut() {
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);

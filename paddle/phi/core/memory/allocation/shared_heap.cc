@@ -41,10 +41,10 @@ using Kind = SharedMemoryError::Kind;
 // segments and a receiver maps few more addresses than there are bytes in use.
 constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
 constexpr uint64_t kMostReserve = uint64_t{64} << 30;
-// So many segments of others are attached before all are first looked at.
+// The number of attached segments of others before all are first looked at.
 constexpr size_t kFewSegments = 16;
-// The kernel is asked at most once in so many nanoseconds, per segment, whether
-// the owner is alive.
+// In nanoseconds: the least time, per segment, between two questions to the
+// kernel whether the owner is alive.
 constexpr uint64_t kOwnerCheckInterval = 10000000;
 
 // The clock of tickets. It is the same for all processes, and goes on while the

@@ -88,8 +88,9 @@ struct SharedHeapStats {
 // |         | process clears its       |                       |              |
 // |         | holder bit               |                       |              |
 // | Expire  | takes away the tickets   | the owner; once it is | memory runs  |
-// |         | of messages that nobody  | dead, the holder of   | out, or on   |
-// |         | received in time         | its slot's lock       | demand       |
+// |         | of messages that are too | dead, the holder of   | out, or on   |
+// |         | old, or (batches) whose  | its slot's lock       | demand       |
+// |         | worker has died          |                       |              |
 // | Reap    | clears a dead process's  | a process that can    | before Free  |
 // |         | holder bits and its slot | lock the dead one's   |              |
 // |         |                          | slot                  |              |
@@ -100,9 +101,10 @@ struct SharedHeapStats {
 // | Trim    | gives the memory of free | as for Expire         | much memory  |
 // |         | blocks to the system;    |                       | is free      |
 // |         | the addresses stay       |                       |              |
-// | Detach  | reduces a dead owner's   | the last process that | descriptors  |
-// |         | segment to the blocks    | is attached           | run out      |
-// |         | held here                |                       |              |
+// | Detach  | reduces a dead owner's   | the last process that | memory,      |
+// |         | segment to the blocks    | is attached           | addresses or |
+// |         | held here                |                       | descriptors  |
+// |         |                          |                       | run out      |
 // | Collect | does Expire, Reap, Free  | anybody               | memory runs  |
 // |         | and Trim, in this order  |                       | out, or on   |
 // |         |                          |                       | demand       |
@@ -144,8 +146,8 @@ class SharedHeap {
             const SharedBlock* moved_from = nullptr);
   // Issues a ticket for the block at an address and returns the message that
   // carries it. Returns none if no block has the address, or if its segment was
-  // detached: then its bytes have to be moved to a new block first. Throws if
-  // they cannot be, since a child or parent of a fork uses them too. A `life`
+  // detached: then its bytes have to be moved to a new block first. Throws if a
+  // forked process also uses those bytes. A `life`
   // of kUntilOwnerEnds counts for blocks that this process owns; other messages
   // can expire only.
   //
@@ -256,7 +258,7 @@ class SharedHeap {
 
   SharedHeap();
 
-  // Returns the time so many seconds ago, by the clock of tickets.
+  // Returns the time `seconds` ago, by the clock of tickets.
   //
   // Thread-safe.
   static uint64_t SecondsAgo(double seconds);

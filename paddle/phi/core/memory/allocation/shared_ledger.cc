@@ -26,8 +26,8 @@ namespace {
 
 // Identifies the layout too: a change of the layout takes another number.
 constexpr uint64_t kMagic = 0x32474553444c4450;  // "PDLDSEG2"
-// A ledger has an entry for each so many bytes of addresses, which makes it a
-// quarter of the segment. Smaller blocks are rare enough.
+// The bytes of addresses per entry of the ledger, which makes it a quarter of
+// the segment. Smaller blocks are rare enough.
 constexpr uint64_t kReservePerBlock = 1024;
 constexpr uint64_t kDeciding = 1;
 

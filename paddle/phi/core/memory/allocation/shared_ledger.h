@@ -149,8 +149,9 @@ class SharedLedger {
   // held, or holds the kernel lock of a dead owner's slot.
   bool TryFree(uint32_t block);
 
-  // Clears all holder bits of a dead process and gives its slot free. May be
-  // killed and repeated. Requires: the caller holds the slot's kernel lock.
+  // Clears all holder bits of a dead process and frees its slot. Safe to repeat
+  // if the caller was killed. Requires: the caller holds the slot's kernel
+  // lock.
   void ReapSlot(uint32_t slot);
   // Expires the messages of a block that were sent before `deadline`.
   // Requires: the caller may call TryFree.

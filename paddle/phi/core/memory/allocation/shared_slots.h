@@ -33,7 +33,7 @@ namespace allocation {
 // the lock of a slot in use is the one that may reap it, and loses that right
 // when it is killed itself.
 //
-// One thing more is asked: while the kernel is still ending the process, it may
+// One more check: while the kernel is still ending the process, it may
 // have dropped the lock and not yet stopped the process's work on a GPU. Such a
 // process counts as alive.
 //

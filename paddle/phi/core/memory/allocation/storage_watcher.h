@@ -43,7 +43,8 @@ class StorageWatcher : public Allocator {
   //
   // Registers by a side effect: Allocator::Allocate pushes the allocator on the
   // stack of the allocation that its AllocateImpl returns, and AllocateImpl
-  // returns one that exists. RFC.md, Part B, says what a hook would be instead.
+  // returns one that exists. Paddle has no callback that runs when a storage
+  // is about to be freed.
   //
   // Requires: CanWatch(allocation), and the caller is a user of it.
   static void Start(std::unique_ptr<StorageWatcher> watcher);
