@@ -22,35 +22,23 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from importlib.util import find_spec
 from multiprocessing.process import AuthenticationString
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import libpaddle
+from .cpp_module import find_cpp_module
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import paddle
 
 # It names a process tree, for its members and starting_processes.cc.
 _FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
 
+# The flag of Paddle that is the sharing strategy.
+FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
-@functools.cache
-def _binding() -> ModuleType | None:
-    """Returns the submodule of libpaddle, or the extension module beside it."""
-    if hasattr(libpaddle, "_shared_storage"):
-        return libpaddle._shared_storage
-    try:
-        from . import _shared_storage
-    except ImportError:
-        # A module that exists but cannot be loaded is an error.
-        if find_spec("._shared_storage", __package__) is not None:
-            raise
-        return None
-    return _shared_storage
+_binding = functools.partial(find_cpp_module, "_shared_storage")
 
 
 def is_available() -> bool:

@@ -32,10 +32,10 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Callable, Union
 
-from paddle.base import core, libpaddle
+from paddle.base import core
+from paddle.base.cpp_module import find_cpp_module
 
 from . import fork
 from .devices import current_place, set_place
@@ -43,31 +43,11 @@ from .main_thread import is_main_thread
 from .thread_value import UNSET, ThreadValue
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     StreamBase = Union[core.CUDAStream, core.CustomDeviceStream]
 
 __all__ = []
 
-
-def _binding() -> ModuleType | None:
-    """
-    Returns the C++ half: a submodule of libpaddle or, where libpaddle was built
-    without it, an extension module beside libpaddle.
-    """
-    if hasattr(libpaddle, "_thread_contexts"):
-        return libpaddle._thread_contexts
-    try:
-        from paddle.base import _thread_contexts
-    except ImportError:
-        # An extension module that is present and fails to load is an error.
-        if find_spec("paddle.base._thread_contexts") is not None:
-            raise
-        return None
-    return _thread_contexts
-
-
-native = _binding()
+native = find_cpp_module("_thread_contexts")
 
 # All keys are hashes of places, which is what Place's own equality compares.
 _default_streams: dict[int, StreamBase] = {}

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import paddle
 from paddle.base import core
-from paddle.base.shared_storage import native
-
-_FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
+from paddle.base.shared_storage import FILE_DESCRIPTOR_FLAG, native
 
 _STRATEGIES = frozenset({"file_descriptor", "file_system"})
 
@@ -54,7 +52,7 @@ def get_sharing_strategy() -> str:
             >>> print(mp.get_sharing_strategy())
             file_system
     """
-    use_file_descriptor = core.globals()[_FILE_DESCRIPTOR_FLAG]
+    use_file_descriptor = core.globals()[FILE_DESCRIPTOR_FLAG]
     return "file_descriptor" if use_file_descriptor else "file_system"
 
 
@@ -89,7 +87,7 @@ def set_sharing_strategy(strategy: str) -> None:
             f"The sharing strategy must be one of {sorted(_STRATEGIES)}, but "
             f"received {strategy!r}."
         )
-    paddle.set_flags({_FILE_DESCRIPTOR_FLAG: strategy == "file_descriptor"})
+    paddle.set_flags({FILE_DESCRIPTOR_FLAG: strategy == "file_descriptor"})
 
 
 def get_shared_memory_limit() -> int:

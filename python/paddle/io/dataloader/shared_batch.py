@@ -33,7 +33,12 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import numpy as np
 
 from paddle.base import core
-from paddle.base.shared_storage import is_available, is_in_use, native
+from paddle.base.shared_storage import (
+    FILE_DESCRIPTOR_FLAG,
+    is_available,
+    is_in_use,
+    native,
+)
 
 from .collate import default_collate_fn
 from .flat import _flatten_batch
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
 
 _SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
-_FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
 # The data types that DenseTensor.set gives to arrays.
 _DTYPES = {
@@ -137,7 +141,7 @@ class _Memory:
             try:
                 return native.empty([size], core.DataType.UINT8)
             except MemoryError:
-                if core.globals()[_FILE_DESCRIPTOR_FLAG]:
+                if core.globals()[FILE_DESCRIPTOR_FLAG]:
                     raise
         # Raises again if the limit is one that the user has set.
         memfd = native.empty([size], core.DataType.UINT8, file_descriptor=True)
