@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import multiprocessing
+import inspect
 import os
 import pickle
 import threading
@@ -473,6 +474,13 @@ class TestOtherArguments(unittest.TestCase):
                 ),
             ):
                 DataLoader(Items(image), **{name: None})
+
+    def test_signature_tells_no_other_arguments(self):
+        # Programs choose by it which of their options they pass on.
+        parameters = inspect.signature(DataLoader).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        self.assertNotIn(inspect.Parameter.VAR_KEYWORD, kinds)
+        self.assertIn("dataset", inspect.signature(DataLoader).parameters)
 
     def test_unknown_argument_is_named(self):
         with self.assertRaisesRegex(TypeError, "'batchsize'.*help"):

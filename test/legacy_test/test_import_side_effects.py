@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from concurrent_base import WAIT_S
 from shared_tensor_base import (
@@ -69,7 +71,6 @@ LATER = {
     "paddle.incubate.multiprocessing.spawned_process",
     "paddle.incubate.multiprocessing.tensor_by_value",
     "paddle.incubate.multiprocessing.worker_thread",
-    "paddle.io.dataloader.shared_batch",
 }
 
 
@@ -164,6 +165,130 @@ class TestProcessTree(unittest.TestCase):
                     assert ours.recv().sum().item() == 15
                     """,
                 )
+
+    def test_tree_stays_one_when_the_environment_is_restored(self):
+        for method in START_METHODS:
+            with self.subTest(method):
+                run_sharing_script(
+                    self,
+                    f"""
+                    before = dict(os.environ)
+                    paddle.ones([2]).share_memory_()
+                    family = os.environ["{VARIABLE}"]
+                    os.environ.clear()
+                    os.environ.update(before)
+                    context = multiprocessing.get_context("{method}")
+                    with context.Pool(1) as pool:
+                        got = pool.apply(os.getenv, ["{VARIABLE}"])
+                    assert got == family, (got, family)
+                    """,
+                )
+
+    def test_invalid_number_of_a_tree_is_replaced(self):
+        for number in ("", "0", "none", "1" * 17):
+            with (
+                self.subTest(number),
+                mock.patch.dict(os.environ, {VARIABLE: number}),
+            ):
+                run_sharing_script(
+                    self,
+                    f"""
+                    paddle.ones([2]).share_memory_()
+                    assert 0 < int(os.environ["{VARIABLE}"], 16) < 1 << 64
+                    """,
+                    variables=(VARIABLE,),
+                )
+
+
+# Makes the import of a module last, so that others act in the middle of it.
+SLOW_IMPORT = """
+import threading
+name = "paddle.incubate.multiprocessing.{module}"
+begun = threading.Event()
+class Slow:
+    @staticmethod
+    def find_spec(found, path, target=None):
+        if found == name and not begun.is_set():
+            begun.set()
+            time.sleep(1)
+sys.meta_path.insert(0, Slow)
+"""
+
+
+class TestForkBesideAFirstUse(unittest.TestCase):
+    """The child inherits no lock of an import that another thread was amid."""
+
+    def test_queue_sends_its_first_tensor_when_a_child_starts(self):
+        run_sharing_script(
+            self,
+            SLOW_IMPORT.format(module="shared_tensor")
+            + f"""
+context = multiprocessing.get_context("fork")
+asked, answered = context.Queue(), context.Queue()
+asked.put(paddle.ones([3]))
+begun.wait({WAIT_S})
+child = context.Process(target=lambda: answered.put(asked.get() + 1))
+child.start()
+assert answered.get(timeout=20).tolist() == [2, 2, 2]
+child.join()
+""",
+        )
+
+    def test_name_of_ours_is_first_used_when_a_child_starts(self):
+        for name, module in (
+            ("Prefetcher", "prefetcher"),
+            ("get_context", "pools"),
+        ):
+            with self.subTest(name):
+                run_sharing_script(
+                    self,
+                    SLOW_IMPORT.format(module=module)
+                    + f"""
+thread = threading.Thread(target=lambda: sharing.{name})
+thread.start()
+begun.wait({WAIT_S})
+child = multiprocessing.get_context("fork").Process(
+    target=lambda: sharing.{name}
+)
+child.start()
+child.join(20)
+assert child.exitcode == 0, child.exitcode
+thread.join()
+""",
+                )
+
+
+class TestNoDescriptorLeft(unittest.TestCase):
+    SCRIPT = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, most))
+"""
+
+    def test_get_tensor_works_and_keeps_the_tensor(self):
+        run_sharing_script(
+            self,
+            self.SCRIPT
+            + """
+inside = paddle.full([1000], 3.0).get_tensor()
+other = paddle.full([1000], 4.0)
+import numpy
+assert (numpy.array(inside) == 3).all()
+""",
+        )
+
+    def test_fork_works_without_a_word(self):
+        done = run_sharing_script(
+            self,
+            self.SCRIPT
+            + """
+if os.fork() == 0:
+    os._exit(0)
+assert os.wait()[1] == 0
+""",
+        )
+        self.assertNotIn("Traceback", done.stderr)
 
 
 if __name__ == "__main__":

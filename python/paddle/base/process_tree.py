@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 _LAST = -100
 
 
-def join(binding: ModuleType, variable: str) -> None:
+def join(binding: ModuleType, variable: str) -> str:
     """
     Makes this process a member of its tree, so that its messages live as long
     as any member does, and removes the files of trees that have ended. The
-    environment variable of the given name identifies the tree.
+    environment variable of the given name identifies the tree; returns its
+    value.
     """
 
     def leave() -> None:
@@ -50,20 +51,26 @@ def join(binding: ModuleType, variable: str) -> None:
     def leave_at_exit() -> None:
         util.Finalize(None, leave, exitpriority=_LAST)
 
-    binding.join(_family(binding, variable))
+    family = _family(binding, variable)
+    binding.join(int(family, 16))
     leave_at_exit()
     # Both: a child that multiprocessing forks forgets all finalizers.
     os.register_at_fork(after_in_child=leave_at_exit)
     util.register_after_fork(leave_at_exit, lambda function: function())
-
-
-def _family(binding: ModuleType, variable: str) -> int:
-    """Returns the number that the processes of this tree have in common."""
-    try:
-        family = int(os.environ.get(variable, ""), 16)
-    except ValueError:
-        family = 0
-    if not 0 < family < 2**64:
-        family = binding.random_bits()
-        os.environ[variable] = f"{family:016x}"
     return family
+
+
+def _family(binding: ModuleType, variable: str) -> str:
+    """Returns the number that the processes of this tree have in common."""
+    inherited = os.environ.get(variable)
+    if inherited is not None and not _is_family(inherited):
+        del os.environ[variable]
+    # In one step: a signal handler may join, too.
+    return os.environ.setdefault(variable, f"{binding.random_bits():016x}")
+
+
+def _is_family(text: str) -> bool:
+    try:
+        return 0 < int(text, 16) < 2**64
+    except ValueError:
+        return False

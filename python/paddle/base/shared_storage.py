@@ -19,6 +19,7 @@ first start of a child. Importing Paddle does neither.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -62,7 +63,17 @@ class _Native:
 
 
 native = _Native()
+_family = ""  # the value of the variable, once this process has joined
+# Held while a thread joins, and during a fork: a child never inherits it from
+# a thread that it does not have.
 _joining = threading.RLock()
+os.register_at_fork(
+    before=_joining.acquire,
+    after_in_parent=_joining.release,
+    after_in_child=_joining.release,
+)
+# Tensors that the binding could not keep alive.
+_kept_forever: list[paddle.Tensor] = []
 
 
 def is_in_use() -> bool:
@@ -75,6 +86,9 @@ def is_in_use() -> bool:
 
 def join_process_tree() -> None:
     """Makes this process join its process tree, if it has not."""
+    global _family
+    if is_in_use():
+        return
     binding = _binding()
     if binding is None:
         return
@@ -83,7 +97,7 @@ def join_process_tree() -> None:
             return
         from . import process_tree
 
-        process_tree.join(binding, _FAMILY_VARIABLE)
+        _family = process_tree.join(binding, _FAMILY_VARIABLE)
         # From now on, attribute lookup does not reach __getattr__.
         vars(native).update(
             (name, function)
@@ -92,8 +106,22 @@ def join_process_tree() -> None:
         )
 
 
-def _reduce_key(key: AuthenticationString) -> tuple:
+def _before_child() -> None:
+    """Makes sure that a child which starts now will be of this process's tree."""
     join_process_tree()
+    # The program may have restored an environment from before that.
+    if _family:
+        os.environ.setdefault(_FAMILY_VARIABLE, _family)
+
+
+def _before_fork() -> None:
+    # A process without free descriptors, for example, still may fork.
+    with contextlib.suppress(ImportError, OSError):
+        _before_child()
+
+
+def _reduce_key(key: AuthenticationString) -> tuple:
+    _before_child()
     return key.__reduce__()
 
 
@@ -104,8 +132,7 @@ def join_before_first_child() -> None:
     """
     if _FAMILY_VARIABLE in os.environ:
         join_process_tree()
-        return
-    os.register_at_fork(before=join_process_tree)
+    os.register_at_fork(before=_before_fork)
     # multiprocessing sends this key to each child that it does not fork.
     ForkingPickler.register(AuthenticationString, _reduce_key)
 
@@ -131,9 +158,15 @@ def keeping_inside_alive(
 
     def get_tensor_kept(self):
         inside = get_tensor(self)
-        binding = _binding()
+        # Not `native`, which would join the process tree.
+        try:
+            binding = _binding()
+        except ImportError:
+            # No free descriptor, or the interpreter exits: better keep it for
+            # ever than return what refers to freed memory.
+            _kept_forever.append(self)
+            return inside
         if binding is not None:
-            # Not `native`, which would join the process tree.
             binding.keep_alive(inside, self)
         return inside
 

@@ -31,6 +31,8 @@ import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
+from paddle.base.lazy_modules import load_before_fork
+
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -73,7 +75,7 @@ def __getattr__(name: str) -> Any:
         # From now on, attribute lookup does not reach this function.
         setattr(sys.modules[_NAME], name, value)
         return value
-    if not name.startswith("_"):
+    if name.isidentifier() and not name.startswith("_"):
         if hasattr(multiprocessing, name):
             return getattr(multiprocessing, name)
         submodule = f"{_STANDARD}.{name}"
@@ -138,6 +140,7 @@ class _Finder:
 
 def add_finder(path: list[str]) -> None:
     """Adds the finder to the `__path__` of the package, in first place."""
+    load_before_fork(*(f"{_NAME}.{module}" for module in _MODULES.values()))
     path.insert(0, _Finder.PATH)
     sys.path_importer_cache[_Finder.PATH] = _Finder()
 

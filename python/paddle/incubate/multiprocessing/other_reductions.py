@@ -22,6 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from paddle.base import core
+from paddle.base.lazy_modules import load_before_fork
 from paddle.jit.dy2static.program_translator import (
     ASTStaticFunction,
     StaticFunction,
@@ -101,6 +102,9 @@ def register(reduce_tensor: Callable) -> None:
     Registers the reductions of this module with the pickler of
     `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
+    # They are loaded when a tensor is first sent.
+    package = __name__.rpartition(".")[0]
+    load_before_fork(f"{package}.feeder_errors", f"{package}.shared_tensor")
     _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)

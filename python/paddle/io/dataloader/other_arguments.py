@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,12 +35,28 @@ _INSTEAD = {
 }
 
 
-def refuse(names: Iterable[str]) -> NoReturn:
-    """Raises TypeError for arguments that DataLoader does not have."""
+def refuses_other_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """
+    Returns an `__init__` of DataLoader with the same signature, which raises
+    TypeError for other arguments by name, and says what to use instead.
+    """
+    own = frozenset(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked_init(*args: Any, **arguments: Any) -> None:
+        others = arguments.keys() - own
+        if others:
+            raise TypeError(_refusal(others))
+        init(*args, **arguments)
+
+    return checked_init
+
+
+def _refusal(names: Iterable[str]) -> str:
     names = sorted(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in names if name in _INSTEAD]
     help_on_all = "help(paddle.io.DataLoader) lists those that there are."
-    raise TypeError(
+    return (
         f"DataLoader() has no argument {', '.join(map(repr, names))}. "
         + " ".join([*known, help_on_all])
     )
