@@ -1034,7 +1034,7 @@ TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
     EXPECT_EQ(KindOf(error), Kind::kInvalid);
-    EXPECT_TRUE(Says(error, "does not refer to GPU memory"));
+    EXPECT_TRUE(Says(error, "is not a valid record of such memory"));
   });
   for (uint64_t size : {1, 4096}) {
     const SharedBlock block = AllocateFilled(strategy, size, 1);
@@ -1042,7 +1042,11 @@ TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
     // This process knows that the block is not a record.
     const auto storage = std::make_shared<int>(0);
     if (size > 1) Heap().Bind(block, storage, [] { return true; });
-    EXPECT_EQ(Kind::kInvalid, KindOf([&] { StorageOf(message); }));
+    const auto error = ErrorOf([&] { StorageOf(message); });
+    EXPECT_EQ(KindOf(error), Kind::kInvalid);
+    EXPECT_TRUE(Says(error,
+                     size > 1 ? "in use by a tensor in host memory"
+                              : "is not a valid record of such memory"));
     EXPECT_EQ(storage.use_count(), 1);
     if (size > 1) {
       message.record = MessageOf(block);
