@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import multiprocessing
 import inspect
+import multiprocessing
 import os
 import pickle
 import threading

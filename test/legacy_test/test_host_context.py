@@ -219,6 +219,26 @@ class TestScope(HostTestCase):
         with host_context(generator=seeded(5)):
             self.assertEqual(draw(), first)
 
+    def test_leaving_it_on_a_thread_of_the_same_ident_is_an_error(self):
+        entered = host_context(allocator=native.allocator())
+
+        def enter():
+            entered.__enter__()
+            return threading.get_ident()
+
+        def leave(ident):
+            if threading.get_ident() != ident:
+                return None
+            with host_context(allocator=native.allocator()):
+                with self.assertRaisesRegex(RuntimeError, "host_context"):
+                    entered.__exit__(None, None, None)
+                return is_shared()
+
+        # A new thread gets the ident of one that has ended, sooner or later.
+        ident = in_thread(enter)
+        answers = (in_thread(lambda: leave(ident)) for _ in range(1000))
+        self.assertIs(next(filter(None, answers), None), True)
+
     def test_thread_that_ends_inside_leaves_it_before_its_context_goes(self):
         peer = Peer(get_context("spawn"), "file_system")
         self.addCleanup(peer.close)

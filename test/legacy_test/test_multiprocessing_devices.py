@@ -114,6 +114,10 @@ class TestForkedDevices(DevicesTestCase):
             ):
                 self.devices(1, [wrong])
 
+    def test_cpu_has_no_index(self):
+        with self.assertRaisesRegex(ValueError, "'cpu:0'.* Write 'cpu'"):
+            self.devices(1, ["cpu:0"])
+
     def test_name_that_is_no_string(self):
         with self.assertRaisesRegex(TypeError, "'gpu:0', but received 0"):
             self.devices(1, [0])

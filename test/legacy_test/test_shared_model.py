@@ -131,6 +131,11 @@ class OddOptimizer(paddle.optimizer.SGD):
         return str, ("as its class has it",)
 
 
+class SmallOptimizer(paddle.optimizer.SGD):
+    def __init__(self, step):
+        self.step_size = step  # and nothing of what an optimizer has
+
+
 class RestoredOptimizer(paddle.optimizer.SGD):
     def __setstate__(self, state):
         self.__dict__.update(state, restored=True)
@@ -403,6 +408,8 @@ class TestModels(SharingTestCase):
                 )
 
     def test_optimizer_that_says_how_it_is_pickled_is_left_alone(self):
+        small = ForkingPickler.loads(ForkingPickler.dumps(SmallOptimizer(0.5)))
+        self.assertEqual(vars(small), {"step_size": 0.5})
         odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
         self.assertEqual(self.peer.call(echo, odd), "as its class has it")
 

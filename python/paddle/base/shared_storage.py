@@ -107,7 +107,7 @@ def join_process_tree() -> None:
 
 
 def _before_child() -> None:
-    """Makes sure that a child which starts now will be of this process's tree."""
+    """Makes sure that a child that starts now is of this process tree."""
     join_process_tree()
     # The program may have restored an environment from before that.
     if _family:

@@ -47,6 +47,9 @@ def make_sendable(kind: type[Optimizer]) -> None:
 
 def _reduce(optimizer: Optimizer) -> tuple:
     new, args, state = optimizer.__reduce_ex__(4)[:3]
+    if not isinstance(state, dict) or "_accumulators" not in state:
+        # A subclass that keeps its state elsewhere.
+        return optimizer.__reduce_ex__(4)
     state = {
         **state,
         # A defaultdict whose factory is a lambda, which cannot be pickled.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
 
-from .device_scope import left_on_wrong_thread
+from .device_scope import Guard
 from .streams import native
 from .thread_value import UNSET, ThreadValue
 
@@ -150,7 +150,7 @@ def host_context(
         native.redirect_lookups()
     # Not the host itself, which tells the thread to use none when it goes.
     outside = _host.get().allocator, _host.get().generator
-    entered_on = threading.get_ident()
+    guard = Guard("host_context")
     _set_host(
         outside[0] if allocator is None else allocator,
         outside[1] if generator is None else generator,
@@ -158,6 +158,5 @@ def host_context(
     try:
         yield
     finally:
-        if threading.get_ident() != entered_on:
-            raise left_on_wrong_thread("host_context")
-        _set_host(*outside)
+        if guard.left_by_owner():
+            _set_host(*outside)

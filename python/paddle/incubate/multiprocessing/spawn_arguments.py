@@ -132,6 +132,11 @@ def _check_device(name: str) -> None:
     if name == "cpu":
         return
     kind, index, _ = parse(name)
+    if kind == "cpu":
+        raise ValueError(
+            f"The device {name!r} has an index, but there is one CPU device. "
+            "Write 'cpu'."
+        )
     count = _device_count(kind)
     if index is None or index >= count:
         raise ValueError(
