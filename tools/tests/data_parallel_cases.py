@@ -452,7 +452,7 @@ class TestDataParallel(unittest.TestCase):
         # Both live until the end of the run, and are no leaks: a process, and
         # the descriptor of /dev/shm that a process which shares tensors keeps.
         multiprocessing.resource_tracker.ensure_running()
-        paddle.ones([1]).cpu().share_memory_()
+        mp.collect_shared_memory()
         self.descriptors = len(os.listdir("/proc/self/fd"))
 
     def tearDown(self):
