@@ -22,12 +22,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
@@ -420,6 +422,30 @@ ISOLATED_TEST(SharedHeapFamilyTest,
   }
   looker.channel().Signal();
   looker.Finish();
+}
+
+// Tests that make calls fail, here and in other programs, remove no file of the
+// processes that run beside them.
+ISOLATED_TEST(SharedHeapFamilyTest,
+              AFileStaysIfAProcessCannotBeLookedAtForAnUnusualReason) {
+  const Program program(VariableOf(Family(1)));
+  SendAndBeKilled(1);
+  Heap();
+  for (int error : {EPERM, ENOSPC, EMFILE, EIO}) {
+    bool happened = true;
+    for (int n = 1; happened; ++n) {
+      const Interception failing(
+          "open", n, Calls::kOne, [error] { return error; });
+      Heap().Collect({});
+      happened = failing.Happened();
+      ASSERT_EQ(FilesOf(Family(1)).size(), 1) << "call " << n << ", " << error;
+    }
+  }
+  program.Kill();
+  EXPECT_TRUE(Eventually([] {
+    Heap().Collect({});
+    return FilesOf(Family(1)).empty();
+  }));
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,

@@ -87,8 +87,9 @@ std::string StartingProcesses::EnvironmentOf(const std::string& process) {
   for (; waits_left_ > 0; --waits_left_) {
     std::optional<std::string> environment = ReadFile(path);
     if (!environment) {
-      // Otherwise the process is gone, or this one must not read it.
-      incomplete_ |= errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      // The process is gone, or this one must not read it. After any other
+      // error, it may be of every family.
+      incomplete_ |= errno != ENOENT && errno != ESRCH && errno != EACCES;
       return "";
     }
     if (!environment->empty()) return *environment;
