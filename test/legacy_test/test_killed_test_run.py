@@ -16,26 +16,68 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import unittest
 import uuid
+from multiprocessing.connection import wait
+from pkgutil import resolve_name
 
-from concurrent_base import wait_until
+from concurrent_base import WAIT_S, wait_until
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 MARK = "PADDLE_KILLED_TEST_RUN"
-ATTEMPTS = 10
-# A file, the tests of it that run, and how many processes there are, the one of
-# the tests among them, when it is killed.
+# A module, the tests of it that run, and the function at whose call they are
+# killed: their processes run then.
 RUNS = (
-    ("test_multiprocessing_orphans.py", "inherits_the_pipes", 6),
-    ("test_multiprocessing_orphans.py", "TestOrphans_fork", 5),
-    ("test_multiprocessing_spawn.py", "that_was_forked_lives_on", 2),
-    ("test_multiprocessing_spawn.py", "daemons_end_with", 3),
-    ("test_shared_tensor_lifetime.py", "TestTrees", 4),
-    ("test_dataloader_shared_memory_kill.py", "all_are_killed", 4),
+    (
+        "test_multiprocessing_orphans",
+        "inherits_the_pipes",
+        "test_multiprocessing_orphans:Parent",
+        "kill",
+    ),
+    (
+        "test_multiprocessing_orphans",
+        "TestOrphans_fork",
+        "test_multiprocessing_orphans:Parent",
+        "kill",
+    ),
+    (
+        "test_multiprocessing_spawn",
+        "that_was_forked_lives_on",
+        "test_multiprocessing_spawn",
+        "exists",
+    ),
+    (
+        "test_multiprocessing_spawn",
+        "daemons_end_with",
+        "multiprocessing.util",
+        "_exit_function",
+    ),
+    ("test_shared_tensor_lifetime", "TestTrees", "os", "killpg"),
+    ("test_dataloader_shared_memory_kill", "all_are_killed", "os", "killpg"),
 )
+
+RUN_UNTIL_CALL = """
+import sys
+import test_killed_test_run
+test_killed_test_run.run_until_call(*sys.argv[1:])
+"""
+
+
+def run_until_call(
+    module: str, tests: str, owner: str, function: str, pipe: str
+) -> None:
+    """Runs tests up to a call of a function, says so, and waits to be killed."""
+
+    def wait_to_be_killed(*args):
+        os.write(int(pipe), b"called")
+        while True:
+            signal.pause()
+
+    setattr(resolve_name(owner), function, wait_to_be_killed)
+    unittest.main(module, argv=["run", "-k", tests])
 
 
 def marked(value: str) -> set[int]:
@@ -54,37 +96,31 @@ def marked(value: str) -> set[int]:
 
 class TestKilledRuns(unittest.TestCase):
     def test_nothing_outlives_a_run_that_is_killed(self):
-        for file, tests, count in RUNS:
-            with self.subTest(file=file, tests=tests):
-                # A busy machine may let a run end before it is looked at.
-                codes = []
-                while codes[-1:] != [-9] and len(codes) < ATTEMPTS:
-                    codes.append(self.kill_run(file, tests, count))
-                self.assertEqual(codes[-1], -9, "it ended before it was killed")
+        for module, tests, owner, function in RUNS:
+            with self.subTest(module=module, tests=tests):
+                self.kill_run_at_call(module, tests, owner, function)
 
-    def kill_run(self, file: str, tests: str, count: int) -> int:
-        """
-        Kills a run once it has `count` processes, unless it ends before, and
-        waits until there is none; returns its exit code.
-        """
+    def kill_run_at_call(self, *call: str) -> None:
         value = uuid.uuid4().hex
+        read, write = os.pipe()
         run = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", file, "-k", tests],
+            [sys.executable, "-c", RUN_UNTIL_CALL, *call, str(write)],
             cwd=FOLDER,
             env={**os.environ, MARK: value},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            pass_fds=[write],
         )
-        try:
-            wait_until(
-                lambda: run.poll() is not None or len(marked(value)) >= count,
-                f"{count} processes run",
-            )
-        finally:
-            run.kill()
-            code = run.wait()
+        os.close(write)
+        with open(read, "rb", buffering=0) as pipe:
+            try:
+                self.assertTrue(wait([pipe], WAIT_S), "the call is not made")
+                self.assertEqual(pipe.read(6), b"called", "the run has ended")
+                self.assertGreater(len(marked(value)), 1, "it has children")
+            finally:
+                run.kill()
+                run.wait()
         wait_until(lambda: not marked(value), "the processes of the run end")
-        return code
 
 
 if __name__ == "__main__":
