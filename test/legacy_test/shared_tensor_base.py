@@ -234,10 +234,6 @@ def collect_in_peer(kept, message_timeout=None):
     sharing.collect_shared_memory(message_timeout)
 
 
-def stats_in_peer(kept):
-    return sharing.shared_memory_stats()
-
-
 class Description(NamedTuple):
     """The properties and content of a tensor, in plain values."""
 
