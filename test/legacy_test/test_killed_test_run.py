@@ -69,7 +69,7 @@ test_killed_test_run.run_until_call(*sys.argv[1:])
 def run_until_call(
     module: str, tests: str, owner: str, function: str, pipe: str
 ) -> None:
-    """Runs tests up to a call of a function, says so, and waits to be killed."""
+    """Runs tests up to a call of a function, then waits to be killed."""
 
     def wait_to_be_killed(*args):
         os.write(int(pipe), b"called")
