@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
-from concurrent_base import WAIT_S, descriptors
+from concurrent_base import WAIT_S, descriptors, wait_until
 
 import paddle
 import paddle.multiprocessing as mp
@@ -64,18 +65,16 @@ class SpawnTestCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        before = descriptors(), children()
-        self.addCleanup(self._check_nothing_left, *before, folder.name)
+        self.addCleanup(self._check_nothing_left, resources(), folder.name)
         patch = mock.patch.object(tempfile, "tempdir", folder.name)
         patch.start()
         self.addCleanup(patch.stop)
 
-    def _check_nothing_left(self, files, processes, folder):
-        # Errors that tests have caught refer to the processes that failed.
-        gc.collect()
-        multiprocessing.active_children()
-        self.assertEqual(children(), processes)
-        self.assertEqual(descriptors(), files)
+    def _check_nothing_left(self, before, folder):
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: resources() == before, "nothing is left")
+        # Says what is.
+        self.assertEqual(resources(), before)
         self.assertEqual(os.listdir(folder), [])
 
     def start(self, function, *args, nprocs=2, **options):
@@ -104,6 +103,15 @@ class SpawnTestCase(unittest.TestCase):
 def share(tensor: paddle.Tensor) -> None:
     """Moves a tensor into shared memory, where a forked child sees it."""
     ForkingPickler.loads(ForkingPickler.dumps(tensor))
+
+
+def resources() -> tuple[dict[str, str], set[int]]:
+    """Returns the descriptors and the child processes of this process."""
+    # Errors that tests have caught refer to the processes that failed. While
+    # another thread collects garbage, collect() returns at once.
+    gc.collect()
+    multiprocessing.active_children()
+    return descriptors(), children()
 
 
 def children() -> set[int]:
