@@ -89,25 +89,35 @@ def site_packages(python: Path) -> Path:
 
 # One run of a tool asks for the same programs more than once.
 @functools.lru_cache(None)
-def _built(project: str, sanitizer: str, **variables: Path) -> Path:
-    """Returns the folder that a CMake project under test/ was built in."""
-    folder = BUILD / "test" / project / (sanitizer or "plain")
-    with step(f"building {folder}"):
+def cpp_tests(python: Path, sanitizer: str = "", target: str = "all") -> Path:
+    """
+    Returns the folder of the C++ tests, built for the Paddle of an environment
+    under a sanitizer, if one is named.
+    """
+    folder = BUILD / "test" / "cpp" / (sanitizer or "plain")
+    with step(f"building {target} in {folder}"):
         cmake_build(
-            REPO / "test" / project, folder, SANITIZE=sanitizer, **variables
+            REPO / "tools" / "cpp_tests",
+            folder,
+            target,
+            SANITIZE=sanitizer,
+            PADDLE_ROOT=site_packages(python) / "paddle",
         )
     return folder
 
 
-def host_device(python: Path, sanitizer: str = "") -> Path:
+def host_device(python: Path) -> Path:
     """
-    Returns the folder of the test device's plugin and test program, built for
-    the Paddle of an environment, under a sanitizer if one is named.
+    Returns the folder of the test device's plugin, built for the Paddle of an
+    environment.
     """
-    include = site_packages(python) / "paddle" / "include"
-    return _built(
-        "custom_runtime/host_device", sanitizer, PADDLE_INCLUDE_DIR=include
-    )
+    return cpp_tests(python, target="host_device") / "host_device"
+
+
+def stand_in_driver(python: Path) -> Path:
+    """Returns the folder of the driver of the stand-in for a GPU."""
+    folder = cpp_tests(python, target="stand_in_driver")
+    return folder / "shared_memory" / "stand_in"
 
 
 def stand_in_gpu(python: Path) -> Path:
@@ -126,21 +136,3 @@ def stand_in_gpu(python: Path) -> Path:
             Python_EXECUTABLE=python,
         )
     return folder
-
-
-def thread_contexts(python: Path, sanitizer: str) -> Path:
-    """
-    Returns the folder of the test program of the device contexts of threads,
-    built for the Paddle of an environment under a sanitizer.
-    """
-    package = site_packages(python) / "paddle"
-    return _built("cpp/phi/thread_contexts", sanitizer, PADDLE_ROOT=package)
-
-
-def shared_memory(sanitizer: str = "") -> Path:
-    """
-    Returns the folder of the test programs of the shared memory's C++ core,
-    which needs no Paddle, built under a sanitizer if one is named. Its folder
-    `stand_in` has the driver of the stand-in for a GPU.
-    """
-    return _built("cpp/phi/shared_memory", sanitizer)

@@ -37,12 +37,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tools.command_line import reports_errors
 from tools.environment import (
+    cpp_tests,
     host_device,
-    shared_memory,
     site_packages,
+    stand_in_driver,
     stand_in_gpu,
     stock_and_ours,
-    thread_contexts,
 )
 from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
@@ -86,7 +86,7 @@ def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
 
 def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     """Returns the tests that run under our wheel."""
-    gpu = (stand_in_gpu(ours), shared_memory() / "stand_in")
+    gpu = (stand_in_gpu(ours), stand_in_driver(stock))
     return Part(
         "Paddle",
         (ours, "-m", "pytest", "-q", "-rs", *arguments),
@@ -100,14 +100,10 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
 def core_parts(stock: Path) -> list[Part]:
     """Returns the programs in C++, plain and under each sanitizer."""
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
-    programs = [("shared memory", shared_memory())]
+    programs = [("C++", cpp_tests(stock))]
     for sanitizer in ("address", "thread"):
-        under = f"under the {sanitizer} sanitizer"
-        programs += [
-            (f"test device {under}", host_device(stock, sanitizer)),
-            (f"shared memory {under}", shared_memory(sanitizer)),
-            (f"contexts of threads {under}", thread_contexts(stock, sanitizer)),
-        ]
+        title = f"C++ under the {sanitizer} sanitizer"
+        programs.append((title, cpp_tests(stock, sanitizer)))
     return [Part(title, (*ctest, folder)) for title, folder in programs]
 
 

@@ -107,12 +107,15 @@ def beside_python(name: str) -> Path:
     return program
 
 
-def cmake_build(source: Path, folder: Path, **variables: str | Path) -> None:
+def cmake_build(
+    source: Path, folder: Path, target: str = "all", **variables: str | Path
+) -> None:
     """Builds a CMake project.
 
     Args:
         source: the folder of its CMakeLists.txt.
         folder: where to build.
+        target: what to build of it.
         variables: CMake variables to set.
 
     Raises:
@@ -124,7 +127,7 @@ def cmake_build(source: Path, folder: Path, **variables: str | Path) -> None:
         f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}",
         *(f"-D{name}={value}" for name, value in variables.items()),
     )
-    run(cmake, "--build", folder)
+    run(cmake, "--build", folder, "--target", target)
 
 
 def official_wheel(version: str, folder: Path) -> Path:

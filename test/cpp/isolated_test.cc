@@ -111,6 +111,13 @@ uint64_t Seed() {
 
 }  // namespace isolated_test
 
+// Not Paddle's main, which initializes the devices: each test forks, and in a
+// child of fork a GPU that the parent has initialized cannot be used.
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
+
 // A race or a leak must end the program in whichever process it shows.
 extern "C" const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }

@@ -47,7 +47,6 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 get_filename_component(repo "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
-set(repo_allocation "${repo}/paddle/phi/core/memory/allocation")
 
 # Paddle's headers know either CUDA or custom devices. They have to be
 # compiled as Paddle itself was: inline functions and the sizes of classes

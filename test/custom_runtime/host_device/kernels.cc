@@ -23,10 +23,6 @@
 // To be registered, a kernel must be a template of an element type and a
 // context. The type is always float.
 
-// What the wheel of Paddle was built with. Its own config.h names oneDNN too,
-// the headers of which are not in the wheel.
-#define PADDLE_WITH_CUSTOM_DEVICE
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -12,12 +12,12 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# A toolchain file: the stand-alone projects of C++ tests for AArch64, on another
+# A toolchain file: the C++ tests for AArch64, on another
 # machine, under the emulator of QEMU's user mode. On Debian it needs the
 # packages g++-aarch64-linux-gnu and qemu-user-static.
 #
-#   cmake -G Ninja -S test/cpp/phi/shared_memory -B build \
-#     -DCMAKE_TOOLCHAIN_FILE=$PWD/test/cpp/aarch64_linux.cmake
+#   cmake -G Ninja -S tools/cpp_tests -B build \
+#     -DCMAKE_TOOLCHAIN_FILE=$PWD/tools/cpp_tests/aarch64_linux.cmake
 
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

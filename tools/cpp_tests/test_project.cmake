@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# What the stand-alone projects of C++ tests are built with: C++17, all warnings,
+# What the projects of C++ tests under tools/ are built with: C++17, all warnings,
 # GoogleTest, and the sanitizer that -DSANITIZE names. `launcher` is what a test
 # program then has to be started by. Paddle's build has GoogleTest of its own.
 
@@ -67,7 +67,7 @@ set(googletest_url
 set(googletest_sha256
     7b42b4d6ed48810c5362c265a17faebe90dc2373c885e5216439d37927f02926)
 find_package(GTest QUIET)
-if(NOT TARGET GTest::gtest_main)
+if(NOT TARGET GTest::gtest)
   set(googletest /usr/src/googletest)
   if(NOT EXISTS "${googletest}/CMakeLists.txt")
     set(archive "${CMAKE_BINARY_DIR}/googletest.tar.gz")
@@ -93,7 +93,8 @@ if(NOT TARGET GTest::gtest_main)
   set(INSTALL_GTEST OFF)
   add_subdirectory("${googletest}" "${CMAKE_BINARY_DIR}/googletest"
                    EXCLUDE_FROM_ALL)
-  if(NOT TARGET GTest::gtest_main)
+  if(NOT TARGET GTest::gtest)
+    add_library(GTest::gtest ALIAS gtest)
     add_library(GTest::gtest_main ALIAS gtest_main)
   endif()
 endif()

@@ -1,0 +1,61 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+# The C++ of shared memory, for the projects under tools/. In Paddle's build the
+# same files are listed in paddle/phi/core/memory/allocation/CMakeLists.txt.
+#
+# core_sources need nothing of Paddle; storage_sources, tensors' storages in
+# that memory, do. A tree with a part of the series has a part of the files.
+
+if(NOT PADDLE_SOURCE_DIR)
+  get_filename_component(PADDLE_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/.."
+                         ABSOLUTE)
+endif()
+
+function(sources_that_exist variable)
+  set(found)
+  foreach(source ${ARGN})
+    set(file "${PADDLE_SOURCE_DIR}/paddle/phi/core/memory/allocation/${source}")
+    if(EXISTS "${file}")
+      list(APPEND found "${file}")
+    endif()
+  endforeach()
+  set(${variable}
+      ${found}
+      PARENT_SCOPE)
+endfunction()
+
+sources_that_exist(
+  core_sources
+  cuda_ipc_driver.cc
+  cuda_ipc_events.cc
+  cuda_ipc_handles.cc
+  cuda_ipc_heap.cc
+  default_memory_limit.cc
+  file_descriptor.cc
+  process_status.cc
+  random_bits.cc
+  shared_blocks.cc
+  shared_family.cc
+  shared_heap.cc
+  shared_ledger.cc
+  shared_memory_error.cc
+  shared_records.cc
+  shared_segment.cc
+  shared_segment_file.cc
+  shared_slots.cc
+  starting_processes.cc)
+
+sources_that_exist(storage_sources cuda_ipc_storage.cc shared_handle.cc
+                   shared_storage.cc storage_watcher.cc)
