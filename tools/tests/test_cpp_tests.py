@@ -130,7 +130,8 @@ def test_paddles_build_registers_every_test_program(registered):
         for path in own_files()
         if path.endswith("_test.cc") and path != "test/cpp/isolated_test.cc"
     }
-    assert programs and programs <= registered.keys()
+    assert programs
+    assert programs <= registered.keys()
 
 
 def test_paddles_build_runs_tests_of_gpu_memory_on_the_stand_in(registered):
@@ -146,5 +147,6 @@ def test_paddles_build_runs_tests_on_the_test_device(registered):
         for path in own_files()
         if re.match(r"test/custom_runtime/test_.*\.py", path)
     }
-    assert tests and tests <= registered.keys()
+    assert tests
+    assert tests <= registered.keys()
     assert "test_thread_device_host_device" in registered
