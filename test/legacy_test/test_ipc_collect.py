@@ -1,0 +1,47 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""`ipc_collect`, where nothing was sent to another process."""
+
+from __future__ import annotations
+
+import unittest
+from unittest import mock
+
+import paddle
+from paddle.base import libpaddle, shared_storage
+
+
+class TestIpcCollect(unittest.TestCase):
+    def test_every_name_is_the_one_that_collects_memory_of_killed_processes(
+        self,
+    ):
+        self.assertIs(
+            paddle.device.cuda.ipc_collect, shared_storage.ipc_collect
+        )
+        self.assertIn("ipc_collect", paddle.device.cuda.__all__)
+        with mock.patch.object(shared_storage, "ipc_collect") as collect:
+            paddle.device.ipc_collect()
+        collect.assert_called_once_with()
+
+    def test_a_process_that_has_sent_nothing_joins_no_process_tree(self):
+        with mock.patch.object(
+            libpaddle, "_ipc_collect", create=True
+        ) as collect:
+            paddle.device.cuda.ipc_collect()
+        collect.assert_called_once_with()
+        self.assertFalse(shared_storage.is_in_use())
+
+
+if __name__ == "__main__":
+    unittest.main()
