@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 MAX_SUBJECT = 72
 # About as much as can be read in one minute.
 MAX_ADDED = 80
+# About as much as can be reviewed in an hour, own files included.
+MAX_LINES = 1500
 
 _INDEX = re.compile(
     r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.MULTILINE
@@ -55,6 +57,9 @@ _INDEX = re.compile(
 _PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
 _TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[[A-Z][^]]*\] [A-Z].*\S")
 _CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
+_INCLUDE = re.compile(r'^ *# *include "([^"]+)"', re.MULTILINE)
+# Begins the reason that a message gives for more than MAX_LINES.
+_REASON = re.compile(r"^Large because ", re.MULTILINE)
 
 
 def _header_findings(patch: Patch) -> Iterator[str]:
@@ -224,6 +229,20 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 yield f"{path}:1: no patch lists it as Own-File; add it to one"
 
 
+def _size_findings(repo: Path, patch: Patch) -> Iterator[str]:
+    """Report a commit that takes longer than an hour to review."""
+    added = sum(len(h.added) for part in patch.files for h in part.hunks)
+    for path in patch.own_files:
+        if (repo / path).is_file():
+            added += (repo / path).read_bytes().count(b"\n")
+    if added > MAX_LINES and not _REASON.search(patch.body):
+        yield (
+            f"patches/{patch.name}:1: adds {added} lines with its own files,"
+            f" {MAX_LINES} can be reviewed; split it, or say why not in a"
+            " paragraph that begins with 'Large because'"
+        )
+
+
 def _module(path: str) -> str | None:
     """Return the name by which other own files import an own file."""
     file = PurePosixPath(path)
@@ -254,28 +273,36 @@ def _imported(path: str, text: str) -> set[str]:
     return found
 
 
+def _used(path: str, text: str) -> set[str]:
+    """Return the modules or headers that an own file may use."""
+    if path.endswith(".py"):
+        return _imported(path, text)
+    return set(_INCLUDE.findall(text)) if path.endswith(_CXX) else set()
+
+
 def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
-    """Report own files that import a file of a later patch.
+    """Report own files that import or include a file of a later patch.
 
     The commits of the branch are tested one by one, each without the later
     ones.
     """
     owners = {
-        _module(path): (number, path)
+        _module(path) or path: (number, path)
         for number, patch in enumerate(patches)
         for path in patch.own_files
     }
     for number, patch in enumerate(patches):
         for path in patch.own_files:
-            if not _module(path) or not (repo / path).is_file():
+            if not path.endswith((".py", *_CXX)) or not (repo / path).is_file():
                 continue
             text = (repo / path).read_text(encoding="utf-8")
-            for name in sorted(_imported(path, text) & owners.keys()):
-                owner, imported = owners[name]
+            for name in sorted(_used(path, text) & owners.keys()):
+                owner, used = owners[name]
                 if owner > number:
+                    verb = "imports" if path.endswith(".py") else "includes"
                     yield (
-                        f"{path}:1: belongs to {patch.name} and imports"
-                        f" {imported} of {patches[owner].name}, a later patch;"
+                        f"{path}:1: belongs to {patch.name} and {verb}"
+                        f" {used} of {patches[owner].name}, a later patch;"
                         " move one of the two lines Own-File"
                     )
 
@@ -316,6 +343,7 @@ def findings(repo: Path) -> list[str]:
     own = {path for patch in patches for path in patch.own_files}
     for patch in patches:
         found += _patch_findings(patch, own)
+        found += _size_findings(repo, patch)
     found += _preimage_findings(repo, patches)
     found += _order_findings(repo, patches)
     return [*found, *_own_findings(repo, patches)]

@@ -13,12 +13,13 @@
 # limitations under the License.
 """Tests the tree after each patch: what a maintainer has who merges so far.
 
-    python -m tools.prefixes [--run] [NUMBER ...]
+    python -m tools.prefixes [--run] [--cpp] [NUMBER ...]
 
 For each NUMBER, or for each patch, makes a Paddle of the official wheel with
 the patches up to that one, their own files and the bindings that they bring,
 and has pytest import Paddle and all tests that are in it. With --run it also
-runs the tests that the patch itself brings.
+runs the tests that the patch itself brings. With --cpp it also builds the C++
+tests of the patches up to each one that brings C++.
 
 Exit status: 0 when all passed, otherwise 1.
 """
@@ -32,13 +33,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.apply import apply, own_file, write_files
 from tools.command_line import reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
 from tools.series import OWN_FOLDERS, PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
-from tools.wheel import BUILD, REPO
+from tools.wheel import BUILD, REPO, cmake_build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # pytest's exit status when it has found no test.
 _NO_TESTS = 5
@@ -87,6 +92,64 @@ def make_prefix(
         name = module.name.partition(".")[0].lstrip("_")
         if f"paddle/fluid/pybind/{name}.cc" in own:
             _link(module, folder / "paddle" / "base" / module.name)
+
+
+def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
+    """Make a tree with the C++ and the CMake files of the first patches.
+
+    Files that are there already stay untouched, so that a build that has
+    compiled them for an earlier prefix does not compile them again.
+
+    Args:
+        repo: the root of the repository that holds patches/.
+        number: how many patches.
+        source: the tree; what it has of other patches is removed.
+
+    Returns:
+        Whether the last of the patches brings any such file.
+    """
+    patches = load_series(repo)[:number]
+    wanted = [
+        [path for path in patch.own_files if not path.endswith(".py")]
+        for patch in patches
+    ]
+    files = {source / path for paths in wanted for path in paths}
+    for old in source.rglob("*"):
+        if old.is_file() and old not in files:
+            old.unlink()
+    new = [path for path in files if not path.exists()]
+    write_files(
+        {path: own_file(repo, str(path.relative_to(source))) for path in new}
+    )
+    return bool(wanted[-1])
+
+
+def build_cpp(stock: Path) -> Callable[[int], str]:
+    """Return a function that builds the C++ tests of a prefix.
+
+    It takes the number of patches and returns what went wrong, or "".
+
+    Args:
+        stock: the packages that have the official Paddle.
+    """
+    folder = BUILD / "prefixes"
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def build(number: int) -> str:
+        if not make_cpp_prefix(REPO, number, folder / "source"):
+            return ""
+        try:
+            cmake_build(
+                REPO / "tools" / "cpp_tests",
+                folder / "build",
+                PADDLE_SOURCE_DIR=folder / "source",
+                PADDLE_ROOT=stock / "paddle",
+            )
+        except PatchError as error:
+            return str(error)
+        return ""
+
+    return build
 
 
 def _pytest(python: Path, folder: Path, *arguments: str) -> str:
@@ -140,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("numbers", type=int, nargs="*", metavar="NUMBER")
     add("--run", action="store_true", help="run the tests of the patch, too")
+    add("--cpp", action="store_true", help="build the C++ tests, too")
     args = parser.parse_args(argv)
     for number in args.numbers:
         if not 0 < number <= len(series):
@@ -149,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     python, ours = stock_and_ours(SUPPORTED[0])
     stock = site_packages(python)
     os.environ["CUSTOM_DEVICE_ROOT"] = str(host_device(python))
+    cpp = build_cpp(stock) if args.cpp else None
     failed = False
     for number in args.numbers or range(1, len(series) + 1):
         patch = series[number - 1]
@@ -157,6 +222,8 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             make_prefix(REPO, number, stock, site_packages(ours), Path(folder))
             told = try_prefix(python, Path(folder), tests if args.run else [])
+        if cpp and not told:
+            told = cpp(number)
         print(f"{'FAILED' if told else 'passed'}  {patch.name}", flush=True)
         if told:
             print(told)

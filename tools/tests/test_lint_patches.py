@@ -18,7 +18,7 @@ from __future__ import annotations
 import pytest
 
 from tools import lint_patches as tool
-from tools.lint_patches import MAX_ADDED, MAX_SUBJECT, findings
+from tools.lint_patches import MAX_ADDED, MAX_LINES, MAX_SUBJECT, findings
 from tools.tests.conftest import (
     CORE,
     DEVICE,
@@ -320,6 +320,45 @@ def test_an_own_file_that_imports_one_of_a_later_patch(repo, path, text):
     add(repo, own=[LATER, LATER_BASE])
     assert_found(repo, f"{path}:1: belongs to 000")
     assert "of 0004-p.patch, a later patch" in findings(repo)[0]
+
+
+HEADER = "paddle/phi/later.h"
+
+
+@pytest.mark.parametrize("directive", ["#include", "  # include"])
+def test_an_own_file_that_includes_one_of_a_later_patch(repo, directive):
+    source = "paddle/phi/early.cc"
+    write(repo, {source: f'{directive} "{HEADER}"\n', HEADER: ""})
+    add(repo, own=[source])
+    add_patch(repo, "0005-p.patch", patch_text("phi: x", "", [HEADER]))
+    assert_found(repo, f"{source}:1: belongs to 0004-p.patch and includes")
+
+
+def test_an_own_file_may_include_others(repo):
+    source, earlier = "paddle/phi/early.cc", "paddle/phi/earlier.h"
+    includes = f'#include "{HEADER}"\n#include "paddle/phi/core.h"\n'
+    write(repo, {source: includes, HEADER: "", earlier: ""})
+    write(repo, {HEADER: f'// not #include "{source}"\n'})
+    add(repo, own=[HEADER])
+    add_patch(repo, "0005-p.patch", patch_text("phi: x", "", [source, earlier]))
+    assert_found(repo)
+
+
+def test_a_patch_that_is_too_large_to_review(repo):
+    large = "test/large.cc"
+    write(repo, {large: "\n" * (MAX_LINES + 1)})
+    add(repo, own=[large])
+    assert_found(repo, f"{NAME}:1: adds {MAX_LINES + 1} lines with its own")
+    patch = repo / NAME
+    replace(patch, "And # another.", "Large because it is one table.")
+    assert_found(repo)
+
+
+def test_a_patch_that_is_just_not_too_large_to_review(repo):
+    large = "test/large.cc"
+    write(repo, {large: "\n" * MAX_LINES})
+    add(repo, own=[large])
+    assert_found(repo)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tools.apply import REPO
-from tools.prefixes import make_prefix, try_prefix
+from tools.prefixes import make_cpp_prefix, make_prefix, try_prefix
 from tools.series import load_series
 from tools.tests.conftest import DEVICE, OWN, OWN_TEST, write
 
@@ -72,6 +72,23 @@ def test_a_prefix_has_its_own_tests_and_no_more(prefix):
 def test_a_prefix_has_the_bindings_that_it_brings(prefix):
     modules = (prefix(3) / "paddle" / "base").glob("*.so")
     assert [module.name for module in modules] == ["_early.so"]
+
+
+def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
+    early, late = "paddle/phi/early.cc", "test/cpp/CMakeLists.txt"
+    for number, path in ((1, early), (2, late)):
+        patch = repo / "patches" / f"000{number}-p.patch"
+        claim = f"Own-File: {path}\n---\n"
+        patch.write_text(patch.read_text().replace("---\n", claim, 1))
+        write(repo, {path: "ours\n"})
+    source = tmp_path / "source"
+    assert make_cpp_prefix(repo, 2, source)
+    assert (source / early).exists()
+    assert (source / late).exists()
+    assert not make_cpp_prefix(repo, 3, source)
+    assert make_cpp_prefix(repo, 1, source)
+    assert (source / early).exists()
+    assert not (source / late).exists()
 
 
 @pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
