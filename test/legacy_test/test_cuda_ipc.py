@@ -65,7 +65,7 @@ import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle.base import core
 from paddle.base.shared_storage import native
-from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
+from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
 # How often an allocation that fails is tried again.
 RETRIES = "FLAGS_offload_retry_times"

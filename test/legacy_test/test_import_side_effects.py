@@ -66,10 +66,10 @@ LATER = {
     "paddle.incubate.multiprocessing.pools",
     "paddle.incubate.multiprocessing.prefetcher",
     "paddle.incubate.multiprocessing.shared_allocator",
-    "paddle.incubate.multiprocessing.shared_tensor",
     "paddle.incubate.multiprocessing.shared_memory_settings",
     "paddle.incubate.multiprocessing.spawned_process",
     "paddle.incubate.multiprocessing.tensor_by_value",
+    "paddle.incubate.multiprocessing.tensor_reductions",
     "paddle.incubate.multiprocessing.worker_thread",
 }
 
@@ -221,7 +221,7 @@ class TestForkBesideAFirstUse(unittest.TestCase):
     def test_queue_sends_its_first_tensor_when_a_child_starts(self):
         run_sharing_script(
             self,
-            SLOW_IMPORT.format(module="shared_tensor")
+            SLOW_IMPORT.format(module="tensor_reductions")
             + f"""
 context = multiprocessing.get_context("fork")
 asked, answered = context.Queue(), context.Queue()

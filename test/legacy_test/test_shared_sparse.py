@@ -31,7 +31,7 @@ from shared_tensor_base import (  # noqa: F401
 
 import paddle
 from paddle.base.tensor_sharing import dense_parts
-from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
+from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
 
 def coordinates() -> paddle.Tensor:

@@ -41,7 +41,7 @@ from shared_tensor_base import (  # noqa: F401
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
-from paddle.incubate.multiprocessing.shared_tensor import reduce_tensor
+from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
 DTYPES = (
     "bool",

@@ -28,7 +28,7 @@ import ctypes
 # The user that it becomes may not be able to read the files of Python and of
 # Paddle, so that all that is needed is loaded before.
 import multiprocessing.connection, multiprocessing.popen_fork
-import paddle.incubate.multiprocessing.shared_tensor
+import paddle.incubate.multiprocessing.tensor_reductions
 sharing.shared_memory_stats()
 
 PR_SET_DUMPABLE = 4

@@ -104,7 +104,7 @@ def register(reduce_tensor: Callable) -> None:
     """
     # They are loaded when a tensor is first sent.
     package = __name__.rpartition(".")[0]
-    load_before_fork(f"{package}.feeder_errors", f"{package}.shared_tensor")
+    load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
     _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)
