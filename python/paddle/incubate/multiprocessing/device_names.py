@@ -16,10 +16,13 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import paddle
 from paddle.base import core
+
+if TYPE_CHECKING:
+    from paddle._typing import PlaceLike
 
 
 class DeviceName(NamedTuple):
@@ -56,3 +59,39 @@ def device_counts() -> dict[str, int]:
     if paddle.is_compiled_with_xpu():
         counts["xpu"] = paddle.device.xpu.device_count()
     return counts
+
+
+def name_of(device: PlaceLike) -> str:
+    """Returns the name by which `place_of` finds a device."""
+    name = str(device)
+    if isinstance(device, core.Place) or name.startswith("Place("):
+        name = name[len("Place(") : -1]
+    if not parse(name).is_valid:
+        raise ValueError(
+            "The device must be a Place or a name like 'cpu' or 'gpu:0', but "
+            f"received {device!r}."
+        )
+    return name
+
+
+def place_of(device: str) -> core.Place:
+    """Returns the place of a device of this process, by its name.
+
+    Raises:
+        RuntimeError: this process has no such device.
+    """
+    kind, index, _ = parse(device)
+    counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
+    there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
+    if (index or 0) >= there:
+        raise RuntimeError(
+            f"Cannot place the received object on {device!r}: this process has "
+            f"only {['cpu', *paddle.device.get_available_device()]}. Send "
+            "paddle.incubate.multiprocessing.by_value(tensor, device) with a "
+            "device it has; 'cpu' always works."
+        )
+    if kind == "cpu":
+        return core.CPUPlace()
+    if kind == "gpu_pinned":
+        return core.CUDAPinnedPlace()
+    return paddle.device._convert_to_place(device)

@@ -43,7 +43,7 @@ _PLACES = (
 
 
 def _rebuild_place(device: str) -> core.Place:
-    from .tensor_by_value import place_of
+    from .device_names import place_of
 
     place = core.Place()
     place.set_place(place_of(device))
@@ -51,7 +51,7 @@ def _rebuild_place(device: str) -> core.Place:
 
 
 def _reduce_place(place: core.Place) -> tuple:
-    from .tensor_by_value import name_of, place_of
+    from .device_names import name_of, place_of
 
     # Tensor.place is a core.Place for every device.
     rebuild = _rebuild_place if type(place) is core.Place else place_of

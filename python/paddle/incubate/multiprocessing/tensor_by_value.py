@@ -23,7 +23,7 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.base.tensor_sharing import is_uninitialized
 
-from .device_names import device_counts, parse
+from .device_names import name_of, place_of
 from .shared_allocator import empty_shared
 from .tensor_parts import (
     in_dynamic_mode,
@@ -121,42 +121,6 @@ def by_value(
         pinned = tensor.place.is_cuda_pinned_place()
         device = "cpu" if pinned else tensor.place
     return TensorByValue(tensor, name_of(device))
-
-
-def name_of(device: PlaceLike) -> str:
-    """Returns the name by which `place_of` finds a device."""
-    name = str(device)
-    if isinstance(device, core.Place) or name.startswith("Place("):
-        name = name[len("Place(") : -1]
-    if not parse(name).is_valid:
-        raise ValueError(
-            "The device must be a Place or a name like 'cpu' or 'gpu:0', but "
-            f"received {device!r}."
-        )
-    return name
-
-
-def place_of(device: str) -> core.Place:
-    """Returns the place of a device of this process, by its name.
-
-    Raises:
-        RuntimeError: this process has no such device.
-    """
-    kind, index, _ = parse(device)
-    counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
-    there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
-    if (index or 0) >= there:
-        raise RuntimeError(
-            f"Cannot place the received object on {device!r}: this process has "
-            f"only {['cpu', *paddle.device.get_available_device()]}. Send "
-            "paddle.incubate.multiprocessing.by_value(tensor, device) with a "
-            "device it has; 'cpu' always works."
-        )
-    if kind == "cpu":
-        return core.CPUPlace()
-    if kind == "gpu_pinned":
-        return core.CUDAPinnedPlace()
-    return paddle.device._convert_to_place(device)
 
 
 def _rebuild(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
