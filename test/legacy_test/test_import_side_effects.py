@@ -68,7 +68,6 @@ LATER = {
     "paddle.incubate.multiprocessing.shared_allocator",
     "paddle.incubate.multiprocessing.shared_memory_settings",
     "paddle.incubate.multiprocessing.spawned_process",
-    "paddle.incubate.multiprocessing.tensor_by_value",
     "paddle.incubate.multiprocessing.tensor_reductions",
     "paddle.incubate.multiprocessing.worker_thread",
 }

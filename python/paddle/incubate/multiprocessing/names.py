@@ -47,7 +47,7 @@ _MODULES = {
     "Pool": "pools",
     "Prefetcher": "prefetcher",
     "WorkerThread": "worker_thread",
-    "by_value": "tensor_by_value",
+    "by_value": "tensor_reductions",
     "collect_shared_memory": "shared_memory_settings",
     "empty_shared": "shared_allocator",
     "get_all_sharing_strategies": "shared_memory_settings",

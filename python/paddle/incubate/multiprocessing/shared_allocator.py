@@ -21,10 +21,13 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 import paddle
+from paddle.base import core
 from paddle.base.data_feeder import convert_dtype
 from paddle.base.shared_storage import native
 from paddle.base.threads.host_context import host_context
 from paddle.pir.core import convert_np_dtype_to_dtype_
+
+from .device_names import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,3 +117,37 @@ def shared_allocation() -> Iterator[None]:
     """
     with host_context(allocator=native.allocator()):
         yield
+
+
+def shared_copy(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Returns a copy, in shared memory, of a dense tensor on any device."""
+    copied = empty_shared(tensor.shape, tensor.dtype)
+    if tensor.size == 0:
+        return copied
+    if not tensor.place.is_cpu_place():
+        if not tensor.place.is_cuda_pinned_place():
+            # Another thread's stream may still be writing to it.
+            paddle.device.synchronize(name_of(tensor.place))
+        if not tensor.is_contiguous():
+            tensor = _view_on_host(tensor)
+    copied.copy_(tensor, True)
+    return copied
+
+
+def _view_on_host(view: paddle.Tensor) -> paddle.Tensor:
+    """Returns a copy of a view on the host, with the same strides."""
+    # The device may lack a kernel that makes a view contiguous, so copy
+    # everything between the view's first and last element in memory.
+    ends = [
+        (size - 1) * stride for size, stride in zip(view.shape, view.strides)
+    ]
+    before = -sum(end for end in ends if end < 0)
+    count = sum(abs(end) for end in ends) + 1
+    start = view.offset - before * view.element_size()
+    memory = paddle.as_strided(view, [count], [1], start)
+    return paddle.as_strided(
+        memory._copy_to(core.CPUPlace(), True),
+        view.shape,
+        view.strides,
+        before * view.element_size(),
+    )
