@@ -19,13 +19,15 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
+#include <exception>
 
 namespace shared_memory_test {
 
 namespace {
 
 constexpr size_t kRunsOnOneCourse = 8;
+// AtSomeStops takes every so many-th stop.
+constexpr size_t kStride = 8;
 
 struct Request {
   Act act;
@@ -50,12 +52,28 @@ void ActAsTold(const Channel& channel, SharingStrategy strategy) {
   }
 }
 
+void GoThrough(size_t first,
+               size_t stride,
+               size_t more_than,
+               const std::function<void(Stop*)>& run) {
+  size_t number = first;
+  for (Course course; !course.is_whole; number += stride) {
+    Stop stop(number, &course);
+    run(&stop);
+  }
+  EXPECT_GT(number, more_than);
+}
+
 }  // namespace
 
 Actor::Actor(SharingStrategy strategy)
     : worker_([strategy](const Channel& channel) {
         ActAsTold(channel, strategy);
       }) {}
+
+Actor::~Actor() noexcept(false) {
+  if (worker_.pid() > 0 && std::uncaught_exceptions() == 0) worker_.Finish();
+}
 
 Answer Actor::Do(Act act, const SharedMessage& message) {
   Ask(act, message);
@@ -179,14 +197,30 @@ void Actor::Go(__ptrace_request how) {
   ASSERT_EQ(ptrace(how, worker_.pid(), nullptr, nullptr), 0);
 }
 
+void Stop::Begin(Actor* actor, Act act, const SharedMessage& message) {
+  actor_ = actor;
+  is_amid_ = actor->Begin(act, message, number_, course_);
+}
+
+Answer Stop::Complete() {
+  if (is_amid_) actor_->Complete();
+  return actor_->End();
+}
+
+void AtEachStop(size_t more_than, const std::function<void(Stop*)>& run) {
+  GoThrough(0, 1, more_than, run);
+}
+
+void AtSomeStops(size_t more_than, const std::function<void(Stop*)>& run) {
+  GoThrough(isolated_test::Seed() % kStride, kStride, more_than, run);
+}
+
 bool CanTrace() {
   Worker worker([](const Channel& channel) {
     channel.Send(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0);
     channel.Await();
   });
-  const bool can = worker.channel().Receive<bool>();
-  if (!can) std::printf("  skipped: tracing is forbidden\n");
-  return can;
+  return worker.channel().Receive<bool>();
 }
 
 }  // namespace shared_memory_test

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "test/cpp/phi/shared_memory/processes.h"
@@ -55,6 +56,10 @@ struct Course {
 class Actor {
  public:
   explicit Actor(SharingStrategy strategy);
+  // Finishes it, unless it has ended or the test has failed.
+  ~Actor() noexcept(false);
+  Actor(const Actor&) = delete;
+  Actor& operator=(const Actor&) = delete;
 
   Answer Do(Act act, const SharedMessage& message = {});
   // The two halves of it: others may act in between.
@@ -86,6 +91,32 @@ class Actor {
 
   Worker worker_;
 };
+
+// One stop of an act, which a test goes to in one run of its own.
+class Stop {
+ public:
+  Stop(size_t number, Course* course) : number_(number), course_(course) {}
+
+  // The actor does the act up to this stop.
+  void Begin(Actor* actor, Act act, const SharedMessage& message = {});
+  // The actor does the rest of the act.
+  Answer Complete();
+
+ private:
+  size_t number_;
+  Course* course_;
+  Actor* actor_ = nullptr;
+  bool is_amid_ = false;  // the act has this stop
+};
+
+// Calls `run` for every stop of the act that it begins, and once more, for the
+// whole act. It stages a situation, begins the act, does what could hurt, and
+// completes the act or kills its actor. Fails if there are not more stops than
+// `more_than`.
+void AtEachStop(size_t more_than, const std::function<void(Stop*)>& run);
+// The same for some of the stops of a long act, which differ from run to run of
+// the program.
+void AtSomeStops(size_t more_than, const std::function<void(Stop*)>& run);
 
 // Whether there can be any stepping; some containers forbid it.
 bool CanTrace();

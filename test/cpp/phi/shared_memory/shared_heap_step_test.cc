@@ -19,7 +19,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 #include "test/cpp/phi/shared_memory/actors.h"
@@ -29,7 +28,15 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
-class SharedHeapStepTest : public shared_memory_test::SharedMemoryTestCase {};
+class SharedHeapStepTest : public shared_memory_test::SharedMemoryTestCase {
+ protected:
+  void SetUp() override {
+    SharedMemoryTestCase::SetUp();
+    if (!CanTrace()) GTEST_SKIP() << "Tracing is forbidden here.";
+  }
+};
+
+// What actors do.
 
 constexpr uint64_t kSize = 4096;
 
@@ -74,16 +81,19 @@ void Forward(Scene* scene) {
   Release(scene);
 }
 
-void Send(Scene* scene) { scene->message = MessageOf(scene->block); }
+void SendAgain(Scene* scene) { scene->message = MessageOf(scene->block); }
 
 void SendAndReceive(Scene* scene) {
-  Send(scene);
+  SendAgain(scene);
   Heap().Release(Heap().Receive(scene->message).block);
 }
 
 void FreeWhatNobodyHas(Scene*) { Heap().Stats(); }
 
 void Collect(Scene*) { Heap().Collect({}); }
+
+// So that the family lives as long as this process does.
+constexpr Act JoinFamily = Collect;
 
 // Nothing is known of processes that are dead, nor of their memory.
 void CollectAndLook(Scene* scene) {
@@ -123,259 +133,6 @@ void CollectUntilNothingIsUsed(Scene* scene) {
   });
 }
 
-// Prepares an act of an actor and lets it stop somewhere in there, interferes,
-// and lets it end; again and again, until it has stopped everywhere.
-void StopEverywhere(Actor* actor,
-                    Act act,
-                    const std::function<SharedMessage()>& prepare,
-                    const std::function<void()>& interfere,
-                    const std::function<void(const Answer&)>& settle) {
-  size_t stops = 0;
-  for (Course course; !course.is_whole; ++stops) {
-    const bool stopped = actor->Begin(act, prepare(), stops, &course);
-    interfere();
-    if (stopped) actor->Complete();
-    settle(actor->End());
-  }
-  EXPECT_GT(stops, 3);
-}
-
-TEST_BOTH(SharedHeapStepTest, AReceiverStoppedAnywhereGetsWhatWasSent) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor receiver(strategy);
-  StopEverywhere(
-      &receiver,
-      Receive,
-      [&] { return owner.Do(MakeAndRelease).message; },
-      [&] { owner.Do(Overwrite); },
-      [&](const Answer& answer) {
-        EXPECT_TRUE(answer.good);
-        owner.Do(Overwrite);
-        EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-      });
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest,
-          ASecondReceiverStoppedAnywhereGetsWhatWasSentOrNothing) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor receiver(strategy);
-  SharedMessage message;
-  StopEverywhere(
-      &receiver,
-      Receive,
-      [&] {
-        message = owner.Do(Make).message;
-        EXPECT_TRUE(receiver.Do(Receive, message).good);
-        EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-        return message;  // has been received, and the owner holds the block
-      },
-      [&] { owner.Do(ReleaseAndOverwrite); },
-      [&](const Answer& answer) {
-        EXPECT_TRUE(answer.good);
-        owner.Do(ReleaseAndOverwrite);
-        EXPECT_TRUE(receiver.Do(CheckIfAny).good);
-      });
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest, ASenderStoppedAnywhereLosesNoMessage) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor middle(strategy);
-  Actor last(strategy);
-  StopEverywhere(
-      &middle,
-      Forward,
-      [&] {
-        EXPECT_TRUE(middle.Do(Receive, owner.Do(MakeAndRelease).message).good);
-        return SharedMessage{};
-      },
-      [&] { owner.Do(Overwrite); },
-      [&](const Answer& answer) {
-        owner.Do(Overwrite);
-        EXPECT_TRUE(last.Do(Receive, answer.message).good);
-        owner.Do(Overwrite);
-        EXPECT_TRUE(last.Do(CheckAndRelease).good);
-      });
-  for (Actor* actor : {&last, &middle, &owner}) actor->Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest,
-          AnOwnerStoppedAnywhereFreesNothingThatIsReceivedMeanwhile) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor receiver(strategy);
-  SharedMessage message;
-  StopEverywhere(
-      &owner,
-      FreeWhatNobodyHas,
-      [&] {
-        message = owner.Do(MakeAndRelease).message;
-        return message;
-      },
-      [&] { EXPECT_TRUE(receiver.Do(Receive, message).good); },
-      [&](const Answer&) {
-        owner.Do(Overwrite);
-        EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-        EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
-      });
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest,
-          AnOwnerStoppedAnywhereFreesNothingThatIsReceivedAgainMeanwhile) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor receiver(strategy);
-  SharedMessage message;
-  StopEverywhere(
-      &owner,
-      FreeWhatNobodyHas,
-      [&] {
-        message = owner.Do(Make).message;
-        EXPECT_TRUE(receiver.Do(ReceiveAndRelease, message).good);
-        owner.Do(Release);
-        return message;
-      },
-      [&] { EXPECT_TRUE(receiver.Do(Receive, message).good); },
-      [&](const Answer&) {
-        owner.Do(Overwrite);
-        EXPECT_TRUE(receiver.Do(CheckIfAny).good);
-        EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
-      });
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest, WhatAReceiverStoppedAnywhereReleasesIsFree) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  Actor receiver(strategy);
-  StopEverywhere(
-      &receiver,
-      Release,
-      [&] {
-        EXPECT_TRUE(
-            receiver.Do(Receive, owner.Do(MakeAndRelease).message).good);
-        return SharedMessage{};
-      },
-      [&] { owner.Do(FreeWhatNobodyHas); },
-      [&](const Answer&) {
-        EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
-      });
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest, AReceiverKilledAnywhereLeavesNothingInUse) {
-  if (!CanTrace()) return;
-  Actor owner(strategy);
-  size_t kills = 0;
-  for (Course course; !course.is_whole; ++kills) {
-    Actor receiver(strategy);
-    receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
-    receiver.Begin(
-        ReceiveAndRelease, owner.Do(MakeAndRelease).message, kills, &course);
-    receiver.Kill();
-    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
-  }
-  EXPECT_GT(kills, 5);
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest, AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
-  if (!CanTrace()) return;
-  size_t kills = 0;
-  for (Course course; !course.is_whole; ++kills) {
-    Actor owner(strategy);
-    Actor receiver(strategy);
-    EXPECT_TRUE(receiver.Do(Receive, owner.Do(MakeAndRelease).message).good);
-    owner.Do(MakeAndRelease);
-    owner.Begin(
-        [](Scene* scene) {
-          FreeWhatNobodyHas(scene);
-          Heap().Release(Heap().Allocate(scene->strategy, 3 * kSize));
-        },
-        {},
-        kills,
-        &course);
-    owner.Kill();
-    receiver.Do(Collect);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-    EXPECT_TRUE(receiver.Do(CollectUntilNothingIsUsed).good);
-    EXPECT_TRUE(receiver.Do(CollectAndLook).good);
-    receiver.Finish();
-  }
-  EXPECT_GT(kills, 10);
-}
-
-// What is left of a dead process is everybody's, but only one gives it back.
-TEST_BOTH(SharedHeapStepTest,
-          AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
-  if (!CanTrace()) return;
-  size_t stops = 0;
-  for (Course course; !course.is_whole; ++stops) {
-    Actor owner(strategy);
-    Actor first(strategy);
-    Actor second(strategy);
-    const SharedMessage sent = owner.Do(Make).message;
-    const SharedMessage other = owner.Do(Make).message;
-    EXPECT_TRUE(first.Do(Receive, sent).good);
-    EXPECT_TRUE(second.Do(Receive, other).good);
-    owner.Kill();
-    SharedMessage message;
-    const bool stopped = first.Begin(Forward, {}, stops, &course);
-    second.Do(CheckAndRelease);
-    second.Do(Collect);
-    if (stopped) first.Complete();
-    message = first.End().message;
-    EXPECT_TRUE(second.Do(Receive, message).good);
-    first.Do(Collect);
-    EXPECT_TRUE(second.Do(CheckAndRelease).good);
-    first.Finish();
-    EXPECT_TRUE(second.Do(CollectAndLook).good);
-    second.Finish();
-  }
-  EXPECT_GT(stops, 10);
-}
-
-// Its sender is dead, so that only the message keeps the file.
-ISOLATED_TEST(SharedHeapStepTest,
-              AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
-  if (!CanTrace()) return;
-  size_t stops = 0;
-  for (Course course; !course.is_whole; ++stops) {
-    Actor sender(SharingStrategy::kFileSystem);
-    Actor receiver(SharingStrategy::kFileSystem);
-    Actor other(SharingStrategy::kFileSystem);
-    other.Do(Collect);  // so that the family lives
-    const SharedMessage message = sender.Do(MakeAndRelease).message;
-    sender.Kill();
-    receiver.Do(Collect);  // so that it has joined the family
-    const bool stopped = receiver.Begin(Receive, message, stops, &course);
-    other.Do(Collect);
-    if (stopped) receiver.Complete();
-    EXPECT_TRUE(receiver.End().good);
-    other.Do(Collect);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-    receiver.Finish();
-    EXPECT_TRUE(other.Do(CollectAndLook).good);
-    other.Finish();
-  }
-  EXPECT_GT(stops, 10);
-}
-
-// It looks whether others are dead when it attaches to one more.
-// There are some hundreds of steps, so a run takes each so many-th of them,
-// from one on that differs from run to run.
-constexpr int kStride = 8;
-
 std::unique_ptr<FewDescriptors> few;
 
 // From then on an actor has no descriptor left for the next message: to receive
@@ -397,134 +154,291 @@ void CheckThatOneIsApart(Scene* scene) {
   scene->good = Heap().Stats().detached == 1;
 }
 
+void AllocateMore(Scene* scene) {
+  FreeWhatNobodyHas(scene);
+  Heap().Release(Heap().Allocate(scene->strategy, 3 * kSize));
+}
+
+void DoNothing(Scene*) {}
+
+// Situations. Each returns the message by which a block went.
+
+SharedMessage Send(Actor* owner) { return owner->Do(MakeAndRelease).message; }
+
+// The owner, too, holds the block that it sends.
+SharedMessage SendAndKeep(Actor* owner) { return owner->Do(Make).message; }
+
+SharedMessage LetHold(Actor* holder, const SharedMessage& message) {
+  EXPECT_TRUE(holder->Do(Receive, message).good);
+  return message;
+}
+
+SharedMessage LetDrop(Actor* receiver, const SharedMessage& message) {
+  EXPECT_TRUE(receiver->Do(ReceiveAndRelease, message).good);
+  return message;
+}
+
+TEST_BOTH(SharedHeapStepTest, AReceiverStoppedAnywhereGetsWhatWasSent) {
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    stop->Begin(&receiver, Receive, Send(&owner));
+    owner.Do(Overwrite);
+    EXPECT_TRUE(stop->Complete().good);
+    owner.Do(Overwrite);
+    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest,
+          ASecondReceiverStoppedAnywhereGetsWhatWasSentOrNothing) {
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    const SharedMessage received = LetHold(&receiver, SendAndKeep(&owner));
+    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    stop->Begin(&receiver, Receive, received);
+    owner.Do(ReleaseAndOverwrite);
+    EXPECT_TRUE(stop->Complete().good);
+    owner.Do(ReleaseAndOverwrite);
+    EXPECT_TRUE(receiver.Do(CheckIfAny).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest, ASenderStoppedAnywhereLosesNoMessage) {
+  Actor owner(strategy);
+  Actor middle(strategy);
+  Actor last(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    LetHold(&middle, Send(&owner));
+    stop->Begin(&middle, Forward);
+    owner.Do(Overwrite);
+    const SharedMessage forwarded = stop->Complete().message;
+    owner.Do(Overwrite);
+    LetHold(&last, forwarded);
+    owner.Do(Overwrite);
+    EXPECT_TRUE(last.Do(CheckAndRelease).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest,
+          AnOwnerStoppedAnywhereFreesNothingThatIsReceivedMeanwhile) {
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    const SharedMessage sent = Send(&owner);
+    stop->Begin(&owner, FreeWhatNobodyHas);
+    LetHold(&receiver, sent);
+    stop->Complete();
+    owner.Do(Overwrite);
+    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest,
+          AnOwnerStoppedAnywhereFreesNothingThatIsReceivedAgainMeanwhile) {
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    const SharedMessage received = LetDrop(&receiver, SendAndKeep(&owner));
+    owner.Do(Release);
+    stop->Begin(&owner, FreeWhatNobodyHas);
+    EXPECT_TRUE(receiver.Do(Receive, received).good);  // it, or nothing
+    stop->Complete();
+    owner.Do(Overwrite);
+    EXPECT_TRUE(receiver.Do(CheckIfAny).good);
+    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest, WhatAReceiverStoppedAnywhereReleasesIsFree) {
+  Actor owner(strategy);
+  Actor receiver(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    LetHold(&receiver, Send(&owner));
+    stop->Begin(&receiver, Release);
+    owner.Do(FreeWhatNobodyHas);
+    stop->Complete();
+    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest, AReceiverKilledAnywhereLeavesNothingInUse) {
+  Actor owner(strategy);
+  AtEachStop(5, [&](Stop* stop) {
+    Actor receiver(strategy);
+    LetDrop(&receiver, Send(&owner));
+    stop->Begin(&receiver, ReceiveAndRelease, Send(&owner));
+    receiver.Kill();
+    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest, AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
+  AtEachStop(10, [&](Stop* stop) {
+    Actor owner(strategy);
+    Actor receiver(strategy);
+    LetHold(&receiver, Send(&owner));
+    Send(&owner);
+    stop->Begin(&owner, AllocateMore);
+    owner.Kill();
+    receiver.Do(Collect);
+    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    EXPECT_TRUE(receiver.Do(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(receiver.Do(CollectAndLook).good);
+  });
+}
+
+// What is left of a dead process is everybody's, but only one gives it back.
+TEST_BOTH(SharedHeapStepTest,
+          AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
+  AtEachStop(10, [&](Stop* stop) {
+    Actor owner(strategy);
+    Actor first(strategy);
+    Actor second(strategy);
+    const SharedMessage sent = SendAndKeep(&owner);
+    const SharedMessage other = SendAndKeep(&owner);
+    LetHold(&first, sent);
+    LetHold(&second, other);
+    owner.Kill();
+    stop->Begin(&first, Forward);
+    second.Do(CheckAndRelease);
+    second.Do(Collect);
+    LetHold(&second, stop->Complete().message);
+    first.Do(Collect);
+    EXPECT_TRUE(second.Do(CheckAndRelease).good);
+    first.Finish();
+    EXPECT_TRUE(second.Do(CollectAndLook).good);
+  });
+}
+
+// Its sender is dead, so that only the message keeps the file.
+ISOLATED_TEST(SharedHeapStepTest,
+              AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
+  AtEachStop(10, [](Stop* stop) {
+    Actor sender(SharingStrategy::kFileSystem);
+    Actor receiver(SharingStrategy::kFileSystem);
+    Actor other(SharingStrategy::kFileSystem);
+    other.Do(JoinFamily);
+    const SharedMessage sent = Send(&sender);
+    sender.Kill();
+    receiver.Do(JoinFamily);
+    stop->Begin(&receiver, Receive, sent);
+    other.Do(Collect);
+    EXPECT_TRUE(stop->Complete().good);
+    other.Do(Collect);
+    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    receiver.Finish();
+    EXPECT_TRUE(other.Do(CollectAndLook).good);
+  });
+}
+
+// A process looks whether others are dead when it attaches to one more segment:
+// some hundreds of stops.
+
 TEST_BOTH(SharedHeapStepTest,
           AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
-  if (!CanTrace()) return;
-  size_t kills = Seed() % kStride;
-  for (Course course; !course.is_whole; kills += kStride) {
+  AtSomeStops(30, [&](Stop* stop) {
     Actor dead(strategy);
     Actor living(strategy);
     Actor receiver(strategy);
-    EXPECT_TRUE(receiver.Do(Receive, dead.Do(MakeAndRelease).message).good);
-    const SharedMessage message = living.Do(MakeAndRelease).message;
+    LetHold(&receiver, Send(&dead));
+    const SharedMessage next = Send(&living);
     dead.Kill();
     receiver.Do(Starve);
-    receiver.Begin(Receive, message, kills, &course);
+    stop->Begin(&receiver, Receive, next);
     receiver.Kill();
     EXPECT_TRUE(living.Do(CollectUntilNothingIsUsed).good);
     living.Finish();
     Heap().Collect(0.0);
     EXPECT_TRUE(Files().empty());
-  }
-  EXPECT_GT(kills, 30);
+  });
 }
 
 TEST_BOTH(SharedHeapStepTest,
           AProcessThatAttachesWhileAnotherTakesTheSegmentApartGetsItOrNothing) {
-  if (!CanTrace()) return;
-  size_t stops = Seed() % kStride;
   int apart = 0;
-  for (Course course; !course.is_whole; stops += kStride) {
+  AtSomeStops(30, [&](Stop* stop) {
     Actor dead(strategy);
     Actor living(strategy);
     Actor receiver(strategy);
     Actor late(strategy);
-    late.Do(Collect);  // so that it has joined the family
-    SharedMessage message = dead.Do(Make).message;
-    EXPECT_TRUE(receiver.Do(Receive, message).good);
-    const SharedMessage next = living.Do(MakeAndRelease).message;
+    late.Do(JoinFamily);
+    const SharedMessage sent = LetHold(&receiver, SendAndKeep(&dead));
+    const SharedMessage next = Send(&living);
     // A pickle of the receiver's that was loaded before, by which its own
     // descriptor can be opened.
-    message = receiver.Do(SendAndReceive, message).message;
+    const SharedMessage loaded = receiver.Do(SendAndReceive, sent).message;
     dead.Kill();
     receiver.Do(Starve);
-    const bool stopped =
-        receiver.Begin(ReceiveIfThereIsRoom, next, stops, &course);
-    late.Ask(Receive, message);
+    stop->Begin(&receiver, ReceiveIfThereIsRoom, next);
     // It waits for the receiver where that has the locks.
-    if (stopped) receiver.Complete();
-    EXPECT_TRUE(receiver.End().good);
+    late.Ask(Receive, loaded);
+    EXPECT_TRUE(stop->Complete().good);
     EXPECT_TRUE(late.Hear().good);
     EXPECT_TRUE(late.Do(CheckIfAny).good);
     EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
     apart += receiver.Do(CheckThatOneIsApart).good;
-    late.Finish();
-    receiver.Finish();
-    living.Finish();
-  }
-  EXPECT_GT(stops, 30);
+  });
   EXPECT_GT(apart, 0);
 }
 
+TEST_BOTH(SharedHeapStepTest,
+          AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
+  AtSomeStops(10, [&](Stop* stop) {
+    Actor owner(strategy);
+    Actor stranger(strategy);
+    Actor first(strategy);
+    Actor second(strategy);
+    LetDrop(&second, Send(&owner));
+    LetHold(&first, Send(&owner));
+    first.Kill();
+    const SharedMessage next = Send(&stranger);
+    // With no descriptor left, it looks for dead processes in all segments.
+    second.Do(Starve);
+    stop->Begin(&second, ReceiveIfThereIsRoom, next);
+    second.Kill();
+    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(stranger.Do(CollectUntilNothingIsUsed).good);
+  });
+}
+
 TEST_BOTH(SharedHeapStepTest, AMessageOfAWarmBlockTakesNoSystemCall) {
-  if (!CanTrace()) return;
   Actor owner(strategy);
   Actor receiver(strategy);
   // One to keep, so that the receiver stays in need of the segment; and one
   // that leaves a block to use again.
-  EXPECT_TRUE(receiver.Do(Receive, owner.Do(Make).message).good);
-  receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
-  const auto nothing = [](Scene*) {};
-  const int none = owner.CountCalls(nothing);
+  LetHold(&receiver, SendAndKeep(&owner));
+  LetDrop(&receiver, Send(&owner));
+  const int none = owner.CountCalls(DoNothing);
   // A memfd is opened by the number of its descriptor, so it is looked whether
   // that is there: when a block is taken, and when it is sent.
   const int looks = strategy == SharingStrategy::kFileSystem ? 0 : 1;
-  const SharedMessage message = owner.Do(MakeAndRelease).message;
+  const SharedMessage message = Send(&owner);
   EXPECT_EQ(receiver.CountCalls(ReceiveAndRelease, message), none);
   EXPECT_EQ(owner.CountCalls(MakeAndRelease), none + 2 * looks);
-  owner.Do(Make);
-  EXPECT_EQ(owner.CountCalls(Send), none + looks);
-  receiver.Finish();
-  owner.Finish();
+  SendAndKeep(&owner);
+  EXPECT_EQ(owner.CountCalls(SendAgain), none + looks);
 }
 
 TEST_BOTH(SharedHeapStepTest,
           AReceiverThatDropsAllTimeAndAgainSeldomAsksForTheSender) {
-  if (!CanTrace()) return;
   static constexpr int kMessages = 200;
   Actor owner(strategy);
   Actor receiver(strategy);
-  owner.Do(Make);
-  receiver.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
-  const auto nothing = [](Scene*) {};
-  const int none = receiver.CountCalls(nothing);
+  SendAndKeep(&owner);
+  LetDrop(&receiver, Send(&owner));
+  const int none = receiver.CountCalls(DoNothing);
   const auto start = std::chrono::steady_clock::now();
   int calls = 0;
   for (int i = 0; i < kMessages; ++i) {
-    const SharedMessage message = owner.Do(MakeAndRelease).message;
-    calls += receiver.CountCalls(ReceiveAndRelease, message) - none;
+    calls += receiver.CountCalls(ReceiveAndRelease, Send(&owner)) - none;
   }
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
   // At most every 10 ms, with a look at the descriptor and one at the lock.
   EXPECT_LE(calls, 2 * (seconds.count() / 0.01 + 2));
-  receiver.Finish();
-  owner.Finish();
-}
-
-TEST_BOTH(SharedHeapStepTest,
-          AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
-  if (!CanTrace()) return;
-  size_t kills = Seed() % kStride;
-  for (Course course; !course.is_whole; kills += kStride) {
-    Actor owner(strategy);
-    Actor stranger(strategy);
-    Actor first(strategy);
-    Actor second(strategy);
-    second.Do(ReceiveAndRelease, owner.Do(MakeAndRelease).message);
-    EXPECT_TRUE(first.Do(Receive, owner.Do(MakeAndRelease).message).good);
-    first.Kill();
-    // With no descriptor left, it looks for dead processes in all segments.
-    const SharedMessage message = stranger.Do(MakeAndRelease).message;
-    second.Do(Starve);
-    second.Begin(ReceiveIfThereIsRoom, message, kills, &course);
-    second.Kill();
-    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
-    EXPECT_TRUE(stranger.Do(CollectUntilNothingIsUsed).good);
-    owner.Finish();
-    stranger.Finish();
-  }
-  EXPECT_GT(kills, 10);
 }
 
 }  // namespace
