@@ -24,8 +24,13 @@ such a block is a plain program; it replaces this process.
 RESULTS takes one JSON object per line: {"started": TEST}; {"test": TEST,
 "outcome": "passed", "failed" or "skipped", "errors": [TEXT]};
 {"unimportable": TEXT}; {"program": true}; and, last, {"finished": true}. A run
-that is killed loses only the running test. JUnit XML, which is written at the
-end, would lose all of them.
+that is killed loses only the running test.
+
+JUnit XML could not replace it: unittest, which Paddle's runner uses, writes
+none, and pytest and unittest-xml-reporting write theirs at the end, so that a
+timeout or a crash would lose every result. To read it where a run ends by
+itself would be a second way to the same names and outcomes, beside this record,
+which the other runs need.
 """
 
 from __future__ import annotations
