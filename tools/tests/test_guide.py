@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 GUIDES = [REPO / "docs" / "threads.md", REPO / "docs" / "multiprocessing.md"]
 GUIDE = GUIDES[1]
 FEATURES = REPO / "docs" / "multiprocessing_features.md"
-PAGES = sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md")])
+PAGES = sorted(
+    [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), *REPO.glob("rfcs/*.md")]
+)
 LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
 # A block of Python, and what it prints if that is said.
 BLOCK = re.compile(
