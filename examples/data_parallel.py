@@ -18,6 +18,7 @@
 Each process has the whole model and takes a part of every batch. Gradients are
 copied into buckets in shared memory. A thread averages each bucket as soon as
 it is full, while the backward pass goes on with the layers below.
+The statistics of batch norm are not averaged: they stay each process's own.
 """
 
 from __future__ import annotations
