@@ -24,15 +24,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tools.upstream import __main__ as upstream, verdict
+from tools.upstream import __main__ as upstream, processes, verdict
 from tools.upstream.verdict import Finished, Run
 
 # Long enough for a small file to end on a loaded machine.
-LIMIT = "5"
-SECONDS = 60
+LIMIT = "600"
+SECONDS = 180
 
 REPO = Path(upstream.__file__).parents[2]
 
@@ -178,6 +179,26 @@ def suite(tmp_path):
 @pytest.fixture
 def lock(tmp_path):
     return tmp_path / "LOCK"
+
+
+@pytest.fixture
+def hang(suite, monkeypatch):
+    """Return code that hangs, and comes to the time limit at once."""
+    path = suite.root / "hangs"
+    os.mkfifo(path)
+    hangs = os.open(path, os.O_RDWR)
+
+    def wait_until_it_hangs(ends, *others):
+        ready, *_ = select.select([*ends, hangs], [], [], SECONDS)
+        assert ready
+        if hangs in ready:
+            os.read(hangs, 1)
+
+    waits = SimpleNamespace(select=wait_until_it_hangs)
+    monkeypatch.setattr(processes, "select", waits)
+    tell = f"os.write(os.open({str(path)!r}, os.O_WRONLY), b'h')"
+    yield f"{tell}; time.sleep(600)"
+    os.close(hangs)
 
 
 def child(lock: Path, session: bool = False) -> str:
@@ -459,6 +480,13 @@ def test_a_program_of_a_file_with_test_cases_does_not_run(suite):
 
 # Time limit.
 
+
+def test_a_file_that_hangs_comes_to_the_time_limit(suite):
+    suite.write("\ntime.sleep(600)\n" + ONE_PASSES)
+    assert suite.run("--timeout", "1") == 0
+    assert suite.row()[2] == "not compared"
+
+
 HANGS = """
 class TestOne(unittest.TestCase):
     def test_a(self):
@@ -466,33 +494,40 @@ class TestOne(unittest.TestCase):
 
     def test_b(self):
         if {hangs}:
-            time.sleep(600)
+            {hang}
 
     def test_c(self):
         self.assertFalse(OURS)
 """
 
 
-def test_a_time_out_of_ours_only_is_worse(suite):
-    assert suite.verdict(HANGS.format(hangs="OURS")) == (1, "worse")
+def test_a_time_out_of_ours_only_is_worse(suite, hang):
+    assert suite.verdict(HANGS.format(hangs="OURS", hang=hang)) == (1, "worse")
     assert suite.row()[1] == "1 passed, timed out in TestOne.test_b"
 
 
-def test_a_failure_of_ours_that_stock_did_not_come_to_is_told(suite):
-    assert suite.verdict(HANGS.format(hangs="STOCK")) == (0, "differs")
+def test_a_failure_of_ours_that_stock_did_not_come_to_is_told(suite, hang):
+    assert suite.verdict(HANGS.format(hangs="STOCK", hang=hang)) == (
+        0,
+        "differs",
+    )
     assert (
         "TestOne.test_c: not finished on stock, ours failed"
         " (AssertionError: True is not false)"
     ) in suite.reasons()
 
 
-def test_a_failure_of_ours_is_worse_though_stock_times_out_later(suite):
-    body = HANGS.format(hangs="STOCK").replace("pass", "self.assertFalse(OURS)")
+def test_a_failure_of_ours_is_worse_though_stock_times_out_later(suite, hang):
+    body = HANGS.format(hangs="STOCK", hang=hang).replace(
+        "pass", "self.assertFalse(OURS)"
+    )
     assert suite.verdict(body) == (1, "worse")
 
 
-def test_a_time_out_of_stock_leaves_the_file_partly_compared(suite):
-    body = HANGS.format(hangs="STOCK").replace("assertFalse(OURS)", "id()")
+def test_a_time_out_of_stock_leaves_the_file_partly_compared(suite, hang):
+    body = HANGS.format(hangs="STOCK", hang=hang).replace(
+        "assertFalse(OURS)", "id()"
+    )
     assert suite.verdict(body) == (0, "partly compared")
     assert suite.reasons()[-1] == (
         "only what finished was compared; stock: 1 passed, timed out in"
@@ -500,12 +535,15 @@ def test_a_time_out_of_stock_leaves_the_file_partly_compared(suite):
     )
 
 
-def test_a_time_out_of_both_leaves_the_file_partly_compared(suite):
-    assert suite.verdict(HANGS.format(hangs=True)) == (0, "partly compared")
+def test_a_time_out_of_both_leaves_the_file_partly_compared(suite, hang):
+    assert suite.verdict(HANGS.format(hangs=True, hang=hang)) == (
+        0,
+        "partly compared",
+    )
 
 
-def test_a_time_out_of_both_before_any_test_is_not_compared(suite):
-    body = "\ntime.sleep(600)\n" + ONE_PASSES
+def test_a_time_out_of_both_before_any_test_is_not_compared(suite, hang):
+    body = f"\n{hang}\n{ONE_PASSES}"
     assert suite.verdict(body) == (0, "not compared")
 
 
@@ -541,9 +579,9 @@ else:
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_nothing_of_a_hanging_file_is_left_running(suite, lock, session):
-    hang = indented(child(lock, session) + "time.sleep(600)\n")
-    suite.write(f"\nif OURS:\n    {hang}\n" + ONE_PASSES)
+def test_nothing_of_a_hanging_file_is_left_running(suite, lock, session, hang):
+    body = indented(f"{child(lock, session)}{hang}\n")
+    suite.write(f"\nif OURS:\n    {body}\n" + ONE_PASSES)
     suite.run()
     assert is_free(lock)
 
