@@ -21,7 +21,7 @@ import unittest
 from multiprocessing import get_context
 
 import numpy as np
-from concurrent_base import in_thread
+from concurrent_base import WAIT_S, in_thread
 from shared_tensor_base import Peer
 
 import paddle
@@ -192,7 +192,7 @@ class TestScope(HostTestCase):
 
         alone = [inside(seed) for seed in range(4)]
         together = [None] * 4
-        barrier = threading.Barrier(4, timeout=60)
+        barrier = threading.Barrier(4, timeout=WAIT_S)
 
         def run(seed):
             barrier.wait()

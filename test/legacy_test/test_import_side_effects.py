@@ -228,7 +228,7 @@ asked.put(paddle.ones([3]))
 begun.wait({WAIT_S})
 child = context.Process(target=lambda: answered.put(asked.get() + 1))
 child.start()
-assert answered.get(timeout=20).tolist() == [2, 2, 2]
+assert answered.get(timeout={WAIT_S}).tolist() == [2, 2, 2]
 child.join()
 """,
         )
@@ -250,7 +250,7 @@ child = multiprocessing.get_context("fork").Process(
     target=lambda: sharing.{name}
 )
 child.start()
-child.join(20)
+child.join({WAIT_S})
 assert child.exitcode == 0, child.exitcode
 thread.join()
 """,

@@ -128,12 +128,12 @@ class TestFirstUse(unittest.TestCase):
                 import paddle
                 from thread_device_base import places_of_new_tensors
                 imported.set()
-                assert has_moved.wait(60)
+                assert has_moved.wait(WAIT_S)
                 seen.append(places_of_new_tensors())
 
             thread = threading.Thread(target=first)
             thread.start()
-            assert imported.wait(60)
+            assert imported.wait(WAIT_S)
             import paddle
             paddle.set_device(devices[1])
             has_moved.set()
@@ -148,7 +148,7 @@ class TestFirstUse(unittest.TestCase):
         run_script(
             self,
             """
-            together = threading.Barrier(9, timeout=60)
+            together = threading.Barrier(9, timeout=WAIT_S)
             seen = []
 
             def first():
