@@ -11,16 +11,16 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The short name of `paddle.incubate.multiprocessing`: the same module."""
+"""The names of `paddle.incubate.multiprocessing`, under a shorter one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paddle.incubate.multiprocessing.names import add_short_name
+from paddle.incubate import multiprocessing as _module
 
 if TYPE_CHECKING:
-    # Type checkers do not see that the module is replaced by another one.
+    # Type checkers do not see what __getattr__ returns.
     from multiprocessing import *  # noqa: F403
 
     from paddle.incubate.multiprocessing import (
@@ -51,4 +51,14 @@ if TYPE_CHECKING:
         start_processes as start_processes,
     )
 
-add_short_name()
+__doc__ = _module.__doc__
+__all__ = list(_module.__all__)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a name of the module, which may load it at its first use."""
+    return getattr(_module, name)
+
+
+def __dir__() -> list[str]:
+    return dir(_module)
