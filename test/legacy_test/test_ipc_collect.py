@@ -15,11 +15,26 @@
 
 from __future__ import annotations
 
+import os
 import unittest
 from unittest import mock
 
+from concurrent_base import run_command, script_command
+
+import paddle
+from paddle.base import shared_storage
+
+# A Paddle without GPUs has no such function.
+SCRIPT = """
 import paddle
 from paddle.base import libpaddle, shared_storage
+
+calls = []
+libpaddle._ipc_collect = lambda: calls.append(1)
+paddle.device.cuda.ipc_collect()
+assert calls == [1], calls
+assert not shared_storage.is_in_use()
+"""
 
 
 class TestIpcCollect(unittest.TestCase):
@@ -35,12 +50,8 @@ class TestIpcCollect(unittest.TestCase):
         collect.assert_called_once_with()
 
     def test_a_process_that_has_sent_nothing_joins_no_process_tree(self):
-        with mock.patch.object(
-            libpaddle, "_ipc_collect", create=True
-        ) as collect:
-            paddle.device.cuda.ipc_collect()
-        collect.assert_called_once_with()
-        self.assertFalse(shared_storage.is_in_use())
+        run_command(self, script_command(SCRIPT), dict(os.environ))
+
 
 
 if __name__ == "__main__":
