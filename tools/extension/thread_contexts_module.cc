@@ -35,11 +35,29 @@ void RedirectWhereOperatorsAreLoaded() {
       });
 }
 
+// Has a function of the module, which takes `Arguments`, redirect the calls
+// before it does anything: from then on they may have to find what it sets for a
+// thread. If that throws, the function is not called.
+template <typename... Arguments>
+void RedirectBefore(const py::module_& module, const char* name) {
+  const py::object function = module.attr(name);
+  module.attr(name) =
+      py::cpp_function([function](const Arguments&... arguments) -> py::object {
+        RedirectLookups();
+        return function(arguments...);
+      });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
   RedirectWhereOperatorsAreLoaded();
   paddle::pybind::BindThreadContexts(&module);
-  module.def("redirect_lookups", &RedirectLookups);
+  // Made for each change of a thread's contexts, before the thread uses them.
+  RedirectBefore<py::object>(module, "ThreadContexts");
+  RedirectBefore<py::object, py::object>(module, "HostContext");
+  // Called on the main thread.
+  RedirectBefore<py::object>(module, "keep_default_context");
+  RedirectBefore<py::object>(module, "use_memory_of");
 }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.series import load_series
 from tools.wheel import EXTENSION, REPO, cmake_build, run
 
 # A library of custom operators, of which it has none, that looks up a device
@@ -124,6 +125,13 @@ def test_lazily_bound_custom_operators_find_contexts_of_threads(
         "-Wl,--allow-shlib-undefined",
     )
     output_of(IN_PADDLE, library)
+
+
+def test_the_files_that_go_upstream_know_nothing_of_the_redirection():
+    own = [path for patch in load_series(REPO) for path in patch.own_files]
+    assert own
+    for path in own:
+        assert "redirect" not in (REPO / path).read_text().lower(), path
 
 
 DRAWS = """

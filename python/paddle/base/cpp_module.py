@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 @functools.cache
 def find_cpp_module(name: str) -> ModuleType | None:
     """
-    Returns a submodule of libpaddle or, where libpaddle was built without it,
-    the extension module beside libpaddle; None if there is neither.
+    Returns a submodule of libpaddle, or a module of that name of this package;
+    None if there is neither.
     """
     if hasattr(libpaddle, name):
         return getattr(libpaddle, name)
-    beside = f"{__package__}.{name}"
+    module = f"{__package__}.{name}"
     try:
-        return importlib.import_module(beside)
+        return importlib.import_module(module)
     except ImportError:
         # A module that exists but cannot be loaded is an error.
-        if find_spec(beside) is not None:
+        if find_spec(module) is not None:
             raise
         return None

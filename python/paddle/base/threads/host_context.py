@@ -146,8 +146,6 @@ def host_context(
             "This Paddle was built without device contexts per thread, which "
             "need Linux."
         )
-    if hasattr(native, "redirect_lookups"):
-        native.redirect_lookups()
     # Not the host itself, which tells the thread to use none when it goes.
     outside = _host.get().allocator, _host.get().generator
     guard = Guard("host_context")

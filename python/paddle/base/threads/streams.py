@@ -159,8 +159,6 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
     if native is None or not isinstance(stream, native.stream_types):
         return None
     place = stream.place
-    if hasattr(native, "redirect_lookups"):
-        native.redirect_lookups()
     if is_main_thread():
         return _set_process_stream(stream, place)
     default = _default_stream(place)
