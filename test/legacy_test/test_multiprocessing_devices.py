@@ -31,7 +31,11 @@ COUNT = (
     else 0
 )
 
-needs_devices = unittest.skipIf(COUNT < 2, f"no two devices {KIND!r} here")
+needs_devices = unittest.skipIf(
+    COUNT < 2,
+    f"needs two devices of the kind {KIND!r}: the plugin in "
+    "test/custom_runtime/host_device, built and named by CUSTOM_DEVICE_ROOT",
+)
 
 
 def put_devices(rank, queue):

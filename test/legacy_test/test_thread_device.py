@@ -23,6 +23,7 @@ import unittest
 
 from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
+    needs_another_device,
     on_every_device_list,
     place_name,
     places_of_new_tensors,
@@ -30,10 +31,13 @@ from thread_device_base import (
 
 import paddle
 from paddle.base import framework
+from paddle.base.threads.devices import current_place
+from paddle.base.threads.thread_value import UNSET
 
 
 @on_every_device_list
 class TestWhoseDevice(unittest.TestCase):
+    @needs_another_device
     def test_main_thread_sets_the_device_of_the_process(self):
         paddle.set_device(self.devices[1])
         self.assertEqual(places_of_new_tensors(), {self.devices[1]})
@@ -54,6 +58,7 @@ class TestWhoseDevice(unittest.TestCase):
         asked.put(False)
         worker.result()
 
+    @needs_another_device
     def test_device_set_by_a_thread_is_seen_by_that_thread_alone(self):
         is_set, may_end = threading.Event(), threading.Event()
 
@@ -70,6 +75,7 @@ class TestWhoseDevice(unittest.TestCase):
         may_end.set()
         self.assertEqual(worker.result(), {self.devices[1]})
 
+    @needs_another_device
     def test_device_set_by_a_thread_outlasts_changes_of_the_main_thread(self):
         is_set, has_moved = threading.Event(), threading.Event()
 
@@ -85,12 +91,14 @@ class TestWhoseDevice(unittest.TestCase):
         has_moved.set()
         self.assertEqual(worker.result(), {self.devices[1]})
 
+    @needs_another_device
     def test_device_of_a_thread_ends_with_the_thread(self):
         in_thread(paddle.set_device, self.devices[1])
         # New threads reuse the ident of an ended one, but not its device.
         for _ in range(50):
             self.assertEqual(in_thread(paddle.get_device), self.devices[0])
 
+    @needs_another_device
     def test_child_of_a_thread_with_a_device_follows_the_main_thread(self):
         def own():
             paddle.set_device(self.devices[1])
@@ -110,6 +118,7 @@ class TestWhoseDevice(unittest.TestCase):
 
         in_thread(link, 8)
 
+    @needs_another_device
     def test_thread_of_a_pool_keeps_its_device_between_tasks(self):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(paddle.set_device, self.devices[1]).result(WAIT_S)
@@ -123,6 +132,7 @@ class TestWhoseDevice(unittest.TestCase):
                 seen = pool.submit(places_of_new_tensors).result(WAIT_S)
                 self.assertEqual(seen, {device})
 
+    @needs_another_device
     def test_thread_that_is_no_threading_thread(self):
         seen = queue.Queue()
 
@@ -136,6 +146,7 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual(seen.get(timeout=WAIT_S), {self.devices[1]})
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
 
+    @needs_another_device
     def test_index_alone_is_of_the_kind_of_the_threads_device(self):
         def own():
             paddle.set_device(self.devices[1])
@@ -145,6 +156,7 @@ class TestWhoseDevice(unittest.TestCase):
         place, index = in_thread(own)
         self.assertEqual((str(place), index), (f"Place({self.devices[0]})", 0))
 
+    @needs_another_device
     def test_current_device_is_the_threads(self):
         def own():
             paddle.set_device(self.devices[1])
@@ -153,6 +165,7 @@ class TestWhoseDevice(unittest.TestCase):
         _, _, index = self.devices[1].partition(":")
         self.assertEqual(in_thread(own), int(index or 0))
 
+    @needs_another_device
     def test_place_of_a_tensor_is_a_device_to_set(self):
         there = paddle.to_tensor([1.0], place=self.devices[1])
 
@@ -166,24 +179,81 @@ class TestWhoseDevice(unittest.TestCase):
 
     def test_device_that_does_not_exist_leaves_the_thread_where_it_was(self):
         def own():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             with self.assertRaisesRegex(ValueError, "device"):
                 paddle.set_device("no_such_device")
             return places_of_new_tensors()
 
-        self.assertEqual(in_thread(own), {self.devices[1]})
+        self.assertEqual(in_thread(own), {self.other})
 
     def test_value_that_is_no_device_is_named_and_changes_nothing(self):
         def own():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             with self.assertRaisesRegex(TypeError, "1.5.*float.*set_device"):
                 paddle.set_device(1.5)
             return places_of_new_tensors()
 
-        self.assertEqual(in_thread(own), {self.devices[1]})
+        self.assertEqual(in_thread(own), {self.other})
         with self.assertRaisesRegex(ValueError, "Place"):
             paddle.set_device(1.5)
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+
+
+@on_every_device_list
+class TestOwnOrUnset(unittest.TestCase):
+    """The CPU as a thread's own device, apart from having none."""
+
+    def own(self):
+        return current_place.get_local()
+
+    def while_a_thread_is_on_the_cpu(self, set_cpu, look):
+        """Returns the own device of such a thread, and what `look` returns."""
+        is_set, may_end = threading.Event(), threading.Event()
+
+        def stay():
+            set_cpu()
+            is_set.set()
+            self.assertTrue(may_end.wait(WAIT_S))
+            return str(self.own())
+
+        worker = Worker(stay)
+        self.assertTrue(is_set.wait(WAIT_S))
+        found = look()
+        may_end.set()
+        return worker.result(), found
+
+    def test_cpu_of_a_thread_is_its_own_alone(self):
+        for set_cpu in (
+            lambda: paddle.set_device("cpu"),
+            paddle.device.device("cpu").__enter__,
+        ):
+            own, others = self.while_a_thread_is_on_the_cpu(
+                set_cpu, lambda: in_thread(self.own)
+            )
+            self.assertEqual(own, "Place(cpu)")
+            self.assertIs(others, UNSET)
+
+    def test_child_of_a_thread_on_the_cpu_has_none(self):
+        def begin():
+            paddle.set_device("cpu")
+            return in_thread(self.own)
+
+        self.assertIs(in_thread(begin), UNSET)
+
+    def test_context_left_on_a_thread_leaves_none(self):
+        def enter_and_leave():
+            with paddle.device.device("cpu"):
+                self.assertEqual(str(self.own()), "Place(cpu)")
+            return self.own()
+
+        self.assertIs(in_thread(enter_and_leave), UNSET)
+
+    def test_cpu_outlasts_what_the_main_thread_sets(self):
+        own, _ = self.while_a_thread_is_on_the_cpu(
+            lambda: paddle.set_device("cpu"),
+            lambda: paddle.set_device(self.devices[0]),
+        )
+        self.assertEqual(own, "Place(cpu)")
 
 
 @on_every_device_list
@@ -192,7 +262,7 @@ class TestStateOfTheTracer(unittest.TestCase):
 
     def test_backward_runs_on_the_threads_device(self):
         def train():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             layer = paddle.nn.Linear(4, 4)
             loss = paddle.nn.functional.relu(layer(paddle.rand([8, 4]))).sum()
             loss.backward()
@@ -202,13 +272,13 @@ class TestStateOfTheTracer(unittest.TestCase):
                 place_name(layer.bias.grad),
             }
 
-        self.assertEqual(in_thread(train), {self.devices[1]})
+        self.assertEqual(in_thread(train), {self.other})
 
     def test_no_grad_of_a_thread_is_its_own(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def inside():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             with paddle.no_grad():
                 entered.set()
                 self.assertTrue(may_leave.wait(WAIT_S))
@@ -222,6 +292,7 @@ class TestStateOfTheTracer(unittest.TestCase):
         # Setting a device inside does not turn gradients on again.
         self.assertFalse(worker.result())
 
+    @needs_another_device  # the CPU has no float16
     def test_auto_cast_of_a_thread_is_its_own_and_survives_a_switch(self):
         entered, may_leave = threading.Event(), threading.Event()
 
@@ -230,7 +301,7 @@ class TestStateOfTheTracer(unittest.TestCase):
             return framework.core._get_amp_attrs()._amp_level
 
         def inside():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             with paddle.amp.auto_cast(dtype="float16"):
                 paddle.set_device("cpu")
                 entered.set()
@@ -245,11 +316,11 @@ class TestStateOfTheTracer(unittest.TestCase):
 
     def test_auto_cast_asks_for_the_device_of_the_thread(self):
         def tracer_place():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             with paddle.amp.auto_cast(enable=False):
                 return str(framework._dygraph_tracer()._expected_place)
 
-        self.assertEqual(in_thread(tracer_place), f"Place({self.devices[1]})")
+        self.assertEqual(in_thread(tracer_place), f"Place({self.other})")
 
     def test_to_static_on_a_thread_is_as_on_the_main_thread(self):
         layer = paddle.nn.Linear(4, 4)
@@ -288,13 +359,13 @@ class TestStateOfTheTracer(unittest.TestCase):
             paddle.set_device(device)
             return [paddle.to_tensor([1.0]).name for _ in range(200)]
 
-        workers = [Worker(names, self.devices[1]) for _ in range(4)]
+        workers = [Worker(names, self.other) for _ in range(4)]
         seen = [name for worker in workers for name in worker.result()]
         self.assertEqual(len(seen), len(set(seen)))
 
     def test_seed_is_of_the_process(self):
         def draw():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             return paddle.rand([8]).numpy().tobytes()
 
         paddle.seed(7)
@@ -304,7 +375,7 @@ class TestStateOfTheTracer(unittest.TestCase):
 
     def test_train_and_eval_mode_do_not_depend_on_the_device(self):
         def dropped():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             layer = paddle.nn.Dropout(0.999)
             layer.eval()
             return float(layer(paddle.ones([64])).sum())

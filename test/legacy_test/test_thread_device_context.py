@@ -23,6 +23,7 @@ from unittest import mock
 from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     ForkTestCase,
+    needs_another_device,
     on_every_device_list,
     places_of_new_tensors,
     run_script,
@@ -56,6 +57,7 @@ def contexts_that_set(device):
 
 @on_every_device_list
 class TestContexts(unittest.TestCase):
+    @needs_another_device
     def test_context_is_in_force_inside_and_undone_outside(self):
         def check(before):
             for name, context in contexts_that_set(self.devices[1]).items():
@@ -74,6 +76,7 @@ class TestContexts(unittest.TestCase):
         in_thread(check, self.devices[0])
         in_thread(own)
 
+    @needs_another_device
     def test_leaving_a_context_restores_not_set(self):
         def follow_again(name):
             with contexts_that_set(self.devices[1])[name]:
@@ -95,11 +98,11 @@ class TestContexts(unittest.TestCase):
     def test_leaving_a_context_by_an_exception_restores(self):
         def fail(name):
             with self.assertRaises(KeyError):
-                with contexts_that_set(self.devices[1])[name]:
+                with contexts_that_set(self.other)[name]:
                     raise KeyError
             return places_of_new_tensors()
 
-        for name in contexts_that_set(self.devices[1]):
+        for name in contexts_that_set(self.other):
             with self.subTest(name):
                 self.assertEqual(in_thread(fail, name), {self.devices[0]})
 
@@ -117,6 +120,7 @@ class TestContexts(unittest.TestCase):
         self.assertTrue(entered.wait(WAIT_S))
         return worker, may_end
 
+    @needs_another_device
     def test_context_does_not_reach_other_threads(self):
         for name, context in contexts_that_set(self.devices[1]).items():
             with self.subTest(name):
@@ -128,6 +132,7 @@ class TestContexts(unittest.TestCase):
                 may_end.set()
                 self.assertEqual(worker.result(), {self.devices[1]})
 
+    @needs_another_device
     def test_contexts_nest(self):
         def nest():
             with paddle.device.device(self.devices[1]):
@@ -144,7 +149,7 @@ class TestContexts(unittest.TestCase):
 
     def test_context_object_entered_twice_restores_each_time(self):
         def twice():
-            context = paddle.device.device(self.devices[1])
+            context = paddle.device.device(self.other)
             with context:
                 paddle.set_device("cpu")
                 with context:
@@ -152,13 +157,13 @@ class TestContexts(unittest.TestCase):
                 between = paddle.get_device()
             return inner, between, places_of_new_tensors()
 
-        expected = (self.devices[1], "cpu", {self.devices[0]})
+        expected = (self.other, "cpu", {self.devices[0]})
         self.assertEqual(twice(), expected)
         self.assertEqual(in_thread(twice), expected)
 
     def test_contexts_left_out_of_order_restore_their_own(self):
         def out_of_order():
-            outer = paddle.device.device(self.devices[1])
+            outer = paddle.device.device(self.other)
             inner = paddle.device.device_guard("cpu")
             outer.__enter__()
             inner.__enter__()
@@ -167,18 +172,16 @@ class TestContexts(unittest.TestCase):
             inner.__exit__(None, None, None)
             return after_outer, paddle.get_device()
 
-        self.assertEqual(
-            in_thread(out_of_order), (self.devices[0], self.devices[1])
-        )
+        self.assertEqual(in_thread(out_of_order), (self.devices[0], self.other))
 
     def test_context_never_entered_is_not_taken_for_the_open_one(self):
-        with paddle.device.device(self.devices[1]):
+        with paddle.device.device(self.other):
             with self.assertRaisesRegex(RuntimeError, "has not entered it"):
                 paddle.device.device("cpu").__exit__(None, None, None)
-            self.assertEqual(places_of_new_tensors(), {self.devices[1]})
+            self.assertEqual(places_of_new_tensors(), {self.other})
 
     def test_one_context_object_serves_several_threads_at_once(self):
-        context = paddle.device.device_guard(self.devices[1])
+        context = paddle.device.device_guard(self.other)
         together = threading.Barrier(4, timeout=WAIT_S)
 
         def share():
@@ -190,12 +193,10 @@ class TestContexts(unittest.TestCase):
 
         workers = [Worker(share) for _ in range(4)]
         for worker in workers:
-            self.assertEqual(
-                worker.result(), ({self.devices[1]}, {self.devices[0]})
-            )
+            self.assertEqual(worker.result(), ({self.other}, {self.devices[0]}))
 
     def test_context_left_on_another_thread_is_an_error_without_effect(self):
-        contexts = contexts_that_set(self.devices[1])
+        contexts = contexts_that_set(self.other)
         # Its error also leaves the guards of names and programs inside it.
         del contexts["dygraph.guard"]
         for name, context in contexts.items():
@@ -207,8 +208,9 @@ class TestContexts(unittest.TestCase):
                     context.__exit__(None, None, None)
                 self.assertEqual(places_of_new_tensors(), {self.devices[0]})
                 may_end.set()
-                self.assertEqual(worker.result(), {self.devices[1]})
+                self.assertEqual(worker.result(), {self.other})
 
+    @needs_another_device
     def test_guard_of_a_thread_that_ended_does_not_move_another(self):
         place = paddle.device._convert_to_place(self.devices[0])
 
@@ -245,10 +247,11 @@ class TestContexts(unittest.TestCase):
 
         def serve():
             entered = device_scope._local.entered
-            still_open = items(paddle.device.device(self.devices[1]))
+            still_open = items(paddle.device.device(self.other))
             next(still_open)
             for i in range(50):
-                contexts = contexts_that_set(self.devices[i % 2])
+                device = self.other if i % 2 else self.devices[0]
+                contexts = contexts_that_set(device)
                 # A guard made by contextlib is left when it is dropped.
                 del contexts["_dygraph_place_guard"], contexts["dygraph.guard"]
                 generators = [items(each) for each in contexts.values()]
@@ -270,6 +273,7 @@ class TestContexts(unittest.TestCase):
         with self.assertRaises(RuntimeError):
             context.__exit__(None, None, None)
 
+    @needs_another_device
     def test_stream_guard_entered_twice_restores_the_first_stream(self):
         def current():
             return repr(paddle.device.current_stream())
@@ -284,6 +288,7 @@ class TestContexts(unittest.TestCase):
             self.assertEqual(current(), repr(other))
         self.assertEqual(current(), before)
 
+    @needs_another_device
     def test_stream_guard_left_on_another_thread_is_an_error(self):
         context = paddle.device.stream_guard(paddle.device.Stream())
         with context:
@@ -292,6 +297,7 @@ class TestContexts(unittest.TestCase):
 
 
 class TestFork(ForkTestCase):
+    @needs_another_device
     def test_guard_entered_before_the_fork_is_left_after_it(self):
         run_script(
             self,
@@ -316,6 +322,7 @@ class TestFork(ForkTestCase):
             self.devices,
         )
 
+    @needs_another_device
     def test_context_entered_before_the_fork_is_left_after_it(self):
         run_script(
             self,

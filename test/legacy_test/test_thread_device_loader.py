@@ -21,6 +21,7 @@ import unittest
 
 from concurrent_base import Worker, in_thread
 from thread_device_base import (
+    needs_another_device,
     on_every_device_list,
     place_name,
     places_of_new_tensors,
@@ -72,6 +73,7 @@ class TestDataLoader(unittest.TestCase):
         self.assertEqual(paddle.get_device(), device or self.devices[0])
         return places, made_on
 
+    @needs_another_device
     def test_reader_thread_is_on_the_device_of_its_creator(self):
         places, made_on = in_thread(self.load, self.devices[1], 0)
         self.assertEqual(places, {self.devices[1]})
@@ -83,6 +85,7 @@ class TestDataLoader(unittest.TestCase):
         self.assertEqual(places, {self.devices[0]})
         self.assertEqual(made_on, {f"{self.devices[0]}|{self.devices[0]}"})
 
+    @needs_another_device
     def test_late_reader_thread_does_not_undo_a_set_device(self):
         loader = iter(paddle.io.DataLoader(_Squares(), batch_size=4))
         paddle.set_device(self.devices[1])
@@ -110,10 +113,11 @@ class TestDataLoader(unittest.TestCase):
             import test_thread_device_loader as module
             from thread_device_base import *
 
-            case = module.TestDataLoader_custom_cpu("load")
-            places, made_on = in_thread(case.load, devices[1], 2)
+            kind, _, _ = devices[0].partition(":")
+            case = getattr(module, f"TestDataLoader_{kind}")("load")
+            places, made_on = in_thread(case.load, other, 2)
             # A worker makes its items on the CPU, as it always did.
-            assert (places, made_on) == ({devices[1]}, {"cpu|cpu"}), (
+            assert (places, made_on) == ({other}, {"cpu|cpu"}), (
                 places, made_on
             )
             assert places_of_new_tensors() == {devices[0]}

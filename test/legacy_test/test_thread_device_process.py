@@ -19,12 +19,14 @@ import unittest
 
 from thread_device_base import (
     ForkTestCase,
+    needs_another_device,
     on_every_device_list,
     run_script,
 )
 
 
 class TestFork(ForkTestCase):
+    @needs_another_device
     def test_process_forked_from_a_thread_starts_on_that_threads_device(self):
         run_script(
             self,
@@ -49,6 +51,7 @@ class TestFork(ForkTestCase):
             self.devices,
         )
 
+    @needs_another_device
     def test_process_forked_from_a_thread_that_follows(self):
         run_script(
             self,
@@ -66,6 +69,7 @@ class TestFork(ForkTestCase):
             self.devices,
         )
 
+    @needs_another_device
     def test_process_started_by_multiprocessing_from_a_thread(self):
         run_script(
             self,
@@ -111,8 +115,8 @@ class TestFirstUse(unittest.TestCase):
             assert in_thread(is_main_thread) is False
             assert paddle.in_dynamic_mode()
             assert places_of_new_tensors() == {devices[0]}
-            paddle.set_device(devices[1])
-            assert in_thread(places_of_new_tensors) == {devices[1]}
+            paddle.set_device(other)
+            assert in_thread(places_of_new_tensors) == {other}
             """,
             self.devices,
         )
@@ -135,10 +139,10 @@ class TestFirstUse(unittest.TestCase):
             thread.start()
             assert imported.wait(WAIT_S)
             import paddle
-            paddle.set_device(devices[1])
+            paddle.set_device(other)
             has_moved.set()
             thread.join()
-            assert seen == [{devices[1]}], seen
+            assert seen == [{other}], seen
             """,
             self.devices,
         )
@@ -162,12 +166,12 @@ class TestFirstUse(unittest.TestCase):
                 thread.start()
             together.wait()
             import paddle
-            paddle.set_device(devices[1])
+            paddle.set_device(other)
             for thread in threads:
                 thread.join()
-            assert paddle.get_device() == devices[1]
+            assert paddle.get_device() == other
             assert len(seen) == 8, seen
-            assert set(seen) <= {devices[0], devices[1]}, seen
+            assert set(seen) <= {devices[0], other}, seen
             """,
             self.devices,
         )

@@ -21,6 +21,7 @@ import unittest
 from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     ForkTestCase,
+    needs_another_device,
     on_every_device_list,
     places_of_new_tensors,
     run_script,
@@ -59,25 +60,24 @@ class TestStaticGraph(unittest.TestCase):
 
     def test_device_outlasts_a_turn_to_static_mode(self):
         def static_and_back():
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             paddle.enable_static()
             in_static = paddle.get_device()
             paddle.disable_static()
             return in_static, places_of_new_tensors()
 
-        self.assertEqual(
-            in_thread(static_and_back), (self.devices[1], {self.devices[1]})
-        )
+        self.assertEqual(in_thread(static_and_back), (self.other, {self.other}))
 
     def test_device_set_in_static_mode_holds_in_dynamic_mode(self):
         def set_between():
             paddle.enable_static()
-            paddle.set_device(self.devices[1])
+            paddle.set_device(self.other)
             paddle.disable_static()
             return places_of_new_tensors()
 
-        self.assertEqual(in_thread(set_between), {self.devices[1]})
+        self.assertEqual(in_thread(set_between), {self.other})
 
+    @needs_another_device
     def test_thread_in_dygraph_guard_still_follows_the_main_thread(self):
         entered, has_moved = threading.Event(), threading.Event()
 
@@ -98,11 +98,12 @@ class TestStaticGraph(unittest.TestCase):
             paddle.set_device("cpu")
             # As to_static does while it traces.
             with framework._dygraph_guard(None):
-                paddle.set_device(self.devices[1])
+                paddle.set_device(self.other)
             return places_of_new_tensors()
 
-        self.assertEqual(in_thread(set_inside), {self.devices[1]})
+        self.assertEqual(in_thread(set_inside), {self.other})
 
+    @needs_another_device
     def test_threads_without_a_device_follow_the_main_thread_into_a_guard(self):
         entered, has_moved = threading.Event(), threading.Event()
         worker = Worker(before_and_after, entered, has_moved)
@@ -114,6 +115,7 @@ class TestStaticGraph(unittest.TestCase):
             seen = worker.result()
         self.assertEqual(seen, ({self.devices[0]}, {self.devices[1]}))
 
+    @needs_another_device
     def test_thread_begun_while_another_is_in_a_guard_follows_main(self):
         def own():
             place = paddle.device._convert_to_place(self.devices[1])
@@ -122,6 +124,7 @@ class TestStaticGraph(unittest.TestCase):
 
         self.assertEqual(in_thread(own), {self.devices[0]})
 
+    @needs_another_device
     def test_thread_begun_while_main_is_in_a_guard_goes_on_following(self):
         entered, has_moved = threading.Event(), threading.Event()
         with paddle.base.dygraph.guard():
@@ -153,6 +156,7 @@ class TestStaticGraph(unittest.TestCase):
 
 
 class TestFork(ForkTestCase):
+    @needs_another_device
     def test_guard_left_after_a_fork_gives_the_main_thread_its_own_tracer(self):
         run_script(
             self,

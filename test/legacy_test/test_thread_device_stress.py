@@ -25,7 +25,11 @@ import unittest
 
 import numpy as np
 from concurrent_base import WAIT_S, Worker
-from thread_device_base import on_every_device_list, place_name
+from thread_device_base import (
+    needs_another_device,
+    on_every_device_list,
+    place_name,
+)
 
 import paddle
 
@@ -120,6 +124,7 @@ class TestStress(unittest.TestCase):
         run_together(8, self.switch_create_and_differentiate)
         self.assertEqual(paddle.get_device(), self.devices[0])
 
+    @needs_another_device
     def test_threads_without_a_device_are_only_where_the_main_thread_was(self):
         switch_threads_often(self)
         is_over = threading.Event()

@@ -28,6 +28,7 @@ from concurrent_base import WAIT_S, Worker, in_thread, wait_until
 from thread_device_base import (
     ForkTestCase,
     StreamTestCase,
+    check_has_streams,
     current_handles,
     handle,
     on_every_device_list,
@@ -470,6 +471,10 @@ class TestEndOfProcess(StreamTestCase):
 
 
 class TestFork(ForkTestCase):
+    def setUp(self):
+        super().setUp()
+        check_has_streams(self)
+
     def run_with_checks(self, body):
         run_script(self, with_checks(body), self.devices)
 

@@ -15,21 +15,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import textwrap
 import unittest
+from typing import TYPE_CHECKING
 
 import numpy as np
 from concurrent_base import in_thread, run_command, script_command
 
 import paddle
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def device_lists() -> dict[str, list[str]]:
     """
     Returns the devices of each kind of machine that the tests are for, with the
-    CPU as the last one. A kind that this machine lacks has the CPU alone.
+    CPU as the last one. A kind that this machine lacks has the CPU alone. A
+    machine that lacks all has the kind "cpu" instead.
     """
     counts = {
         "gpu": paddle.device.cuda.device_count()
@@ -41,10 +47,11 @@ def device_lists() -> dict[str, list[str]]:
         if "custom_cpu" in paddle.device.get_all_custom_device_type()
         else 0,
     }
-    return {
+    lists = {
         kind: [f"{kind}:{i}" for i in range(count)] + ["cpu"]
         for kind, count in counts.items()
     }
+    return lists if any(counts.values()) else {"cpu": ["cpu"]}
 
 
 def on_every_device_list(case: type) -> None:
@@ -57,16 +64,52 @@ def on_every_device_list(case: type) -> None:
         name = f"{case.__name__}_{kind}"
         members = {"devices": devices, "__module__": case.__module__}
         derived = type(name, (_OnDevices, case), members)
-        if len(devices) == 1:
+        if len(devices) == 1 and kind != "cpu":
             derived.__unittest_skip__ = True
             derived.__unittest_skip_why__ = f"no device of kind {kind!r} here"
         setattr(module, name, derived)
 
 
+_ANOTHER_DEVICE = (
+    "a GPU, or the plugin in test/custom_runtime/host_device, built and named "
+    "by CUSTOM_DEVICE_ROOT"
+)
+
+
+def needs_another_device(test: Callable) -> Callable:
+    """
+    Decorator of a test that reads `self.devices`: it is skipped where the CPU
+    is the only device.
+    """
+
+    @functools.wraps(test)
+    def run(case: unittest.TestCase) -> None:
+        if len(case.devices) == 1:
+            case.skipTest(
+                f"needs another device than the CPU: {_ANOTHER_DEVICE}"
+            )
+        test(case)
+
+    return run
+
+
+def check_has_streams(case: unittest.TestCase) -> None:
+    """Skips a test that reads `self.devices` where the CPU is the only one."""
+    if len(case.devices) == 1:
+        case.skipTest(f"needs a device that has streams: {_ANOTHER_DEVICE}")
+
+
 class _OnDevices:
-    """Starts each test on the first device, and restores the device."""
+    """
+    Starts each test on the first device, and restores the device. `other` is
+    the second device, or the first one where there is no other.
+    """
 
     devices: list[str]
+
+    @property
+    def other(self) -> str:
+        return self.devices[:2][-1]
 
     def setUp(self):
         before = paddle.get_device()
@@ -114,6 +157,7 @@ class StreamTestCase(unittest.TestCase):
 
     def setUp(self):
         super().setUp()
+        check_has_streams(self)
         self.accelerators = self.devices[:-1]
         self.defaults = self.current()
         self.addCleanup(self.check_all_are_on_the_defaults)
@@ -159,11 +203,14 @@ def forked(function):
 
 def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
     """
-    Runs `body`, with the helpers and `devices`, in a process of its own: it
-    forks, or imports Paddle in its own way. Returns what it has written to
-    stderr.
+    Runs `body`, with the helpers, `devices` and `other`, the second device or
+    the only one, in a process of its own: it forks, or imports Paddle in its
+    own way. Returns what it has written to stderr.
     """
-    head = SCRIPT_HEAD + f"devices = {devices!r}\n"
+    head = (
+        f"{SCRIPT_HEAD}devices = {devices!r}\n"
+        "other = next(reversed(devices[:2]), None)\n"
+    )
     environment = {**os.environ, "GLOG_minloglevel": "2"}
     command = script_command(head + textwrap.dedent(body))
     return run_command(case, command, environment).stderr
@@ -172,12 +219,14 @@ def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
 class ForkTestCase(unittest.TestCase):
     """
-    Base of the tests that fork: on the plugin alone, since a process may not
-    fork once it has used a GPU.
+    Base of the tests that fork: on the plugin, or on a machine with the CPU
+    alone, since a process may not fork once it has used a GPU.
     """
 
-    devices = device_lists()["custom_cpu"]
+    devices = device_lists().get("custom_cpu", ["cpu"])
 
     def setUp(self):
-        if len(self.devices) == 1:
-            self.skipTest("no device of kind 'custom_cpu' here")
+        if len(self.devices) == 1 and "gpu" in device_lists():
+            self.skipTest(
+                "no device of kind 'custom_cpu' here, and no fork on GPUs"
+            )
