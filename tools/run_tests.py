@@ -15,10 +15,12 @@
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run: those in Python side by side, then the programs
-in C++. Each part's output is printed when it has ended. With arguments, pytest
-alone runs with these arguments: under our wheel, on the test device and on each
-GPU there is, or, for files under tools/, in the environment of the tools.
+Without arguments all tests run, as many parts side by side as there are CPUs.
+Each part has a /dev/shm of its own; where the system does not allow that, the
+programs in C++ run after the tests in Python. The output of a part is printed
+when it has ended. With arguments, pytest alone runs with these arguments: under
+our wheel, on the test device and on each GPU there is, or, for files under
+tools/, in the environment of the tools.
 
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
@@ -52,12 +54,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Runs the command that follows. Programs that share tensors remove what is left
+# in /dev/shm of the user's process trees that have no living member, which may
+# be of a test that runs side by side.
+OWN_SHM = (
+    *("unshare", "--mount", "sh", "-c"),
+    'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"',
+)
+
+
 class Part(NamedTuple):
     """A command, with the variables that its environment has besides."""
 
     title: str
     command: tuple[str | Path, ...]
     variables: Mapping[str, str | Path] = MappingProxyType({})
+
+    def with_own_shm(self) -> Part:
+        """Returns this part with a /dev/shm that others do not see."""
+        return self._replace(command=(*OWN_SHM, *self.command))
 
     def run(self, **how: Any) -> subprocess.CompletedProcess[str]:
         """Runs the command in the folder of the project."""
@@ -107,6 +122,15 @@ def core_parts(stock: Path) -> list[Part]:
     return [Part(title, (*ctest, folder)) for title, folder in programs]
 
 
+def can_have_own_shm() -> bool:
+    """Returns whether a part can have a /dev/shm of its own; root often can."""
+    try:
+        done = subprocess.run([*OWN_SHM, "true"], stderr=subprocess.DEVNULL)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
 def all_pass(parts: list[Part], at_once: int | None) -> bool:
     """
     Runs parts in their order, some of them at once, and returns whether all
@@ -142,18 +166,20 @@ def main(argv: list[str] | None = None) -> int:
         of_tools = any(word.startswith("tools/") for word in arguments)
         part = tools_part if of_tools else paddle_part
         return 1 if part(stock, ours, arguments).run().returncode else 0
-    parts = [
-        paddle_part(stock, ours, ["test"]),  # the longest
+    longest = paddle_part(stock, ours, ["test"])
+    core = core_parts(stock)
+    others = [
         tools_part(stock, ours, ["tools/tests"]),
         Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
     ]
-    results = [
-        all_pass(parts, os.cpu_count()),
-        # Alone: they expire the messages of all process trees of the user that
-        # have no living member, which are also those of other tests.
-        all_pass(core_parts(stock), 1),
-    ]
-    return 0 if all(results) else 1
+    at_once = os.cpu_count()
+    if can_have_own_shm():
+        parts = [longest, *core, *others]
+        passed = all_pass([part.with_own_shm() for part in parts], at_once)
+    else:
+        print("No /dev/shm for each part: C++ runs after Python.", flush=True)
+        passed = all([all_pass([longest, *others], at_once), all_pass(core, 1)])
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tests of the command that runs all tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tools.run_tests import Part, all_pass, can_have_own_shm
+
+
+def python(title: str, code: str) -> Part:
+    return Part(title, (sys.executable, "-c", code))
+
+
+def test_all_parts_run_though_one_fails(capfd):
+    parts = [python("one", "exit('no')"), python("two", "print('yes')")]
+    assert not all_pass(parts, 1)
+    said = capfd.readouterr().out
+    assert "no\n===== one: FAILED" in said
+    assert "yes\n===== two: passed" in said
+
+
+def test_parts_that_pass_pass(capfd):
+    assert all_pass([python("one", ""), python("two", "")], 2)
+
+
+def test_a_part_with_its_own_shm_does_not_see_that_of_others(tmp_path):
+    if not can_have_own_shm():
+        pytest.skip("needs the right to mount a /dev/shm for one process")
+    file = Path("/dev/shm", f"test_run_tests-{uuid.uuid4().hex}")
+    file.touch()
+    try:
+        code = "import os; print(os.listdir('/dev/shm'))"
+        part = python("look", code)
+        assert file.name in part.run(capture_output=True).stdout
+        assert part.with_own_shm().run(capture_output=True).stdout == "[]\n"
+        assert file.name in os.listdir("/dev/shm")
+    finally:
+        file.unlink()
