@@ -62,25 +62,40 @@ OWN_SHM = (
     'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"',
 )
 
+# The tests of what can be tested on a machine that has the CPU alone.
+ON_THE_CPU_ALONE = (
+    "test/legacy_test/test_multiprocessing_devices.py",
+    "test/legacy_test/test_tensor_names.py",
+    "test/legacy_test/test_thread_device.py",
+    "test/legacy_test/test_thread_device_context.py",
+    "test/legacy_test/test_thread_device_loader.py",
+    "test/legacy_test/test_thread_device_process.py",
+    "test/legacy_test/test_thread_device_static.py",
+    "test/legacy_test/test_thread_op_device.py",
+)
+
 
 class Part(NamedTuple):
     """A command, with the variables that its environment has besides."""
 
     title: str
     command: tuple[str | Path, ...]
-    variables: Mapping[str, str | Path] = MappingProxyType({})
+    variables: Mapping[str, str | Path | None] = MappingProxyType({})
 
     def with_own_shm(self) -> Part:
         """Returns this part with a /dev/shm that others do not see."""
         return self._replace(command=(*OWN_SHM, *self.command))
 
     def run(self, **how: Any) -> subprocess.CompletedProcess[str]:
-        """Runs the command in the folder of the project."""
-        environ = {name: str(value) for name, value in self.variables.items()}
+        """
+        Runs the command in the folder of the project. A variable that is None
+        is not in its environment.
+        """
+        environ = {**os.environ, **self.variables}
         return subprocess.run(
             [str(word) for word in self.command],
             cwd=REPO,
-            env={**os.environ, **environ},
+            env={k: str(v) for k, v in environ.items() if v is not None},
             text=True,
             **how,
         )
@@ -109,6 +124,15 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
             "CUSTOM_DEVICE_ROOT": host_device(stock),
             "PADDLE_STAND_IN_GPU": os.pathsep.join(map(str, gpu)),
         },
+    )
+
+
+def cpu_part(ours: Path) -> Part:
+    """Returns the tests of devices as on a machine that has the CPU alone."""
+    return Part(
+        "Paddle with the CPU alone",
+        (ours, "-m", "pytest", "-q", *ON_THE_CPU_ALONE),
+        {"CUSTOM_DEVICE_ROOT": None},
     )
 
 
@@ -170,6 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     core = core_parts(stock)
     others = [
         tools_part(stock, ours, ["tools/tests"]),
+        cpu_part(ours),
         Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
     ]
     at_once = os.cpu_count()

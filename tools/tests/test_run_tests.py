@@ -25,8 +25,8 @@ import pytest
 from tools.run_tests import Part, all_pass, can_have_own_shm
 
 
-def python(title: str, code: str) -> Part:
-    return Part(title, (sys.executable, "-c", code))
+def python(title: str, code: str, **variables: str | None) -> Part:
+    return Part(title, (sys.executable, "-c", code), variables)
 
 
 def test_all_parts_run_though_one_fails(capfd):
@@ -39,6 +39,18 @@ def test_all_parts_run_though_one_fails(capfd):
 
 def test_parts_that_pass_pass(capfd):
     assert all_pass([python("one", ""), python("two", "")], 2)
+
+
+def test_a_variable_that_is_none_is_not_set(monkeypatch):
+    monkeypatch.setenv("PART_KEEPS", "kept")
+    monkeypatch.setenv("PART_LACKS", "lacked")
+    part = python(
+        "variables",
+        "import os; print(*sorted(v for v in os.environ if 'PART_' in v))",
+        PART_LACKS=None,
+        PART_HAS="had",
+    )
+    assert part.run(capture_output=True).stdout == "PART_HAS PART_KEEPS\n"
 
 
 def test_a_part_with_its_own_shm_does_not_see_that_of_others(tmp_path):
