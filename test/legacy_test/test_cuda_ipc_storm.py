@@ -38,7 +38,7 @@ import paddle.incubate.multiprocessing as sharing
 
 KILLS = 100 if LONG else 8
 CONSUMERS = 2
-MOST_MESSAGES = 1000
+MOST_MESSAGES = 1000 if LONG else 250
 
 
 class Message(NamedTuple):
