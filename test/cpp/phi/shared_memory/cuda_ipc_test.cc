@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -68,21 +69,31 @@ void End(Worker* worker) {
   worker->Finish();
 }
 
-// A process that receives what the test sends. When it has done so, it waits
-// for End, so that its end changes nothing that the test looks at.
-class Receiver : public Worker {
+// A process that works together with the test, mostly to receive what that
+// sends. When its body has returned, it waits for the end of the test, so that
+// its own end changes nothing that the test looks at.
+class Peer : public Worker {
  public:
-  explicit Receiver(const std::function<void(const Channel&)>& body)
+  explicit Peer(const std::function<void(const Channel&)>& body)
       : Worker([body](const Channel& channel) {
           body(channel);
           channel.Signal();
           channel.Await();
         }) {}
+  // Ends it, unless it has ended or the test has failed.
+  ~Peer() noexcept(false) {
+    if (pid() > 0 && std::uncaught_exceptions() == 0) End(this);
+  }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
 
+  void Send(const Storage& storage, SharingStrategy strategy) const {
+    channel().Send(MessageOf(storage, strategy));
+  }
   // Sends a new tensor, of content 1, and returns it.
   Storage SendNew(SharingStrategy strategy) const {
     Storage storage = AllocateFilled(kMiB, 1);
-    channel().Send(MessageOf(storage, strategy));
+    Send(storage, strategy);
     return storage;
   }
   // Waits until the body has returned.
@@ -95,10 +106,10 @@ class Receiver : public Worker {
 };
 
 // A process that receives one tensor, of content 1, and holds it until Drop.
-class Holder : public Receiver {
+class Holder : public Peer {
  public:
   Holder()
-      : Receiver([](const Channel& channel) {
+      : Peer([](const Channel& channel) {
           Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
           channel.Send(HasContent(storage->memory, 1));
           channel.Await();
@@ -108,7 +119,7 @@ class Holder : public Receiver {
 
   // Sends it a new tensor and returns that once it is received.
   Storage SendNew(SharingStrategy strategy) const {
-    Storage storage = Receiver::SendNew(strategy);
+    Storage storage = Peer::SendNew(strategy);
     AwaitReceived();
     return storage;
   }
@@ -117,7 +128,7 @@ class Holder : public Receiver {
 };
 
 TEST_BOTH(CudaIPCTest, ATensorArrivesAndBothSeeWrites) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(storage->memory.size, kMiB);
     EXPECT_TRUE(HasContent(storage->memory, 1));
@@ -133,11 +144,10 @@ TEST_BOTH(CudaIPCTest, ATensorArrivesAndBothSeeWrites) {
   Fill(storage->memory, 3);
   EXPECT_TRUE(HasContent(storage->memory, 3));
   receiver.Continue();
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, AMessageSaysWhereInTheStorageItStarts) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     EXPECT_EQ(message.offset, 1024);
     const Storage storage = StorageOf(message);
@@ -148,11 +158,10 @@ TEST_BOTH(CudaIPCTest, AMessageSaysWhereInTheStorageItStarts) {
   Fill(PartOf(storage->memory, 1024, 1024), 2);
   receiver.channel().Send(MessageOf(storage, strategy, nullptr, 1024));
   receiver.AwaitDone();
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, APartOfADriversAllocationArrives) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(storage->memory.size, 512);
     EXPECT_TRUE(HasContent(storage->memory, 1));
@@ -163,16 +172,15 @@ TEST_BOTH(CudaIPCTest, APartOfADriversAllocationArrives) {
   Fill(all, 2);
   const Storage storage = StorageIn(PartOf(all, 4096, 512), [] {});
   Fill(storage->memory, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.AwaitDone();
   EXPECT_TRUE(HasContent(PartOf(all, 0, 4096), 2));
   EXPECT_TRUE(HasContent(storage->memory, 3));
   EXPECT_TRUE(HasContent(PartOf(all, 4096 + 512, 4096), 2));
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     std::array<Storage, 3> storages;
     for (Storage& storage : storages) {
       storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -191,12 +199,11 @@ TEST_BOTH(CudaIPCTest, TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
   std::array<Storage, 3> storages;
   for (int i = 0; i < 3; ++i) {
     storages[i] = StorageIn(PartOf(all, i * 1024, 1024), [] {});
-    receiver.channel().Send(MessageOf(storages[i], strategy));
+    receiver.Send(storages[i], strategy);
   }
   receiver.AwaitDone();
   // No process has the handle open any more.
   FreeMemory(all);
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest,
@@ -204,7 +211,7 @@ TEST_BOTH(CudaIPCTest,
   Holder receiver;
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.AwaitReceived();
   storage.reset();
   EXPECT_EQ(DeviceHeap().Collect(0.0), 0);
@@ -218,7 +225,6 @@ TEST_BOTH(CudaIPCTest,
   EXPECT_EQ(DeviceHeap().Collect({}), kMiB);
   EXPECT_GE(FreeBytes(), left + kMiB);
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
@@ -231,11 +237,10 @@ TEST_BOTH(CudaIPCTest, MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
   storage.reset();  // at once, without Collect
   EXPECT_GE(FreeBytes(), left + kMiB);
   EXPECT_EQ(DeviceHeap().Stats().sent, 0);
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, MemoryLivesAsLongAsAMessageCarriesIt) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     channel.Signal();
     channel.Await();
@@ -249,7 +254,6 @@ TEST_BOTH(CudaIPCTest, MemoryLivesAsLongAsAMessageCarriesIt) {
   EXPECT_EQ(DeviceHeap().Stats().limbo, 1);
   receiver.Continue();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsItsOwnTensor) {
@@ -302,7 +306,7 @@ TEST_BOTH(CudaIPCTest, MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
 }
 
 TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
-  Worker last([](const Channel& channel) {
+  Peer last([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_TRUE(HasContent(storage->memory, 1));
     Fill(storage->memory, 2);
@@ -310,18 +314,16 @@ TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
         MessageOf(storage, SharingStrategy::kFileSystem /* has a record */));
     storage.reset();
     EXPECT_TRUE(SharesNothing());
-    channel.Await();
   });
-  Worker middle([](const Channel& channel) {
+  Peer middle([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
     storage.reset();
     EXPECT_TRUE(SharesNothing());
-    channel.Await();
   });
   Storage storage = AllocateFilled(kMiB, 1);
   const char* data = storage->memory.data;
-  middle.channel().Send(MessageOf(storage, strategy));
+  middle.Send(storage, strategy);
   storage.reset();
   last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
   storage = StorageOf(last.channel().Receive<CudaIPCMessage>());
@@ -329,35 +331,31 @@ TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
   EXPECT_TRUE(HasContent(storage->memory, 2));
   storage.reset();
   EXPECT_TRUE(Eventually(SharesNothing));
-  End(&middle);
-  End(&last);
 }
 
 // A file has a name; a descriptor would be gone with the process that sent it.
 ISOLATED_TEST(CudaIPCTest, ATensorThatWasSentOnOutlivesTheForwarder) {
   const SharingStrategy strategy = SharingStrategy::kFileSystem;
   Holder last;
-  Worker middle([&](const Channel& channel) {
+  Peer middle([&](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     channel.Send(MessageOf(storage, strategy));
-    channel.Await();
   });
   const Storage storage = AllocateFilled(kMiB, 1);
-  middle.channel().Send(MessageOf(storage, strategy));
+  middle.Send(storage, strategy);
   const auto message = middle.channel().Receive<CudaIPCMessage>();
   End(&middle);
   last.channel().Send(message);
   last.AwaitReceived();
   last.Drop();
-  End(&last);
 }
 
 TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtTheNextSend) {
   Holder receiver;
-  Worker other([](const Channel& channel) { channel.Await(); });
+  Peer other([](const Channel&) {});
   Storage storage = AllocateFilled(kMiB, 1);
   const Storage sent_next = AllocateFilled(64, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.AwaitReceived();
   storage.reset();
   receiver.Kill();
@@ -367,7 +365,6 @@ TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtTheNextSend) {
     return DeviceHeap().Stats().limbo == 0;
   }));
   EXPECT_GE(FreeBytes(), left + kMiB);
-  End(&other);
 }
 
 TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtACollection) {
@@ -400,7 +397,7 @@ TEST_BOTH(CudaIPCTest, AMessageThatNobodyReceivesIsGivenUpWhenAskedFor) {
 }
 
 TEST_BOTH(CudaIPCTest, AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
-  Worker receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     Storage storage = StorageOf(message);
     EXPECT_EQ(StorageOf(message), storage);
@@ -416,22 +413,22 @@ TEST_BOTH(CudaIPCTest, AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
     EXPECT_EQ(KindOf(error), Kind::kGone);
   });
   Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
+  receiver.Continue();
 }
 
 TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
-  Receiver receiver([&](const Channel& channel) {
+  Peer receiver([&](const Channel& channel) {
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(KindOf(error), Kind::kGone);
     // A descriptor is gone with its process, and with it what is known of it.
     EXPECT_TRUE(strategy == SharingStrategy::kFileDescriptor ||
                 Says(error, "has ended"));
   });
-  Receiver holder([](const Channel& channel) {
+  Peer holder([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     Storage storage = StorageOf(message);
     channel.Signal();
@@ -455,14 +452,12 @@ TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
   receiver.channel().Send(message);
   receiver.AwaitDone();
   holder.Continue();
-  End(&receiver);
-  End(&holder);
 }
 
 // Sends a storage while work on it is under way; with `names_stream`, of which
 // stream.
 void SendEarly(SharingStrategy strategy, bool names_stream) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
@@ -479,7 +474,6 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
                 strategy,
                 names_stream ? std::optional<Stream>(stream) : std::nullopt));
   receiver.AwaitDone();
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
@@ -491,18 +485,17 @@ TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
 }
 
 TEST_BOTH(CudaIPCTest, WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
-  Receiver last([](const Channel& channel) {
+  Peer last([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     EXPECT_TRUE(HasContent(storage->memory, 2, stream));
   });
-  Worker middle([&](const Channel& channel) {
+  Peer middle([&](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     channel.Send(MessageOf(storage, strategy, stream));
-    channel.Await();
   });
   const Storage storage = AllocateFilled(kMiB, 1);
   const Stream stream = MakeStream();
@@ -512,14 +505,12 @@ TEST_BOTH(CudaIPCTest, WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
   middle.channel().Send(MessageOf(storage, strategy, stream));
   last.channel().Send(middle.channel().Receive<CudaIPCMessage>());
   last.AwaitDone();
-  End(&middle);
-  End(&last);
 }
 
 // Many sends, on two streams in turn: an event that is used again does not let
 // a receiver go too early.
 void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
-  Receiver receiver([&](const Channel& channel) {
+  Peer receiver([&](const Channel& channel) {
     const Stream stream = MakeStream();
     channel.Signal();
     for (int i = 0; i < count; ++i) {
@@ -540,7 +531,6 @@ void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
   }
   receiver.AwaitDone();
   EXPECT_TRUE(Eventually(SharesNothing));
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, ManySendsOnTwoStreamsKeepTheirOrder) {
@@ -632,16 +622,14 @@ ISOLATED_TEST(CudaIPCTest, AnEventWhoseMessageWasReceivedIsUsedAgain) {
 ISOLATED_TEST(CudaIPCTest, EventsOfOthersAreClosedInTurn) {
   static constexpr size_t kMessages = 50;  // each with an event of its own
   constexpr size_t kSenders = 1 + CudaIPCEvents::kMaxOpened / kMessages;
-  std::vector<std::unique_ptr<Worker>> senders;
+  std::vector<std::unique_ptr<Peer>> senders;
   for (size_t i = 0; i < kSenders; ++i) {
-    senders.push_back(std::make_unique<Worker>([](const Channel& channel) {
+    senders.push_back(std::make_unique<Peer>([](const Channel& channel) {
       const Storage storage = AllocateFilled(4096, 1);
       for (size_t j = 0; j < kMessages; ++j) {
         channel.Send(MessageOf(storage, SharingStrategy::kFileSystem));
       }
       EXPECT_EQ(DeviceHeap().Stats().events, kMessages);
-      channel.Signal();
-      channel.Await();
     }));
   }
   for (const auto& sender : senders) {
@@ -649,18 +637,17 @@ ISOLATED_TEST(CudaIPCTest, EventsOfOthersAreClosedInTurn) {
     for (size_t i = 0; i < kMessages; ++i) {
       messages.push_back(sender->channel().Receive<CudaIPCMessage>());
     }
-    sender->channel().Await();
+    sender->AwaitDone();
     for (const CudaIPCMessage& message : messages) {
       EXPECT_TRUE(HasContent(StorageOf(message)->memory, 1));
     }
   }
   EXPECT_EQ(DeviceHeap().Stats().events, CudaIPCEvents::kMaxOpened);
   EXPECT_TRUE(SharesNothing());
-  for (const auto& sender : senders) End(sender.get());
 }
 
 TEST_BOTH(CudaIPCTest, AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     // It keeps the handle open: to close it would wait for the work.
@@ -677,15 +664,14 @@ TEST_BOTH(CudaIPCTest, AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
     EXPECT_TRUE(HasContent(PartOf(all, 0, 1024), 2));
   });
   const Storage other = StorageIn(PartOf(all, 1024, 1024), [] {});
-  receiver.channel().Send(MessageOf(storage, strategy));
-  receiver.channel().Send(MessageOf(other, strategy));
+  receiver.Send(storage, strategy);
+  receiver.Send(other, strategy);
   storage.reset();
   EXPECT_TRUE(Eventually([&] {
     DeviceHeap().Collect({});
     return is_free;
   }));
   receiver.AwaitDone();
-  End(&receiver);
 }
 
 ISOLATED_TEST(CudaIPCTest,
@@ -758,7 +744,6 @@ TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
   storage = AllocateFilled(kMiB, 1);
   EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
   End(&child);
-  End(&receiver);
 }
 
 // Whether a thread of this process waits for another.
@@ -796,7 +781,7 @@ ISOLATED_TEST(CudaIPCTest,
 }
 
 TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
-  Worker receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     Worker child([&](const Channel& child_channel) {
       child_channel.Signal();
@@ -811,11 +796,11 @@ TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
     End(&child);
   });
   Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
+  receiver.Continue();
 }
 
 // Blocks that such a child inherits are permanent, but it inherits no record.
@@ -838,7 +823,7 @@ TEST_BOTH(CudaIPCTest, AChildOfForkWithoutDescriptorsKeepsNothing) {
 // child.
 TEST_BOTH(CudaIPCTest, AForkWhileATensorIsGivenBackKeepsNothing) {
   NEEDS_STAND_IN;
-  Worker receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     SetDelay(10 * kSlow);
@@ -857,16 +842,16 @@ TEST_BOTH(CudaIPCTest, AForkWhileATensorIsGivenBackKeepsNothing) {
     End(&child);
   });
   Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
+  receiver.Continue();
 }
 
 TEST_BOTH(CudaIPCTest, ForksAtAnyInstantKeepNothing) {
   constexpr int kTensors = 300;
-  Worker receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     std::atomic<int> received{0};
     std::thread receives([&] {
       for (; received < kTensors; ++received) {
@@ -891,11 +876,11 @@ TEST_BOTH(CudaIPCTest, ForksAtAnyInstantKeepNothing) {
   });
   for (int i = 0; i < kTensors; ++i) {
     const Storage storage = AllocateFilled(4096, 1);
-    receiver.channel().Send(MessageOf(storage, strategy));
+    receiver.Send(storage, strategy);
   }
   receiver.channel().Await();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
+  receiver.Continue();
 }
 
 ISOLATED_TEST(CudaIPCTest, AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
@@ -921,7 +906,7 @@ ISOLATED_TEST(CudaIPCTest, AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
 
 TEST_BOTH(CudaIPCTest, ADeviceThatTheReceiverCannotSeeIsNamed) {
   NEEDS_STAND_IN;
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(KindOf(error), Kind::kUnavailable);
@@ -932,13 +917,12 @@ TEST_BOTH(CudaIPCTest, ADeviceThatTheReceiverCannotSeeIsNamed) {
   receiver.AwaitDone();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
 }
 
 ISOLATED_TEST(CudaIPCTest, ADeviceWithoutAccessToTheMemoryIsRefused) {
   NEEDS_STAND_IN;
   constexpr int kPeerAccessUnsupported = 217;
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     FailCall("cuIpcOpenMemHandle", 1, kPeerAccessUnsupported);
     const auto error = ErrorOfReceiving(message);
@@ -947,13 +931,12 @@ ISOLATED_TEST(CudaIPCTest, ADeviceWithoutAccessToTheMemoryIsRefused) {
     EXPECT_TRUE(Says(error, "tensor.cpu()"));
   });
   const Storage storage = AllocateFilled(kMiB, 1);
-  receiver.channel().Send(MessageOf(storage, SharingStrategy::kFileSystem));
+  receiver.Send(storage, SharingStrategy::kFileSystem);
   receiver.AwaitDone();
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, AReceiverThatSeesNoDeviceIsToldWhy) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(KindOf(error), Kind::kUnavailable);
@@ -963,12 +946,11 @@ TEST_BOTH(CudaIPCTest, AReceiverThatSeesNoDeviceIsToldWhy) {
   receiver.AwaitDone();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, ATensorArrivesOnItsDeviceWhateverItsNumber) {
   NEEDS_STAND_IN;
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
     for (int device : {1, 0}) {
       const auto message = channel.Receive<CudaIPCMessage>();
@@ -985,11 +967,10 @@ TEST_BOTH(CudaIPCTest, ATensorArrivesOnItsDeviceWhateverItsNumber) {
   for (int device : {0, 1}) {
     const Storage storage = Allocate(4096, device);
     Fill(storage->memory, 1 - device);
-    receiver.channel().Send(MessageOf(storage, strategy));
+    receiver.Send(storage, strategy);
   }
   receiver.AwaitDone();
   EXPECT_TRUE(SharesNothing());
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, MemoryThatHasNoHandleGetsNoRecord) {
@@ -1004,7 +985,7 @@ TEST_BOTH(CudaIPCTest, MemoryThatHasNoHandleGetsNoRecord) {
 // Whichever byte of it is changed, the receiver stays intact.
 TEST_BOTH(CudaIPCTest, ARecordThatMakesNoSenseIsRefused) {
   NEEDS_STAND_IN;
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     const SharedBlock block = Heap().Receive(message.record).block;
     uint64_t invalid = 0;
@@ -1024,13 +1005,12 @@ TEST_BOTH(CudaIPCTest, ARecordThatMakesNoSenseIsRefused) {
     EXPECT_TRUE(SharesNothing());
   });
   const Storage storage = AllocateFilled(4096, 1);
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.AwaitDone();
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
-  Receiver receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
     EXPECT_EQ(KindOf(error), Kind::kInvalid);
@@ -1056,12 +1036,11 @@ TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
     Heap().Release(block);
     EXPECT_TRUE(SharesNothing());
   }
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, ThousandTensorsInLimboAreWarnedOfOnce) {
   const int count = CudaIPCHeap::kCrowded;
-  Receiver receiver([&](const Channel& channel) {
+  Peer receiver([&](const Channel& channel) {
     std::vector<Storage> storages;
     for (int i = 0; i < count; ++i) {
       storages.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
@@ -1096,14 +1075,13 @@ TEST_BOTH(CudaIPCTest, ThousandTensorsInLimboAreWarnedOfOnce) {
   EXPECT_TRUE(SharesNothing());
   FreeMemory(all);
   DeviceHeap().SetWarning(nullptr);
-  End(&receiver);
 }
 
 TEST_BOTH(CudaIPCTest, ItCanBeSaidWhoHoldsWhat) {
   Holder receiver;
   const Storage storage = AllocateFilled(kMiB, 1);
   EXPECT_TRUE(DeviceHeap().Describe().empty());
-  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.Send(storage, strategy);
   receiver.AwaitReceived();
   const std::string holder = "process " + std::to_string(receiver.pid());
   EXPECT_PRED_FORMAT2(::testing::IsSubstring, holder, DeviceHeap().Describe());
@@ -1116,7 +1094,6 @@ TEST_BOTH(CudaIPCTest, ItCanBeSaidWhoHoldsWhat) {
   EXPECT_EQ(DeviceHeap().Describe().find(holder), std::string::npos);
   DeviceHeap().Collect(0.0);
   EXPECT_TRUE(DeviceHeap().Describe().empty());
-  End(&receiver);
 }
 
 // Destroyed when the driver has shut down.
@@ -1173,7 +1150,7 @@ ISOLATED_TEST(CudaIPCTest, AProcessThatExitsSendsAndReceivesNoMore) {
 TEST_BOTH(CudaIPCTest, NothingIsLeftOfWhatWasSentAndReceived) {
   // On their way at once, so that each has an event.
   static constexpr int kMessages = 40;
-  Worker receiver([](const Channel& channel) {
+  Peer receiver([](const Channel& channel) {
     std::optional<Possessions> before;
     for (int round = 0; round < 3; ++round) {
       std::vector<CudaIPCMessage> messages;
@@ -1192,13 +1169,12 @@ TEST_BOTH(CudaIPCTest, NothingIsLeftOfWhatWasSentAndReceived) {
       before = Possessions::Now();
       channel.Signal();
     }
-    channel.Await();
   });
   std::optional<Possessions> before;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < kMessages; ++i) {
       const Storage storage = AllocateFilled(4096, i);
-      receiver.channel().Send(MessageOf(storage, strategy));
+      receiver.Send(storage, strategy);
     }
     receiver.channel().Signal();
     receiver.channel().Await();
@@ -1209,7 +1185,6 @@ TEST_BOTH(CudaIPCTest, NothingIsLeftOfWhatWasSentAndReceived) {
     }
     before = Possessions::Now();
   }
-  End(&receiver);
 }
 
 }  // namespace
