@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "test/cpp/phi/shared_memory/actors.h"
 #include "test/cpp/phi/shared_memory/processes.h"
@@ -126,11 +127,20 @@ void CheckThatNothingIsUsed(Scene* scene) {
 }
 
 // After the death of another.
-void CollectUntilNothingIsUsed(Scene* scene) {
-  scene->good = Eventually([] {
-    Heap().Collect(0.0);
+bool IsUnusedAfterCollections(std::optional<double> message_timeout) {
+  return Eventually([&] {
+    Heap().Collect(message_timeout);
     return Heap().Stats().used == 0;
   });
+}
+
+void CollectUntilNothingIsUsed(Scene* scene) {
+  scene->good = IsUnusedAfterCollections(0.0);
+}
+
+// What the other held; messages do not expire.
+void CollectUntilNothingIsHeld(Scene* scene) {
+  scene->good = IsUnusedAfterCollections({});
 }
 
 std::unique_ptr<FewDescriptors> few;
@@ -272,6 +282,20 @@ TEST_BOTH(SharedHeapStepTest, AReceiverKilledAnywhereLeavesNothingInUse) {
     stop->Begin(&receiver, ReceiveAndRelease, Send(&owner));
     receiver.Kill();
     EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
+  });
+}
+
+TEST_BOTH(SharedHeapStepTest,
+          AReceiverKilledAnywhereWhileItReleasesLeavesNothingHeld) {
+  Actor owner(strategy);
+  AtEachStop(3, [&](Stop* stop) {
+    Actor receiver(strategy);
+    LetHold(&receiver, Send(&owner));
+    // So that it has seen its own release: only that of the other is left.
+    owner.Do(FreeWhatNobodyHas);
+    stop->Begin(&receiver, Release);
+    receiver.Kill();
+    EXPECT_TRUE(owner.Do(CollectUntilNothingIsHeld).good);
   });
 }
 
