@@ -99,8 +99,9 @@ def leave(context: object) -> None:
 
 class Guard:
     """
-    A context manager that is written as a generator: made when the context is
-    entered, it tells in the generator's `finally` what is happening.
+    Helps a context manager that is written as a generator. It is made when the
+    context is entered. In the generator's `finally`, it tells whether the
+    context is being left or the generator is being dropped.
 
     Args:
         name (str): the name of the context manager, for the error.

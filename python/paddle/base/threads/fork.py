@@ -48,7 +48,7 @@ _steps: dict[Step, Callable[[bool], None]] = {}
 def take_step(
     step: Step,
 ) -> Callable[[Callable[[bool], None]], Callable[[bool], None]]:
-    """Decorator of the function that takes a step in the child.
+    """Decorates the function that takes a step in the child.
 
     The function is called on the forking thread, the only thread of the child,
     with whether that thread was the main thread before the fork.

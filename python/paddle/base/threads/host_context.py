@@ -55,7 +55,9 @@ class _Host:
 
 
 class _OwnHost(_Host):
-    """The one that the thread that makes it uses, until it drops it or ends."""
+    """
+    The host of the thread that makes it, until that thread drops it or ends.
+    """
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -94,7 +96,7 @@ def _set_host(allocator: Any, generator: core.Generator | None) -> None:
 
 def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorator of a function that builds or runs a program. A program keeps the
+    Decorates a function that builds or runs a program. A program keeps the
     contexts that it was built on, so the calling thread uses the CPU context of
     the process inside the function.
 

@@ -257,7 +257,7 @@ class CreatorsThread(threading.Thread):
 
 def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
     """
-    Decorator of a function that returns the id under which a program is built
+    Decorates a function that returns the id under which a program is built
     for its first run and found for later ones. A program keeps the contexts
     that it was built on, so it gets another id, and is built anew, for each set
     of contexts.
@@ -280,7 +280,7 @@ def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
 
 def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorator of a function that builds or runs something that keeps its
+    Decorates a function that builds or runs something that keeps its
     contexts and that any thread may run, such as a predictor. Inside it the
     calling thread uses the contexts of the process. The work there comes after
     the work that the thread has started, and before the work that it starts

@@ -102,7 +102,7 @@ def register(reduce_tensor: Callable) -> None:
     Registers the reductions of this module with the pickler of
     `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
-    # They are loaded when a tensor is first sent.
+    # Otherwise, sending the first tensor loads them.
     package = __name__.rpartition(".")[0]
     load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
     _register_subclasses(reduce_tensor)

@@ -51,7 +51,7 @@ class _Buffer:
     def fill(self, iterable: Iterable[Any]) -> None:
         iterator = iter(iterable)
         while True:
-            # Wait first, because the item that is being made counts.
+            # Wait first: the item that is being made counts as one of them.
             wait_for(self.waiters, lambda: len(self.items) < self.capacity)
             try:
                 item = next(iterator)
@@ -76,7 +76,7 @@ class _FillingThread(WorkerThread):
 
 
 class Prefetcher(Generic[T]):
-    """An iterator whose items its own thread makes some steps ahead.
+    """An iterator over items that a thread of its own makes ahead of their use.
 
     The items come in the order of the iterable, without copies, followed by its
     end or its exception. Several threads may take items: each item goes to one

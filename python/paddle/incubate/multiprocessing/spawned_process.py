@@ -87,6 +87,7 @@ def end_at_sigterm() -> None:
     that holds a lock it needs.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # Python does not see a handler that C++ has set; this replaces it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

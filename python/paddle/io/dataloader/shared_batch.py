@@ -72,7 +72,7 @@ _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 _ALIGNMENT = 64
 # In bytes: the block for the first batch of a worker, whose size is unknown.
 _FIRST_SIZE = 1 << 16
-# The index of the last source: fields that are sent separately.
+# In an order, where other numbers mean blocks: the field is sent separately.
 _SEPARATE = -1
 
 
