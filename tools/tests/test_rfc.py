@@ -70,13 +70,19 @@ class Row(NamedTuple):
     title: str
     rfcs: list[str]
     patches: str
+    needs: list[str]
 
 
 def index() -> list[Row]:
     table = read(INDEX).split("\n## ")[0]
     return [
-        Row(title, re.findall(r"\((rfcs/[^)]*)\)", rfcs), patches)
-        for title, rfcs, patches, *_ in rows(table)
+        Row(
+            title,
+            re.findall(r"\((rfcs/[^)]*)\)", rfcs),
+            patches,
+            re.findall(r"\w+", needs),
+        )
+        for title, rfcs, patches, needs, _ in rows(table)
     ]
 
 
@@ -131,6 +137,17 @@ def test_header_names_the_pull_request_and_the_file(rfc):
     assert [named["合入请求"]] == [
         row.title for row in index() if name in row.rfcs
     ]
+
+
+def test_each_pull_request_needs_those_above_it_which_its_rfc_names():
+    above = set()
+    for row in index():
+        assert set(row.needs) <= above, row.title
+        for rfc in row.rfcs:
+            depends = header(read(REPO / rfc))["依赖"]
+            missing = [need for need in row.needs if need not in depends]
+            assert missing == [], rfc
+            above.add(rfc[len("rfcs/") : -len(".md")])
 
 
 @each_rfc
