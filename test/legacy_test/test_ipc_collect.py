@@ -53,6 +53,5 @@ class TestIpcCollect(unittest.TestCase):
         run_command(self, script_command(SCRIPT), dict(os.environ))
 
 
-
 if __name__ == "__main__":
     unittest.main()

@@ -36,8 +36,8 @@ void RedirectWhereOperatorsAreLoaded() {
 }
 
 // Has a function of the module, which takes `Arguments`, redirect the calls
-// before it does anything: from then on they may have to find what it sets for a
-// thread. If that throws, the function is not called.
+// before it does anything: from then on they may have to find what it sets for
+// a thread. If that throws, the function is not called.
 template <typename... Arguments>
 void RedirectBefore(const py::module_& module, const char* name) {
   const py::object function = module.attr(name);
