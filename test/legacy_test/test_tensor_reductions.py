@@ -22,6 +22,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
+from shared_tensor_base import (  # noqa: F401
+    setUpModule,
+    tearDownModule,
+)
 from test_shared_sparse import coordinates, sparse_tensors
 
 import paddle
