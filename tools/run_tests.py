@@ -65,6 +65,7 @@ OWN_SHM = (
 # The tests of what can be tested on a machine that has the CPU alone.
 ON_THE_CPU_ALONE = (
     "test/legacy_test/test_multiprocessing_devices.py",
+    "test/legacy_test/test_multiprocessing_pool.py",
     "test/legacy_test/test_tensor_names.py",
     "test/legacy_test/test_thread_device.py",
     "test/legacy_test/test_thread_device_context.py",
@@ -72,6 +73,8 @@ ON_THE_CPU_ALONE = (
     "test/legacy_test/test_thread_device_process.py",
     "test/legacy_test/test_thread_device_static.py",
     "test/legacy_test/test_thread_op_device.py",
+    "test/legacy_test/test_thread_stream.py",
+    "test/legacy_test/test_thread_stream_process.py",
 )
 
 

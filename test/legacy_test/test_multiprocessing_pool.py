@@ -27,6 +27,7 @@ from thread_device_base import (
     ForkTestCase,
     current_handles,
     device_lists,
+    needs_another_device,
     places_of_new_tensors,
 )
 
@@ -311,6 +312,7 @@ class TestForkedPoolOnDevices(ForkTestCase, TestForkedPoolOnACpu):
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(self.devices[0])
 
+    @needs_another_device
     def test_workers_are_on_the_device_of_the_creating_thread(self):
         def mapped_on_a_device():
             paddle.set_device(self.devices[2])
@@ -320,12 +322,14 @@ class TestForkedPoolOnDevices(ForkTestCase, TestForkedPoolOnACpu):
         for places, device, *_ in in_thread(mapped_on_a_device):
             self.assertEqual((places, device), ({place}, place))
 
+    @needs_another_device
     def test_workers_stay_on_the_device_when_the_creator_moves(self):
         pool = self.pool()
         paddle.set_device(self.devices[1])
         for places, *_ in mapped_by_short_lived_workers(pool, state):
             self.assertEqual(places, {self.devices[0]})
 
+    @needs_another_device
     def test_workers_are_on_the_streams_of_the_creator(self):
         def mapped_on_a_stream():
             stream = paddle.device.Stream(self.devices[0])
@@ -338,6 +342,7 @@ class TestForkedPoolOnDevices(ForkTestCase, TestForkedPoolOnACpu):
 
 
 class TestSpawnedPoolOnDevices(ForkTestCase):
+    @needs_another_device
     def test_workers_are_on_the_default_device(self):
         def mapped_on_a_device():
             paddle.set_device(self.devices[2])
