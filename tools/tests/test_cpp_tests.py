@@ -91,7 +91,10 @@ def test_the_sources_are_those_that_paddles_build_lists():
 
 @pytest.fixture(scope="session")
 def registered(tmp_path_factory):
-    """The tests that Paddle's functions register, with their properties."""
+    """
+    The tests that Paddle's functions register, each with the words of its
+    command and its environment.
+    """
     paddle = os.environ.get("PADDLE_CHECKOUT")
     if not paddle:
         pytest.skip("set PADDLE_CHECKOUT to a clone of Paddle at tag v3.3.0")
@@ -119,7 +122,15 @@ def registered(tmp_path_factory):
     )
     tests = json.loads(shown.stdout)["tests"]
     return {
-        test["name"]: {p["name"]: p["value"] for p in test["properties"]}
+        test["name"]: [
+            *test.get("command", []),
+            *(
+                word
+                for shown in test["properties"]
+                if shown["name"] == "ENVIRONMENT"
+                for word in shown["value"]
+            ),
+        ]
         for test in tests
     }
 
@@ -135,10 +146,9 @@ def test_paddles_build_registers_every_test_program(registered):
 
 
 def test_paddles_build_runs_tests_of_gpu_memory_on_the_stand_in(registered):
-    for name, properties in registered.items():
+    for name, words in registered.items():
         if name.startswith("cuda_ipc_"):
-            (*_, last) = properties["ENVIRONMENT"]
-            assert re.match(r"LD_LIBRARY_PATH=[^:]*/stand_in:", last)
+            assert re.match(r"LD_LIBRARY_PATH=[^:]*/stand_in:", words[-1])
 
 
 def test_paddles_build_runs_tests_on_the_test_device(registered):
@@ -149,4 +159,18 @@ def test_paddles_build_runs_tests_on_the_test_device(registered):
     }
     assert tests
     assert tests <= registered.keys()
-    assert "test_thread_device_host_device" in registered
+    tests.add("test_thread_device_host_device")
+    for test in tests:
+        words = registered[test]
+        assert any(
+            re.fullmatch("CUSTOM_DEVICE_ROOT=.*/host_device", word)
+            for word in words
+        )
+        # It has one allocator for all streams.
+        assert "FLAGS_allocator_strategy=naive_best_fit" not in words
+
+
+def test_paddles_build_runs_its_own_tests_as_before(registered):
+    words = registered["test_custom_cpu_plugin"]
+    assert "FLAGS_allocator_strategy=naive_best_fit" in words
+    assert not any(word.startswith("CUSTOM_DEVICE_ROOT=") for word in words)
