@@ -104,6 +104,16 @@ def script_command(script: str) -> list[str]:
     return [sys.executable, "-c", script]
 
 
+def pristine_environment() -> dict[str, str]:
+    """
+    Returns the environment that this process was started with: a script that
+    gets it is the root of its own process tree, whatever ran here before.
+    """
+    with open("/proc/self/environ") as environ:
+        entries = environ.read().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
 def start_command(
     command: list[str], environment: dict[str, str], **streams: int
 ) -> subprocess.Popen:

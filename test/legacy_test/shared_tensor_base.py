@@ -31,7 +31,12 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from concurrent_base import WAIT_S, run_command, script_command
+from concurrent_base import (
+    WAIT_S,
+    pristine_environment,
+    run_command,
+    script_command,
+)
 from killed_test_run import end_with
 from shared_tensor_leaks import no_leak
 
@@ -364,16 +369,6 @@ def _without_leak(method: Callable) -> Callable:
 
 
 # Scripts: processes that die, or have a /dev/shm of their own.
-
-
-def pristine_environment() -> dict[str, str]:
-    """
-    Returns the environment that this process was started with: for Paddle, a
-    script that gets it is the root of its own process tree.
-    """
-    with open("/proc/self/environ") as environ:
-        entries = environ.read().split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 SCRIPT_HEAD = """

@@ -26,11 +26,15 @@ import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from concurrent_base import WAIT_S, start_command, wait_until
+from concurrent_base import (
+    WAIT_S,
+    pristine_environment,
+    start_command,
+    wait_until,
+)
 from killed_test_run import exists
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
-    pristine_environment,
     run_sharing_script,
     setUpModule,
     sharing_script,

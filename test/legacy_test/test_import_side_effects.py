@@ -22,10 +22,12 @@ import sys
 import unittest
 from unittest import mock
 
-from concurrent_base import WAIT_S
+from concurrent_base import (
+    WAIT_S,
+    pristine_environment,
+)
 from shared_tensor_base import (
     START_METHODS,
-    pristine_environment,
     run_sharing_script,
 )
 

@@ -15,11 +15,14 @@
 
 from __future__ import annotations
 
-import os
 import unittest
 from unittest import mock
 
-from concurrent_base import run_command, script_command
+from concurrent_base import (
+    pristine_environment,
+    run_command,
+    script_command,
+)
 
 import paddle
 from paddle.base import shared_storage
@@ -50,7 +53,7 @@ class TestIpcCollect(unittest.TestCase):
         collect.assert_called_once_with()
 
     def test_a_process_that_has_sent_nothing_joins_no_process_tree(self):
-        run_command(self, script_command(SCRIPT), dict(os.environ))
+        run_command(self, script_command(SCRIPT), pristine_environment())
 
 
 if __name__ == "__main__":

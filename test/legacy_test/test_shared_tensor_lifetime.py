@@ -24,7 +24,12 @@ import unittest
 from multiprocessing.reduction import ForkingPickler
 from unittest import mock
 
-from concurrent_base import WAIT_S, start_command, wait_until
+from concurrent_base import (
+    WAIT_S,
+    pristine_environment,
+    start_command,
+    wait_until,
+)
 from shared_tensor_base import (  # noqa: F401
     PeerError,
     SharingTestCase,
@@ -35,7 +40,6 @@ from shared_tensor_base import (  # noqa: F401
     keep,
     load_and_describe,
     over_every_way_to_send,
-    pristine_environment,
     run_sharing_script,
     setUpModule,
     sharing_script,
