@@ -24,6 +24,7 @@ import pickle
 import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
+from unittest import mock
 
 import numpy as np
 from concurrent_base import wait_until
@@ -565,6 +566,33 @@ class TestErrors(LoaderTestCase):
             """,
             private_shm("size=1m"),
         )
+
+
+class TestFastWorkers(LoaderTestCase):
+    def test_batch_may_arrive_before_its_indices_are_put(self):
+        first_of_second_worker = multiprocessing.Event()
+
+        def item(i):
+            if i == 1:
+                first_of_second_worker.wait()
+            return np.full([1], i)
+
+        batches = iter(DataLoader(Items(item, 8), batch_size=1, num_workers=2))
+        infos = batches._task_infos
+        indices = batches._indices_queues[0]
+        put = indices.put
+
+        def put_late(message):
+            put(message)
+            # The reader thread keeps what comes before its turn.
+            if message is not None and message[0] == 4:
+                wait_until(lambda: len(infos.get(4, ())) == 3, "4 is kept")
+
+        with mock.patch.object(indices, "put", put_late):
+            found = [np.array(next(batches)).item()]
+            first_of_second_worker.set()
+            found += [np.array(batch).item() for batch in batches]
+        self.assertEqual(found, list(range(8)))
 
 
 class TestOrders(unittest.TestCase):
