@@ -1,0 +1,312 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Worker threads of a DataLoader, in place of its worker processes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections import deque
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import numpy as np
+
+import paddle
+from paddle.incubate.multiprocessing.worker_thread import (
+    Waiters,
+    WorkerThread,
+    wait_for,
+)
+from paddle.profiler.profiler import TracerEventType
+from paddle.profiler.timer import benchmark
+from paddle.profiler.utils import RecordEvent, in_profiler_mode
+
+from ...framework import in_dynamic_mode
+from .collate import default_collate_fn
+from .dataloader_iter import _DataLoaderIterBase
+from .flat import _flatten_batch, _restore_batch
+from .worker import WorkerInfo, _DatasetKind, _of_thread
+
+if TYPE_CHECKING:
+    from paddle.io import DataLoader
+
+__all__ = []
+
+
+class _Exhausted(NamedTuple):
+    """The outcome of a task for which a worker's dataset had no items left."""
+
+    worker: int
+
+
+class _Failed(NamedTuple):
+    """The outcome of a task that raised."""
+
+    error: BaseException
+
+
+class _Epoch:
+    """One pass over the dataset, and what its workers have made.
+
+    Neither it nor a worker refers to the iterator, so that dropping the iterator
+    ends the workers.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: dict[int, Any] = {}
+        self._waiters = Waiters()
+        # Fetchers look at it between the samples of a batch.
+        self.closed = threading.Event()
+
+    def put(self, index: int, outcome: object) -> None:
+        self._outcomes[index] = outcome
+        self._waiters.notify_all()
+
+    def take(self, index: int) -> Any:
+        wait_for(self._waiters, lambda: index in self._outcomes)
+        return self._outcomes.pop(index)
+
+
+class _Task(NamedTuple):
+    epoch: _Epoch
+    index: int
+    samples: Any
+
+
+class _Tasks:
+    """The tasks of one worker, in the order in which it does them."""
+
+    def __init__(self) -> None:
+        self._queue: deque[_Task] = deque()
+        self._waiters = Waiters()
+
+    def put(self, task: _Task) -> None:
+        self._queue.append(task)
+        self._waiters.notify_all()
+
+    def get(self) -> _Task:
+        wait_for(self._waiters, lambda: self._queue)
+        return self._queue.popleft()
+
+
+class _Loading:
+    """What a worker needs to make a batch: the settings of its DataLoader."""
+
+    def __init__(self, loader: _DataLoaderIterBase) -> None:
+        self._kind = loader._dataset_kind
+        self._init = loader._worker_init_fn
+        self._fetcher_settings = (
+            loader._auto_collate_batch,
+            loader._collate_fn,
+            loader._drop_last,
+        )
+        (self._place,) = loader._places
+        # The arrays of the default collation belong to nobody else.
+        self._zero_copy = (
+            loader._collate_fn is default_collate_fn
+            and self._place.is_cpu_place()
+        )
+
+    def work(self, info: WorkerInfo, tasks: _Tasks) -> None:
+        """Does tasks until the thread is asked to stop."""
+        _of_thread.worker_info = info
+        init_error = self._call_init(info.id)
+        epoch = fetcher = None
+        while True:
+            task = tasks.get()
+            if task.epoch.closed.is_set():
+                continue
+            try:
+                if init_error is not None:
+                    raise init_error
+                if task.epoch is not epoch:
+                    epoch = task.epoch
+                    fetcher = _DatasetKind.create_fetcher(
+                        self._kind, info.dataset, *self._fetcher_settings
+                    )
+                outcome = self._batch(fetcher.fetch(task.samples, epoch.closed))
+            except BaseException as error:
+                if threading.current_thread().should_stop():
+                    raise
+                outcome = self._outcome_of(error, info.id)
+            task.epoch.put(task.index, outcome)
+            # The consumer alone keeps the batch while this thread waits.
+            del task, outcome
+
+    def _call_init(self, worker: int) -> BaseException | None:
+        try:
+            if self._init is not None:
+                self._init(worker)
+        except Exception as error:
+            return error
+        return None
+
+    def _batch(self, fetched: Any) -> Any:
+        fields, structure = _flatten_batch(fetched)
+        return _restore_batch([self._tensor(field) for field in fields], structure)
+
+    def _tensor(self, field: np.ndarray | paddle.Tensor) -> paddle.Tensor:
+        if not isinstance(field, paddle.Tensor):
+            return paddle.Tensor(
+                value=field, place=self._place, zero_copy=self._zero_copy
+            )
+        if field.place._equals(self._place):
+            return field.detach()
+        return field.detach()._copy_to(self._place, True)
+
+    def _outcome_of(
+        self, error: BaseException, worker: int
+    ) -> _Exhausted | _Failed:
+        if isinstance(error, StopIteration):
+            if self._kind == _DatasetKind.ITER:
+                return _Exhausted(worker)
+        elif isinstance(error, Exception):
+            return _Failed(error)
+        # Raised from __next__ as it is, it would end the epoch or the program.
+        wrapped = RuntimeError(
+            f"Worker {worker} of the DataLoader failed, because the dataset or "
+            f"the collate_fn raised {error!r}. Raise another exception there."
+        )
+        wrapped.__cause__ = error
+        return _Failed(wrapped)
+
+
+class ThreadWorkersIter(_DataLoaderIterBase):
+    """
+    An iterator over the batches of a DataLoader that worker threads make.
+
+    Batches, their order and the seeds of Paddle's random operators are those of
+    worker processes. Workers differ from processes in this:
+
+    - each has a shallow copy of the dataset: attributes that it sets are its
+      own, and what they refer to is shared with all workers;
+    - the global generators of ``random`` and ``numpy.random`` are those of the
+      process, which no worker seeds;
+    - each begins in the state of the thread that makes the iterator, see
+      :class:`paddle.multiprocessing.WorkerThread`, and makes its tensors on the
+      device of that thread.
+
+    One thread at a time may take batches. The workers end with the iteration,
+    or when the iterator is dropped, but always after a whole sample.
+
+    Raises:
+        ValueError: in static mode, or for several places.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        # First, because __del__ needs them.
+        self._epoch = _Epoch()
+        self._workers: list[WorkerThread] = []
+        super().__init__(loader)
+        if not in_dynamic_mode():
+            raise ValueError(
+                "A DataLoader with worker_type='thread' needs dynamic mode, but "
+                "this thread is in static mode. Use worker_type='process'."
+            )
+        if len(self._places) != 1:
+            raise ValueError(
+                "A DataLoader with worker_type='thread' makes batches on one "
+                f"place, but received {len(self._places)}: {self._places}. Pass "
+                "one, or use worker_type='process'."
+            )
+        self._persistent = loader._persistent_workers
+        self._capacity = self._prefetch_factor * self._num_workers
+        self._tasks = [_Tasks() for _ in range(self._num_workers)]
+        self._order = cycle(range(self._num_workers))
+        loading = _Loading(self)
+        base_seed = np.random.randint(low=0, high=sys.maxsize)
+        for worker, tasks in enumerate(self._tasks):
+            info = WorkerInfo(
+                id=worker,
+                num_workers=self._num_workers,
+                dataset=copy.copy(self._dataset),
+                seed=base_seed,
+            )
+            thread = WorkerThread(
+                loading.work,
+                [info, tasks],
+                name=f"DataLoader worker {worker}",
+                daemon=True,
+                seed=base_seed + worker,
+            )
+            thread.start()
+            self._workers.append(thread)
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._epoch.closed.set()
+        self._epoch = _Epoch()
+        self._exhausted: set[int] = set()
+        self._next_task = self._next_batch = 0
+        for _ in range(self._capacity):
+            self._put_task()
+
+    def _reset(self) -> None:
+        """Begins another epoch with the same workers."""
+        self._sampler_iter = iter(self._index_sampler)
+        self._begin_epoch()
+
+    def _put_task(self) -> None:
+        if len(self._exhausted) == self._num_workers:
+            return
+        try:
+            samples = next(self._sampler_iter)
+        except StopIteration:
+            return
+        worker = next(w for w in self._order if w not in self._exhausted)
+        self._tasks[worker].put(_Task(self._epoch, self._next_task, samples))
+        self._next_task += 1
+
+    def __next__(self) -> Any:
+        if not in_profiler_mode():
+            return self._next()
+        with RecordEvent(
+            name="ThreadWorkersIter", event_type=TracerEventType.Dataloader
+        ):
+            return self._next()
+
+    def _next(self) -> Any:
+        benchmark().check_if_need_record(self)
+        benchmark().before_reader()
+        self._workers[0]._enforce_same_process()
+        while self._next_batch < self._next_task:
+            outcome = self._epoch.take(self._next_batch)
+            self._next_batch += 1
+            if isinstance(outcome, _Failed):
+                self._end_epoch()
+                raise outcome.error
+            if isinstance(outcome, _Exhausted):
+                self._exhausted.add(outcome.worker)
+            self._put_task()
+            if not isinstance(outcome, _Exhausted):
+                benchmark().after_reader()
+                return outcome
+        self._end_epoch()
+        raise StopIteration
+
+    def _end_epoch(self) -> None:
+        self._epoch.closed.set()
+        self._next_task = self._next_batch
+        if not self._persistent:
+            self._stop_workers()
+
+    def _stop_workers(self) -> None:
+        for thread in self._workers:
+            thread.stop()
+
+    def __del__(self) -> None:
+        self._epoch.closed.set()
+        self._stop_workers()

@@ -1,0 +1,486 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""DataLoader with worker threads: their batches are those of processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+import unittest
+import weakref
+
+import numpy as np
+from concurrent_base import (
+    WAIT_S,
+    in_threads,
+    run_command,
+    script_command,
+    wait_until,
+)
+from test_dataloader_shared_memory import Items, Numbers, plain
+
+import paddle
+from paddle.incubate.multiprocessing import WorkerThread
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    get_worker_info,
+)
+
+
+def workers_alive():
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("DataLoader worker")
+    ]
+
+
+def load(dataset, num_workers=3, worker_type="thread", **options):
+    return DataLoader(
+        dataset, num_workers=num_workers, worker_type=worker_type, **options
+    )
+
+
+def mixed(i):
+    """Fields of every kind; the random ones come from Paddle's generator."""
+    return {
+        "array": np.full([3], i, "float32"),
+        "tensor": paddle.full([2], i, "int64"),
+        "random": paddle.rand([2]).numpy(),
+        "fields": [i, float(i), str(i), (np.ones(i % 1 + 2), b"bytes")],
+        "worker": get_worker_info().id,
+    }
+
+
+class Uneven(IterableDataset):
+    """The workers have different numbers of items, one has none."""
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        for i in range(worker * 5):
+            yield np.array([worker, i]), paddle.randint(0, 1000, [1]).numpy()
+
+
+def seeded_first(worker):
+    paddle.seed(100 + worker)
+
+
+class TestSameAsProcesses(unittest.TestCase):
+    def check(self, dataset, epochs=1, **options):
+        loaded = {}
+        for worker_type in ("process", "thread"):
+            # The loader draws the seed of its workers here.
+            np.random.seed(7)
+            loader = load(dataset, worker_type=worker_type, **options)
+            loaded[worker_type] = [
+                [plain(batch) for batch in loader] for _ in range(epochs)
+            ]
+        self.assertEqual(loaded["thread"], loaded["process"])
+        self.assertTrue(all(loaded["thread"]))
+
+    def test_batches_of_all_kinds_of_fields(self):
+        self.check(Items(mixed, 23), batch_size=4)
+
+    def test_shuffled_and_last_batch_dropped(self):
+        self.check(Items(mixed, 23), batch_size=4, shuffle=True, drop_last=True)
+
+    def test_own_batch_sampler(self):
+        dataset = Items(mixed, 10)
+        sampler = BatchSampler(sampler=[9, 1, 5, 3, 3], batch_size=2)
+        self.check(dataset, batch_sampler=sampler)
+
+    def test_samples_that_are_not_collated(self):
+        self.check(Items(mixed, 9), batch_size=None)
+
+    def test_own_collate_function(self):
+        self.check(Items(mixed, 9), batch_size=2, collate_fn=first_array)
+
+    def test_seeds_that_the_init_function_sets(self):
+        self.check(
+            Items(mixed, 9), batch_size=2, worker_init_fn=seeded_first
+        )
+
+    def test_iterable_datasets_of_which_workers_have_parts(self):
+        self.check(Numbers(), num_workers=2, batch_size=3)
+        self.check(Numbers(), num_workers=2, batch_size=3, drop_last=True)
+        self.check(Numbers(), num_workers=2, batch_size=None)
+
+    def test_workers_that_end_at_different_times(self):
+        self.check(Uneven(), batch_size=2, prefetch_factor=1)
+
+    def test_persistent_workers(self):
+        self.check(
+            Items(mixed, 11), epochs=3, batch_size=2, persistent_workers=True
+        )
+
+
+def first_array(samples):
+    return samples[0]["array"]
+
+
+class TestWorkers(unittest.TestCase):
+    def test_a_worker_knows_its_number_and_the_main_thread_has_none(self):
+        batches = list(load(Items(worker_of, 6), num_workers=2))
+        self.assertEqual(
+            [batch.tolist() for batch in batches],
+            [[[0, 2]], [[1, 2]]] * 3,
+        )
+        self.assertIsNone(get_worker_info())
+
+    def test_what_a_worker_sets_on_its_dataset_is_its_own(self):
+        dataset = Share()
+        batches = [
+            batch.item()
+            for batch in load(
+                dataset, num_workers=2, batch_size=None, worker_init_fn=set_share
+            )
+        ]
+        self.assertEqual(sorted(batches), [0, 10])
+        self.assertIsNone(dataset.share)
+
+    def test_workers_refer_to_the_data_of_one_dataset(self):
+        dataset = Share()
+        loader = load(dataset, num_workers=2, batch_size=None)
+        np.testing.assert_array_equal(
+            [batch.item() for batch in loader], [id(dataset.data)] * 2
+        )
+
+    def test_tensors_of_the_dataset_are_not_copied(self):
+        tensor = paddle.ones([4])
+        (batch,) = load(Items(lambda i: tensor, 1), batch_size=None)
+        self.assertEqual(batch.data_ptr(), tensor.data_ptr())
+
+    def test_arrays_of_the_dataset_are_copied(self):
+        array = np.ones([4], "float32")
+        for options in (
+            {"batch_size": None},
+            {"collate_fn": lambda samples: samples[0]},
+            {"batch_size": 1},
+        ):
+            (batch,) = load(Items(lambda i: array, 1), **options)
+            batch.fill_(7)
+            self.assertEqual(array.tolist(), [1] * 4)
+
+    def test_batches_take_no_part_in_gradients(self):
+        weight = paddle.ones([4])
+        weight.stop_gradient = False
+        (batch,) = load(Items(lambda i: weight * 2, 1), batch_size=1)
+        self.assertTrue(batch.stop_gradient)
+        self.assertTrue(batch.is_leaf)
+
+    def test_persistent_workers_are_the_same_threads_in_each_epoch(self):
+        loader = load(Items(ident, 8), num_workers=2, persistent_workers=True)
+        epochs = [
+            {batch.item() for batch in loader},
+            {batch.item() for batch in loader},
+        ]
+        self.assertEqual(len(epochs[0]), 2)
+        self.assertEqual(epochs[0], epochs[1])
+
+    def test_an_epoch_may_be_left_and_the_next_begins_anew(self):
+        loader = load(Items(number, 20), persistent_workers=True)
+        for batch in loader:
+            if batch.item() == 3:
+                break
+        self.assertEqual([batch.item() for batch in loader], [*range(20)])
+
+    def test_at_most_so_many_batches_are_made_ahead(self):
+        made = []
+        dataset = Items(lambda i: made.append(i) or np.array(i), 50)
+        iterator = iter(
+            load(dataset, num_workers=2, prefetch_factor=3, batch_size=None)
+        )
+        wait_until(lambda: len(made) == 6, "six batches ahead")
+        next(iterator)
+        wait_until(lambda: len(made) == 7, "one more")
+        del iterator
+
+    def test_several_threads_load_at_once(self):
+        def epoch():
+            loader = load(Items(number, 40), num_workers=2)
+            return [batch.item() for batch in loader]
+
+        self.assertEqual(in_threads(*[epoch] * 4), [[*range(40)]] * 4)
+
+    def test_no_gradient_mode_of_the_creator(self):
+        with paddle.no_grad():
+            loader = iter(load(Items(gradient_mode, 2)))
+        self.assertEqual([batch.item() for batch in loader], [False, False])
+
+
+def number(i):
+    return np.array(i)
+
+
+def worker_of(i):
+    info = get_worker_info()
+    return np.array([info.id, info.num_workers])
+
+
+def ident(i):
+    # Long enough that each worker does the tasks that are its own.
+    return np.array(threading.get_ident())
+
+
+def gradient_mode(i):
+    return np.array(paddle.is_grad_enabled())
+
+
+class Share(IterableDataset):
+    share = None
+
+    def __init__(self):
+        self.data = object()
+
+    def __iter__(self):
+        yield np.array(id(self.data) if self.share is None else self.share)
+
+
+def set_share(worker):
+    get_worker_info().dataset.share = worker * 10
+
+
+class Raising(Dataset):
+    """Raises for one of the samples."""
+
+    def __init__(self, error, at=5):
+        self.error, self.at = error, at
+
+    def __getitem__(self, i):
+        if i == self.at:
+            raise self.error
+        return np.array(i)
+
+    def __len__(self):
+        return 9
+
+
+class TestErrors(unittest.TestCase):
+    def test_an_error_of_the_dataset_comes_after_the_batches_before_it(self):
+        loaded = []
+        with self.assertRaisesRegex(KeyError, "no such sample"):
+            for batch in load(Raising(KeyError("no such sample"))):
+                loaded.append(batch.item())
+        self.assertEqual(loaded, [*range(5)])
+
+    def test_an_error_has_the_traceback_of_the_worker(self):
+        try:
+            list(load(Raising(KeyError("no such sample"))))
+        except KeyError:
+            self.assertIn("in __getitem__", traceback.format_exc())
+
+    def test_after_an_error_the_epoch_has_ended(self):
+        iterator = iter(load(Raising(ValueError("bad"), at=0)))
+        with self.assertRaises(ValueError):
+            next(iterator)
+        with self.assertRaises(StopIteration):
+            next(iterator)
+        wait_until(lambda: not workers_alive(), "the workers end")
+
+    def test_persistent_workers_work_on_after_an_error(self):
+        dataset = Raising(ValueError("bad"))
+        loader = load(dataset, persistent_workers=True)
+        with self.assertRaises(ValueError):
+            list(loader)
+        dataset.at = None
+        # The workers have copies, in which the sample is still bad.
+        with self.assertRaises(ValueError):
+            list(loader)
+
+    def test_an_error_of_the_init_function(self):
+        def fail(worker):
+            raise OSError(f"worker {worker} cannot begin")
+
+        loader = load(Items(number), worker_init_fn=fail)
+        with self.assertRaisesRegex(OSError, "worker 0 cannot begin"):
+            list(loader)
+
+    def test_an_error_of_the_sampler(self):
+        def samples():
+            yield [0]
+            raise LookupError("no more samples")
+
+        class Sampler(BatchSampler):
+            def __iter__(self):
+                return samples()
+
+        with self.assertRaisesRegex(LookupError, "no more samples"):
+            list(load(Items(number), batch_sampler=Sampler(Items(number))))
+        wait_until(lambda: not workers_alive(), "the workers end")
+
+    def test_stop_iteration_of_a_dataset_does_not_end_the_epoch_silently(self):
+        with self.assertRaisesRegex(RuntimeError, "Worker 2 .* StopIteration"):
+            list(load(Raising(StopIteration())))
+
+    def test_a_dataset_that_exits_does_not_end_the_program(self):
+        with self.assertRaisesRegex(RuntimeError, r"Worker 2 .* SystemExit\(3"):
+            list(load(Raising(SystemExit(3))))
+
+    def test_an_unknown_worker_type(self):
+        with self.assertRaisesRegex(ValueError, "'process' or 'thread'.*'fibre'"):
+            load(Items(number), worker_type="fibre")
+
+    def test_static_mode_is_refused(self):
+        paddle.enable_static()
+        self.addCleanup(paddle.disable_static)
+        with self.assertRaisesRegex(ValueError, "worker_type='process'"):
+            iter(load(Items(number), places=paddle.CPUPlace()))
+
+    def test_several_places_are_refused(self):
+        places = [paddle.CPUPlace(), paddle.CPUPlace()]
+        with self.assertRaisesRegex(ValueError, "received 2"):
+            iter(load(Items(number), places=places))
+
+
+class TestEnd(unittest.TestCase):
+    def setUp(self):
+        wait_until(lambda: not workers_alive(), "the workers of other tests")
+
+    def test_workers_end_with_the_epoch(self):
+        for _ in load(Items(number)):
+            pass
+        wait_until(lambda: not workers_alive(), "the workers end")
+
+    def test_workers_end_when_the_iterator_is_dropped(self):
+        iterator = iter(load(Items(number, 1000)))
+        next(iterator)
+        dropped = weakref.ref(iterator)
+        del iterator
+        gc.collect()
+        self.assertIsNone(dropped())
+        wait_until(lambda: not workers_alive(), "the workers end")
+
+    def test_persistent_workers_end_with_the_loader(self):
+        loader = load(Items(number), persistent_workers=True)
+        list(loader)
+        self.assertEqual(len(workers_alive()), 3)
+        del loader
+        gc.collect()
+        wait_until(lambda: not workers_alive(), "the workers end")
+
+    def test_a_batch_that_is_being_made_is_left_between_its_samples(self):
+        began, go_on, made = threading.Event(), threading.Event(), []
+
+        def slow(i):
+            began.set()
+            go_on.wait(WAIT_S)
+            made.append(i)
+            return np.array(i)
+
+        iterator = iter(load(Items(slow, 64), num_workers=1, batch_size=64))
+        self.assertTrue(began.wait(WAIT_S))
+        del iterator
+        gc.collect()
+        go_on.set()
+        wait_until(lambda: not workers_alive(), "the worker ends")
+        self.assertEqual(made, [0])
+
+    def test_a_worker_thread_that_waits_for_a_batch_can_be_stopped(self):
+        go_on, waits = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+
+        def slow(i):
+            waits.set()
+            go_on.wait(WAIT_S)
+            return np.array(i)
+
+        consumer = WorkerThread(lambda: list(load(Items(slow))))
+        consumer.start()
+        self.assertTrue(waits.wait(WAIT_S))
+        consumer.stop()
+        consumer.join(WAIT_S)
+        self.assertFalse(consumer.is_alive())
+
+    def test_a_program_exits_while_workers_work(self):
+        run_command(
+            self,
+            script_command(
+                "import numpy as np, paddle\n"
+                "from test_dataloader_threads import *\n"
+                "def slow(i):\n"
+                "    return paddle.ones([200, 200]) @ paddle.ones([200, 200])\n"
+                "iterator = iter(load(Items(slow, 10000), batch_size=8))\n"
+                "next(iterator)\n"
+            ),
+            {**os.environ, "GLOG_minloglevel": "2"},
+        )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_forked_child_gets_an_error_and_the_parent_goes_on(self):
+        run_command(
+            self,
+            script_command(
+                "from test_dataloader_threads import *\n"
+                "iterator = iter(load(Items(number, 9)))\n"
+                "next(iterator)\n"
+                "child = os.fork()\n"
+                "if child == 0:\n"
+                "    try:\n"
+                "        next(iterator)\n"
+                "    except RuntimeError as error:\n"
+                "        os._exit('forked' in str(error))\n"
+                "    os._exit(0)\n"
+                "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1\n"
+                "assert [b.item() for b in iterator] == [*range(1, 9)]\n"
+            ),
+            {**os.environ, "GLOG_minloglevel": "2"},
+        )
+
+
+class TestStress(unittest.TestCase):
+    def setUp(self):
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-6)
+
+    def test_random_loaders_left_at_random_times(self):
+        seed = time.time_ns() % 2**32
+        print(f"seed {seed}", file=sys.stderr)
+
+        def loaders(seed):
+            random = np.random.default_rng(seed)
+            for _ in range(15):
+                length = int(random.integers(1, 60))
+                batch_size = int(random.integers(1, 5))
+                loader = load(
+                    Items(number, length),
+                    num_workers=int(random.integers(1, 5)),
+                    prefetch_factor=int(random.integers(1, 4)),
+                    batch_size=batch_size,
+                    persistent_workers=bool(random.integers(2)),
+                )
+                for _ in range(int(random.integers(1, 4))):
+                    taken = []
+                    stop = int(random.integers(1, 2 * length))
+                    for batch in loader:
+                        taken += batch.tolist()
+                        if len(taken) >= stop:
+                            break
+                    self.assertEqual(taken, [*range(len(taken))])
+                    self.assertGreaterEqual(len(taken), min(stop, length))
+
+        in_threads(*[lambda s=s: loaders([seed, s]) for s in range(3)])
+        gc.collect()
+        wait_until(lambda: not workers_alive(), "all workers end")
+
+
+if __name__ == "__main__":
+    unittest.main()
