@@ -114,9 +114,7 @@ class TestSameAsProcesses(unittest.TestCase):
         self.check(Items(mixed, 9), batch_size=2, collate_fn=first_array)
 
     def test_seeds_that_the_init_function_sets(self):
-        self.check(
-            Items(mixed, 9), batch_size=2, worker_init_fn=seeded_first
-        )
+        self.check(Items(mixed, 9), batch_size=2, worker_init_fn=seeded_first)
 
     def test_iterable_datasets_of_which_workers_have_parts(self):
         self.check(Numbers(), num_workers=2, batch_size=3)
@@ -150,7 +148,10 @@ class TestWorkers(unittest.TestCase):
         batches = [
             batch.item()
             for batch in load(
-                dataset, num_workers=2, batch_size=None, worker_init_fn=set_share
+                dataset,
+                num_workers=2,
+                batch_size=None,
+                worker_init_fn=set_share,
             )
         ]
         self.assertEqual(sorted(batches), [0, 10])
@@ -335,7 +336,9 @@ class TestErrors(unittest.TestCase):
             list(load(Raising(SystemExit(3))))
 
     def test_an_unknown_worker_type(self):
-        with self.assertRaisesRegex(ValueError, "'process' or 'thread'.*'fibre'"):
+        with self.assertRaisesRegex(
+            ValueError, "'process' or 'thread'.*'fibre'"
+        ):
             load(Items(number), worker_type="fibre")
 
     def test_static_mode_is_refused(self):
@@ -393,6 +396,25 @@ class TestEnd(unittest.TestCase):
         wait_until(lambda: not workers_alive(), "the worker ends")
         self.assertEqual(made, [0])
 
+    def test_an_error_that_comes_after_the_end_is_reported_to_nobody(self):
+        began, go_on, reported = threading.Event(), threading.Event(), []
+        self.addCleanup(setattr, threading, "excepthook", threading.excepthook)
+        threading.excepthook = reported.append
+
+        def fail(i):
+            began.set()
+            go_on.wait(WAIT_S)
+            raise ValueError("too late")
+
+        iterator = iter(load(Items(fail), num_workers=1))
+        self.assertTrue(began.wait(WAIT_S))
+        del iterator
+        gc.collect()
+        go_on.set()
+        wait_until(lambda: not workers_alive(), "the worker ends")
+        gc.collect()
+        self.assertEqual(reported, [])
+
     def test_a_worker_thread_that_waits_for_a_batch_can_be_stopped(self):
         go_on, waits = threading.Event(), threading.Event()
         self.addCleanup(go_on.set)
@@ -438,7 +460,8 @@ class TestEnd(unittest.TestCase):
                 "    except RuntimeError as error:\n"
                 "        os._exit('forked' in str(error))\n"
                 "    os._exit(0)\n"
-                "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1\n"
+                "status = os.waitpid(child, 0)[1]\n"
+                "assert os.waitstatus_to_exitcode(status) == 1\n"
                 "assert [b.item() for b in iterator] == [*range(1, 9)]\n"
             ),
             {**os.environ, "GLOG_minloglevel": "2"},

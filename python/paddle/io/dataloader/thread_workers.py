@@ -20,7 +20,7 @@ import sys
 import threading
 from collections import deque
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -61,8 +61,8 @@ class _Failed(NamedTuple):
 class _Epoch:
     """One pass over the dataset, and what its workers have made.
 
-    Neither it nor a worker refers to the iterator, so that dropping the iterator
-    ends the workers.
+    Neither it nor a worker refers to the iterator, so that dropping the
+    iterator ends the workers.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class _Loading:
                 outcome = self._batch(fetcher.fetch(task.samples, epoch.closed))
             except BaseException as error:
                 if threading.current_thread().should_stop():
-                    raise
+                    return
                 outcome = self._outcome_of(error, info.id)
             task.epoch.put(task.index, outcome)
             # The consumer alone keeps the batch while this thread waits.
@@ -156,7 +156,9 @@ class _Loading:
 
     def _batch(self, fetched: Any) -> Any:
         fields, structure = _flatten_batch(fetched)
-        return _restore_batch([self._tensor(field) for field in fields], structure)
+        return _restore_batch(
+            [self._tensor(field) for field in fields], structure
+        )
 
     def _tensor(self, field: np.ndarray | paddle.Tensor) -> paddle.Tensor:
         if not isinstance(field, paddle.Tensor):
@@ -213,14 +215,14 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         super().__init__(loader)
         if not in_dynamic_mode():
             raise ValueError(
-                "A DataLoader with worker_type='thread' needs dynamic mode, but "
-                "this thread is in static mode. Use worker_type='process'."
+                "A DataLoader with worker_type='thread' needs dynamic mode, "
+                "but this thread is in static mode. Use worker_type='process'."
             )
         if len(self._places) != 1:
             raise ValueError(
                 "A DataLoader with worker_type='thread' makes batches on one "
-                f"place, but received {len(self._places)}: {self._places}. Pass "
-                "one, or use worker_type='process'."
+                f"place, but received {len(self._places)}: {self._places}. "
+                "Pass one, or use worker_type='process'."
             )
         self._persistent = loader._persistent_workers
         self._capacity = self._prefetch_factor * self._num_workers
