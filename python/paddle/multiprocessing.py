@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paddle.incubate.multiprocessing import (
         Pool as Pool,
         Prefetcher as Prefetcher,
+        ThreadGroup as ThreadGroup,
         WorkerThread as WorkerThread,
         by_value as by_value,
         collect_shared_memory as collect_shared_memory,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         shared_allocation as shared_allocation,
         shared_memory_stats as shared_memory_stats,
         shared_memory_summary as shared_memory_summary,
+        start_threads as start_threads,
     )
     from paddle.incubate.multiprocessing.spawn import (
         ProcessContext as ProcessContext,

@@ -34,6 +34,7 @@ _NAME = "paddle.incubate.multiprocessing"
 _MODULES = {
     "Pool": "pools",
     "Prefetcher": "prefetcher",
+    "ThreadGroup": "thread_group",
     "WorkerThread": "worker_thread",
     "by_value": "tensor_reductions",
     "collect_shared_memory": "shared_memory_settings",
@@ -49,6 +50,7 @@ _MODULES = {
     "shared_allocation": "shared_allocator",
     "shared_memory_stats": "shared_memory_settings",
     "shared_memory_summary": "shared_memory_settings",
+    "start_threads": "thread_group",
 }
 # What the package exports.
 PUBLIC_NAMES = [

@@ -390,7 +390,9 @@ def start_processes(
     from . import spawn_arguments
 
     spawn_arguments.check(fn, args, nprocs, start_method)
-    names = spawn_arguments.device_names(devices, nprocs, start_method)
+    names = spawn_arguments.device_names(devices, nprocs)
+    if start_method == "fork":
+        spawn_arguments.check_fork(names)
     # Not before the check of the platform.
     from . import spawned_process
 

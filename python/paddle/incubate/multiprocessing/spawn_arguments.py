@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Checks the arguments of `spawn` and `start_processes`."""
+"""Checks the arguments of `start_processes`, `spawn` and `start_threads`."""
 
 from __future__ import annotations
 
@@ -41,19 +41,7 @@ def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
             "spawn() and start_processes() need Linux, but this is "
             f"{sys.platform!r}. Run this program on Linux."
         )
-    if not callable(fn):
-        raise TypeError(f"`fn` must be callable, but received {fn!r}.")
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(
-            "`args` must be a tuple of the arguments after the rank, such as "
-            f"(x,), but received {type(args).__name__}."
-        )
-    if not isinstance(nprocs, numbers.Integral) or isinstance(nprocs, bool):
-        raise TypeError(
-            f"`nprocs` must be an integer, but received {nprocs!r}."
-        )
-    if nprocs < 0:
-        raise ValueError(f"`nprocs` must be at least 0, but received {nprocs}.")
+    check_call(fn, args, nprocs, "nprocs")
     methods = multiprocessing.get_all_start_methods()
     if start_method not in methods:
         raise ValueError(
@@ -69,6 +57,21 @@ def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
         )
 
 
+def check_call(fn: Callable, args: tuple, count: int, name: str) -> None:
+    """Checks a function, its arguments, and how often it is to be called."""
+    if not callable(fn):
+        raise TypeError(f"`fn` must be callable, but received {fn!r}.")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            "`args` must be a tuple of the arguments after the rank, such as "
+            f"(x,), but received {type(args).__name__}."
+        )
+    if not isinstance(count, numbers.Integral) or isinstance(count, bool):
+        raise TypeError(f"`{name}` must be an integer, but received {count!r}.")
+    if count < 0:
+        raise ValueError(f"`{name}` must be at least 0, but received {count}.")
+
+
 def check_seconds(name: str, seconds: float | None) -> None:
     if seconds is None:
         return
@@ -80,47 +83,50 @@ def check_seconds(name: str, seconds: float | None) -> None:
 
 
 def device_names(
-    devices: str | Sequence[str] | None, nprocs: int, start_method: str
+    devices: str | Sequence[str] | None, world_size: int
 ) -> list[str] | list[None]:
-    """Returns the device of each process, after checking that it exists."""
+    """Returns the device of each rank, after checking that it exists."""
     if devices is None:
-        return [None] * nprocs
+        return [None] * world_size
     if isinstance(devices, str):
-        names = _names_of_type(devices, nprocs)
-    else:
-        if not isinstance(devices, Sequence):
-            raise TypeError(
-                "`devices` must be None, the name of a type or a sequence of "
-                f"names, but received {devices!r}."
-            )
-        names = list(devices)
-        if len(names) != nprocs:
-            raise ValueError(
-                "`devices` must be one for each process, but received "
-                f"{len(names)} devices for {nprocs} processes."
-            )
-        for name in names:
-            _check_device(name)
+        return _names_of_type(devices, world_size)
+    if not isinstance(devices, Sequence):
+        raise TypeError(
+            "`devices` must be None, the name of a type or a sequence of "
+            f"names, but received {devices!r}."
+        )
+    names = list(devices)
+    if len(names) != world_size:
+        raise ValueError(
+            "`devices` must be one for each rank, but received "
+            f"{len(names)} devices for {world_size} ranks."
+        )
+    for name in names:
+        _check_device(name)
+    return names
+
+
+def check_fork(names: list[str] | list[None]) -> None:
+    """Checks that forked processes may use the devices."""
     # Importing Paddle has initialized CUDA.
-    if start_method == "fork" and any(name.startswith("gpu") for name in names):
+    if any(name is not None and name.startswith("gpu") for name in names):
         raise ValueError(
             "`start_method` must be 'spawn' or 'forkserver' with a GPU among "
             f"the devices {names}, but received 'fork': a forked process "
             "cannot use CUDA."
         )
-    return names
 
 
-def _names_of_type(kind: str, nprocs: int) -> list[str]:
+def _names_of_type(kind: str, world_size: int) -> list[str]:
     if kind == "cpu":
-        return ["cpu"] * nprocs
+        return ["cpu"] * world_size
     count = _device_count(kind)
-    if count < nprocs:
+    if count < world_size:
         raise ValueError(
-            f"The devices of type {kind!r} must be one for each process, but "
-            f"there are {count} for {nprocs} processes."
+            f"The devices of type {kind!r} must be one for each rank, but "
+            f"there are {count} for {world_size} ranks."
         )
-    return [f"{kind}:{rank}" for rank in range(nprocs)]
+    return [f"{kind}:{rank}" for rank in range(world_size)]
 
 
 def _check_device(name: str) -> None:
