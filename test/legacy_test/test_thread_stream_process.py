@@ -523,6 +523,8 @@ class TestFork(ForkTestCase):
                     for hook in in_order(hooks):
                         hook.get("before", int)()
                     forked(in_child)
+                    for hook in in_order(hooks):
+                        hook.get("after_in_parent", int)()
 
                 assert hooks
                 in_thread(fork, list)

@@ -182,8 +182,8 @@ class Library {
         throw std::runtime_error(
             name_ + " defines " + WholeName(redirection) +
             " and calls it without a slot, so that only the calls of other "
-            "libraries could be redirected and threads cannot have streams of "
-            "their own. Please build the library without -Bsymbolic.");
+            "libraries could be redirected. Please build the library without "
+            "-Bsymbolic.");
       }
       if (redirection.original != nullptr) {
         plan->originals.push_back(
@@ -269,12 +269,12 @@ class Library {
         if (name + start.size() == redirection.arguments) {
           wanted.push_back({index, &redirection, /*is_defined=*/false});
         } else if (HasOtherArguments(name, redirection)) {
-          throw std::runtime_error(
-              name_ + " calls " + name + ", which has other arguments than " +
-              WholeName(redirection) +
-              ", so that its calls cannot be redirected and threads cannot "
-              "have streams of their own. Please use the version of Paddle "
-              "that this wheel was made from.");
+          throw std::runtime_error(name_ + " calls " + name +
+                                   ", which has other arguments than " +
+                                   WholeName(redirection) +
+                                   ", so that its calls cannot be redirected. "
+                                   "Please use the version "
+                                   "of Paddle that this wheel was made from.");
         }
       }
     }
@@ -301,9 +301,8 @@ class Library {
       throw std::runtime_error(
           name_ + " keeps the address of " + WholeName(*found->redirection) +
           " elsewhere than in a slot (relocation type " + std::to_string(type) +
-          "), so that only some of its calls could be redirected and threads "
-          "cannot have streams of their own. Please make the library call the "
-          "function by its name.");
+          "), so that only some of its calls could be redirected. Please make "
+          "the library call the function by its name.");
     }
     found->has_slot = true;
     const uintptr_t address = base_ + relocation.r_offset;
@@ -429,7 +428,7 @@ void Write(const Plan& plan) {
     throw std::runtime_error(
         "Cannot write to the slot of " + WholeName(*slot.redirection) + ": " +
         std::strerror(errno) +
-        ". Threads with streams of their own need mprotect: please allow it.");
+        ". Redirecting its calls needs mprotect: please allow it.");
   }
   for (const auto& [where, function] : plan.originals) *where = function;
   for (const auto& slot : plan.slots) {
@@ -463,8 +462,7 @@ void EnforceCalled(const std::vector<Library>& libraries,
   }
   std::string error = "No library of this Paddle calls " +
                       WholeName(redirection) +
-                      " through a slot, so that threads cannot have streams of "
-                      "their own";
+                      " through a slot, so that none can be redirected";
   for (const auto& library : libraries) {
     const std::string other = library.DefinedWithOtherArguments(redirection);
     if (other.empty()) continue;

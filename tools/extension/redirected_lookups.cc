@@ -15,6 +15,7 @@
 #include "redirected_lookups.h"
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -159,8 +160,20 @@ const std::vector<Redirection>& Redirections() {
   return redirections;
 }
 
+// Has an error say what cannot be had.
+template <typename Redirect>
+void RedirectFor(const Redirect& redirect) {
+  try {
+    redirect(Redirections());
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(
+        std::string("Threads cannot have streams of their own: ") +
+        error.what());
+  }
+}
+
 }  // namespace
 
-void RedirectLookups() { RedirectCalls(Redirections()); }
+void RedirectLookups() { RedirectFor(RedirectCalls); }
 
-void RedirectLazyLookups() { RedirectLazyCalls(Redirections()); }
+void RedirectLazyLookups() { RedirectFor(RedirectLazyCalls); }

@@ -22,6 +22,8 @@
 | `operator_device` | the device of `static.device_guard` |
 | `streams` | the current streams, and the device contexts to match |
 | `host_context` | memory and random numbers on the CPU |
+| `names` | the namespace in which a thread numbers the names that it makes up |
+| `programs` | programs of `to_static` and `jit.load`, built one at a time |
 | `fork` | the steps that a child takes after a fork, in their order |
 
 Import the modules themselves. This file imports none of them, since a Paddle

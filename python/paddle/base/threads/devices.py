@@ -31,6 +31,7 @@ one uses one of two kinds of tracer:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ from .main_thread import is_main_thread
 from .thread_value import UNSET, MainThreadValue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paddle.base.dygraph.tracer import Tracer
 
     from .thread_value import OrUnset
@@ -54,6 +57,10 @@ current_place: MainThreadValue[core.Place] = MainThreadValue(UNSET)
 
 # The tracer of the threads that have no place of their own.
 process_tracer: Tracer | None = None
+# Whether the main thread is in static graph mode only while it builds a
+# program. A thread that starts meanwhile begins in the mode that the main
+# thread goes back to.
+mode_is_temporary = False
 # By the hash of the place, which is what Place's own equality compares.
 _place_tracers: dict[int, Tracer] = {}
 
@@ -196,13 +203,33 @@ def began_in_dygraph_mode() -> bool:
     )
 
 
+@contextmanager
+def temporary_mode() -> Iterator[None]:
+    """
+    Context in which the main thread may change the graph mode without changing
+    that of new threads. Does nothing on other threads. Thread-safe.
+    """
+    global mode_is_temporary
+    if not is_main_thread():
+        yield
+        return
+    previous = mode_is_temporary
+    mode_is_temporary = True
+    try:
+        yield
+    finally:
+        mode_is_temporary = previous
+
+
 @fork.take_step(fork.Step.TRACER)
 def _use_process_tracer(was_main: bool) -> None:
+    global mode_is_temporary
     # A guard that was open at the fork may restore one of these as the tracer
     # of the main thread, and `set_place` writes to that one.
     _place_tracers.clear()
     if was_main:
         return
+    mode_is_temporary = False
     in_dygraph_mode = framework.global_var._dygraph_tracer_ is not None
     framework.global_var._dygraph_tracer_ = (
         process_tracer if in_dygraph_mode else None

@@ -14,7 +14,8 @@
 """Makes the thread that forks the main thread of the child.
 
 A child takes the steps below in their order, whichever order the modules that
-add them are imported in.
+add them are imported in. A module may also wait before a fork until the state
+that the child gets of it is whole.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ class Step(enum.IntEnum):
     TRACER = enum.auto()
     # The streams that it has set become the process's.
     STREAMS = enum.auto()
+    # It may build programs.
+    PROGRAMS = enum.auto()
 
 
 _steps: dict[Step, Callable[[bool], None]] = {}
+_waits: list[Callable[[], None]] = []
+_steps_in_parent: list[Callable[[], None]] = []
 
 
 def take_step(
@@ -59,6 +64,16 @@ def take_step(
         return function
 
     return add
+
+
+def wait_before(
+    wait: Callable[[], None], in_parent: Callable[[], None]
+) -> None:
+    """
+    Adds what the forking thread does before a fork, and after it in the parent.
+    """
+    _waits.append(wait)
+    _steps_in_parent.append(in_parent)
 
 
 @take_step(Step.MAIN_THREAD)
@@ -78,5 +93,19 @@ def _take_steps() -> None:
         _steps[step](was_main)
 
 
+def _wait() -> None:
+    for wait in _waits:
+        wait()
+
+
+def _take_steps_in_parent() -> None:
+    for take_step_in_parent in _steps_in_parent:
+        take_step_in_parent()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_take_steps)
+    os.register_at_fork(
+        before=_wait,
+        after_in_parent=_take_steps_in_parent,
+        after_in_child=_take_steps,
+    )

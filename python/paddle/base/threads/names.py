@@ -1,0 +1,84 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The namespace in which each thread numbers the names that it makes up.
+
+`unique_name.guard` is entered while a program is loaded or built. If it moved
+all threads to a new namespace, a layer that another thread makes meanwhile
+could get two parameters of one name.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable
+
+from .main_thread import is_main_thread
+from .thread_value import UNSET, ThreadValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = []
+
+
+class PerThreadNamespace:
+    """
+    A function of the calling thread's namespace, which is the namespace of the
+    guard that the thread is in, or the process's. Other attributes that are
+    read are those of that function, too.
+
+    Thread-safe.
+    """
+
+    def __init__(self, process: Callable[[str], Any]) -> None:
+        self._function: ThreadValue[Callable[[str], Any]] = ThreadValue(process)
+
+    def __call__(self, name: str) -> Any:
+        return self._function.get()(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function.get(), name)
+
+    def swap(self, function: Callable[[str], Any]) -> Callable[[str], Any]:
+        """
+        Sets the function of the process on the main thread outside guards, and
+        elsewhere the calling thread's own. Returns the previous one.
+        """
+        previous = self._function.get()
+        if is_main_thread() and self._function.get_local() is UNSET:
+            self._function.process = function
+        else:
+            self._function.set_local(function)
+        return previous
+
+    def share(self) -> None:
+        """Makes all threads use the function of the guard that the main thread
+        is in, until it leaves the guard. Does nothing on other threads."""
+        function = self._function.get_local()
+        if is_main_thread() and function is not UNSET:
+            self._function.process = function
+            self._function.set_local(UNSET)
+
+    @contextmanager
+    def guard(self, function: Callable[[str], Any]) -> Iterator[None]:
+        """Makes the calling thread use `function` inside the context."""
+        previous = self._function.get_local()
+        process = self._function.process
+        self._function.set_local(function)
+        try:
+            yield
+        finally:
+            if self._function.get_local() is UNSET:
+                self._function.process = process
+            self._function.set_local(previous)

@@ -1,0 +1,159 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Helpers of the tests of programs on threads: a layer with a known answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable
+from unittest import mock
+
+import numpy as np
+from concurrent_base import in_threads
+
+import paddle
+from paddle import nn
+from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
+from paddle.jit.sot.utils.envs import min_graph_size_guard
+from paddle.static import InputSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPEC = [InputSpec([None, 6], "float32", stop_gradient=False)]
+MOST_ROWS = 30
+
+
+class Scaled(nn.Layer):
+    """Multiplies by 2, or by another factor; its answer is exact."""
+
+    def __init__(self, factor: float = 2.0):
+        super().__init__()
+        scale = nn.initializer.Constant(factor)
+        self.first = nn.Linear(6, 6, scale, False)
+        self.first.weight.set_value(np.eye(6, dtype="float32") * factor)
+        # Its gradient is not computed: threads would add to it at once.
+        self.first.weight.stop_gradient = True
+
+    def forward(self, x):
+        return nn.functional.relu(self.first(x)) - nn.functional.relu(
+            self.first(-x)
+        )
+
+
+def inputs(seed: int, calls: int) -> Iterator[np.ndarray]:
+    """Returns arrays of different shapes."""
+    random = np.random.RandomState(seed)
+    for _ in range(calls):
+        rows = random.randint(1, MOST_ROWS)
+        yield random.randint(-99, 99, [rows, 6]).astype("float32")
+
+
+def wrong_answers(
+    layer: Callable, seed: int, calls: int, factor: float = 2.0
+) -> int:
+    """Returns how many of the calls answer wrongly."""
+    wrong = 0
+    for array in inputs(seed, calls):
+        answer = layer(paddle.to_tensor(array))
+        wrong += not np.array_equal(answer.numpy(), factor * array)
+    return wrong
+
+
+def wrong_gradients(layer: Callable, seed: int, calls: int) -> int:
+    """Returns how many of the calls have a wrong answer or gradient. The
+    backward pass of each comes after the forward pass of the next one."""
+    wrong = 0
+    pending = []
+    for array in inputs(seed, calls):
+        x = paddle.to_tensor(array, stop_gradient=False)
+        pending.append((array, x, layer(x)))
+        if len(pending) == 2:
+            wrong += _is_wrong(*pending.pop(0))
+    return wrong + sum(_is_wrong(*left) for left in pending)
+
+
+def _is_wrong(
+    array: np.ndarray, x: paddle.Tensor, answer: paddle.Tensor
+) -> bool:
+    (answer * paddle.to_tensor(array)).sum().backward()
+    expected = 2 * array
+    return not (
+        np.array_equal(answer.numpy(), expected)
+        and np.array_equal(x.grad.numpy(), expected)
+    )
+
+
+def together(threads: int, function: Callable[[int], Any]) -> list:
+    """Returns the results of function(0), function(1), ... on a thread each."""
+    return in_threads(
+        *(lambda seed=seed: function(seed) for seed in range(threads))
+    )
+
+
+class JitTestCase(unittest.TestCase):
+    """Has a folder for models, and switches threads as often as Python can."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(1e-6)
+
+    def compile_small_parts(self) -> None:
+        """Makes programs of all that is traced in parts: by default a part of
+        less than ten operators runs without one."""
+        guard = min_graph_size_guard(0)
+        guard.__enter__()
+        self.addCleanup(guard.__exit__, None, None, None)
+
+    def use_cpu(self) -> None:
+        """For calls that fail: not all test devices check shapes."""
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device("cpu")
+
+    def save(self, factor: float = 2.0, name: str = "model") -> str:
+        path = os.path.join(self.folder, name)
+        layer = Scaled(factor)
+        layer.eval()
+        paddle.jit.save(layer, path, input_spec=SPEC)
+        return path
+
+    def loaded(self, factor: float = 2.0, name: str = "model") -> nn.Layer:
+        return paddle.jit.load(self.save(factor, name))
+
+
+def scopes_of(partial_program: Any) -> int:
+    """Returns how many scopes a program keeps."""
+    return sum(map(len, partial_program._scope_cache.values()))
+
+
+@contextmanager
+def runs_of_parts() -> Iterator[list[None]]:
+    """Returns a list that has an element for each run of a program of a layer
+    that is traced in parts, inside the context."""
+    runs = []
+    run = PartialProgramLayer.sot_call
+
+    def run_and_count(*args):
+        runs.append(None)
+        return run(*args)
+
+    with mock.patch.object(PartialProgramLayer, "sot_call", run_and_count):
+        yield runs

@@ -1,0 +1,718 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Programs of to_static and jit.load that several threads build and run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import unittest
+from typing import Callable
+from unittest import mock
+
+import numpy as np
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_thread,
+    in_threads,
+    run_command,
+    script_command,
+)
+from jit_threads_base import (
+    SPEC,
+    JitTestCase,
+    Scaled,
+    runs_of_parts,
+    scopes_of,
+    together,
+    wrong_answers,
+    wrong_gradients,
+)
+
+import paddle
+from paddle import _C_ops, nn
+from paddle.base import core, unique_name as base_names
+from paddle.base.threads import programs
+from paddle.jit.api import _register_save_pre_hook
+from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
+from paddle.utils import unique_name
+
+THREADS = 4
+CALLS = 25
+NONE_WRONG = [0] * THREADS
+
+
+class TestLoadedLayer(JitTestCase):
+    def test_threads_that_call_one_layer_get_their_own_answers(self):
+        layer = self.loaded()
+        wrong_answers(layer, 0, 1)
+        wrong = together(
+            THREADS, lambda i, layer=layer: wrong_answers(layer, i, CALLS)
+        )
+        self.assertEqual(wrong, NONE_WRONG)
+
+    def test_the_first_calls_may_be_made_at_once(self):
+        for _ in range(5):
+            layer = self.loaded()
+            wrong = together(
+                THREADS, lambda i, layer=layer: wrong_answers(layer, i, 2)
+            )
+            self.assertEqual(wrong, NONE_WRONG)
+
+    def test_threads_differentiate_one_layer(self):
+        layer = self.loaded()
+        layer.train()
+        wrong = together(
+            THREADS, lambda i, layer=layer: wrong_gradients(layer, i, CALLS)
+        )
+        self.assertEqual(wrong, NONE_WRONG)
+
+    def test_one_thread_runs_backward_what_another_has_run_forward(self):
+        layer = self.loaded()
+        layer.train()
+
+        def forward(i):
+            x = paddle.full([i + 1, 6], float(i + 1))
+            x.stop_gradient = False
+            return x, layer(x)
+
+        passes = together(THREADS, forward)
+
+        def backward(i):
+            x, answer = passes[i - 1]
+            answer.sum().backward()
+            return np.unique(x.grad.numpy()).tolist()
+
+        self.assertEqual(together(THREADS, backward), [[2.0]] * THREADS)
+
+    def test_two_layers_run_on_two_threads(self):
+        two, three = self.loaded(2, "two"), self.loaded(3, "three")
+        wrong = in_threads(
+            lambda: wrong_answers(two, 1, CALLS, 2),
+            lambda: wrong_answers(three, 2, CALLS, 3),
+        )
+        self.assertEqual(wrong, [0, 0])
+
+    def test_threads_load_at_once(self):
+        path = self.save()
+
+        def load_and_call(i):
+            return sum(
+                wrong_answers(paddle.jit.load(path), i, 2) for _ in range(5)
+            )
+
+        self.assertEqual(together(THREADS, load_and_call), NONE_WRONG)
+
+    def test_one_thread_saves_while_others_call(self):
+        layer = self.loaded()
+
+        def save():
+            for i in range(5):
+                self.save(3, f"other{i}")
+            return 0
+
+        wrong = in_threads(
+            save, *[lambda: wrong_answers(layer, 1, CALLS)] * (THREADS - 1)
+        )
+        self.assertEqual(wrong, NONE_WRONG)
+
+    def test_the_main_thread_saves_while_others_call(self):
+        layer = self.loaded()
+        workers = [Worker(wrong_answers, layer, i, CALLS) for i in range(3)]
+        for i in range(5):
+            self.save(3, f"other{i}")
+        self.assertEqual([worker.result() for worker in workers], [0, 0, 0])
+
+    def test_a_call_that_fails_fails_alone(self):
+        self.use_cpu()
+        layer = self.loaded()
+
+        def fail(i):
+            for _ in range(CALLS):
+                with self.assertRaises(ValueError):
+                    layer(paddle.ones([2, 5]))
+            return 0
+
+        wrong = in_threads(
+            lambda: fail(0),
+            lambda: wrong_answers(layer, 1, CALLS),
+            lambda: fail(2),
+            lambda: wrong_answers(layer, 3, CALLS),
+        )
+        self.assertEqual(wrong, NONE_WRONG)
+
+
+def allocated_bytes() -> int:
+    return core.host_memory_stat_current_value("Allocated", 0)
+
+
+class TestScopes(JitTestCase):
+    """As many as a program has had runs at the same time."""
+
+    def setUp(self):
+        super().setUp()
+        self.layer = self.loaded()
+
+    def scopes(self) -> int:
+        return scopes_of(self.layer._get_partial_program_layer("forward"))
+
+    def test_threads_that_come_and_go_use_one(self):
+        for i in range(20):
+            self.assertEqual(in_thread(wrong_answers, self.layer, i, 2), 0)
+        self.assertEqual(self.scopes(), 1)
+
+    def test_threads_at_once_use_one_each_at_most(self):
+        together(THREADS, lambda i: wrong_answers(self.layer, i, CALLS))
+        self.assertLessEqual(self.scopes(), THREADS)
+
+    def test_calls_that_fail_give_theirs_back(self):
+        self.use_cpu()
+        for _ in range(5):
+            with self.assertRaises(ValueError):
+                self.layer(paddle.ones([2, 5]))
+        self.assertEqual(wrong_answers(self.layer, 0, 2), 0)
+        self.assertEqual(self.scopes(), 1)
+
+    def test_a_call_that_fails_keeps_no_memory(self):
+        self.use_cpu()
+        wrong_input = paddle.ones([2**16, 5])
+        size = wrong_input.size * 4
+        with self.assertRaises(ValueError):
+            self.layer(wrong_input)
+        before = allocated_bytes()
+        del wrong_input
+        self.assertLessEqual(allocated_bytes(), before - size)
+
+    def test_calls_that_fail_before_their_runs_leave_theirs(self):
+        self.assertEqual(wrong_answers(self.layer, 0, 1), 0)
+
+        def fail(*args):
+            raise InterruptedError
+
+        with mock.patch.object(_C_ops, "run_program", fail):
+            for _ in range(5):
+                with self.assertRaises(InterruptedError):
+                    self.layer(paddle.ones([2, 6]))
+        self.assertEqual(wrong_answers(self.layer, 0, 2), 0)
+        self.assertEqual(self.scopes(), 1)
+
+    def test_a_call_keeps_its_own_until_its_run_begins(self):
+        taken, may_run = threading.Event(), threading.Event()
+        run = _C_ops.run_program
+
+        def wait_and_run(*args):
+            if not taken.is_set():
+                taken.set()
+                self.assertTrue(may_run.wait(WAIT_S))
+            return run(*args)
+
+        with mock.patch.object(_C_ops, "run_program", wait_and_run):
+            worker = Worker(wrong_answers, self.layer, 0, 1)
+            self.assertTrue(taken.wait(WAIT_S))
+            self.assertEqual(wrong_answers(self.layer, 1, 2), 0)
+            may_run.set()
+            self.assertEqual(worker.result(), 0)
+        self.assertEqual(self.scopes(), 2)
+
+    def test_a_forward_pass_keeps_its_own_until_the_backward_pass(self):
+        self.layer.train()
+        self.assertEqual(wrong_gradients(self.layer, 0, 10), 0)
+        self.assertEqual(self.scopes(), 2)
+
+    def test_a_graph_that_is_dropped_gives_its_own_back(self):
+        self.layer.train()
+        for _ in range(5):
+            x = paddle.ones([2, 6])
+            x.stop_gradient = False
+            in_thread(self.layer, x)
+        self.assertEqual(self.scopes(), 1)
+
+
+class TestToStatic(JitTestCase):
+    def setUp(self):
+        super().setUp()
+        self.compile_small_parts()
+
+    def check_both_kinds(self, check: Callable, calls: int):
+        """
+        Calls `check` with a layer that is traced whole and one that is traced
+        in parts, and that it calls as often as this says. At least half of the
+        calls in parts must run programs: one that finds no program, since
+        another thread is making it, may run the operators.
+        """
+        for full_graph in (True, False):
+            with self.subTest(full_graph=full_graph), runs_of_parts() as runs:
+                layer = paddle.jit.to_static(Scaled(), full_graph=full_graph)
+                layer.eval()
+                check(layer)
+                if full_graph:
+                    self.assertEqual(runs, [])
+                else:
+                    self.assertGreaterEqual(len(runs), (calls + 1) // 2)
+
+    def test_threads_run_what_one_thread_has_traced(self):
+        def check(layer):
+            in_thread(wrong_answers, layer, 0, CALLS)
+            wrong = together(THREADS, lambda i: wrong_answers(layer, 0, CALLS))
+            self.assertEqual(wrong, NONE_WRONG)
+
+        self.check_both_kinds(check, (1 + THREADS) * CALLS)
+
+    def test_threads_trace_for_different_shapes_at_once(self):
+        def check(layer):
+            wrong = together(THREADS, lambda i: wrong_answers(layer, i, 5))
+            self.assertEqual(wrong, NONE_WRONG)
+
+        self.check_both_kinds(check, THREADS * 5)
+
+    def test_threads_differentiate_one_layer(self):
+        def check(layer):
+            layer.train()
+            wrong = together(THREADS, lambda i: wrong_gradients(layer, i, 8))
+            self.assertEqual(wrong, NONE_WRONG)
+
+        self.check_both_kinds(check, THREADS * 8)
+
+    def test_a_program_is_traced_once_for_all_threads(self):
+        traced = []
+
+        class Counted(Scaled):
+            def forward(self, x):
+                traced.append(threading.get_ident())
+                return super().forward(x)
+
+        layer = paddle.jit.to_static(
+            Counted(), input_spec=SPEC, full_graph=True
+        )
+        layer.eval()
+        wrong = together(
+            THREADS, lambda i, layer=layer: wrong_answers(layer, i, 2)
+        )
+        self.assertEqual(wrong, NONE_WRONG)
+        self.assertEqual(len(traced), 1)
+
+    def test_layers_are_traced_on_threads_at_once(self):
+        def trace_and_call(i):
+            layer = paddle.jit.to_static(Scaled(), full_graph=bool(i % 2))
+            return wrong_gradients(layer, i, 3)
+
+        with runs_of_parts() as runs:
+            self.assertEqual(together(THREADS, trace_and_call), NONE_WRONG)
+        self.assertTrue(runs)
+
+    def test_a_thread_that_begins_during_a_trace_is_in_dynamic_mode(self):
+        modes = []
+
+        @paddle.jit.to_static(full_graph=True)
+        def function(x):
+            modes.append(in_thread(paddle.in_dynamic_mode))
+            modes.append(paddle.in_dynamic_mode())
+            return 2 * x
+
+        function(paddle.ones([2]))
+        self.assertEqual(modes, [True, False])
+        self.assertTrue(in_thread(paddle.in_dynamic_mode))
+
+    def test_a_first_run_locks_nothing(self):
+        free = []
+        run = PartialProgramLayer.call_run_impl_with_hook
+
+        def building_is_free() -> bool:
+            with programs._building:
+                return True
+
+        def check_and_run(*args):
+            free.append(in_thread(building_is_free))
+            return run(*args)
+
+        with mock.patch.object(
+            PartialProgramLayer, "call_run_impl_with_hook", check_and_run
+        ):
+            self.assertEqual(wrong_answers(self.loaded(), 0, 1), 0)
+            self.check_both_kinds(lambda layer: wrong_answers(layer, 0, 1), 1)
+        self.assertEqual(free, [True] * 3)
+
+
+def square_gradient() -> list[float]:
+    """Returns the gradient of the square of 3, by paddle.grad."""
+    x = paddle.full([1], 3.0)
+    x.stop_gradient = False
+    return paddle.grad(x * x, x)[0].tolist()
+
+
+class TestGradients(JitTestCase):
+    def test_threads_call_paddle_grad_at_once(self):
+        layer = Scaled()
+
+        def wrong(i):
+            wrong = 0
+            for _ in range(CALLS):
+                x = paddle.full([i + 1, 6], 3.0)
+                x.stop_gradient = False
+                (gradient,) = paddle.grad([(layer(x) * x).sum()], [x])
+                wrong += not np.array_equal(
+                    gradient.numpy(), np.full([i + 1, 6], 12, "float32")
+                )
+            return wrong
+
+        self.assertEqual(together(THREADS, wrong), NONE_WRONG)
+
+    def test_a_graph_keeps_the_scope_of_a_layer_that_paddle_grad_skips(self):
+        layer = self.loaded()
+        layer.train()
+        x, other, later = (paddle.full([2, 6], value) for value in (1.0, 2, 3))
+        for tensor in (x, other, later):
+            tensor.stop_gradient = False
+        total = (layer(x) + other * other).sum()
+        (gradient,) = paddle.grad(total, [other])
+        self.assertEqual(np.unique(gradient.numpy()).tolist(), [4.0])
+        answer = layer(later)
+        del total
+        answer.sum().backward()
+        self.assertEqual(np.unique(later.grad.numpy()).tolist(), [2.0])
+        self.assertEqual(
+            scopes_of(layer._get_partial_program_layer("forward")), 2
+        )
+
+    def test_hooks_may_call_a_layer_and_paddle_grad(self):
+        layer = self.loaded()
+        in_gradient, in_save = threading.Event(), threading.Event()
+
+        def call_in_gradient():
+            def call(gradient):
+                in_gradient.set()
+                self.assertTrue(in_save.wait(WAIT_S))
+                layer(paddle.ones([2, 6]))
+
+            x = paddle.ones([2])
+            x.stop_gradient = False
+            y = x * x
+            y.register_hook(call)
+            return paddle.grad(y.sum(), x)[0].tolist()
+
+        def differentiate_in_save(*_):
+            in_save.set()
+            self.assertTrue(in_gradient.wait(WAIT_S))
+            self.assertEqual(square_gradient(), [6.0])
+
+        hook = _register_save_pre_hook(differentiate_in_save)
+        self.addCleanup(hook.remove)
+        gradient, _ = in_threads(call_in_gradient, lambda: self.save(3, "b"))
+        self.assertEqual(gradient, [2.0, 2.0])
+
+
+class TestNames(unittest.TestCase):
+    def test_a_guard_moves_its_own_thread_alone(self):
+        entered, may_leave = threading.Event(), threading.Event()
+
+        def guarded():
+            with unique_name.guard("inside_"):
+                entered.set()
+                self.assertTrue(may_leave.wait(WAIT_S))
+                return unique_name.generate("name")
+
+        before = unique_name.generate("name")
+        worker = Worker(guarded)
+        self.assertTrue(entered.wait(WAIT_S))
+        meanwhile = unique_name.generate("name")
+        may_leave.set()
+        self.assertEqual(worker.result(), "inside_name_0")
+        number = int(before.split("_")[-1])
+        self.assertEqual(meanwhile, f"name_{number + 1}")
+
+    def test_all_threads_number_names_together(self):
+        self.assertEqual(unique_name.generate("together"), "together_0")
+        self.assertEqual(
+            in_thread(unique_name.generate, "together"), "together_1"
+        )
+
+    def test_all_threads_number_names_together_after_static_mode(self):
+        self.assertEqual(unique_name.generate("again"), "again_0")
+        paddle.enable_static()
+        paddle.disable_static()
+        self.assertEqual(unique_name.generate("again"), "again_0")
+        self.assertEqual(in_thread(unique_name.generate, "again"), "again_1")
+
+    def test_a_layer_made_during_a_guard_has_no_name_twice(self):
+        first = nn.Linear(2, 2)
+        with unique_name.guard():
+            second = in_thread(nn.Linear, 2, 2)
+        self.assertNotEqual(first.weight.name, second.weight.name)
+
+    def test_the_generator_shows_the_prefix_and_numbers_of_the_thread(self):
+        generator = base_names.generator
+        with unique_name.guard("inside_"):
+            unique_name.generate("name")
+            self.assertEqual(generator.prefix, "inside_")
+            self.assertEqual(generator.ids["name"], 1)
+            self.assertEqual(in_thread(lambda: generator.prefix), "")
+
+    def test_a_switch_of_the_main_thread_moves_all_threads(self):
+        previous = unique_name.switch()
+        try:
+            self.assertEqual(in_thread(unique_name.generate, "name"), "name_0")
+        finally:
+            unique_name.switch(*previous)
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "processes are not forked here")
+class TestForks(JitTestCase):
+    def child_result(self, function) -> int:
+        """Returns the exit status of a child that calls function."""
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = function()
+            finally:
+                os._exit(status)
+        waiting = Worker(os.waitpid, child, 0)
+        try:
+            return os.waitstatus_to_exitcode(waiting.result()[1])
+        except TimeoutError:
+            os.kill(child, 9)
+            raise
+
+    def test_a_fork_waits_until_another_thread_has_traced(self):
+        tracing, forking = threading.Event(), threading.Event()
+        # Called before the fork waits, as it is registered last.
+        os.register_at_fork(before=forking.set)
+        default = paddle.static.default_main_program()
+        path = self.save()
+
+        @paddle.jit.to_static(full_graph=True)
+        def function(x):
+            tracing.set()
+            forking.wait(WAIT_S)
+            return 2 * x
+
+        def in_child() -> int:
+            if paddle.static.default_main_program() is not default:
+                return 99
+            return wrong_answers(paddle.jit.load(path), 2, 2)
+
+        worker = Worker(function, paddle.ones([2]))
+        self.assertTrue(tracing.wait(WAIT_S))
+        self.assertEqual(self.child_result(in_child), 0)
+        self.assertEqual(worker.result().tolist(), [2.0, 2.0])
+
+    def test_a_child_calls_a_layer_that_its_parent_has_called(self):
+        layer = self.loaded()
+        self.assertEqual(wrong_answers(layer, 0, 3), 0)
+        status = self.child_result(lambda: wrong_answers(layer, 1, 3))
+        self.assertEqual(status, 0)
+        self.assertEqual(wrong_answers(layer, 2, 3), 0)
+
+    @mock.patch.object(programs, "_FORK_WAIT_S", 0.2)
+    def test_a_fork_that_a_trace_waits_for_goes_on_and_warns(self):
+        def in_child() -> int:
+            return in_thread(square_gradient) != [6.0]
+
+        @paddle.jit.to_static(full_graph=True)
+        def function(x):
+            # The trace, on this thread, waits for the thread that forks.
+            statuses.append(in_thread(self.child_result, in_child))
+            return 2 * x
+
+        statuses = []
+        with self.assertWarnsRegex(RuntimeWarning, "building a program"):
+            function(paddle.ones([2]))
+        self.assertEqual(statuses, [0])
+
+    def test_a_signal_that_interrupts_a_fork_leaves_nothing_locked(self):
+        tracing, may_trace = threading.Event(), threading.Event()
+
+        @paddle.jit.to_static(full_graph=True)
+        def function(x):
+            tracing.set()
+            may_trace.wait(WAIT_S)
+            return 2 * x
+
+        def interrupt(number, frame):
+            if frame.f_code is programs._lock.__code__:
+                raise InterruptedError
+
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        self.addCleanup(signal.signal, signal.SIGALRM, previous)
+        worker = Worker(function, paddle.ones([2]))
+        self.assertTrue(tracing.wait(WAIT_S))
+        ignored = []
+        with (
+            mock.patch.object(sys, "unraisablehook", ignored.append),
+            self.assertWarns(RuntimeWarning),
+        ):
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+            try:
+                status = self.child_result(lambda: 0)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        may_trace.set()
+        self.assertEqual(status, 0)
+        self.assertEqual(
+            [error.exc_type for error in ignored], [InterruptedError]
+        )
+        self.assertEqual(worker.result().tolist(), [2.0, 2.0])
+        self.assertEqual(in_thread(square_gradient), [6.0])
+
+
+REFUSED = "a library was loaded meanwhile"
+
+
+class TestWhereThreadsAreNotSafe(JitTestCase):
+    """Programs cannot run on several threads of the process."""
+
+    def setUp(self):
+        super().setUp()
+        native = mock.Mock(
+            wraps=programs._native,
+            enforce_thread_safe=mock.Mock(side_effect=RuntimeError(REFUSED)),
+        )
+        for name, value in {
+            "_native": native,
+            "_returns_scopes": False,
+            "_refusal": None,
+            "_only_thread": None,
+        }.items():
+            patch = mock.patch.object(programs, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_one_thread_runs_programs_in_as_few_scopes(self):
+        layer = self.loaded()
+        self.assertEqual(wrong_answers(layer, 0, CALLS), 0)
+        self.assertEqual(
+            scopes_of(layer._get_partial_program_layer("forward")), 1
+        )
+        layer.train()
+        self.assertEqual(wrong_gradients(layer, 0, CALLS), 0)
+
+    def test_a_second_thread_is_refused(self):
+        layer = self.loaded()
+        self.assertEqual(wrong_answers(layer, 0, 1), 0)
+        for _ in range(2):
+            with self.assertRaisesRegex(
+                RuntimeError, f"run on several threads .*: {REFUSED}"
+            ):
+                in_thread(wrong_answers, layer, 1, 1)
+        self.assertEqual(wrong_answers(layer, 2, 1), 0)
+
+    def test_threads_may_run_programs_one_after_the_other(self):
+        layer = self.loaded()
+        for i in range(3):
+            self.assertEqual(in_thread(wrong_answers, layer, i, 2), 0)
+
+
+SOURCE_BUILD = """
+import sys
+sys.modules["paddle.base._program_cache"] = None
+sys.path.insert(0, {folder!r})
+from concurrent_base import in_thread
+from jit_threads_base import JitTestCase, wrong_answers, wrong_gradients
+case = JitTestCase()
+case.setUp()
+layer = case.loaded()
+print(in_thread(wrong_answers, layer, 0, 5))
+print(wrong_answers(layer, 0, 5))
+layer.train()
+print(wrong_gradients(layer, 0, 5))
+try:
+    in_thread(wrong_answers, layer, 0, 5)
+except RuntimeError as error:
+    print(error)
+case.doCleanups()
+"""
+
+
+class TestSourceBuild(unittest.TestCase):
+    """A build of Paddle without the module that makes threads safe."""
+
+    def test_a_second_thread_is_refused(self):
+        folder = os.path.dirname(os.path.abspath(__file__))
+        done = run_command(
+            self, script_command(SOURCE_BUILD.format(folder=folder)), os.environ
+        )
+        *wrong, error = done.stdout.splitlines()
+        self.assertEqual(wrong, ["0", "0", "0"])
+        self.assertRegex(error, "since thread 'MainThread' has run one")
+        self.assertRegex(error, "built without locks .* on one thread")
+
+
+LEGACY = """
+import sys
+sys.path.insert(0, {folder!r})
+import paddle
+from jit_threads_base import JitTestCase, together, wrong_answers
+case = JitTestCase()
+case.setUp()
+layer = case.loaded()
+assert type(layer).__name__ == "TranslatedLayer", type(layer)
+print(together(4, lambda i: wrong_answers(layer, i, 25)))
+layer.train()
+print(together(4, lambda i: wrong_answers(layer, i, 25)))
+case.doCleanups()
+"""
+
+
+LEGACY_FIRST_RUN = """
+import sys
+sys.path.insert(0, {folder!r})
+from unittest import mock
+from paddle import _legacy_C_ops
+from paddle.base.threads import programs
+from concurrent_base import in_thread
+from jit_threads_base import JitTestCase, wrong_answers
+run = _legacy_C_ops.run_program
+def building_is_free():
+    with programs._building:
+        return True
+def check_and_run(*args):
+    print(in_thread(building_is_free))
+    return run(*args)
+case = JitTestCase()
+case.setUp()
+layer = case.loaded()
+with mock.patch.object(_legacy_C_ops, "run_program", check_and_run):
+    print(wrong_answers(layer, 0, 1))
+    layer.train()
+    print(wrong_answers(layer, 0, 1))
+case.doCleanups()
+"""
+
+
+class TestOldFormat(unittest.TestCase):
+    """Models of the file type .pdmodel."""
+
+    def run_legacy(self, script: str) -> list[str]:
+        folder = os.path.dirname(os.path.abspath(__file__))
+        done = run_command(
+            self,
+            script_command(script.format(folder=folder)),
+            {**os.environ, "FLAGS_enable_pir_api": "0"},
+        )
+        return done.stdout.splitlines()
+
+    def test_threads_that_call_one_layer_get_their_own_answers(self):
+        self.assertEqual(self.run_legacy(LEGACY), [str(NONE_WRONG)] * 2)
+
+    def test_a_first_run_locks_nothing(self):
+        self.assertEqual(
+            self.run_legacy(LEGACY_FIRST_RUN), ["True", "0", "True", "0"]
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
