@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The registration of the C++ tests and of those on the test device."""
+"""The registration of the tests in Paddle's build."""
 
 from __future__ import annotations
 
