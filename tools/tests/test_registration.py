@@ -20,20 +20,29 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tools.apply import own_file, write_files
+from tools.lint_patches import imported
 from tools.series import load_series
 from tools.tree import git
 from tools.wheel import REPO, beside_python, run
 
+if TYPE_CHECKING:
+    from tools.series import Patch
+
 ALLOCATION = "paddle/phi/core/memory/allocation"
+LEGACY_TEST = "test/legacy_test"
 
 # Uses Paddle's own functions, with stand-ins for what they link to.
 PADDLES_BUILD = """
 cmake_minimum_required(VERSION 3.18)
 project(paddle LANGUAGES CXX)
+if(AS_ON STREQUAL "macOS")
+  set(APPLE ON)
+endif()
 set(PADDLE_SOURCE_DIR "${CMAKE_SOURCE_DIR}")
 set(PADDLE_BINARY_DIR "${CMAKE_BINARY_DIR}")
 set(PYTHON_EXECUTABLE python3)
@@ -42,7 +51,7 @@ set(WITH_PYTHON ON)
 set(WITH_CUSTOM_DEVICE ON)
 set(WITH_SHARED_PHI ON)
 file(WRITE "${CMAKE_BINARY_DIR}/empty.cc" "")
-foreach(target paddle phi common gtest paddle_gtest_main_new)
+foreach(target paddle phi common gtest paddle_gtest_main_new pir)
   add_library(${target} SHARED "${CMAKE_BINARY_DIR}/empty.cc")
 endforeach()
 set_property(GLOBAL PROPERTY PADDLE_LIB_NAME paddle)
@@ -52,15 +61,28 @@ function(check_coverage_opt)
 endfunction()
 function(common_link)
 endfunction()
-function(bash_test_modules name)
-  add_test(NAME ${name} COMMAND true)
+foreach(function bash_test_modules py_test_modules)
+  function(${function} name)
+    add_test(NAME ${name} COMMAND true)
+  endfunction()
+endforeach()
+function(set_pir_tests_properties)
 endfunction()
 foreach(folder api common core kernels ops)
   file(WRITE "test/cpp/phi/${folder}/CMakeLists.txt" "")
 endforeach()
 add_subdirectory(test/cpp/phi)
 add_subdirectory(test/custom_runtime)
+add_subdirectory(test/legacy_test)
 """
+
+
+class Registered(NamedTuple):
+    """What Paddle's build says of a test."""
+
+    # Those of its command and of its environment.
+    words: list[str]
+    timeout_s: float | None
 
 
 def own_files() -> list[str]:
@@ -89,17 +111,17 @@ def test_the_sources_are_those_that_paddles_build_lists():
     }
 
 
-@pytest.fixture(scope="session")
-def registered(tmp_path_factory):
+def registered_on(system: str, root: Path) -> dict[str, Registered]:
     """
-    The tests that Paddle's functions register, each with the words of its
-    command and its environment.
+    Returns the tests that Paddle's functions register, in a new folder, as if
+    on a system.
     """
     paddle = os.environ.get("PADDLE_CHECKOUT")
     if not paddle:
         pytest.skip("set PADDLE_CHECKOUT to a clone of Paddle at tag v3.3.0")
-    root = tmp_path_factory.mktemp("paddle")
-    files = "cmake test/cpp/phi/CMakeLists.txt test/custom_runtime"
+    files = (
+        f"cmake test/cpp/phi/CMakeLists.txt test/custom_runtime {LEGACY_TEST}"
+    )
     git(root, "init --quiet")
     git(root, "fetch --quiet --depth=1", paddle, "tag", "v3.3.0")
     git(root, f"checkout v3.3.0 -- {files}")
@@ -113,6 +135,7 @@ def registered(tmp_path_factory):
     run(
         *(beside_python("cmake"), "-G", "Ninja", "-S", root, "-B", build),
         f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}",
+        f"-DAS_ON={system}",
     )
     shown = subprocess.run(
         [beside_python("ctest"), "--show-only=json-v1"],
@@ -120,19 +143,22 @@ def registered(tmp_path_factory):
         check=True,
         capture_output=True,
     )
-    tests = json.loads(shown.stdout)["tests"]
-    return {
-        test["name"]: [
-            *test.get("command", []),
-            *(
-                word
-                for shown in test["properties"]
-                if shown["name"] == "ENVIRONMENT"
-                for word in shown["value"]
-            ),
-        ]
-        for test in tests
-    }
+    found = {}
+    for test in json.loads(shown.stdout)["tests"]:
+        properties = {p["name"]: p["value"] for p in test["properties"]}
+        words = [*test.get("command", []), *properties.get("ENVIRONMENT", [])]
+        found[test["name"]] = Registered(words, properties.get("TIMEOUT"))
+    return found
+
+
+@pytest.fixture(scope="session")
+def registered(tmp_path_factory):
+    return registered_on("Linux", tmp_path_factory.mktemp("linux"))
+
+
+@pytest.fixture(scope="session")
+def registered_on_macos(tmp_path_factory):
+    return registered_on("macOS", tmp_path_factory.mktemp("macos"))
 
 
 def test_paddles_build_registers_every_test_program(registered):
@@ -146,22 +172,27 @@ def test_paddles_build_registers_every_test_program(registered):
 
 
 def test_paddles_build_runs_tests_of_gpu_memory_on_the_stand_in(registered):
-    for name, words in registered.items():
+    for name, test in registered.items():
         if name.startswith("cuda_ipc_"):
-            assert re.match(r"LD_LIBRARY_PATH=[^:]*/stand_in:", words[-1])
+            assert re.match(r"LD_LIBRARY_PATH=[^:]*/stand_in:", test.words[-1])
 
 
-def test_paddles_build_runs_tests_on_the_test_device(registered):
-    tests = {
+def device_tests() -> set[str]:
+    """Returns the names of the tests that need the test device."""
+    return {
         Path(path).stem
         for path in own_files()
         if re.match(r"test/custom_runtime/test_.*\.py", path)
     }
+
+
+def test_paddles_build_runs_tests_on_the_test_device(registered):
+    tests = device_tests()
     assert tests
     assert tests <= registered.keys()
     tests.add("test_thread_device_host_device")
     for test in tests:
-        words = registered[test]
+        words = registered[test].words
         assert any(
             re.fullmatch("CUSTOM_DEVICE_ROOT=.*/host_device", word)
             for word in words
@@ -170,7 +201,88 @@ def test_paddles_build_runs_tests_on_the_test_device(registered):
         assert "FLAGS_allocator_strategy=naive_best_fit" not in words
 
 
+def test_paddles_build_has_no_test_device_on_macos(registered_on_macos):
+    assert not device_tests() & registered_on_macos.keys()
+    assert "test_custom_cpu_plugin" in registered_on_macos
+
+
 def test_paddles_build_runs_its_own_tests_as_before(registered):
-    words = registered["test_custom_cpu_plugin"]
+    words = registered["test_custom_cpu_plugin"].words
     assert "FLAGS_allocator_strategy=naive_best_fit" in words
     assert not any(word.startswith("CUSTOM_DEVICE_ROOT=") for word in words)
+
+
+def legacy_tests(paths: tuple[str, ...] | list[str]) -> set[str]:
+    """Returns the names of the tests in test/legacy_test among some files."""
+    return {
+        Path(path).stem
+        for path in paths
+        if re.match(rf"{LEGACY_TEST}/test_.*\.py", path)
+    }
+
+
+def added_to_cmake(patch: Patch) -> str:
+    """Returns what a patch adds to the CMake file of these tests."""
+    return "\n".join(
+        line
+        for part in patch.files
+        if part.path == f"{LEGACY_TEST}/CMakeLists.txt"
+        for hunk in part.hunks
+        for _, line in hunk.added
+    )
+
+
+def named(command: str) -> set[str]:
+    """Returns the tests that the patches name after the words of a command."""
+    text = "\n".join(map(added_to_cmake, load_series(REPO)))
+    return set(re.findall(rf"{command}(test_\w+)", text))
+
+
+@pytest.mark.parametrize("patch", load_series(REPO), ids=lambda p: p.name[:4])
+def test_a_patch_tells_cmake_of_its_own_tests_alone(patch):
+    tests = re.findall(r"\btest_\w+", added_to_cmake(patch))
+    assert legacy_tests(patch.own_files).issuperset(tests)
+
+
+def modules_used(path: Path, found: set[str]) -> set[str]:
+    """Adds to `found` what a test imports, itself and through its helpers."""
+    for name in imported(str(path.relative_to(REPO)), path.read_text()) - found:
+        found.add(name)
+        helper = path.with_name(f"{name}.py")
+        if helper.exists():
+            modules_used(helper, found)
+    return found
+
+
+def test_tests_of_processes_are_not_run_on_windows_and_macos():
+    module = re.compile(r"paddle\.(incubate\.)?multiprocessing\b")
+    of_processes = {
+        name
+        for name in legacy_tests(own_files())
+        if any(
+            map(
+                module.match,
+                modules_used(REPO / LEGACY_TEST / f"{name}.py", set()),
+            )
+        )
+    }
+    assert of_processes
+    assert of_processes <= named(r"REMOVE_ITEM TEST_OPS ")
+
+
+def test_paddles_build_runs_every_test_in_python_on_linux(registered):
+    assert legacy_tests(own_files()) <= registered.keys()
+
+
+def test_paddles_build_runs_on_macos_what_is_not_linuxs_alone(
+    registered_on_macos,
+):
+    own = legacy_tests(own_files())
+    run = own & registered_on_macos.keys()
+    assert run == own - named(r"REMOVE_ITEM TEST_OPS ")
+
+
+def test_long_tests_may_take_more_than_the_15_s_of_paddles_ci(registered):
+    long = named(r"set_tests_properties\(")
+    assert long
+    assert all(registered[name].timeout_s > 15 for name in long)
