@@ -254,7 +254,7 @@ def _module(path: str) -> str | None:
     return ".".join(file.with_suffix("").parts[1:])
 
 
-def _imported(path: str, text: str) -> set[str]:
+def imported(path: str, text: str) -> set[str]:
     """Return all that a Python file may import, as names of modules."""
     package = PurePosixPath(path).parts[1:-1]
     found = set()
@@ -276,7 +276,7 @@ def _imported(path: str, text: str) -> set[str]:
 def _used(path: str, text: str) -> set[str]:
     """Return the modules or headers that an own file may use."""
     if path.endswith(".py"):
-        return _imported(path, text)
+        return imported(path, text)
     return set(_INCLUDE.findall(text)) if path.endswith(_CXX) else set()
 
 

@@ -45,8 +45,19 @@ from tools.wheel import BUILD, REPO, cmake_build
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# pytest's exit status when it has found no test.
-_NO_TESTS = 5
+    from tools.series import Patch
+
+# Imports the Paddle of a folder, and has pytest import its tests. A prefix may
+# have none.
+_IMPORT_ALL = """
+import sys
+import paddle
+import pytest
+if not paddle.__file__.startswith(sys.argv[1]):
+    sys.exit(f"{paddle.__file__} is not in {sys.argv[1]}")
+status = pytest.main(["-q", "--collect-only", "--assert=plain", "test"])
+sys.exit(0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status)
+"""
 
 
 def _repository(repo: Path, names: list[str], folder: Path) -> None:
@@ -62,6 +73,16 @@ def _link(source: str | Path, target: str | Path) -> None:
     """Make a file cheaply: what is patched is replaced, not written to."""
     # Not a hard link, which needs the same file system.
     os.symlink(source, target)
+
+
+def changes_python(patch: Patch) -> bool:
+    """Return whether a patch changes anything that Python imports."""
+    paths = [*(part.path for part in patch.files), *patch.own_files]
+    # An own file there is a module that libpaddle has.
+    bindings = "paddle/fluid/pybind/"
+    return any(
+        path.endswith(".py") or path.startswith(bindings) for path in paths
+    )
 
 
 def make_prefix(
@@ -152,17 +173,17 @@ def build_cpp(stock: Path) -> Callable[[int], str]:
     return build
 
 
-def _pytest(python: Path, folder: Path, *arguments: str) -> str:
-    """Run pytest under a prefix and return what it says if it fails."""
+def _says_if_it_fails(python: Path, folder: Path, *arguments: str) -> str:
+    """Run Python under a prefix and return what it says if it fails."""
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-q", *arguments],
+        [str(python), *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return "" if done.returncode in (0, _NO_TESTS) else done.stdout
+    return done.stdout if done.returncode else ""
 
 
 def try_prefix(python: Path, folder: Path, tests: list[str]) -> str:
@@ -176,19 +197,11 @@ def try_prefix(python: Path, folder: Path, tests: list[str]) -> str:
     Returns:
         What went wrong, or "".
     """
-    code = "import paddle; print(paddle.__file__)"
-    done = subprocess.run(
-        [str(python), "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode or str(folder) not in done.stdout:
-        return done.stdout + done.stderr
-    failure = _pytest(python, folder, "--collect-only", "test")
+    failure = _says_if_it_fails(python, folder, "-c", _IMPORT_ALL, str(folder))
     if tests and not failure:
-        failure = _pytest(python, folder, *tests)
+        failure = _says_if_it_fails(
+            python, folder, "-m", "pytest", "-q", *tests
+        )
     return failure
 
 

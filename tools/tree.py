@@ -156,7 +156,8 @@ def open_tree(root: Path, rev: str = "HEAD") -> Tree:
         )
     if tree.version not in SUPPORTED:
         raise PatchError(
-            f"{root} is Paddle {tree.version}; the patches are for"
-            f" {' and '.join(SUPPORTED)}"
+            f"{root} is Paddle {tree.version}, and the patches are for"
+            f" {' and '.join(SUPPORTED)}; check out the tag"
+            f" v{SUPPORTED[0]}, or unpack the wheel of such a version"
         )
     return tree

@@ -325,6 +325,15 @@ def test_an_own_file_that_paddle_has_is_refused(repo, checkout, output):
     assert_not_exported(repo, checkout, output, OWN, "v3.3.0")
 
 
+def test_a_newer_tree_is_refused(repo, checkout, output):
+    replace(checkout / CORE, "// Core\n", "// Core, much later\n")
+    commit(checkout, "Later")
+    git(checkout, "tag v3.4.0")
+    assert_not_exported(
+        repo, checkout, output, "is Paddle 3.4.0", "check out the tag v3.3.0"
+    )
+
+
 def test_a_wheel_is_refused(repo, wheel, output):
     with pytest.raises(PatchError, match="not a git checkout"):
         export(repo, wheel, output)

@@ -15,15 +15,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from tools.apply import REPO
-from tools.prefixes import make_cpp_prefix, make_prefix, try_prefix
+from tools.prefixes import (
+    changes_python,
+    make_cpp_prefix,
+    make_prefix,
+    try_prefix,
+)
 from tools.series import load_series
-from tools.tests.conftest import DEVICE, OWN, OWN_TEST, write
+from tools.tests.conftest import CORE, DEVICE, OWN, OWN_TEST, write
 
 STOCK = os.environ.get("PADDLE_WHEEL_TREE")
 
@@ -91,8 +98,38 @@ def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
     assert not (source / late).exists()
 
 
+def test_a_prefix_whose_tests_cannot_be_imported_fails(tmp_path):
+    python = Path(sys.executable)
+    write(tmp_path, {"paddle/__init__.py": "", "test/test_one.py": ""})
+    assert try_prefix(python, tmp_path, tests=[]) == ""
+    write(tmp_path, {"test/test_two.py": "import helper_of_a_later_patch\n"})
+    assert "helper_of_a_later_patch" in try_prefix(python, tmp_path, tests=[])
+
+
+def test_a_prefix_whose_paddle_cannot_be_imported_fails(tmp_path):
+    write(tmp_path, {"paddle/__init__.py": "import paddle.later\n"})
+    told = try_prefix(Path(sys.executable), tmp_path, tests=[])
+    assert "No module named 'paddle.later'" in told
+
+
+def test_what_python_imports_is_files_of_python_and_bindings(repo):
+    patch = load_series(repo)[1]
+    core = [part for part in patch.files if part.path == CORE]
+    in_cpp = dataclasses.replace(patch, files=tuple(core))
+    binding = "paddle/fluid/pybind/early.cc"
+    assert core
+    assert changes_python(patch)
+    assert not changes_python(in_cpp)
+    assert changes_python(dataclasses.replace(in_cpp, own_files=(binding,)))
+    assert changes_python(dataclasses.replace(in_cpp, own_files=(OWN_TEST,)))
+
+
 @pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
-@pytest.mark.parametrize("number", range(1, len(load_series(REPO)) + 1))
+@pytest.mark.parametrize(
+    "number",
+    # The other patches leave all that is imported as it is.
+    [n for n, p in enumerate(load_series(REPO), 1) if changes_python(p)],
+)
 def test_every_prefix_and_its_tests_can_be_imported(number, tmp_path):
     python = Path(os.environ["PADDLE_PYTHON"])
     ours = next(python.parents[1].glob("lib/python3*/site-packages"))
