@@ -14,6 +14,8 @@
 
 // What forks do to a group: nothing, and a child has no part in it.
 
+#include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,6 +112,24 @@ ISOLATED_TEST(GroupForkTest, AChildDoesNotKeepItsDeadParentAlive) {
     Meet(group);
     if (group->rank() == 0) return MeetUntilItFails(group, channel);
     if (fork() == 0) {
+      channel.Signal();
+      channel.SaysMore();  // until the test ends
+      _exit(0);
+    }
+    channel.Await();
+  });
+  ranks.channel(1).Await();
+  ranks[1].Kill();
+  const Outcome outcome = ranks.HearOutcome(0);
+  EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
+}
+
+// No handler of a fork runs in such a child, so that it has the descriptor.
+ISOLATED_TEST(GroupForkTest, AChildByCloneDoesNotKeepItsDeadParentAlive) {
+  Ranks ranks(2, [](GroupMemory* group, const Channel& channel) {
+    Meet(group);
+    if (group->rank() == 0) return MeetUntilItFails(group, channel);
+    if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
       channel.Signal();
       channel.SaysMore();  // until the test ends
       _exit(0);

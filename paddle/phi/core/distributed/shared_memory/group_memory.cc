@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -206,9 +207,12 @@ bool IsExiting(const std::string& folder) {
   return stat && stat->IsExiting();
 }
 
-// Returns whether the kernel is ending a process, with all of its threads. To
-// unmap its memory may take a second, and its locks are released after that.
+// Returns whether a process has ended or the kernel is ending it, with all of
+// its threads. To unmap its memory may take a second, and its locks are
+// released after that; or never, if a child that no handler of a fork knows of
+// has its descriptors.
 bool IsEnding(uint32_t process) {
+  if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return true;
   std::string folder = "/proc/" + std::to_string(process);
   // Usually it is not, and one look is enough. Of a process with several
   // threads, the first one may have ended alone.

@@ -45,8 +45,9 @@ struct GroupOptions {
 // holds the kernel lock of its byte of the file. The lock belongs to an open
 // file description that this object alone has, by its descriptor and by its
 // mapping, so the kernel drops it whatever ended the process, and not before. A
-// group that has failed stays failed, for one reason that all ranks are told in
-// the same words.
+// process that has ended, or is ending, counts as dead even if the lock is
+// still held. A group that has failed stays failed, for one reason that all
+// ranks are told in the same words.
 //
 // The file is a memfd: there is no file name that a killed process could leave.
 // All of its memory is reserved at the start, and its size is sealed, so that
