@@ -16,6 +16,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+
+#include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
+#include "pybind11/stl.h"
 
 namespace py = pybind11;
 
@@ -26,6 +30,8 @@ using distributed::ProcessGroup;
 using distributed::ProcessGroupIdMap;
 using distributed::ProcessGroupShm;
 using distributed::ProcessGroupShmOptions;
+using distributed::SharedTensorResolver;
+using memory::allocation::SharedLocator;
 
 void BindProcessGroupShm(py::module* m, const ProcessGroupShmMaker& make) {
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
@@ -36,12 +42,18 @@ void BindProcessGroupShm(py::module* m, const ProcessGroupShmMaker& make) {
                  int rank,
                  int world_size,
                  int group_id,
-                 int64_t timeout_milliseconds) {
+                 int64_t timeout_milliseconds,
+                 const std::optional<py::capsule>& locator) {
             ProcessGroupShmOptions options{};
             options.rank = rank;
             options.size = world_size;
             options.group_id = group_id;
             options.timeout = std::chrono::milliseconds(timeout_milliseconds);
+            if (locator) {
+              options.memory.resolver = std::make_shared<SharedTensorResolver>(
+                  *locator->get_pointer<const SharedLocator>());
+            }
+            py::gil_scoped_release release;
             auto group = make(store, options);
             // Programs that were compiled find a group by its id as long as the
             // process lives, as with the other backends.
@@ -53,7 +65,7 @@ void BindProcessGroupShm(py::module* m, const ProcessGroupShmMaker& make) {
           py::arg("world_size"),
           py::arg("group_id"),
           py::arg("timeout_milliseconds"),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("locator"))
       .def("leave",
            &ProcessGroupShm::Leave,
            py::call_guard<py::gil_scoped_release>());

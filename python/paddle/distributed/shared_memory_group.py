@@ -70,8 +70,14 @@ def join(
             "This Paddle was built without the backend shm, which needs Linux. "
             "Use the backend gloo."
         )
+    storage = find_cpp_module("_shared_storage")
     group = binding.ProcessGroupShm.create(
-        store, rank, world_size, group_id, timeout
+        store,
+        rank,
+        world_size,
+        group_id,
+        timeout,
+        storage and storage.locator(),
     )
     if not _joined:
         # The last registered runs first: before Paddle destroys its groups.

@@ -45,8 +45,8 @@ class OperationQueue {
   // Throws std::system_error, and does not take the function, if there is no
   // thread and none can be started.
   void Add(std::function<void()> function);
-  // Ends the queue's thread once the functions that were handed over before have
-  // ended, those on callers' threads too. A later one starts it again.
+  // Ends the queue's thread once the functions that were handed over before
+  // have ended, those on callers' threads too. A later one starts it again.
   void Stop();
 
  private:
