@@ -17,6 +17,9 @@
 #
 # core_sources need nothing of Paddle; storage_sources, tensors' storages in
 # that memory, do. A tree with a part of the series has a part of the files.
+#
+# collective_sources are collective operations in shared memory; they need
+# core_sources and nothing of Paddle.
 
 if(NOT PADDLE_SOURCE_DIR)
   get_filename_component(PADDLE_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/.."
@@ -59,3 +62,6 @@ sources_that_exist(
 
 sources_that_exist(storage_sources cuda_ipc_storage.cc shared_handle.cc
                    shared_storage.cc storage_watcher.cc)
+
+file(GLOB collective_sources
+     "${PADDLE_SOURCE_DIR}/paddle/phi/core/distributed/shared_memory/*.cc")

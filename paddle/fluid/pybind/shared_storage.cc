@@ -322,6 +322,12 @@ void BindSharedStorage(py::module* m) {
   m->def("allocator", [] {
     return py::capsule(SharedAllocator(Strategy()), "phi::Allocator");
   });
+  // For groups of processes, which may be bound by another module.
+  m->def("locator", [&heap] {
+    static const memory::allocation::SharedLocator locate =
+        [&heap](const void* address) { return heap.Locate(address); };
+    return py::capsule(&locate, "SharedLocator");
+  });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
   m->def("rebuild_dense_tensor",
          [](const std::string& handle, const py::function& stream_of) {

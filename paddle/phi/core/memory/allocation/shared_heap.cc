@@ -412,6 +412,21 @@ bool SharedHeap::Has(const void* address) {
   return Find(address).has_value();
 }
 
+std::optional<SharedLocation> SharedHeap::Locate(const void* address) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  std::optional<Location> found = Find(address);
+  if (!found) return std::nullopt;
+  auto attached = segments_.find(found->holdings->id);
+  if (attached == segments_.end() || &attached->second != found->holdings ||
+      !attached->second.segment->CanBeOpened()) {
+    return std::nullopt;
+  }
+  return SharedLocation{
+      attached->second.segment->id(),
+      static_cast<uint64_t>(static_cast<const char*>(address) -
+                            found->holdings->base)};
+}
+
 SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   auto known = segments_.find(message.id.segment);
   if (known != segments_.end()) return &known->second;

@@ -52,6 +52,13 @@ struct SharedMessage {
   uint64_t offset;  // in the block
 };
 
+// Where a byte of a block is, for processes that map the segment themselves.
+struct SharedLocation {
+  SegmentId id;
+  uint64_t offset;  // in the segment
+};
+using SharedLocator = std::function<std::optional<SharedLocation>(const void*)>;
+
 // When memory runs out, messages that nobody received for this long expire:
 // their receiver was killed, or their queue was thrown away.
 constexpr double kMessageLostSeconds = 600;
@@ -158,6 +165,12 @@ class SharedHeap {
   //
   // Thread-safe.
   bool Has(const void* address);
+  // Returns where an address is. Returns none if no block that this process
+  // holds has the address, or if others cannot open its segment. The location
+  // is valid as long as the caller is a user of the block.
+  //
+  // Thread-safe.
+  std::optional<SharedLocation> Locate(const void* address);
 
   struct Received {
     SharedBlock block;

@@ -1,0 +1,111 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/distributed/collective/operation_queue.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <utility>
+
+namespace paddle {
+namespace distributed {
+namespace {
+
+// Starts a thread that gets no signals: those are for the threads of the
+// program, which wait for them.
+template <typename Body>
+std::thread StartWithoutSignals(Body body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    ~Restore() { pthread_sigmask(SIG_SETMASK, mask, nullptr); }
+    const sigset_t* mask;
+  } restore{&before};
+  return std::thread(std::move(body));
+}
+
+}  // namespace
+
+void OperationQueue::Stop() {
+  std::thread ending;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t number = handed_over_;
+    changed_.wait(lock, [&] { return ended_ >= number; });
+    stopping_ = true;
+    ending = std::move(thread_);
+  }
+  changed_.notify_all();
+  if (ending.joinable()) ending.join();
+  std::lock_guard<std::mutex> lock(mutex_);
+  stopping_ = false;
+}
+
+void OperationQueue::Run(const std::function<void()>& function) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t number = handed_over_++;
+    changed_.wait(lock, [&] { return ended_ == number; });
+  }
+  struct Turn {
+    ~Turn() { queue->EndTurn(); }
+    OperationQueue* queue;
+  } turn{this};
+  function();
+}
+
+void OperationQueue::Add(std::function<void()> function) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!thread_runs_) {
+    if (thread_.joinable()) thread_.join();
+    thread_ = StartWithoutSignals([this] { RunAdded(); });
+    thread_runs_ = true;
+  }
+  added_.emplace_back(handed_over_, std::move(function));
+  ++handed_over_;
+  changed_.notify_all();
+}
+
+void OperationQueue::RunAdded() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] {
+      return added_.empty() ? stopping_ : added_.front().first == ended_;
+    });
+    if (added_.empty()) break;
+    std::function<void()> function = std::move(added_.front().second);
+    added_.pop_front();
+    lock.unlock();
+    function();
+    // What it holds ends before its turn does, so that a caller who has waited
+    // for it finds its tensors free.
+    function = nullptr;
+    EndTurn();
+    lock.lock();
+  }
+  thread_runs_ = false;
+}
+
+void OperationQueue::EndTurn() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++ended_;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace distributed
+}  // namespace paddle

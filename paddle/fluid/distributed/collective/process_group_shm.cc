@@ -1,0 +1,849 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/distributed/collective/process_group_shm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include "paddle/phi/backends/context_pool.h"
+#include "paddle/phi/core/distributed/shared_memory/collective_error.h"
+
+namespace paddle {
+namespace distributed {
+namespace {
+
+using phi::distributed::CollectiveError;
+using phi::distributed::Collectives;
+using phi::distributed::ElementType;
+using phi::distributed::GroupMemory;
+using phi::distributed::Reduction;
+
+// The name that an operation has in Python.
+const char* NameOf(CommType type) {
+  switch (type) {
+    case CommType::ALLREDUCE:
+      return "all_reduce";
+    case CommType::REDUCE:
+      return "reduce";
+    case CommType::REDUCE_SCATTER:
+      return "reduce_scatter";
+    case CommType::BROADCAST:
+      return "broadcast";
+    case CommType::ALLGATHER:
+      return "all_gather";
+    case CommType::GATHER:
+      return "gather";
+    case CommType::SCATTER:
+      return "scatter";
+    case CommType::ALLTOALL:
+      return "all_to_all";
+    case CommType::SEND:
+      return "send";
+    case CommType::RECV:
+      return "recv";
+    default:
+      return "barrier";
+  }
+}
+
+ElementType ElementTypeOf(CommType operation, phi::DataType type) {
+  switch (type) {
+    case phi::DataType::BOOL:
+      return ElementType::kBool;
+    case phi::DataType::INT8:
+      return ElementType::kInt8;
+    case phi::DataType::UINT8:
+      return ElementType::kUInt8;
+    case phi::DataType::INT16:
+      return ElementType::kInt16;
+    case phi::DataType::INT32:
+      return ElementType::kInt32;
+    case phi::DataType::INT64:
+      return ElementType::kInt64;
+    case phi::DataType::FLOAT16:
+      return ElementType::kFloat16;
+    case phi::DataType::BFLOAT16:
+      return ElementType::kBFloat16;
+    case phi::DataType::FLOAT32:
+      return ElementType::kFloat32;
+    case phi::DataType::FLOAT64:
+      return ElementType::kFloat64;
+    case phi::DataType::COMPLEX64:
+      return ElementType::kComplex64;
+    case phi::DataType::COMPLEX128:
+      return ElementType::kComplex128;
+    default:
+      PADDLE_THROW(common::errors::Unimplemented(
+          "The backend shm cannot %s elements of type %s. Cast the tensor to "
+          "float32, for example.",
+          NameOf(operation),
+          type));
+  }
+}
+
+Reduction ReductionOf(ReduceOp reduction) {
+  switch (reduction) {
+    case ReduceOp::SUM:
+      return Reduction::kSum;
+    case ReduceOp::MAX:
+      return Reduction::kMaximum;
+    case ReduceOp::MIN:
+      return Reduction::kMinimum;
+    case ReduceOp::PRODUCT:
+      return Reduction::kProduct;
+    case ReduceOp::AVG:
+      return Reduction::kAverage;
+  }
+  PADDLE_THROW(common::errors::InvalidArgument(
+      "There is no reduction number %d. Pass one of paddle.distributed."
+      "ReduceOp.",
+      static_cast<int>(reduction)));
+}
+
+void EnforceUsable(CommType operation, const phi::DenseTensor& tensor) {
+  PADDLE_ENFORCE_EQ(
+      tensor.numel() == 0 || tensor.initialized(),
+      true,
+      common::errors::InvalidArgument(
+          "%s got a tensor of shape [%s] that has no memory yet. Give it a "
+          "value, or pass paddle.empty of its shape.",
+          NameOf(operation),
+          tensor.dims()));
+  PADDLE_ENFORCE_EQ(
+      !tensor.initialized() || phi::is_cpu_place(tensor.place()) ||
+          phi::is_cuda_pinned_place(tensor.place()),
+      true,
+      common::errors::InvalidArgument(
+          "The backend shm cannot %s a tensor on %s: it works on tensors in "
+          "host memory. Pass tensor.cpu(), or make a group with another "
+          "backend.",
+          NameOf(operation),
+          tensor.place()));
+  PADDLE_ENFORCE_EQ(
+      tensor.meta().is_contiguous(),
+      true,
+      common::errors::InvalidArgument(
+          "The backend shm cannot %s a tensor of shape [%s] with strides [%s], "
+          "which is not contiguous. Pass tensor.contiguous().",
+          NameOf(operation),
+          tensor.dims(),
+          tensor.strides()));
+}
+
+void EnforceSameType(CommType operation,
+                     const phi::DenseTensor& out,
+                     const phi::DenseTensor& in) {
+  PADDLE_ENFORCE_EQ(
+      out.dtype(),
+      in.dtype(),
+      common::errors::InvalidArgument("%s got an input of type %s and an "
+                                      "output of type %s. Pass tensors of "
+                                      "one type.",
+                                      NameOf(operation),
+                                      in.dtype(),
+                                      out.dtype()));
+}
+
+// Throws unless `actual`, of a tensor that has `name`, is `expected`.
+void EnforceElements(CommType operation,
+                     const char* name,
+                     int64_t actual,
+                     int64_t expected) {
+  PADDLE_ENFORCE_EQ(
+      actual,
+      expected,
+      common::errors::InvalidArgument(
+          "%s got an %s of %d elements, but it needs %d. Pass a tensor of that "
+          "size.",
+          NameOf(operation),
+          name,
+          actual,
+          expected));
+}
+
+uint64_t BytesOf(const phi::DenseTensor& tensor) {
+  return tensor.numel() * phi::SizeOf(tensor.dtype());
+}
+
+// A tensor without elements may have no memory.
+char* DataOf(const phi::DenseTensor& tensor) {
+  if (tensor.numel() == 0) return nullptr;
+  return static_cast<char*>(const_cast<void*>(tensor.data()));  // NOLINT
+}
+
+bool Overlap(const phi::DenseTensor& a, const phi::DenseTensor& b) {
+  return DataOf(a) < DataOf(b) + BytesOf(b) &&
+         DataOf(b) < DataOf(a) + BytesOf(a);
+}
+
+phi::DenseTensor PartOf(const phi::DenseTensor& tensor,
+                        int64_t offset,
+                        int64_t numel) {
+  return numel < 0 ? tensor
+                   : phi::distributed::GetPartialTensor(tensor, offset, numel);
+}
+
+// Returns the bytes of each rank's rows of a tensor.
+std::vector<uint64_t> BytesPerRank(const phi::DenseTensor& tensor,
+                                   std::vector<int64_t> rows,
+                                   int size) {
+  const int64_t all = tensor.dims().size() == 0 ? 1 : tensor.dims()[0];
+  if (rows.empty()) {
+    PADDLE_ENFORCE_EQ(
+        all % size,
+        0,
+        common::errors::InvalidArgument(
+            "all_to_all got a tensor of %d rows, which cannot be "
+            "divided by %d ranks. Pass the number of rows of each "
+            "rank.",
+            all,
+            size));
+    rows.assign(size, all / size);
+  }
+  PADDLE_ENFORCE_EQ(
+      static_cast<int>(rows.size()) == size &&
+          std::accumulate(rows.begin(), rows.end(), int64_t{0}) == all &&
+          *std::min_element(rows.begin(), rows.end()) >= 0,
+      true,
+      common::errors::InvalidArgument(
+          "all_to_all got a tensor of %d rows and the sizes [%s], which are "
+          "not "
+          "one number per rank of %d with that sum. Pass sizes that are.",
+          all,
+          common::make_ddim(rows),
+          size));
+  std::vector<uint64_t> bytes;
+  bytes.reserve(size);
+  for (int64_t count : rows) {
+    bytes.push_back(all == 0 ? 0 : BytesOf(tensor) / all * count);
+  }
+  return bytes;
+}
+
+void Copy(char* to, const char* from, uint64_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+// Memory for tensors that lie one after the other.
+class Packed {
+ public:
+  explicit Packed(const std::vector<phi::DenseTensor>& tensors) {
+    uint64_t all = 0;
+    for (const phi::DenseTensor& tensor : tensors) {
+      offsets_.push_back(all);
+      bytes_.push_back(BytesOf(tensor));
+      all += BytesOf(tensor);
+    }
+    data_ = std::make_unique<char[]>(all);
+  }
+
+  char* data() const { return data_.get(); }
+  char* part(size_t index) const { return data() + offsets_[index]; }
+  const std::vector<uint64_t>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t> bytes_;
+  std::unique_ptr<char[]> data_;
+};
+
+std::string StoreKey(int group_id) {
+  return "shm_group/" + std::to_string(group_id);
+}
+
+// Makes the group's memory, or joins it by what rank 0 has put into the store.
+std::unique_ptr<GroupMemory> MakeMemory(phi::distributed::Store* store,
+                                        const ProcessGroupShmOptions& options) {
+  const std::string key = StoreKey(options.group_id);
+  // The first character says whether the rest is the id or an error of rank 0,
+  // for which nobody has to wait.
+  const auto put = [&](const std::string& text) {
+    store->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+  };
+  if (options.rank == 0) {
+    try {
+      auto memory = GroupMemory::Create(options.size);
+      put("=" + memory->id());
+      return memory;
+    } catch (const CollectiveError& error) {
+      put(std::string("!") + error.what());
+      throw;
+    }
+  }
+  store->wait(key);
+  const std::vector<uint8_t> value = store->get(key);
+  const std::string text(value.begin(), value.end());
+  if (text.empty() || text[0] != '=') {
+    throw CollectiveError(CollectiveError::Kind::kUnavailable,
+                          0,
+                          text.substr(text.empty() ? 0 : 1));
+  }
+  return GroupMemory::Attach(text.substr(1), options.rank);
+}
+
+[[noreturn]] void ThrowPaddleError(const CollectiveError& error) {
+  switch (error.kind()) {
+    case CollectiveError::Kind::kTimedOut:
+      PADDLE_THROW(common::errors::ExecutionTimeout("%s", error.what()));
+    case CollectiveError::Kind::kMismatched:
+      PADDLE_THROW(common::errors::PreconditionNotMet("%s", error.what()));
+    case CollectiveError::Kind::kInvalid:
+      PADDLE_THROW(common::errors::InvalidArgument("%s", error.what()));
+    default:
+      PADDLE_THROW(common::errors::Unavailable("%s", error.what()));
+  }
+}
+
+template <typename Call>
+auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const CollectiveError& error) {
+    ThrowPaddleError(error);
+  }
+}
+
+[[noreturn]] void ThrowForked(int process) {
+  PADDLE_THROW(common::errors::Unavailable(
+      "This process was forked from process %d, which has joined the group; a "
+      "forked process is no rank of it. Communicate in the parent, or start "
+      "ranks by paddle.distributed.spawn.",
+      process));
+}
+
+}  // namespace
+
+// An operation under way, or one that has ended. Thread-safe.
+class ProcessGroupShm::ShmTask : public ProcessGroup::Task {
+ public:
+  ShmTask(int rank, CommType type, bool sync_op)
+      : ProcessGroup::Task(rank, type, sync_op), process_(getpid()) {
+    is_completed_ = sync_op;
+  }
+
+  // Runs the operation on a thread of the group.
+  template <typename Call>
+  void Run(const Call& call) {
+    std::exception_ptr error;
+    try {
+      call();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      error_ = error;
+      is_completed_ = true;
+    }
+    completed_.notify_all();
+  }
+
+  bool IsCompleted() override {
+    EnforceNotForked();
+    std::lock_guard<std::mutex> lock(mutex_);
+    return is_completed_;
+  }
+
+  bool Wait(std::chrono::milliseconds timeout) override {
+    EnforceNotForked();
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto completed = [this] { return is_completed_; };
+    if (timeout == kWaitTimeout) {
+      completed_.wait(lock, completed);
+    } else if (!completed_.wait_for(lock, timeout, completed)) {
+      return false;
+    }
+    if (error_) std::rethrow_exception(error_);
+    return true;
+  }
+
+  void Synchronize() override { Wait(kWaitTimeout); }
+
+  // As Wait, but does not throw the operation's error.
+  void WaitForEnd() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    completed_.wait(lock, [this] { return is_completed_; });
+  }
+
+ private:
+  void EnforceNotForked() const {
+    if (!IsSync() && getpid() != process_) ThrowForked(process_);
+  }
+
+  const int process_;
+  std::condition_variable completed_;
+  std::exception_ptr error_;
+};
+
+ProcessGroupShm::ProcessGroupShm(
+    const std::shared_ptr<phi::distributed::Store>& store,
+    const ProcessGroupShmOptions& options)
+    : ProcessGroup(options.rank, options.size, options.group_id),
+      process_(getpid()),
+      timeout_(options.timeout),
+      members_(std::make_shared<Members>()),
+      queue_(std::make_unique<OperationQueue>()) {
+  RaisingPaddleErrors([&] {
+    members_->memory = MakeMemory(store.get(), options);
+    members_->collectives = std::make_unique<Collectives>(
+        members_->memory.get(), options.memory, timeout_);
+  });
+}
+
+ProcessGroupShm::~ProcessGroupShm() {
+  if (IsForked()) {
+    // Their threads are not in this process, and their locks may be held.
+    queue_.release();
+    for (auto& item : pair_queues_) item.second.release();
+    return;
+  }
+  Leave();
+}
+
+bool ProcessGroupShm::IsForked() const { return getpid() != process_; }
+
+void ProcessGroupShm::Leave() {
+  if (IsForked()) return;
+  std::shared_ptr<Members> members;
+  std::vector<OperationQueue*> queues{queue_.get()};
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    members = std::move(members_);
+    members_ = nullptr;
+    for (auto& item : pair_queues_) queues.push_back(item.second.get());
+  }
+  if (!members) return;
+  members->memory->Leave();
+  for (OperationQueue* queue : queues) queue->Stop();
+}
+
+std::shared_ptr<ProcessGroupShm::Members> ProcessGroupShm::members() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  PADDLE_ENFORCE_NOT_NULL(members_,
+                          common::errors::Unavailable(
+                              "Rank %d has left group %d, by "
+                              "destroy_process_group or at exit. Make "
+                              "a new group with paddle.distributed.new_group.",
+                              rank_,
+                              gid_));
+  return members_;
+}
+
+OperationQueue* ProcessGroupShm::PairQueue(CommType type, int peer) {
+  if (IsForked()) ThrowForked(process_);
+  EnforceRank(type, peer);
+  PADDLE_ENFORCE_NE(peer,
+                    rank_,
+                    common::errors::InvalidArgument(
+                        "%s got rank %d, which is the caller. Pass the rank of "
+                        "another process.",
+                        NameOf(type),
+                        peer));
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& queue = pair_queues_[{type, peer}];
+  if (!queue) queue = std::make_unique<OperationQueue>();
+  return queue.get();
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
+                                                     CommType type,
+                                                     bool sync_op,
+                                                     Operation operation) {
+  if (IsForked()) ThrowForked(process_);
+  const auto run = [members = members(), operation = std::move(operation)] {
+    RaisingPaddleErrors([&] { operation(members->collectives.get()); });
+  };
+  auto task = std::make_shared<ShmTask>(rank_, type, sync_op);
+  if (sync_op) {
+    queue->Run(run);
+    return task;
+  }
+  queue->Add([task, run] { task->Run(run); });
+  if (type == CommType::ALLGATHER || type == CommType::GATHER) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_gather_ = task;
+  }
+  return task;
+}
+
+void ProcessGroupShm::EnforceRank(CommType type, int rank) const {
+  PADDLE_ENFORCE_EQ(
+      rank >= 0 && rank < size_,
+      true,
+      common::errors::InvalidArgument(
+          "%s got rank %d, but group %d has the ranks 0 to %d. Pass one of "
+          "them.",
+          NameOf(type),
+          rank,
+          gid_,
+          size_ - 1));
+}
+
+phi::DeviceContext* ProcessGroupShm::GetDeviceContext(
+    const phi::Place& place) const {
+  if (IsForked()) ThrowForked(process_);
+  std::shared_ptr<ShmTask> gather;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    gather = last_gather_.lock();
+  }
+  if (gather) gather->WaitForEnd();
+  return phi::DeviceContextPool::Instance().Get(place);
+}
+
+phi::DeviceContext* ProcessGroupShm::GetDeviceContext(
+    const phi::Place& place, bool use_calc_stream UNUSED) const {
+  return GetDeviceContext(place);
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const AllreduceOptions& opts,
+    bool sync_op) {
+  constexpr CommType kType = CommType::ALLREDUCE;
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor,
+       out = *out_tensor,
+       type = ElementTypeOf(kType, in_tensor.dtype()),
+       reduction = ReductionOf(opts.reduce_op),
+       timeout = timeout_](Collectives* collectives) {
+        collectives->AllReduce(
+            DataOf(in), DataOf(out), in.numel(), type, reduction, timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const ReduceOptions& opts,
+    bool sync_op) {
+  constexpr CommType kType = CommType::REDUCE;
+  EnforceRank(kType, opts.root_rank);
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = in_tensor,
+                 out = *out_tensor,
+                 type = ElementTypeOf(kType, in_tensor.dtype()),
+                 reduction = ReductionOf(opts.reduce_op),
+                 root = opts.root_rank,
+                 timeout = timeout_](Collectives* collectives) {
+                  collectives->Reduce(DataOf(in),
+                                      DataOf(out),
+                                      in.numel(),
+                                      type,
+                                      reduction,
+                                      root,
+                                      timeout);
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const ReduceScatterOptions& opts,
+    bool sync_op) {
+  constexpr CommType kType = CommType::REDUCE_SCATTER;
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceElements(
+      kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor,
+       out = *out_tensor,
+       type = ElementTypeOf(kType, in_tensor.dtype()),
+       reduction = ReductionOf(opts.reduce_op),
+       timeout = timeout_](Collectives* collectives) {
+        collectives->ReduceScatter(
+            DataOf(in), DataOf(out), out.numel(), type, reduction, timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Broadcast(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const BroadcastOptions& opts,
+    bool sync_op) {
+  constexpr CommType kType = CommType::BROADCAST;
+  const int root = opts.source_rank;
+  EnforceRank(kType, root);
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = in_tensor,
+                 out = *out_tensor,
+                 root,
+                 is_root = rank_ == root,
+                 timeout = timeout_](Collectives* collectives) {
+                  if (is_root && DataOf(in) != DataOf(out)) {
+                    std::memmove(DataOf(out), DataOf(in), BytesOf(in));
+                  }
+                  collectives->Broadcast(
+                      DataOf(out), BytesOf(out), root, timeout);
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    bool sync_op) {
+  return AllGather(out_tensor, in_tensor, 0, -1, sync_op);
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    int64_t offset,
+    int64_t numel,
+    bool sync_op) {
+  constexpr CommType kType = CommType::ALLGATHER;
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  const phi::DenseTensor part = PartOf(in_tensor, offset, numel);
+  EnforceElements(kType, "output", out_tensor->numel(), part.numel() * size_);
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = part, out = *out_tensor, timeout = timeout_](
+                    Collectives* collectives) {
+                  collectives->AllGather(
+                      DataOf(in), DataOf(out), BytesOf(in), timeout);
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const GatherOptions& opts,
+    bool sync_op,
+    bool use_calc_stream) {
+  constexpr CommType kType = CommType::GATHER;
+  PADDLE_ENFORCE_EQ(use_calc_stream,
+                    false,
+                    common::errors::Unimplemented(
+                        "The backend shm has no streams, but gather got "
+                        "use_calc_stream. Leave that argument out."));
+  const int root = opts.root_rank;
+  EnforceRank(kType, root);
+  EnforceUsable(kType, in_tensor);
+  if (rank_ == root) {
+    EnforceUsable(kType, *out_tensor);
+    EnforceSameType(kType, *out_tensor, in_tensor);
+    EnforceElements(
+        kType, "output", out_tensor->numel(), in_tensor.numel() * size_);
+  }
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = in_tensor,
+                 out = *out_tensor,
+                 root,
+                 is_root = rank_ == root,
+                 timeout = timeout_](Collectives* collectives) {
+                  collectives->Gather(DataOf(in),
+                                      is_root ? DataOf(out) : nullptr,
+                                      BytesOf(in),
+                                      root,
+                                      timeout);
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const ScatterOptions& opts,
+    bool sync_op) {
+  constexpr CommType kType = CommType::SCATTER;
+  const int root = opts.root_rank;
+  EnforceRank(kType, root);
+  EnforceUsable(kType, *out_tensor);
+  if (rank_ == root) {
+    EnforceUsable(kType, in_tensor);
+    EnforceSameType(kType, *out_tensor, in_tensor);
+    EnforceElements(
+        kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+  }
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = in_tensor,
+                 out = *out_tensor,
+                 root,
+                 is_root = rank_ == root,
+                 timeout = timeout_](Collectives* collectives) {
+                  collectives->Scatter(is_root ? DataOf(in) : nullptr,
+                                       DataOf(out),
+                                       BytesOf(out),
+                                       root,
+                                       timeout);
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
+    phi::DenseTensor* out_tensor,
+    const phi::DenseTensor& in_tensor,
+    const std::vector<int64_t>& out_size_each_rank,
+    const std::vector<int64_t>& in_size_each_rank,
+    bool sync_op) {
+  constexpr CommType kType = CommType::ALLTOALL;
+  EnforceUsable(kType, in_tensor);
+  EnforceUsable(kType, *out_tensor);
+  EnforceSameType(kType, *out_tensor, in_tensor);
+  PADDLE_ENFORCE_EQ(
+      Overlap(in_tensor, *out_tensor),
+      false,
+      common::errors::InvalidArgument(
+          "all_to_all got an output that overlaps the input. Pass tensors that "
+          "do not, for example paddle.empty_like(input) as the output."));
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor,
+       out = *out_tensor,
+       in_bytes = BytesPerRank(in_tensor, in_size_each_rank, size_),
+       out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_),
+       timeout = timeout_](Collectives* collectives) {
+        collectives->AllToAll(
+            DataOf(in), in_bytes, DataOf(out), out_bytes, timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
+    std::vector<phi::DenseTensor>* out_tensors,
+    const std::vector<phi::DenseTensor>& in_tensors,
+    bool sync_op) {
+  constexpr CommType kType = CommType::ALLTOALL;
+  using Tensors = std::vector<phi::DenseTensor>;
+  for (const Tensors* tensors :
+       {&in_tensors, static_cast<const Tensors*>(out_tensors)}) {
+    PADDLE_ENFORCE_EQ(static_cast<int>(tensors->size()),
+                      size_,
+                      common::errors::InvalidArgument(
+                          "all_to_all got a list of %d tensors, but the group "
+                          "has %d ranks. Pass one tensor per rank.",
+                          tensors->size(),
+                          size_));
+    for (const phi::DenseTensor& tensor : *tensors) {
+      EnforceUsable(kType, tensor);
+      EnforceSameType(kType, tensor, in_tensors[0]);
+    }
+  }
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in = in_tensors, out = *out_tensors, timeout = timeout_](
+                    Collectives* collectives) {
+                  const Packed sent(in);
+                  Packed received(out);
+                  for (size_t i = 0; i < in.size(); ++i) {
+                    Copy(sent.part(i), DataOf(in[i]), sent.bytes()[i]);
+                  }
+                  collectives->AllToAll(sent.data(),
+                                        sent.bytes(),
+                                        received.data(),
+                                        received.bytes(),
+                                        timeout);
+                  for (size_t i = 0; i < out.size(); ++i) {
+                    Copy(DataOf(out[i]), received.part(i), received.bytes()[i]);
+                  }
+                });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Send(
+    const phi::DenseTensor& tensor, int dst_rank, bool sync_op) {
+  return Send(tensor, dst_rank, 0, -1, sync_op);
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Send(
+    const phi::DenseTensor& tensor,
+    int dst_rank,
+    int64_t offset,
+    int64_t numel,
+    bool sync_op) {
+  constexpr CommType kType = CommType::SEND;
+  EnforceUsable(kType, tensor);
+  return Submit(
+      PairQueue(kType, dst_rank),
+      kType,
+      sync_op,
+      [part = PartOf(tensor, offset, numel), dst_rank, timeout = timeout_](
+          Collectives* collectives) {
+        collectives->Send(DataOf(part), BytesOf(part), dst_rank, timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
+                                                   int src_rank,
+                                                   bool sync_op) {
+  return Recv(tensor, src_rank, 0, -1, sync_op);
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
+                                                   int src_rank,
+                                                   int64_t offset,
+                                                   int64_t numel,
+                                                   bool sync_op) {
+  constexpr CommType kType = CommType::RECV;
+  EnforceUsable(kType, *tensor);
+  return Submit(
+      PairQueue(kType, src_rank),
+      kType,
+      sync_op,
+      [part = PartOf(*tensor, offset, numel), src_rank, timeout = timeout_](
+          Collectives* collectives) {
+        collectives->Recv(DataOf(part), BytesOf(part), src_rank, timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(
+    const BarrierOptions& opts UNUSED) {
+  return Submit(queue_.get(),
+                CommType::BARRIER,
+                /*sync_op=*/true,
+                [timeout = timeout_](Collectives* collectives) {
+                  collectives->Barrier(timeout);
+                });
+}
+
+}  // namespace distributed
+}  // namespace paddle

@@ -1,0 +1,192 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "paddle/fluid/distributed/collective/operation_queue.h"
+#include "paddle/fluid/distributed/collective/process_group.h"
+#include "paddle/phi/core/distributed/shared_memory/collectives.h"
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "paddle/phi/core/distributed/store/store.h"
+
+namespace paddle {
+namespace distributed {
+
+struct ProcessGroupShmOptions {
+  int rank;
+  int size;
+  int group_id;
+  // How long an operation waits for the other ranks.
+  std::chrono::milliseconds timeout;
+  phi::distributed::PeerMemoryOptions memory;
+};
+
+// A group of processes of one machine that communicate through shared memory.
+// It works on contiguous tensors in host memory.
+//
+// With sync_op, an operation runs on the calling thread, and its task has
+// ended. Else it runs on a thread of the group, in the order in which the
+// operations were called; sends to a rank and receptions from a rank have an
+// order of their own, so that both directions can be under way at once. The
+// task keeps the tensors alive until then. Its Wait raises the operation's
+// error; with a timeout it returns whether the operation has ended, which goes
+// on if it has not.
+//
+// The first rank that dies, leaves, or comes too late fails the group: pending
+// and later operations of all ranks raise an error that names it. So does the
+// first operation that differs from those of the other ranks.
+//
+// Thread-safe, except for the destructor. In a child of fork all operations
+// raise an error.
+class ProcessGroupShm : public ProcessGroup {
+ public:
+  using TaskPointer = std::shared_ptr<ProcessGroup::Task>;
+
+  // Waits for all ranks, which find each other by the store: the keys have the
+  // group's id.
+  ProcessGroupShm(const std::shared_ptr<phi::distributed::Store>& store,
+                  const ProcessGroupShmOptions& options);
+  // Leaves.
+  ~ProcessGroupShm() override;
+
+  std::string GetBackendName() const override { return "SHM"; }
+
+  // Says that this rank takes no part in later operations; pending ones fail.
+  // Frees the group's memory. Has no effect the second time, or in a child of
+  // fork.
+  void Leave();
+
+  // Callers use the context to read the results of operations that gather. Host
+  // memory has no streams that would order that, so this waits for them.
+  phi::DeviceContext* GetDeviceContext(const phi::Place& place) const override;
+  phi::DeviceContext* GetDeviceContext(const phi::Place& place,
+                                       bool use_calc_stream) const override;
+
+  using ProcessGroup::AllGather;
+  using ProcessGroup::AllReduce;
+  using ProcessGroup::AllToAll;
+  using ProcessGroup::Broadcast;
+  using ProcessGroup::Gather;
+  using ProcessGroup::Recv;
+  using ProcessGroup::Reduce;
+  using ProcessGroup::ReduceScatter;
+  using ProcessGroup::Scatter;
+  using ProcessGroup::Send;
+
+  TaskPointer AllReduce(phi::DenseTensor* out_tensor,
+                        const phi::DenseTensor& in_tensor,
+                        const AllreduceOptions& opts,
+                        bool sync_op) override;
+  TaskPointer Reduce(phi::DenseTensor* out_tensor,
+                     const phi::DenseTensor& in_tensor,
+                     const ReduceOptions& opts,
+                     bool sync_op) override;
+  TaskPointer ReduceScatter(phi::DenseTensor* out_tensor,
+                            const phi::DenseTensor& in_tensor,
+                            const ReduceScatterOptions& opts,
+                            bool sync_op) override;
+  TaskPointer Broadcast(phi::DenseTensor* out_tensor,
+                        const phi::DenseTensor& in_tensor,
+                        const BroadcastOptions& opts,
+                        bool sync_op) override;
+  TaskPointer AllGather(phi::DenseTensor* out_tensor,
+                        const phi::DenseTensor& in_tensor,
+                        bool sync_op) override;
+  TaskPointer AllGather(phi::DenseTensor* out_tensor,
+                        const phi::DenseTensor& in_tensor,
+                        int64_t offset,
+                        int64_t numel,
+                        bool sync_op) override;
+  TaskPointer Gather(phi::DenseTensor* out_tensor,
+                     const phi::DenseTensor& in_tensor,
+                     const GatherOptions& opts,
+                     bool sync_op,
+                     bool use_calc_stream) override;
+  TaskPointer Scatter(phi::DenseTensor* out_tensor,
+                      const phi::DenseTensor& in_tensor,
+                      const ScatterOptions& opts,
+                      bool sync_op) override;
+  // Sizes are rows of the tensors. No sizes mean equal ones.
+  TaskPointer AllToAll(phi::DenseTensor* out_tensor,
+                       const phi::DenseTensor& in_tensor,
+                       const std::vector<int64_t>& out_size_each_rank,
+                       const std::vector<int64_t>& in_size_each_rank,
+                       bool sync_op) override;
+  TaskPointer AllToAll(std::vector<phi::DenseTensor>* out_tensors,
+                       const std::vector<phi::DenseTensor>& in_tensors,
+                       bool sync_op) override;
+  TaskPointer Send(const phi::DenseTensor& tensor,
+                   int dst_rank,
+                   bool sync_op) override;
+  TaskPointer Send(const phi::DenseTensor& tensor,
+                   int dst_rank,
+                   int64_t offset,
+                   int64_t numel,
+                   bool sync_op) override;
+  TaskPointer Recv(phi::DenseTensor* tensor,
+                   int src_rank,
+                   bool sync_op) override;
+  TaskPointer Recv(phi::DenseTensor* tensor,
+                   int src_rank,
+                   int64_t offset,
+                   int64_t numel,
+                   bool sync_op) override;
+  TaskPointer Barrier(const BarrierOptions& opts = BarrierOptions()) override;
+
+ private:
+  class ShmTask;
+
+  // What the operations need. It lives until the last one has ended.
+  struct Members {
+    std::unique_ptr<phi::distributed::GroupMemory> memory;
+    std::unique_ptr<phi::distributed::Collectives> collectives;
+  };
+  using Operation = std::function<void(phi::distributed::Collectives*)>;
+
+  bool IsForked() const;
+  // Throws if this rank has left.
+  std::shared_ptr<Members> members() const;
+  // The queue of what is sent to a rank, or received from it.
+  OperationQueue* PairQueue(CommType type, int peer);
+  // Runs an operation now, or has the queue's thread run it.
+  TaskPointer Submit(OperationQueue* queue,
+                     CommType type,
+                     bool sync_op,
+                     Operation operation);
+  void EnforceRank(CommType type, int rank) const;
+
+  const int process_;  // that made the group
+  const std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Members> members_;  // guarded by mutex_; null after Leave
+  // The gathering operation that was called last. Guarded by mutex_.
+  std::weak_ptr<ShmTask> last_gather_;
+  // The operations of all ranks.
+  std::unique_ptr<OperationQueue> queue_;
+  // Those of two ranks, by direction and peer. Guarded by mutex_.
+  std::map<std::pair<CommType, int>, std::unique_ptr<OperationQueue>>
+      pair_queues_;
+};
+
+}  // namespace distributed
+}  // namespace paddle

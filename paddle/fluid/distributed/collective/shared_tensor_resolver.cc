@@ -1,0 +1,108 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cstring>
+
+#include "paddle/phi/core/memory/allocation/file_descriptor.h"
+#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+
+namespace paddle {
+namespace distributed {
+namespace {
+
+using memory::allocation::FileDescriptor;
+using memory::allocation::Mapping;
+using memory::allocation::OpenFile;
+using memory::allocation::OpenMemfdOf;
+using memory::allocation::SegmentId;
+using memory::allocation::SegmentName;
+using memory::allocation::SegmentPath;
+using memory::allocation::SharedLedger;
+using memory::allocation::SharedLocation;
+using memory::allocation::SharingStrategy;
+using phi::distributed::SharedMemoryHandle;
+
+static_assert(sizeof(SharedLocation) <= sizeof(SharedMemoryHandle),
+              "a handle has room for a location");
+
+// Segments that are mapped at once. A mapping keeps the memory of a segment
+// whose processes have all ended.
+constexpr size_t kMostSegments = 64;
+
+FileDescriptor Open(const SegmentId& id) {
+  FileDescriptor file =
+      id.strategy == SharingStrategy::kFileSystem
+          ? OpenFile(SegmentPath(SegmentName(id.family, id.segment)),
+                     O_RDWR | O_NOFOLLOW | O_NONBLOCK)
+          : OpenMemfdOf(id.pid, id.fd);
+  if (!file || !memory::allocation::WhyUnfit(file.get(), id.strategy).empty()) {
+    return {};
+  }
+  const SharedLedger::Start start =
+      memory::allocation::ReadLedgerStart(file.get());
+  const bool is_segment =
+      start.Valid() && start.family == id.family && start.segment == id.segment;
+  return is_segment ? std::move(file) : FileDescriptor();
+}
+
+}  // namespace
+
+struct SharedTensorResolver::Segment {
+  Segment(int fd, uint64_t size) : size(size), mapping(fd, size) {}
+
+  const uint64_t size;
+  Mapping mapping;
+};
+
+std::optional<SharedMemoryHandle> SharedTensorResolver::Find(
+    const void* address, uint64_t bytes) {
+  if (bytes == 0) return std::nullopt;
+  const std::optional<SharedLocation> location = locate_(address);
+  if (!location) return std::nullopt;
+  SharedMemoryHandle handle = {};
+  std::memcpy(handle.data(), &*location, sizeof(*location));
+  return handle;
+}
+
+std::shared_ptr<const void> SharedTensorResolver::Map(
+    const SharedMemoryHandle& handle, uint64_t bytes) {
+  SharedLocation location = {};
+  std::memcpy(&location, handle.data(), sizeof(location));
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<Segment>& segment = segments_[location.id.segment];
+  // Segments grow.
+  if (!segment || location.offset + bytes > segment->size) {
+    const FileDescriptor file = Open(location.id);
+    struct stat status = {};
+    if (!file || fstat(file.get(), &status) != 0) return nullptr;
+    segment = std::make_shared<Segment>(file.get(), status.st_size);
+  }
+  if (!segment->mapping || location.offset + bytes > segment->size) {
+    return nullptr;
+  }
+  const std::shared_ptr<Segment> found = segment;
+  // Operations under way keep those that they use.
+  if (segments_.size() > kMostSegments) segments_.clear();
+  return {found,
+          static_cast<const char*>(found->mapping.base()) + location.offset};
+}
+
+}  // namespace distributed
+}  // namespace paddle

@@ -1,0 +1,40 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "paddle/fluid/distributed/collective/process_group_shm.h"
+#include "pybind11/pybind11.h"
+
+namespace paddle {
+namespace pybind {
+
+using ProcessGroupShmMaker =
+    std::function<std::shared_ptr<distributed::ProcessGroupShm>(
+        const std::shared_ptr<phi::distributed::Store>&,
+        const distributed::ProcessGroupShmOptions&)>;
+
+// `make` makes the groups that Python asks for.
+void BindProcessGroupShm(
+    pybind11::module* m,
+    const ProcessGroupShmMaker& make = [](const auto& store,
+                                          const auto& options) {
+      return std::make_shared<distributed::ProcessGroupShm>(store, options);
+    });
+
+}  // namespace pybind
+}  // namespace paddle

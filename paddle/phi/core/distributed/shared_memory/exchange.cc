@@ -1,0 +1,191 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/distributed/shared_memory/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+
+namespace phi {
+namespace distributed {
+
+namespace {
+
+using Where = BufferLocation::Where;
+
+constexpr uint64_t kAlignment = 64;
+
+// How much is copied before this rank looks whether the group has failed: about
+// a millisecond's worth.
+constexpr uint64_t kCopyBytes = 4 << 20;
+
+// What is staged although others could read it directly.
+constexpr uint64_t kMaxStagedBytes = 256 << 10;
+
+}  // namespace
+
+Exchange::Exchange(Operation* operation,
+                   const PeerMemory& memory,
+                   std::vector<int> members)
+    : operation_(operation),
+      memory_(memory),
+      members_(std::move(members)),
+      rank_(memory.group()->rank()) {}
+
+void Exchange::Start(std::vector<Pass> passes, uint64_t inline_bytes_in_use) {
+  passes_ = std::move(passes);
+  inline_bytes_in_use_ = inline_bytes_in_use;
+  for (const Pass& pass : passes_) locations_.push_back(Offer(pass));
+  operation_->set_input(locations_[0]);
+  if (locations_.size() > 1) operation_->set_output(locations_[1]);
+  Stage(0);
+  operation_->Publish(1);
+  operation_->WaitForAll(1);
+}
+
+BufferLocation Exchange::Offer(const Pass& pass) {
+  const auto& pieces = pass.offered.piece_bytes;
+  const uint64_t bytes =
+      std::accumulate(pieces.begin(), pieces.end(), uint64_t{0});
+  if (bytes == 0) return {};
+  if (inline_bytes_in_use_ + bytes <= operation_->inline_bytes()) {
+    BufferLocation location{};
+    location.where = Where::kInline;
+    location.address = inline_bytes_in_use_;
+    location.bytes = bytes;
+    inline_bytes_in_use_ += bytes;
+    return location;
+  }
+  BufferLocation location = memory_.Locate(pass.offered.data, bytes);
+  // One window is filled faster than its owner hears that all have read a
+  // buffer of its own.
+  if (location.where == Where::kPrivate && bytes <= kMaxStagedBytes &&
+      bytes <= operation_->staging_bytes() / 2) {
+    location.where = Where::kStaging;
+  }
+  return location;
+}
+
+const BufferLocation& Exchange::LocationOf(int rank) const {
+  if (rank == rank_) return locations_[pass_];
+  return pass_ == 0 ? operation_->input_of(rank) : operation_->output_of(rank);
+}
+
+uint64_t Exchange::WindowBytes() const {
+  return operation_->staging_bytes() / 2 / passes_[pass_].pieces / kAlignment *
+         kAlignment;
+}
+
+uint64_t Exchange::Rounds() const {
+  bool staged = LocationOf(rank_).where == Where::kStaging;
+  for (int member : members_) {
+    staged = staged || LocationOf(member).where == Where::kStaging;
+  }
+  if (!staged) return 1;
+  return (passes_[pass_].largest_piece + WindowBytes() - 1) / WindowBytes();
+}
+
+void Exchange::Stage(uint64_t round_of_pass) {
+  const OfferedBuffer& offered = passes_[pass_].offered;
+  const BufferLocation& location = locations_[pass_];
+  if (location.where == Where::kInline && round_of_pass == 0) {
+    std::memcpy(operation_->inline_data(rank_) + location.address,
+                offered.data,
+                location.bytes);
+  }
+  if (location.where != Where::kStaging) return;
+  const uint64_t window = WindowBytes();
+  const uint64_t begin = round_of_pass * window;
+  char* to = operation_->own_staging() +
+             round_ % 2 * (operation_->staging_bytes() / 2);
+  const char* piece = offered.data;
+  for (size_t i = 0; i < offered.piece_bytes.size(); ++i) {
+    const uint64_t bytes = offered.piece_bytes[i];
+    const bool is_own =
+        passes_[pass_].pieces > 1 && static_cast<int>(i) == rank_;
+    if (begin < bytes && !is_own) {
+      std::memcpy(to, piece + begin, std::min(window, bytes - begin));
+    }
+    piece += bytes;
+    to += window;
+  }
+}
+
+void Exchange::Run(const PieceOffset& offset, const Reader& reader) {
+  offset_ = &offset;
+  buffers_.clear();
+  buffers_.resize(memory_.group()->size());
+  for (int member : members_) {
+    const BufferLocation& location = LocationOf(member);
+    if (location.where != Where::kNone && location.where != Where::kStaging) {
+      buffers_[member].emplace(memory_, operation_, member, location);
+    }
+  }
+  const uint64_t rounds = Rounds();
+  const uint64_t largest = passes_[pass_].largest_piece;
+  const uint64_t step = rounds > 1 ? WindowBytes() : largest;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    if (round_ > 0) {
+      Stage(i);
+      operation_->Publish(round_ + 1);
+      operation_->WaitForAll(round_ + 1);
+    }
+    window_begin_ = i * step;
+    reader(window_begin_, std::min(largest, window_begin_ + step));
+    ++round_;
+  }
+  ++pass_;
+}
+
+const char* Exchange::Read(int rank,
+                           uint64_t begin,
+                           uint64_t bytes,
+                           char* scratch) {
+  if (LocationOf(rank).where == Where::kStaging) {
+    const uint64_t piece = passes_[pass_].pieces > 1 ? rank_ : 0;
+    return operation_->staging_of(rank) +
+           round_ % 2 * (operation_->staging_bytes() / 2) +
+           piece * WindowBytes() + (begin - window_begin_);
+  }
+  operation_->CheckRanks();
+  return buffers_[rank]->Read((*offset_)(rank) + begin, bytes, scratch);
+}
+
+void Exchange::Copy(int rank, uint64_t begin, uint64_t bytes, char* to) {
+  for (uint64_t done = 0; done < bytes; done += kCopyBytes) {
+    const uint64_t length = std::min(kCopyBytes, bytes - done);
+    const char* from = Read(rank, begin + done, length, to + done);
+    if (from != to + done) std::memcpy(to + done, from, length);
+  }
+}
+
+void Exchange::Finish() {
+  const bool is_read_in_place = std::any_of(
+      locations_.begin(), locations_.end(), [](const auto& location) {
+        return location.where == Where::kShared ||
+               location.where == Where::kPrivate;
+      });
+  if (is_read_in_place) {
+    operation_->Publish(round_ + 1);
+    operation_->WaitForAll(round_ + 1);
+  }
+  operation_->End();
+}
+
+}  // namespace distributed
+}  // namespace phi

@@ -1,0 +1,105 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "paddle/phi/core/distributed/shared_memory/operation.h"
+#include "paddle/phi/core/distributed/shared_memory/peer_memory.h"
+
+namespace phi {
+namespace distributed {
+
+// A buffer of this rank that other ranks read, cut into pieces that follow each
+// other: one piece that all of them read, or one piece per rank. No pieces:
+// they read nothing.
+struct OfferedBuffer {
+  const char* data{nullptr};
+  std::vector<uint64_t> piece_bytes;
+};
+
+// How the members of one operation read each other's buffers, in one or two
+// passes. In a pass every member may offer a buffer, and reads one piece of the
+// buffer of each other member.
+//
+// A pass has one round in which everything can be read, unless a member stages:
+// then it has as many rounds as the largest piece has windows. In a round a
+// member reads the same range of all pieces. Staging memory has two windows, so
+// that a member fills one while the others read the other one: when they have
+// reached a round, they have read the windows of the round before the last.
+//
+// Phase r of the operation says: my windows of the r-th round are ready, and I
+// have read those before.
+//
+// All functions throw CollectiveError. Not thread-safe.
+class Exchange {
+ public:
+  // Where a member finds its piece in another member's buffer.
+  using PieceOffset = std::function<uint64_t(int rank)>;
+  // Uses a range of the pieces, by Read.
+  using Reader = std::function<void(uint64_t begin, uint64_t end)>;
+
+  // `pieces` is how many every buffer has that is offered: 1, or one per rank.
+  // `largest_piece` is the largest of all ranks. Both are equal on all ranks.
+  struct Pass {
+    OfferedBuffer offered;
+    int pieces;
+    uint64_t largest_piece;
+  };
+
+  // `members` are the other ranks. All arguments outlive the exchange.
+  Exchange(Operation* operation,
+           const PeerMemory& memory,
+           std::vector<int> members);
+
+  // Offers the buffers and waits for all members. The first bytes of the inline
+  // data may have been filled by the caller.
+  void Start(std::vector<Pass> passes, uint64_t inline_bytes_in_use = 0);
+  // Runs the next pass. `largest_piece` may have become known by Start.
+  void Run(const PieceOffset& offset, const Reader& reader);
+  void set_largest_piece(uint64_t bytes) { passes_[0].largest_piece = bytes; }
+  // Returns bytes of the piece of `rank` that this rank reads, within the range
+  // that Run has asked for. They are in `scratch` if they cannot be mapped.
+  const char* Read(int rank, uint64_t begin, uint64_t bytes, char* scratch);
+  void Copy(int rank, uint64_t begin, uint64_t bytes, char* to);
+  // Ends the operation, as soon as no member needs this rank's buffers.
+  void Finish();
+
+ private:
+  BufferLocation Offer(const Pass& pass);
+  const BufferLocation& LocationOf(int rank) const;
+  void Stage(uint64_t round_of_pass);
+  uint64_t WindowBytes() const;
+  uint64_t Rounds() const;
+
+  Operation* operation_;
+  const PeerMemory& memory_;
+  std::vector<int> members_;
+  int rank_;
+  std::vector<Pass> passes_;
+  std::vector<BufferLocation> locations_;  // of this rank, per pass
+  uint64_t inline_bytes_in_use_{0};
+  size_t pass_{0};
+  uint64_t round_{0};         // of the operation
+  uint64_t window_begin_{0};  // of the range that is read in this round
+  const PieceOffset* offset_{nullptr};
+  std::vector<std::optional<PeerBuffer>> buffers_;  // per rank, of this pass
+};
+
+}  // namespace distributed
+}  // namespace phi

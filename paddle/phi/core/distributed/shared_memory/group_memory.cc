@@ -1,0 +1,650 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "paddle/phi/core/distributed/shared_memory/futex.h"
+#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/process_status.h"
+#include "paddle/phi/core/memory/allocation/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
+
+namespace phi {
+namespace distributed {
+
+namespace memory = paddle::memory::allocation;
+
+// All groups that this process has joined.
+//
+// Invariant: whoever opens the file of a group, or closes it, has the mutex. So
+// a child of fork knows all of its descriptors, and closes them at once: else
+// it would keep the kernel lock of its parent, who then never seems dead.
+class OpenGroups {
+ public:
+  static OpenGroups& Instance() {
+    static OpenGroups& groups =
+        *std::unique_ptr<OpenGroups>(new OpenGroups).release();  // NOLINT
+    return groups;
+  }
+
+  // Opens a group and adds it.
+  template <typename Open>
+  std::unique_ptr<GroupMemory> Add(const Open& open) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    std::unique_ptr<GroupMemory> group = open();
+    groups_.insert(group.get());
+    return group;
+  }
+
+  // Closes the group's file.
+  void Remove(GroupMemory* group) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    groups_.erase(group);
+    group->file_.Close();
+  }
+
+ private:
+  OpenGroups() {
+    pthread_atfork([] { Instance().mutex_.lock(); },
+                   [] { Instance().mutex_.unlock(); },
+                   [] { Instance().ForgetAll(); });
+    std::atexit([] { Instance().LeaveAll(); });
+  }
+
+  void ForgetAll() {
+    for (GroupMemory* group : groups_) group->Forget();
+    groups_.clear();
+    mutex_.unlock();
+  }
+
+  void LeaveAll() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (GroupMemory* group : groups_) group->Leave();
+  }
+
+  std::mutex mutex_;
+  std::set<GroupMemory*> groups_;
+};
+
+namespace {
+
+using Kind = CollectiveError::Kind;
+
+// Identifies the layout too: a change of the layout takes another number.
+constexpr uint64_t kMagic = 0x31505247434c4450;  // "PDLCGRP1"
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr char kFormat[] = "%" SCNu32 "-%" SCNu32 "-%" SCNx64;
+
+// What an id says.
+struct GroupPlace {
+  uint32_t process;
+  uint32_t fd;
+  uint64_t number;
+
+  std::string Id() const {
+    char text[64];
+    std::snprintf(text,
+                  sizeof(text),
+                  "%" PRIu32 "-%" PRIu32 "-%" PRIx64,
+                  process,
+                  fd,
+                  number);
+    return text;
+  }
+
+  static GroupPlace Of(const std::string& id) {
+    GroupPlace place = {};
+    std::sscanf(id.c_str(), kFormat, &place.process, &place.fd, &place.number);
+    if (place.Id() != id || place.number == 0) {
+      throw CollectiveError(Kind::kInvalid,
+                            -1,
+                            "\"" + id +
+                                "\" is not the id of a group in shared memory. "
+                                "Pass what id() returns on rank 0.");
+    }
+    return place;
+  }
+};
+
+[[noreturn]] void ThrowUnavailable(const std::string& text) {
+  throw CollectiveError(Kind::kUnavailable, -1, text);
+}
+
+[[noreturn]] void ThrowCannotMake(uint64_t bytes, const std::string& why) {
+  ThrowUnavailable("Cannot reserve " + memory::HumanBytes(bytes) +
+                   " of shared memory for a group: " + why +
+                   ". Let the group have less staging memory, or give the "
+                   "process or container more memory.");
+}
+
+[[noreturn]] void ThrowCannotAttach(int rank,
+                                    const GroupPlace& place,
+                                    const std::string& why) {
+  ThrowUnavailable("Rank " + std::to_string(rank) + " (process " +
+                   std::to_string(getpid()) +
+                   ") cannot attach to the shared memory of rank 0 (process " +
+                   std::to_string(place.process) + "): " + why +
+                   ". Ranks of a group in shared memory have to run on one "
+                   "machine, as one user and in one PID namespace, and rank 0 "
+                   "has to live; for others, use the backend gloo.");
+}
+
+void CheckSize(int size) {
+  if (size >= 1 && size <= GroupLayout::kMaxRanks) return;
+  throw CollectiveError(Kind::kInvalid,
+                        -1,
+                        "A group in shared memory cannot have " +
+                            std::to_string(size) + " ranks. Make one of 1 to " +
+                            std::to_string(GroupLayout::kMaxRanks) + " ranks.");
+}
+
+memory::FileDescriptor OpenFileOf(int rank, const GroupPlace& place) {
+  try {
+    memory::FileDescriptor file = memory::OpenMemfdOf(place.process, place.fd);
+    if (!file) ThrowCannotAttach(rank, place, std::strerror(errno));
+    return file;
+  } catch (const memory::SharedMemoryError&) {
+    ThrowCannotAttach(rank,
+                      place,
+                      "rank 0 is not dumpable, as after setuid; it can call "
+                      "prctl(PR_SET_DUMPABLE, 1)");
+  }
+}
+
+// Returns why a file is not the group's; empty if it is.
+std::string WhyUnfit(int fd, const GroupPlace& place, const GroupStart& start) {
+  struct stat file = {};
+  if (fstat(fd, &file) != 0) return std::strerror(errno);
+  int seals = fcntl(fd, F_GET_SEALS);
+  if (start.magic != kMagic || start.number != place.number) {
+    return "its descriptor " + std::to_string(place.fd) +
+           " is not this group's memory any more, or that of another version";
+  }
+  if (start.size < 1 || start.size > GroupLayout::kMaxRanks ||
+      start.total_bytes != static_cast<uint64_t>(file.st_size) ||
+      start.staging_bytes > start.total_bytes ||
+      GroupLayout(start.size, start.staging_bytes).total_bytes() !=
+          start.total_bytes ||
+      seals == -1 || (seals & kSeals) != kSeals) {
+    return "its memory is damaged";
+  }
+  return "";
+}
+
+bool IsExiting(const std::string& folder) {
+  std::optional<memory::ProcessStat> stat = memory::ReadProcessStat(folder);
+  return stat && stat->IsExiting();
+}
+
+// Returns whether a process has ended or the kernel is ending it, with all of
+// its threads. To unmap its memory may take a second, and its locks are
+// released after that; or never, if a child that no handler of a fork knows of
+// has its descriptors.
+bool IsEnding(uint32_t process) {
+  if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return true;
+  std::string folder = "/proc/" + std::to_string(process);
+  // Usually it is not, and one look is enough. Of a process with several
+  // threads, the first one may have ended alone.
+  if (!IsExiting(folder)) return false;
+  folder += "/task/";
+  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
+                                              closedir);
+  while (const dirent* thread = threads ? readdir(threads.get()) : nullptr) {
+    if (thread->d_name[0] != '.' && !IsExiting(folder + thread->d_name)) {
+      return false;
+    }
+  }
+  return threads != nullptr;
+}
+
+// The system would end other processes before it refuses memory.
+void CheckMemory(uint64_t bytes) {
+  if (bytes <= memory::MemoryOfMachineOrContainer("") / 2) return;
+  ThrowCannotMake(bytes,
+                  "that is more than half of the memory that this process may "
+                  "use");
+}
+
+// Gives memory to the first bytes of a file. Returns false on failure, with the
+// reason in errno.
+bool Reserve(int fd, uint64_t bytes) {
+  // A signal undoes a call, so a long one might never finish.
+  constexpr uint64_t kStep = 32 << 20;
+  for (uint64_t done = 0; done < bytes; done += kStep) {
+    uint64_t step = std::min(bytes - done, kStep);
+    if (memory::RetryOnSignal([&] { return fallocate(fd, 0, done, step); }) !=
+        0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+memory::FileDescriptor MakeFile(const GroupStart& start) {
+  memory::FileDescriptor file = memory::MakeMemfd("paddle-group");
+  if (!file || !Reserve(file.get(), start.total_bytes) ||
+      fcntl(file.get(), F_ADD_SEALS, kSeals) != 0 ||
+      pwrite(file.get(), &start, sizeof(start), 0) != sizeof(start)) {
+    ThrowCannotMake(start.total_bytes, std::strerror(errno));
+  }
+  return file;
+}
+
+uint64_t RandomNumber() {
+  try {
+    return memory::RandomBits();
+  } catch (const memory::SharedMemoryError& error) {
+    ThrowUnavailable(error.what());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<GroupMemory> GroupMemory::Create(int size,
+                                                 const GroupOptions& options) {
+  CheckSize(size);
+  CheckMemory(options.staging_bytes);
+  GroupStart start = {};
+  start.magic = kMagic;
+  start.number = RandomNumber();
+  start.total_bytes = GroupLayout(size, options.staging_bytes).total_bytes();
+  start.staging_bytes = options.staging_bytes;
+  start.size = size;
+  start.spin_microseconds = static_cast<uint32_t>(std::clamp<int64_t>(
+      options.spin.count(), 0, std::numeric_limits<uint32_t>::max()));
+  CheckMemory(start.total_bytes);
+  return OpenGroups::Instance().Add([&] {
+    memory::FileDescriptor file = MakeFile(start);
+    GroupPlace place = {static_cast<uint32_t>(getpid()),
+                        static_cast<uint32_t>(file.get()),
+                        start.number};
+    return std::unique_ptr<GroupMemory>(
+        new GroupMemory(std::move(file), start, place.Id(), 0));  // NOLINT
+  });
+}
+
+std::unique_ptr<GroupMemory> GroupMemory::Attach(const std::string& id,
+                                                 int rank) {
+  GroupPlace place = GroupPlace::Of(id);
+  return OpenGroups::Instance().Add([&] {
+    memory::FileDescriptor file = OpenFileOf(rank, place);
+    GroupStart start = {};
+    // Read, not mapped: a file that is too short has no memory to map.
+    ssize_t got = memory::RetryOnSignal(
+        [&] { return pread(file.get(), &start, sizeof(start), 0); });
+    if (got != sizeof(start)) start = {};
+    std::string why = WhyUnfit(file.get(), place, start);
+    if (!why.empty()) ThrowCannotAttach(rank, place, why);
+    if (rank < 1 || rank >= static_cast<int>(start.size)) {
+      throw CollectiveError(
+          Kind::kInvalid,
+          rank,
+          "Rank " + std::to_string(rank) + " cannot attach to a group of " +
+              std::to_string(start.size) +
+              " ranks. Pass a rank from 1 on that is smaller than that; rank 0 "
+              "makes the group.");
+    }
+    return std::unique_ptr<GroupMemory>(
+        new GroupMemory(std::move(file), start, id, rank));  // NOLINT
+  });
+}
+
+GroupMemory::GroupMemory(memory::FileDescriptor file,
+                         const GroupStart& start,
+                         const std::string& id,
+                         int rank)
+    : file_(std::move(file)),
+      layout_(static_cast<int>(start.size), start.staging_bytes),
+      mapping_(file_.get(), layout_.total_bytes()),
+      id_(id),
+      number_(start.number),
+      spin_(start.spin_microseconds),
+      rank_(rank),
+      channels_(1 + 2 * layout_.size()) {
+  if (!mapping_ ||
+      madvise(mapping_.base(), layout_.total_bytes(), MADV_DONTFORK) != 0) {
+    ThrowUnavailable("Cannot map " + memory::HumanBytes(start.total_bytes) +
+                     " of a group's shared memory: " + std::strerror(errno) +
+                     ". Give the process more address space or mappings.");
+  }
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    channels_[i].compared.resize(i == 0 ? layout_.size() : 2);
+  }
+  TakeRank();
+}
+
+GroupMemory::~GroupMemory() {
+  // Relaxed: set in a child by its only thread.
+  if (forked_.load(std::memory_order_relaxed)) return;
+  Leave();
+  OpenGroups::Instance().Remove(this);
+}
+
+void GroupMemory::TakeRank() {
+  RankState* state = rank_state(rank_);
+  // The lock first: a rank without it counts as dead once it has attached.
+  if (!memory::SetLock(file_.get(), F_WRLCK, rank_, 1) ||
+      state->state.load(std::memory_order_relaxed) != RankState::kAbsent) {
+    throw CollectiveError(
+        Kind::kInvalid,
+        rank_,
+        "Rank " + std::to_string(rank_) + " cannot be taken by process " +
+            std::to_string(getpid()) +
+            ": it is another process's, or was. Let each process pass a rank "
+            "of its own, and make a new group to start again.");
+  }
+  AddCores();
+  state->process.store(getpid(), std::memory_order_relaxed);
+  state->base.store(reinterpret_cast<uint64_t>(mapping_.base()),
+                    std::memory_order_relaxed);
+  // Release: who sees the state sees the process and the address.
+  state->state.store(RankState::kAttached, std::memory_order_release);
+}
+
+void GroupMemory::AddCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  // A machine may have more cores than the set; then the ranks do not spin.
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return;
+  constexpr int kBits = 64;
+  for (int i = 0; i < GroupHeader::kCoreWords * kBits && i < CPU_SETSIZE; ++i) {
+    // Relaxed: a hint.
+    if (CPU_ISSET(i, &cores)) {
+      header()->cores[i / kBits].fetch_or(uint64_t{1} << (i % kBits),
+                                          std::memory_order_relaxed);
+    }
+  }
+}
+
+void GroupMemory::Forget() {
+  file_.Close();
+  // The child has no such mapping; another one may be there.
+  mapping_.Release();
+  forked_.store(true, std::memory_order_relaxed);
+}
+
+uint32_t GroupMemory::process_of(int rank) const {
+  return rank_state(rank)->process.load(std::memory_order_relaxed);
+}
+
+uint64_t GroupMemory::base_of(int rank) const {
+  // Acquire, with the release in TakeRank: complete once the rank has attached.
+  if (rank_state(rank)->state.load(std::memory_order_acquire) ==
+      RankState::kAbsent) {
+    return 0;
+  }
+  return rank_state(rank)->base.load(std::memory_order_relaxed);
+}
+
+void GroupMemory::Leave() {
+  if (forked_.load(std::memory_order_relaxed) ||
+      left_.exchange(true, std::memory_order_relaxed)) {
+    return;
+  }
+  // Release: who sees that the rank has left sees all that it has published.
+  rank_state(rank_)->state.store(RankState::kLeft, std::memory_order_release);
+  WakeAll();
+}
+
+void GroupMemory::Abort(int rank, const std::string& reason) {
+  if (forked_.load(std::memory_order_relaxed)) ThrowIfUnusable();
+  Fail(Kind::kAborted, rank, reason);
+}
+
+void GroupMemory::ThrowIfUnusable() const {
+  if (forked_.load(std::memory_order_relaxed)) {
+    throw CollectiveError(
+        Kind::kForked,
+        rank_,
+        "Process " + std::to_string(getpid()) +
+            " is a child of the one that is rank " + std::to_string(rank_) +
+            " of a group in shared memory, and has no part in the group. Make "
+            "the group after the fork, in each process.");
+  }
+  // Relaxed: a failure is read as soon as it is seen.
+  if (header()->failure.load(std::memory_order_relaxed) != 0) ThrowFailure();
+  if (left_.load(std::memory_order_relaxed)) {
+    throw CollectiveError(Kind::kLeft,
+                          rank_,
+                          "Rank " + std::to_string(rank_) +
+                              " has left the group itself. Run all operations "
+                              "before it leaves.");
+  }
+}
+
+void GroupMemory::ThrowFailure() const {
+  // Acquire, with the release in Fail: the report is complete.
+  uint64_t failure = header()->failure.load(std::memory_order_acquire);
+  const RankState::Report& report =
+      rank_state(static_cast<int>(failure - 1))->report;
+  throw CollectiveError(
+      static_cast<Kind>(report.kind), report.rank, report.text);
+}
+
+GroupHeader* GroupMemory::header() const {
+  return reinterpret_cast<GroupHeader*>(At(0));
+}
+
+RankState* GroupMemory::rank_state(int rank) const {
+  return reinterpret_cast<RankState*>(At(layout_.RankStateAt(rank)));
+}
+
+ChannelMember* GroupMemory::member(uint32_t channel, int member) const {
+  return reinterpret_cast<ChannelMember*>(
+      At(layout_.MemberAt(channel, member)));
+}
+
+OperationEntry* GroupMemory::entry(uint32_t channel,
+                                   int member,
+                                   uint64_t sequence) const {
+  return reinterpret_cast<OperationEntry*>(
+      At(layout_.EntryAt(channel, member, sequence)));
+}
+
+GroupMemory::ChannelState* GroupMemory::channel_state(uint32_t channel) {
+  if (channel == GroupLayout::kAllRanks) return &channels_[0];
+  int sender = layout_.RankOf(channel, 0);
+  int receiver = layout_.RankOf(channel, 1);
+  return &channels_[1 + (sender == rank_ ? 2 * receiver : 2 * sender + 1)];
+}
+
+bool GroupMemory::MaySpin() const {
+  if (spin_.count() == 0) return false;
+  int cores = 0;
+  for (const auto& word : header()->cores) {
+    cores += __builtin_popcountll(word.load(std::memory_order_relaxed));
+  }
+  return cores >= size();
+}
+
+bool GroupMemory::HasLeft(int rank) const {
+  // Acquire, with the release in Leave: what the rank has published is seen.
+  return rank_state(rank)->state.load(std::memory_order_acquire) ==
+         RankState::kLeft;
+}
+
+bool GroupMemory::IsDead(int rank, bool look_at_process) const {
+  const RankState* state = rank_state(rank);
+  // Acquire, with the release in TakeRank: a rank that has attached had taken
+  // its lock before.
+  if (rank == rank_ ||
+      state->state.load(std::memory_order_acquire) != RankState::kAttached) {
+    return false;
+  }
+  if (memory::IsLocked(file_.get(), rank) &&
+      !(look_at_process && IsEnding(process_of(rank)))) {
+    return false;
+  }
+  // It may have left meanwhile. The system's lock orders the two looks: a rank
+  // that leaves says so before it closes its file.
+  return state->state.load(std::memory_order_acquire) == RankState::kAttached;
+}
+
+void GroupMemory::LookAtRanks(uint32_t channel, uint64_t sequence) {
+  last_look_.store(Clock::now().time_since_epoch().count(),
+                   std::memory_order_relaxed);
+  // Its own lock stays, by the mapping, but it cannot look at those of others.
+  if (!file_.IsIntact()) {
+    return Fail(Kind::kClosed,
+                rank_,
+                "Other code has closed the group's descriptor in " +
+                    TextOf(rank_) +
+                    ", which cannot tell any more who is alive. Let code that "
+                    "closes descriptors leave those alone that it has not "
+                    "opened.");
+  }
+  // To look at a process costs more than to look at a lock. It is one rank's
+  // turn, and another's when other ranks look.
+  uint32_t look = looks_.fetch_add(1, std::memory_order_relaxed);
+  int turn = static_cast<int>((rank_ + 1 + look) % size());
+  for (int rank = 0; rank < size(); ++rank) {
+    bool left = HasLeft(rank);
+    if (!left && !IsDead(rank, rank == turn)) continue;
+    int place = layout_.MemberOf(channel, rank);
+    // After the look above: what a rank has published before it was gone does
+    // not get less.
+    bool has_ended =
+        place >= 0 &&
+        member(channel, place)->progress.load(std::memory_order_acquire) >=
+            ProgressOf(sequence, kEndPhase);
+    if (has_ended || (left && place < 0)) continue;
+    return FailGone(rank);
+  }
+}
+
+void GroupMemory::LookNowAndThen(uint32_t channel, uint64_t sequence) {
+  Clock::duration last(last_look_.load(std::memory_order_relaxed));
+  if (Clock::now().time_since_epoch() - last >= kLookInterval) {
+    LookAtRanks(channel, sequence);
+  }
+}
+
+void GroupMemory::Fail(Kind kind, int rank, const std::string& text) {
+  std::lock_guard<std::mutex> guard(report_mutex_);
+  // The report of this rank may be what others are reading.
+  if (header()->failure.load(std::memory_order_relaxed) != 0) return;
+  RankState::Report* report = &rank_state(rank_)->report;
+  report->kind = static_cast<uint32_t>(kind);
+  report->rank = rank;
+  report->text[text.copy(report->text, sizeof(report->text) - 1)] = 0;
+  report->text[0] = static_cast<char>(std::toupper(report->text[0]));
+  uint64_t none = 0;
+  // Sequentially consistent, with the count in Operation::Sleep: a rank that
+  // does not see the failure before it sleeps is seen and woken. It includes
+  // release: who sees the failure sees the report.
+  if (header()->failure.compare_exchange_strong(
+          none, rank_ + 1, std::memory_order_seq_cst)) {
+    WakeAll();
+  }
+}
+
+void GroupMemory::FailGone(int rank) {
+  if (HasLeft(rank)) {
+    return Fail(Kind::kLeft,
+                rank,
+                TextOf(rank) + " has left the group. " + LastOperationOf(rank) +
+                    " Let all ranks call the same operations before they "
+                    "leave.");
+  }
+  Fail(Kind::kDied,
+       rank,
+       TextOf(rank) +
+           " has died: it was killed, or it ended without leaving the group. " +
+           LastOperationOf(rank) + " Start all ranks again.");
+}
+
+void GroupMemory::WakeAll() {
+  for (uint32_t channel = 0; channel < layout_.channels(); ++channel) {
+    for (int i = 0; i < layout_.members(channel); ++i) {
+      ChannelMember* sleeper = member(channel, i);
+      if (sleeper->sleepers.load(std::memory_order_seq_cst) != 0) {
+        WakeSleepers(sleeper->progress);
+      }
+    }
+  }
+}
+
+std::string GroupMemory::TextOf(int rank) const {
+  uint32_t process = process_of(rank);
+  return "rank " + std::to_string(rank) +
+         (process == 0 ? " (which has not attached)"
+                       : " (process " + std::to_string(process) + ")");
+}
+
+std::string GroupMemory::TextOf(uint32_t channel,
+                                uint64_t sequence,
+                                const OperationInfo& info) const {
+  std::string text = info.name + (" number " + std::to_string(sequence));
+  if (channel != GroupLayout::kAllRanks) {
+    text += " from rank " + std::to_string(layout_.RankOf(channel, 0)) +
+            " to rank " + std::to_string(layout_.RankOf(channel, 1));
+  }
+  return text + " " + info.Details();
+}
+
+std::string GroupMemory::TextOf(uint32_t channel,
+                                int rank,
+                                uint64_t sequence) const {
+  OperationEntry* source =
+      entry(channel, layout_.MemberOf(channel, rank), sequence);
+  // A rank that goes on may use the entry again meanwhile. The numbers before
+  // and after tell, since it sets the number to 0 first. Acquire and release:
+  // the info is read between them. To add nothing is the way to read a word
+  // with release.
+  uint64_t before = source->sequence.load(std::memory_order_acquire);
+  OperationInfo info = source->info;
+  uint64_t after = source->sequence.fetch_add(0, std::memory_order_release);
+  if (before != sequence || after != sequence) {
+    return "operation number " + std::to_string(sequence);
+  }
+  return TextOf(channel, sequence, info);
+}
+
+std::string GroupMemory::LastOperationOf(int rank) const {
+  // Acquire, with the release in Operation::Begin: the entry is complete.
+  uint64_t last =
+      rank_state(rank)->last_operation.load(std::memory_order_acquire);
+  if (last == 0) return "It had begun no operation.";
+  uint32_t channel = ChannelOf(last);
+  uint64_t sequence = SequenceOf(last);
+  bool has_ended = member(channel, layout_.MemberOf(channel, rank))
+                       ->progress.load(std::memory_order_acquire) >=
+                   ProgressOf(sequence, kEndPhase);
+  return std::string("The last operation that it began") +
+         (has_ended ? " was " : ", and did not end, was ") +
+         TextOf(channel, rank, sequence) + ".";
+}
+
+}  // namespace distributed
+}  // namespace phi

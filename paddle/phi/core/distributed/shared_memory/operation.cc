@@ -1,0 +1,338 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/distributed/shared_memory/operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "paddle/phi/core/distributed/shared_memory/futex.h"
+
+namespace phi {
+namespace distributed {
+
+namespace {
+
+using Kind = CollectiveError::Kind;
+
+// How long a process whose memory is gone may take until it counts as dead.
+constexpr std::chrono::seconds kEndingTime{1};
+// A deadline that is later does not fit into its type.
+constexpr std::chrono::hours kLongestTimeout{24 * 365};
+
+bool IsSame(const OperationInfo& a, const OperationInfo& b, bool with_name) {
+  return (!with_name || std::strcmp(a.name, b.name) == 0) &&
+         std::strcmp(a.element_type, b.element_type) == 0 &&
+         std::strcmp(a.reduction, b.reduction) == 0 && a.root == b.root &&
+         a.bytes == b.bytes;
+}
+
+uint32_t ChannelBetween(const GroupMemory& group,
+                        const GroupLayout& layout,
+                        int sender,
+                        int receiver) {
+  auto is_rank = [&](int rank) { return rank >= 0 && rank < group.size(); };
+  if (is_rank(sender) && is_rank(receiver) && sender != receiver &&
+      (group.rank() == sender || group.rank() == receiver)) {
+    return layout.PairChannel(sender, receiver);
+  }
+  throw CollectiveError(
+      Kind::kInvalid,
+      group.rank(),
+      "Rank " + std::to_string(group.rank()) + " of " +
+          std::to_string(group.size()) + " cannot send from rank " +
+          std::to_string(sender) + " to rank " + std::to_string(receiver) +
+          ". Pass two different ranks, one of which is its own.");
+}
+
+}  // namespace
+
+Operation::Operation(GroupMemory* group, uint32_t channel, Milliseconds timeout)
+    : group_(group),
+      channel_(channel),
+      state_(group->channel_state(channel)),
+      timeout_(timeout),
+      own_member_(group->layout_.MemberOf(channel, group->rank())) {}
+
+Operation::Operation(GroupMemory* group,
+                     const OperationInfo& info,
+                     Milliseconds timeout)
+    : Operation(group, GroupLayout::kAllRanks, timeout) {
+  Begin(info);
+}
+
+Operation::Operation(GroupMemory* group,
+                     const OperationInfo& info,
+                     int sender,
+                     int receiver,
+                     Milliseconds timeout)
+    : Operation(group,
+                ChannelBetween(*group, group->layout_, sender, receiver),
+                timeout) {
+  Begin(info);
+}
+
+void Operation::Begin(const OperationInfo& info) {
+  // Before the mutex, which a fork may have left locked in a child.
+  group_->ThrowIfUnusable();
+  turn_ = std::unique_lock<std::mutex>(state_->mutex);
+  group_->ThrowIfUnusable();
+  info_ = info;
+  deadline_ = GroupMemory::Clock::now() +
+              std::min<Milliseconds>(timeout_, kLongestTimeout);
+  sequence_ = state_->sequence + 1;
+  // The entry was used before, by an operation that others may not have ended.
+  uint64_t entries = group_->layout_.entries(channel_);
+  if (sequence_ > entries) WaitForEnd(sequence_ - entries);
+  // A rank that needs no other one would not hear of a death.
+  CheckRanks();
+  state_->sequence = sequence_;
+  OperationEntry* own = EntryOf(own_member_);
+  // A rank that writes a message about this one tells by the number whether the
+  // fields change, see GroupMemory::TextOf. Acquire and release: they change
+  // between the two. Members read the fields after they have seen a phase.
+  own->sequence.exchange(0, std::memory_order_acquire);
+  own->info = info;
+  own->input = {};
+  own->output = {};
+  own->sequence.store(sequence_, std::memory_order_release);
+  // Release: who sees the number finds the entry.
+  group_->rank_state(group_->rank())
+      ->last_operation.store(OperationId(channel_, sequence_),
+                             std::memory_order_release);
+  begun_ = true;
+}
+
+Operation::~Operation() {
+  // A child of fork has a copy of what its parent was doing.
+  if (!begun_ || ended_ || group_->forked_.load(std::memory_order_relaxed) ||
+      group_->left_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  group_->Fail(Kind::kAborted,
+               group_->rank(),
+               group_->TextOf(group_->rank()) + " gave up " + Text() +
+                   " because of an error of its own. See that rank's output, "
+                   "and start all ranks again.");
+}
+
+void Operation::Publish(uint64_t phase) { Store(phase); }
+
+void Operation::End() {
+  Store(kEndPhase);
+  ended_ = true;
+  turn_.unlock();
+}
+
+void Operation::Store(uint64_t phase) {
+  ChannelMember* own = group_->member(channel_, own_member_);
+  // Sequentially consistent, with the count in Sleep: either this sees the
+  // sleeper or the sleeper sees the phase. It includes release: who sees the
+  // phase sees what this member wrote before.
+  own->progress.store(ProgressOf(sequence_, phase), std::memory_order_seq_cst);
+  if (own->sleepers.load(std::memory_order_seq_cst) != 0) {
+    WakeSleepers(own->progress);
+  }
+}
+
+void Operation::WaitFor(int rank, uint64_t phase) {
+  int member = MemberOf(rank);
+  if (member == own_member_) return;
+  WaitForMember(member, ProgressOf(sequence_, phase));
+  if (state_->compared[member] != sequence_) Compare(member);
+}
+
+void Operation::WaitForAll(uint64_t phase) {
+  for (int i = 0; i < group_->layout_.members(channel_); ++i) {
+    WaitFor(group_->layout_.RankOf(channel_, i), phase);
+  }
+}
+
+void Operation::WaitForEnd(uint64_t sequence) {
+  for (int i = 0; i < group_->layout_.members(channel_); ++i) {
+    if (i != own_member_) WaitForMember(i, ProgressOf(sequence, kEndPhase));
+  }
+}
+
+void Operation::WaitForMember(int member, uint64_t progress) {
+  using Clock = GroupMemory::Clock;
+  ChannelMember* other = group_->member(channel_, member);
+  auto has_come = [&] {
+    // Acquire, with the release in Store.
+    return other->progress.load(std::memory_order_acquire) >= progress;
+  };
+  if (has_come() || SpinUntil(*other, progress)) return;
+  Clock::time_point next_look = Clock::now() + GroupMemory::kLookInterval;
+  for (;;) {
+    Sleep(other, progress);
+    if (has_come()) return;
+    group_->ThrowIfUnusable();
+    Clock::time_point now = Clock::now();
+    if (now >= next_look) {
+      group_->LookAtRanks(channel_, sequence_);
+      group_->ThrowIfUnusable();
+      next_look = now + GroupMemory::kLookInterval;
+    }
+    if (now >= deadline_) ThrowTimedOut(member);
+  }
+}
+
+bool Operation::SpinUntil(const ChannelMember& member, uint64_t progress) {
+  // Reading the clock takes as long as some looks.
+  constexpr int kLooks = 32;
+  // Spinning in vain takes time from other processes, of which there are then
+  // too many, or the other rank is at work for long.
+  constexpr int kMostSkipped = 16;
+  if (state_->spins_to_skip > 0) {
+    --state_->spins_to_skip;
+    return false;
+  }
+  if (!group_->MaySpin()) return false;
+  auto end = GroupMemory::Clock::now() + group_->spin_;
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (member.progress.load(std::memory_order_acquire) >= progress) {
+        state_->vain_spins = 0;
+        return true;
+      }
+      Pause();
+    }
+  } while (GroupMemory::Clock::now() < end);
+  ++state_->vain_spins;
+  state_->spins_to_skip = std::min(2 * state_->vain_spins, kMostSkipped);
+  return false;
+}
+
+void Operation::Sleep(ChannelMember* member, uint64_t progress) const {
+  // Sequentially consistent: see Store, and GroupMemory::Fail.
+  member->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  uint64_t seen = member->progress.load(std::memory_order_seq_cst);
+  auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      deadline_ - GroupMemory::Clock::now());
+  if (seen < progress && left.count() > 0 &&
+      group_->header()->failure.load(std::memory_order_seq_cst) == 0) {
+    // A failure or Leave() just before this wakes nobody, but that is seen
+    // after the interval.
+    SleepWhileEqual(
+        member->progress,
+        seen,
+        std::min<std::chrono::nanoseconds>(left, GroupMemory::kLookInterval));
+  }
+  // Relaxed: to count a sleeper too many costs one system call.
+  member->sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Operation::Compare(int member) {
+  state_->compared[member] = sequence_;
+  bool is_pair = channel_ != GroupLayout::kAllRanks;
+  if (IsSame(info_, EntryOf(member)->info, !is_pair)) return;
+  int rank = group_->layout_.RankOf(channel_, member);
+  group_->Fail(Kind::kMismatched,
+               rank,
+               group_->TextOf(group_->rank()) + " called " + Text() + ", but " +
+                   group_->TextOf(rank) + " called " +
+                   group_->TextOf(channel_, rank, sequence_) +
+                   ". Let all ranks call the same operations in the same "
+                   "order, with the same sizes and types.");
+  group_->ThrowIfUnusable();
+}
+
+void Operation::ThrowTimedOut(int member) {
+  int rank = group_->layout_.RankOf(channel_, member);
+  group_->Fail(Kind::kTimedOut,
+               rank,
+               group_->TextOf(group_->rank()) + " waited " +
+                   std::to_string(timeout_.count()) + " ms in " + Text() +
+                   " for " + group_->TextOf(rank) + ", which did not come. " +
+                   group_->LastOperationOf(rank) +
+                   " See why it is stopped, slow or elsewhere, or pass a "
+                   "longer timeout.");
+  group_->ThrowFailure();
+}
+
+void Operation::CheckRanks() {
+  group_->LookNowAndThen(channel_, sequence_);
+  group_->ThrowIfUnusable();
+}
+
+void Operation::ThrowUnreadable(int rank, const std::string& reason) {
+  auto end = std::min(deadline_, GroupMemory::Clock::now() + kEndingTime);
+  do {
+    group_->LookAtRanks(channel_, sequence_);
+    group_->ThrowIfUnusable();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } while (GroupMemory::Clock::now() < end);
+  group_->Fail(Kind::kAborted,
+               rank,
+               group_->TextOf(group_->rank()) + " cannot read a buffer of " +
+                   group_->TextOf(rank) + " in " + Text() + ": " + reason);
+  group_->ThrowFailure();
+}
+
+std::string Operation::Text() const {
+  return group_->TextOf(channel_, sequence_, info_);
+}
+
+void Operation::set_input(const BufferLocation& location) {
+  EntryOf(own_member_)->input = location;
+}
+
+void Operation::set_output(const BufferLocation& location) {
+  EntryOf(own_member_)->output = location;
+}
+
+const BufferLocation& Operation::input_of(int rank) const {
+  return EntryOf(MemberOf(rank))->input;
+}
+
+const BufferLocation& Operation::output_of(int rank) const {
+  return EntryOf(MemberOf(rank))->output;
+}
+
+char* Operation::inline_data(int rank) const {
+  return group_->At(
+      group_->layout_.InlineAt(channel_, MemberOf(rank), sequence_));
+}
+
+uint64_t Operation::inline_bytes() const {
+  return group_->layout_.inline_bytes(channel_);
+}
+
+char* Operation::own_staging() {
+  if (state_->staged != sequence_) {
+    if (state_->staged != 0) WaitForEnd(state_->staged);
+    state_->staged = sequence_;
+  }
+  return group_->At(group_->layout_.StagingAt(channel_, own_member_));
+}
+
+const char* Operation::staging_of(int rank) const {
+  return group_->At(group_->layout_.StagingAt(channel_, MemberOf(rank)));
+}
+
+uint64_t Operation::staging_bytes() const {
+  return group_->layout_.staging_bytes(channel_);
+}
+
+OperationEntry* Operation::EntryOf(int member) const {
+  return group_->entry(channel_, member, sequence_);
+}
+
+int Operation::MemberOf(int rank) const {
+  return group_->layout_.MemberOf(channel_, rank);
+}
+
+}  // namespace distributed
+}  // namespace phi

@@ -1,0 +1,134 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/distributed/shared_memory/peer_memory.h"
+
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "paddle/phi/core/distributed/shared_memory/operation.h"
+
+namespace phi {
+namespace distributed {
+
+PeerMemory::PeerMemory(GroupMemory* group,
+                       const PeerMemoryOptions& options,
+                       Milliseconds timeout)
+    : group_(group), resolver_(options.resolver) {
+  Operation operation(group, OperationInfo::Of("start", 0), timeout);
+  operation.Publish(1);
+  operation.WaitForAll(1);
+  *operation.inline_data(group->rank()) =
+      options.access == PeerAccess::kDirect && CanReadAll();
+  operation.Publish(2);
+  operation.WaitForAll(2);
+  bool all_can = true;
+  for (int rank = 0; rank < group->size(); ++rank) {
+    all_can = all_can && *operation.inline_data(rank) != 0;
+  }
+  if (all_can) access_ = PeerAccess::kDirect;
+  operation.End();
+}
+
+bool PeerMemory::CanReadAll() const {
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (!CopyFrom(rank, 0, 0, nullptr).empty()) return false;
+  }
+  return true;
+}
+
+BufferLocation PeerMemory::Locate(const char* data, uint64_t bytes) const {
+  BufferLocation location{};
+  if (bytes == 0) return location;
+  location.bytes = bytes;
+  location.address = reinterpret_cast<uint64_t>(data);
+  const auto handle = resolver_ ? resolver_->Find(data, bytes) : std::nullopt;
+  if (handle) {
+    location.where = BufferLocation::Where::kShared;
+    std::memcpy(location.handle, handle->data(), sizeof(location.handle));
+  } else if (access_ == PeerAccess::kDirect) {
+    location.where = BufferLocation::Where::kPrivate;
+  } else {
+    location.where = BufferLocation::Where::kStaging;
+  }
+  return location;
+}
+
+std::shared_ptr<const void> PeerMemory::Map(
+    const BufferLocation& location) const {
+  if (!resolver_) return nullptr;
+  SharedMemoryHandle handle;
+  std::memcpy(handle.data(), location.handle, sizeof(location.handle));
+  return resolver_->Map(handle, location.bytes);
+}
+
+std::string PeerMemory::CopyFrom(int rank,
+                                 uint64_t address,
+                                 uint64_t bytes,
+                                 char* to) const {
+  // The number of the rank's process may belong to another process by now, or
+  // the process may run another program. Neither has the group's memory there.
+  // One call reads all of its parts from the same process and program.
+  uint64_t number = 0;
+  const iovec local[] = {{to, bytes}, {&number, sizeof(number)}};
+  const iovec remote[] = {
+      {reinterpret_cast<void*>(address), bytes},
+      {reinterpret_cast<void*>(group_->base_of(rank) +
+                               GroupMemory::number_offset()),
+       sizeof(number)}};
+  const ssize_t copied = process_vm_readv(
+      static_cast<pid_t>(group_->process_of(rank)), local, 2, remote, 2, 0);
+  if (copied < 0) {
+    return std::string("process_vm_readv: ") + std::strerror(errno);
+  }
+  if (static_cast<uint64_t>(copied) != bytes + sizeof(number)) {
+    return "process_vm_readv: the memory is not readable as a whole";
+  }
+  if (number != group_->number()) return "the process has ended";
+  return "";
+}
+
+PeerBuffer::PeerBuffer(const PeerMemory& memory,
+                       Operation* operation,
+                       int rank,
+                       const BufferLocation& location)
+    : memory_(memory), operation_(operation), rank_(rank), location_(location) {
+  if (location.where == BufferLocation::Where::kInline) {
+    mapped_ = operation->inline_data(rank) + location.address;
+  } else if (location.where == BufferLocation::Where::kShared) {
+    mapping_ = memory.Map(location);
+    mapped_ = static_cast<const char*>(mapping_.get());
+  }
+}
+
+const char* PeerBuffer::Read(uint64_t offset,
+                             uint64_t bytes,
+                             char* scratch) const {
+  if (mapped_) return mapped_ + offset;
+  std::string reason =
+      memory_.CopyFrom(rank_, location_.address + offset, bytes, scratch);
+  if (reason.empty()) return scratch;
+  if (location_.where == BufferLocation::Where::kShared) {
+    reason = "its segment of shared memory cannot be mapped; " + reason;
+  }
+  operation_->ThrowUnreadable(rank_,
+                              reason + ". Let all ranks stage their buffers.");
+}
+
+}  // namespace distributed
+}  // namespace phi

@@ -1,0 +1,394 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "test/cpp/phi/shared_memory_collectives/collective_cases.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "test/cpp/isolated_test.h"
+
+namespace shared_memory_test {
+
+namespace {
+
+using phi::distributed::SizeOf;
+
+constexpr uint64_t kGuardBytes = 32;
+constexpr char kGuard = 0x5c;
+constexpr char kUnset = 0x3a;
+constexpr char kScribble = 0x77;
+
+const char* NameOf(OperationCase::Kind kind) {
+  static constexpr const char* kNames[OperationCase::kKinds] = {
+      "AllReduce",
+      "Reduce",
+      "ReduceScatter",
+      "Broadcast",
+      "AllGather",
+      "Gather",
+      "Scatter",
+      "AllToAll",
+      "uneven AllToAll",
+      "Send and Recv",
+      "Barrier",
+  };
+  return kNames[kind];
+}
+
+// Returns how many bytes each rank sends to each other one.
+std::vector<std::vector<uint64_t>> SizesOf(const OperationCase& operation,
+                                           uint64_t bytes,
+                                           int ranks) {
+  std::vector<std::vector<uint64_t>> sizes(ranks,
+                                           std::vector<uint64_t>(ranks, bytes));
+  if (operation.kind == OperationCase::kAllToAll) return sizes;
+  Random random(operation.seed);
+  for (auto& row : sizes) {
+    for (uint64_t& size : row) {
+      size = random() % 3 == 0 ? 0 : random() % (bytes + 1);
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+SharedArenas::SharedArenas(int ranks) : bytes_(ranks * kBytesPerRank) {
+  void* const base = mmap(nullptr,
+                          bytes_,
+                          PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1,
+                          0);
+  REQUIRE_TRUE(base != MAP_FAILED);
+  base_ = static_cast<char*>(base);
+}
+
+SharedArenas::~SharedArenas() { munmap(base_, bytes_); }
+
+std::optional<SharedMemoryHandle> SharedArenas::Find(const void* address,
+                                                     uint64_t bytes) {
+  const char* const data = static_cast<const char*>(address);
+  if (data < base_ || data + bytes > base_ + bytes_) return std::nullopt;
+  SharedMemoryHandle handle{};
+  const uint64_t offset = data - base_;
+  std::memcpy(handle.data(), &offset, sizeof(offset));
+  return handle;
+}
+
+std::shared_ptr<const void> SharedArenas::Map(const SharedMemoryHandle& handle,
+                                              uint64_t bytes) {
+  uint64_t offset;
+  std::memcpy(&offset, handle.data(), sizeof(offset));
+  REQUIRE_TRUE(offset + bytes <= bytes_);
+  ++maps_;
+  return {std::shared_ptr<void>(), base_ + offset};
+}
+
+std::string OperationCase::Text() const {
+  return std::string(NameOf(kind)) + " of " + std::to_string(count) + " " +
+         phi::distributed::NameOf(type) + ", " +
+         phi::distributed::NameOf(reduction) + ", root " +
+         std::to_string(root) + (in_place ? ", in place" : "") + ", shift " +
+         std::to_string(shift) + ", seed " + std::to_string(seed);
+}
+
+CaseRunner::CaseRunner(GroupMemory* group,
+                       SharedArenas* arenas,
+                       Buffers buffers,
+                       PeerAccess access)
+    : rank_(group->rank()),
+      size_(group->size()),
+      arenas_(arenas),
+      buffers_(buffers),
+      collectives_(group, {access, {std::shared_ptr<void>(), arenas}}, kNever),
+      random_(isolated_test::Seed() + group->rank()) {
+  REQUIRE_TRUE(collectives_.access() == access);
+}
+
+char* CaseRunner::Take(uint64_t bytes) {
+  const uint64_t all = operation_.shift + bytes + kGuardBytes;
+  const bool shared = buffers_ == Buffers::kShared ||
+                      (buffers_ == Buffers::kEither && random_() % 2 == 0);
+  taken_.emplace_back();
+  Taken& taken = taken_.back();
+  taken.bytes = bytes;
+  if (shared) {
+    taken.data = arenas_->of_rank(rank_) + used_of_arena_;
+    used_of_arena_ += (all + 63) / 64 * 64;
+    REQUIRE_TRUE(used_of_arena_ <= SharedArenas::kBytesPerRank);
+  } else {
+    taken.memory.resize(all);
+    taken.data = taken.memory.data();
+  }
+  taken.data += operation_.shift;
+  std::memset(taken.data, kUnset, bytes);
+  std::memset(taken.data + bytes, kGuard, kGuardBytes);
+  return taken.data;
+}
+
+char* CaseRunner::Take(const Buffer& content) {
+  char* const data = Take(content.size());
+  std::copy(content.begin(), content.end(), data);
+  return data;
+}
+
+Buffer CaseRunner::InputOf(int rank, uint64_t parts) const {
+  Random random(operation_.seed + rank);
+  return RandomElements(operation_.type, operation_.count * parts, &random);
+}
+
+std::vector<Buffer> CaseRunner::Inputs(uint64_t parts) const {
+  std::vector<Buffer> inputs;
+  for (int rank = 0; rank < size_; ++rank) {
+    inputs.push_back(InputOf(rank, parts));
+  }
+  return inputs;
+}
+
+void CaseRunner::RequireBytes(const char* actual,
+                              const Buffer& expected) const {
+  ASSERT_TRUE(std::equal(expected.begin(), expected.end(), actual))
+      << operation_.Text();
+}
+
+void CaseRunner::RequireKept(const char* in, const Buffer& content) const {
+  if (!operation_.in_place) RequireBytes(in, content);
+}
+
+void CaseRunner::RequireElements(const char* actual,
+                                 const Buffer& expected) const {
+  const Buffer elements(actual, actual + expected.size());
+  ASSERT_EQ(Difference(elements, expected, operation_.type), "")
+      << operation_.Text();
+}
+
+void CaseRunner::RequireSameOnAll(const char* data) {
+  const uint64_t hash = std::hash<std::string>()(std::string(data, bytes_));
+  std::vector<uint64_t> hashes(size_);
+  collectives_.AllGather(&hash, hashes.data(), sizeof(hash), kNever);
+  for (const uint64_t other : hashes) {
+    ASSERT_EQ(other, hash) << operation_.Text();
+  }
+}
+
+void CaseRunner::Run(const OperationCase& operation) {
+  operation_ = operation;
+  bytes_ = operation.count * SizeOf(operation.type);
+  used_of_arena_ = 0;
+  taken_.clear();
+  switch (operation.kind) {
+    case OperationCase::kAllReduce:
+      RunAllReduce();
+      break;
+    case OperationCase::kReduce:
+      RunReduce();
+      break;
+    case OperationCase::kReduceScatter:
+      RunReduceScatter();
+      break;
+    case OperationCase::kBroadcast:
+      RunBroadcast();
+      break;
+    case OperationCase::kAllGather:
+      RunAllGather();
+      break;
+    case OperationCase::kGather:
+      RunGather();
+      break;
+    case OperationCase::kScatter:
+      RunScatter();
+      break;
+    case OperationCase::kAllToAll:
+    case OperationCase::kUnevenAllToAll:
+      RunAllToAll();
+      break;
+    case OperationCase::kSendRecv:
+      RunSendRecv();
+      break;
+    case OperationCase::kBarrier:
+      collectives_.Barrier(kNever);
+      break;
+  }
+  for (const Taken& taken : taken_) {
+    for (uint64_t i = 0; i < kGuardBytes; ++i) {
+      ASSERT_EQ(taken.data[taken.bytes + i], kGuard) << operation_.Text();
+    }
+    // Nobody reads it any more.
+    std::memset(taken.data, kScribble, taken.bytes);
+  }
+}
+
+void CaseRunner::RunAllReduce() {
+  const auto inputs = Inputs(1);
+  char* const in = Take(inputs[rank_]);
+  char* const out = operation_.in_place ? in : Take(bytes_);
+  collectives_.AllReduce(
+      in, out, operation_.count, operation_.type, operation_.reduction, kNever);
+  RequireKept(in, inputs[rank_]);
+  RequireElements(
+      out, ReferenceReduction(inputs, operation_.type, operation_.reduction));
+  RequireSameOnAll(out);
+}
+
+void CaseRunner::RunReduce() {
+  const auto inputs = Inputs(1);
+  const bool is_root = rank_ == operation_.root;
+  char* const in = Take(inputs[rank_]);
+  char* out = nullptr;
+  if (is_root) out = operation_.in_place ? in : Take(bytes_);
+  collectives_.Reduce(in,
+                      out,
+                      operation_.count,
+                      operation_.type,
+                      operation_.reduction,
+                      operation_.root,
+                      kNever);
+  if (is_root) {
+    RequireKept(in, inputs[rank_]);
+    RequireElements(
+        out, ReferenceReduction(inputs, operation_.type, operation_.reduction));
+  } else {
+    RequireBytes(in, inputs[rank_]);
+  }
+}
+
+void CaseRunner::RunReduceScatter() {
+  const auto inputs = Inputs(size_);
+  char* const in = Take(inputs[rank_]);
+  char* const out = operation_.in_place ? in + rank_ * bytes_ : Take(bytes_);
+  collectives_.ReduceScatter(
+      in, out, operation_.count, operation_.type, operation_.reduction, kNever);
+  RequireKept(in, inputs[rank_]);
+  const Buffer all =
+      ReferenceReduction(inputs, operation_.type, operation_.reduction);
+  const auto own = all.begin() + rank_ * bytes_;
+  RequireElements(out, Buffer(own, own + bytes_));
+}
+
+void CaseRunner::RunBroadcast() {
+  const Buffer sent = InputOf(operation_.root, 1);
+  char* const data = rank_ == operation_.root ? Take(sent) : Take(bytes_);
+  collectives_.Broadcast(data, bytes_, operation_.root, kNever);
+  RequireBytes(data, sent);
+}
+
+void CaseRunner::RunAllGather() {
+  char* const out = Take(bytes_ * size_);
+  char* in = out + rank_ * bytes_;
+  const Buffer own = InputOf(rank_, 1);
+  if (operation_.in_place) {
+    std::copy(own.begin(), own.end(), in);
+  } else {
+    in = Take(own);
+  }
+  collectives_.AllGather(in, out, bytes_, kNever);
+  RequireKept(in, own);
+  for (int other = 0; other < size_; ++other) {
+    RequireBytes(out + other * bytes_, InputOf(other, 1));
+  }
+}
+
+void CaseRunner::RunGather() {
+  const bool is_root = rank_ == operation_.root;
+  const Buffer own = InputOf(rank_, 1);
+  char* const out = is_root ? Take(bytes_ * size_) : nullptr;
+  char* in;
+  if (is_root && operation_.in_place) {
+    in = out + rank_ * bytes_;
+    std::copy(own.begin(), own.end(), in);
+  } else {
+    in = Take(own);
+  }
+  collectives_.Gather(in, out, bytes_, operation_.root, kNever);
+  RequireBytes(in, own);
+  if (!is_root) return;
+  for (int other = 0; other < size_; ++other) {
+    RequireBytes(out + other * bytes_, InputOf(other, 1));
+  }
+}
+
+void CaseRunner::RunScatter() {
+  const bool is_root = rank_ == operation_.root;
+  const Buffer sent = InputOf(operation_.root, size_);
+  const auto own = sent.begin() + rank_ * bytes_;
+  char* const in = is_root ? Take(sent) : nullptr;
+  char* const out =
+      is_root && operation_.in_place ? in + rank_ * bytes_ : Take(bytes_);
+  collectives_.Scatter(in, out, bytes_, operation_.root, kNever);
+  RequireBytes(out, Buffer(own, own + bytes_));
+  if (is_root) RequireBytes(in, sent);
+}
+
+void CaseRunner::RunAllToAll() {
+  const auto sizes = SizesOf(operation_, bytes_, size_);
+  // What a rank sends are the first bytes of these.
+  const auto inputs = Inputs(size_);
+  uint64_t in_bytes = 0;
+  std::vector<uint64_t> out_sizes;
+  Buffer expected;
+  for (int other = 0; other < size_; ++other) {
+    in_bytes += sizes[rank_][other];
+    out_sizes.push_back(sizes[other][rank_]);
+    auto from = inputs[other].begin();
+    for (int k = 0; k < rank_; ++k) from += sizes[other][k];
+    expected.insert(expected.end(), from, from + sizes[other][rank_]);
+  }
+  const Buffer sent(inputs[rank_].begin(), inputs[rank_].begin() + in_bytes);
+  char* const in = Take(sent);
+  char* const out = Take(expected.size());
+  collectives_.AllToAll(in, sizes[rank_], out, out_sizes, kNever);
+  RequireBytes(in, sent);
+  RequireBytes(out, expected);
+}
+
+void CaseRunner::RunSendRecv() {
+  const int receiver = (operation_.root + 1) % size_;
+  if (size_ == 1) return;
+  const Buffer sent = InputOf(operation_.root, 1);
+  if (rank_ == operation_.root) {
+    char* const data = Take(sent);
+    collectives_.Send(data, bytes_, receiver, kNever);
+    RequireBytes(data, sent);
+  } else if (rank_ == receiver) {
+    char* const data = Take(bytes_);
+    collectives_.Recv(data, bytes_, operation_.root, kNever);
+    RequireBytes(data, sent);
+  }
+}
+
+OperationCase RandomCase(Random* random, int ranks, uint64_t max_count) {
+  const auto reductions = AllReductions();
+  const auto& both = reductions[(*random)() % reductions.size()];
+  OperationCase operation{};
+  operation.kind =
+      static_cast<OperationCase::Kind>((*random)() % OperationCase::kKinds);
+  operation.type = both.type;
+  operation.reduction = both.reduction;
+  // Small ones and large ones are as frequent.
+  operation.count = (*random)() % (max_count >> (*random)() % 12);
+  operation.root = static_cast<int>((*random)() % ranks);
+  operation.in_place = (*random)() % 2 == 0;
+  operation.shift = (*random)() % 2 == 0 ? 0 : (*random)() % 16;
+  operation.seed = (*random)();
+  return operation;
+}
+
+}  // namespace shared_memory_test

@@ -1,0 +1,151 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "paddle/phi/core/distributed/shared_memory/collectives.h"
+#include "test/cpp/phi/shared_memory_collectives/ranks.h"
+#include "test/cpp/phi/shared_memory_collectives/reference_reduction.h"
+
+// Collective operations that check their own results, for tests that run many.
+namespace shared_memory_test {
+
+using phi::distributed::Collectives;
+using phi::distributed::PeerAccess;
+using phi::distributed::SharedMemoryHandle;
+using phi::distributed::SharedMemoryResolver;
+
+// Memory of each rank that all ranks have mapped, as tensors in shared memory
+// are. To be made before the ranks are.
+class SharedArenas : public SharedMemoryResolver {
+ public:
+  static constexpr uint64_t kBytesPerRank = 16 << 20;
+
+  explicit SharedArenas(int ranks);
+  ~SharedArenas() override;
+  SharedArenas(const SharedArenas&) = delete;
+  SharedArenas& operator=(const SharedArenas&) = delete;
+
+  char* of_rank(int rank) const { return base_ + rank * kBytesPerRank; }
+  // How often this process has mapped memory of another rank.
+  int maps() const { return maps_; }
+
+  std::optional<SharedMemoryHandle> Find(const void* address,
+                                         uint64_t bytes) override;
+  std::shared_ptr<const void> Map(const SharedMemoryHandle& handle,
+                                  uint64_t bytes) override;
+
+ private:
+  uint64_t bytes_;
+  char* base_;
+  int maps_{0};
+};
+
+// Where a rank has its buffers.
+enum class Buffers { kPrivate, kShared, kEither };
+
+struct OperationCase {
+  enum Kind {
+    kAllReduce,
+    kReduce,
+    kReduceScatter,
+    kBroadcast,
+    kAllGather,
+    kGather,
+    kScatter,
+    kAllToAll,
+    kUnevenAllToAll,
+    kSendRecv,
+    kBarrier,
+  };
+  static constexpr int kKinds = 11;
+
+  std::string Text() const;
+
+  Kind kind;
+  ElementType type;
+  Reduction reduction;
+  uint64_t count;  // of elements per rank
+  int root;
+  bool in_place;  // where the operation allows it
+  int shift;      // of buffers, from where they were aligned
+  uint64_t seed;  // of what is in them
+};
+
+// Runs operations in the process of a rank.
+class CaseRunner {
+ public:
+  CaseRunner(GroupMemory* group,
+             SharedArenas* arenas,
+             Buffers buffers,
+             PeerAccess access);
+
+  // Runs an operation, which all ranks have to do. Requires that this rank has
+  // received exactly what it had to, that it has kept its input, and that an
+  // AllReduce has given all ranks the same bits. Throws what the operation
+  // throws.
+  void Run(const OperationCase& operation);
+  int size() const { return size_; }
+
+ private:
+  // Memory of this rank for the operation that runs, with bytes behind it that
+  // have to stay as they are.
+  struct Taken {
+    Buffer memory;  // unless it is in the arena
+    char* data;
+    uint64_t bytes;
+  };
+
+  char* Take(uint64_t bytes);
+  char* Take(const Buffer& content);
+  Buffer InputOf(int rank, uint64_t parts) const;
+  std::vector<Buffer> Inputs(uint64_t parts) const;
+  void RequireKept(const char* in, const Buffer& content) const;
+  void RequireBytes(const char* actual, const Buffer& expected) const;
+  void RequireElements(const char* actual, const Buffer& expected) const;
+  void RequireSameOnAll(const char* data);
+
+  void RunAllReduce();
+  void RunReduce();
+  void RunReduceScatter();
+  void RunBroadcast();
+  void RunAllGather();
+  void RunGather();
+  void RunScatter();
+  void RunAllToAll();
+  void RunSendRecv();
+
+  int rank_;
+  int size_;
+  SharedArenas* arenas_;
+  Buffers buffers_;
+  Collectives collectives_;
+  Random random_;
+  OperationCase operation_{};
+  uint64_t bytes_{0};  // of `count` elements of the operation that runs
+  uint64_t used_of_arena_{0};
+  std::list<Taken> taken_;
+};
+
+// Returns an operation that depends on the numbers alone.
+OperationCase RandomCase(Random* random, int ranks, uint64_t max_count);
+
+}  // namespace shared_memory_test

@@ -1,0 +1,404 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/distributed/shared_memory/collectives.h"
+
+#include <sys/prctl.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "test/cpp/isolated_test.h"
+#include "test/cpp/phi/shared_memory_collectives/collective_cases.h"
+#include "test/cpp/phi/shared_memory_collectives/ranks.h"
+
+namespace shared_memory_test {
+
+using phi::distributed::SizeOf;
+using ErrorKind = CollectiveError::Kind;
+
+using CollectivesTest = SharedMemoryTestCase;
+
+constexpr int kMaxRanks = 4;
+
+// Three ways to read a peer, and two that are mixed.
+struct Way {
+  Buffers buffers;
+  PeerAccess access;
+};
+constexpr Way kMapped{Buffers::kShared, PeerAccess::kStaged};
+constexpr Way kDirect{Buffers::kPrivate, PeerAccess::kDirect};
+constexpr Way kStaged{Buffers::kPrivate, PeerAccess::kStaged};
+constexpr Way kMappedOrDirect{Buffers::kEither, PeerAccess::kDirect};
+constexpr Way kMappedOrStaged{Buffers::kEither, PeerAccess::kStaged};
+
+// So small that most buffers are larger.
+GroupOptions SmallStaging() {
+  GroupOptions options;
+  options.staging_bytes = 24 << 10;
+  return options;
+}
+
+void RunOnRanks(int size,
+                const Way& way,
+                const std::function<void(CaseRunner*)>& body) {
+  SharedArenas arenas(size);
+  Ranks ranks(
+      size,
+      [&](GroupMemory* group, const Channel&) {
+        CaseRunner runner(group, &arenas, way.buffers, way.access);
+        body(&runner);
+      },
+      SmallStaging());
+  ranks.Finish();
+}
+
+// Every operation once, and those that reduce for every type and reduction,
+// with so many elements.
+void RunAllCases(CaseRunner* runner, uint64_t count, int size) {
+  Random random(isolated_test::Seed() + count);
+  OperationCase operation{};
+  operation.count = count;
+  const auto run_kinds = [&](int first, int last) {
+    for (int kind = first; kind <= last; ++kind) {
+      operation.kind = static_cast<OperationCase::Kind>(kind);
+      operation.root = static_cast<int>(random() % size);
+      operation.in_place = random() % 2 == 0;
+      operation.shift = random() % 2 == 0 ? 0 : random() % 16;
+      operation.seed = random();
+      runner->Run(operation);
+    }
+  };
+  for (const auto& both : AllReductions()) {
+    operation.type = both.type;
+    operation.reduction = both.reduction;
+    run_kinds(OperationCase::kAllReduce, OperationCase::kReduceScatter);
+  }
+  operation.type = ElementType::kUInt8;
+  run_kinds(OperationCase::kBroadcast, OperationCase::kBarrier);
+}
+
+void RunAllCasesOnUpToFourRanks(const Way& way) {
+  for (int size = 1; size <= kMaxRanks; ++size) {
+    RunOnRanks(size, way, [&](CaseRunner* runner) {
+      for (const uint64_t count : {0, 1, 3, 1000, 4097}) {
+        RunAllCases(runner, count, size);
+      }
+    });
+  }
+}
+
+// Sizes next to those at which something changes: a part's alignment, the
+// inline data, a window of staging memory for one piece and for several, all of
+// it, and what is reduced at a time.
+void RunSizesAtThresholds(const Way& way) {
+  const uint64_t staging = SmallStaging().staging_bytes;
+  for (const int size : {2, 3}) {
+    RunOnRanks(size, way, [&](CaseRunner* runner) {
+      Random random(isolated_test::Seed());
+      for (const uint64_t threshold : {uint64_t{64},
+                                       uint64_t{16} << 10,
+                                       (uint64_t{16} << 10) / size,
+                                       staging / 2,
+                                       staging / 2 / size,
+                                       staging,
+                                       5 * staging,
+                                       uint64_t{512} << 10}) {
+        for (const int difference : {-1, 0, 1}) {
+          OperationCase operation{};
+          operation.type = ElementType::kInt8;
+          operation.count = threshold + difference;
+          for (int kind = 0; kind < OperationCase::kKinds; ++kind) {
+            operation.kind = static_cast<OperationCase::Kind>(kind);
+            operation.root = static_cast<int>(random() % size);
+            operation.in_place = random() % 2 == 0;
+            operation.seed = random();
+            runner->Run(operation);
+          }
+        }
+      }
+    });
+  }
+}
+
+void RunRandomCases(const Way& way, int number) {
+  for (int size = 2; size <= kMaxRanks; ++size) {
+    RunOnRanks(size, way, [&](CaseRunner* runner) {
+      Random random(isolated_test::Seed() + size);
+      for (int i = 0; i < number; ++i) {
+        runner->Run(RandomCase(&random, size, 200000));
+      }
+    });
+  }
+}
+
+ISOLATED_TEST(CollectivesTest, all_cases_in_mapped_buffers) {
+  RunAllCasesOnUpToFourRanks(kMapped);
+}
+
+ISOLATED_TEST(CollectivesTest, all_cases_by_direct_reads) {
+  RunAllCasesOnUpToFourRanks(kDirect);
+}
+
+ISOLATED_TEST(CollectivesTest, all_cases_staged) {
+  RunAllCasesOnUpToFourRanks(kStaged);
+}
+
+ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_in_mapped_buffers) {
+  RunSizesAtThresholds(kMapped);
+}
+
+ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_by_direct_reads) {
+  RunSizesAtThresholds(kDirect);
+}
+
+ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_staged) {
+  RunSizesAtThresholds(kStaged);
+}
+
+ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_direct) {
+  RunRandomCases(kMappedOrDirect, 60);
+}
+
+ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_staged) {
+  RunRandomCases(kMappedOrStaged, 60);
+}
+
+ISOLATED_TEST(CollectivesTest, a_buffer_in_shared_memory_is_read_where_it_is) {
+  SharedArenas arenas(2);
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
+    OperationCase operation{};
+    operation.type = ElementType::kFloat32;
+    operation.count = 100000;
+    runner.Run(operation);
+    EXPECT_EQ(arenas.maps(), 2);  // the input and the output
+  });
+  ranks.Finish();
+}
+
+// As where a rank may not open the segment of another one.
+class UnmappableArenas : public SharedArenas {
+ public:
+  using SharedArenas::SharedArenas;
+  std::shared_ptr<const void> Map(const SharedMemoryHandle&,
+                                  uint64_t) override {
+    return nullptr;
+  }
+};
+
+ISOLATED_TEST(CollectivesTest,
+              a_buffer_that_cannot_be_mapped_is_read_directly) {
+  UnmappableArenas arenas(2);
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
+    OperationCase operation{};
+    operation.type = ElementType::kFloat32;
+    operation.count = 100000;
+    runner.Run(operation);
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest,
+              one_rank_that_cannot_read_others_makes_all_stage) {
+  Ranks ranks(3, [&](GroupMemory* group, const Channel&) {
+    const auto access =
+        group->rank() == 1 ? PeerAccess::kStaged : PeerAccess::kDirect;
+    Collectives collectives(group, {access, nullptr}, kNever);
+    EXPECT_EQ(collectives.access(), PeerAccess::kStaged);
+  });
+  ranks.Finish();
+}
+
+// As another user, or where the system forbids it.
+ISOLATED_TEST(CollectivesTest, ranks_stage_if_the_system_forbids_direct_reads) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    // No privilege is left that reads the memory of a process that is not
+    // dumpable.
+    REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
+    REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
+    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
+    Collectives collectives(group, {PeerAccess::kDirect, nullptr}, kNever);
+    EXPECT_EQ(collectives.access(), PeerAccess::kStaged);
+    std::vector<float> data(100000, 1.5f);
+    collectives.AllReduce(data.data(),
+                          data.data(),
+                          data.size(),
+                          ElementType::kFloat32,
+                          Reduction::kSum,
+                          kNever);
+    EXPECT_EQ(data, std::vector<float>(data.size(), 3.0f));
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest, direct_reads_that_fail_later_are_an_error) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
+    REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
+    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 1), 0);
+    Collectives collectives(group, {PeerAccess::kDirect, nullptr}, kNever);
+    REQUIRE_TRUE(collectives.access() == PeerAccess::kDirect);
+    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
+    std::vector<char> data(1000000);  // too many to be staged
+    const Outcome outcome = OutcomeOf([&] {
+      collectives.AllGather(data.data(),
+                            std::vector<char>(2 * data.size()).data(),
+                            data.size(),
+                            kNever);
+    });
+    EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kAborted)
+        << outcome;
+    EXPECT_TRUE(outcome.Says("process_vm_readv")) << outcome;
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest, a_wrong_argument_is_an_error_and_nothing_else) {
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    Collectives collectives(group, {}, kNever);
+    char data[64] = {};
+    const auto expect_invalid = [&](const std::function<void()>& call) {
+      const Outcome outcome = OutcomeOf(call);
+      EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kInvalid)
+          << outcome;
+    };
+    expect_invalid([&] { collectives.Broadcast(data, 64, 2, kNever); });
+    expect_invalid([&] { collectives.Broadcast(data, 64, -1, kNever); });
+    expect_invalid([&] { collectives.Send(data, 64, group->rank(), kNever); });
+    expect_invalid([&] { collectives.Recv(data, 64, group->rank(), kNever); });
+    expect_invalid([&] {
+      collectives.AllReduce(
+          data, data, 4, ElementType::kComplex64, Reduction::kMaximum, kNever);
+    });
+    expect_invalid([&] {
+      collectives.AllReduce(
+          data, data, 4, ElementType::kInt64, Reduction::kAverage, kNever);
+    });
+    expect_invalid([&] { collectives.AllToAll(data, {1}, data, {1}, kNever); });
+    collectives.Barrier(kNever);
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest, sizes_of_all_to_all_that_disagree_are_an_error) {
+  Ranks ranks(3, [&](GroupMemory* group, const Channel&) {
+    Collectives collectives(group, {}, kNever);
+    const uint64_t expected = group->rank() == 2 ? 9 : 8;  // from rank 1
+    char in[64] = {};
+    char out[64];
+    const Outcome outcome = OutcomeOf([&] {
+      collectives.AllToAll(in, {8, 8, 8}, out, {8, expected, 8}, kNever);
+      collectives.Barrier(kNever);
+    });
+    EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 1)) << outcome;
+    EXPECT_TRUE(outcome.Says("rank 1 sends 8 bytes to rank 2, which expects 9"))
+        << outcome;
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest,
+              different_operations_are_an_error_that_names_both) {
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    Collectives collectives(group, {}, kNever);
+    std::vector<float> data(4);
+    const Outcome outcome = OutcomeOf([&] {
+      if (group->rank() == 0) {
+        collectives.AllReduce(data.data(),
+                              data.data(),
+                              4,
+                              ElementType::kFloat32,
+                              Reduction::kSum,
+                              kNever);
+      } else {
+        collectives.Broadcast(data.data(), 16, 0, kNever);
+      }
+    });
+    EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kMismatched)
+        << outcome;
+    EXPECT_TRUE(outcome.Says("all_reduce")) << outcome;
+    EXPECT_TRUE(outcome.Says("broadcast")) << outcome;
+  });
+  ranks.Finish();
+}
+
+ISOLATED_TEST(CollectivesTest, a_message_of_another_size_is_an_error) {
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    Collectives collectives(group, {}, kNever);
+    char data[64] = {};
+    const Outcome outcome = OutcomeOf([&] {
+      if (group->rank() == 0) {
+        collectives.Send(data, 64, 1, kNever);
+      } else {
+        collectives.Recv(data, 32, 0, kNever);
+      }
+    });
+    EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kMismatched)
+        << outcome;
+  });
+  ranks.Finish();
+}
+
+// As an asynchronous group has them: what two threads send and receive, and the
+// operations of all ranks, need not wait for each other.
+void RunOnThreadsAtOnce(GroupMemory* group, PeerAccess access) {
+  constexpr int kTimes = 50;
+  constexpr uint64_t kBytes = 100000;
+  Collectives collectives(group, {access, nullptr}, kNever);
+  const int peer = 1 - group->rank();
+  std::thread sender([&] {
+    for (int i = 0; i < kTimes; ++i) {
+      std::vector<char> data(kBytes, static_cast<char>(group->rank() + i));
+      collectives.Send(data.data(), data.size(), peer, kNever);
+    }
+  });
+  std::thread receiver([&] {
+    for (int i = 0; i < kTimes; ++i) {
+      std::vector<char> data(kBytes);
+      collectives.Recv(data.data(), data.size(), peer, kNever);
+      EXPECT_EQ(data, std::vector<char>(kBytes, static_cast<char>(peer + i)));
+    }
+  });
+  for (int i = 0; i < kTimes; ++i) {
+    std::vector<int32_t> data(kBytes / 4, group->rank() + i);
+    collectives.AllReduce(data.data(),
+                          data.data(),
+                          data.size(),
+                          ElementType::kInt32,
+                          Reduction::kSum,
+                          kNever);
+    EXPECT_EQ(data, std::vector<int32_t>(data.size(), 2 * i + 1));
+  }
+  sender.join();
+  receiver.join();
+}
+
+ISOLATED_TEST(CollectivesTest, threads_send_receive_and_reduce_at_once) {
+  for (const auto access : {PeerAccess::kDirect, PeerAccess::kStaged}) {
+    Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+      RunOnThreadsAtOnce(group, access);
+    });
+    ranks.Finish();
+  }
+}
+
+}  // namespace shared_memory_test

@@ -1,0 +1,217 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// One rank stops where others may see what it has done so far, anywhere in what
+// it does, while another one goes on as far as it can; or it is killed there.
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "test/cpp/phi/shared_memory/actors.h"
+#include "test/cpp/phi/shared_memory_collectives/ranks.h"
+
+namespace {
+
+using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using CollectiveKind = CollectiveError::Kind;
+
+class GroupStepTest : public shared_memory_test::SharedMemoryTestCase {
+ protected:
+  void SetUp() override {
+    SharedMemoryTestCase::SetUp();
+    if (!CanTrace()) GTEST_SKIP() << "Tracing is forbidden here.";
+  }
+};
+
+// Ranks are actors, who use neither a heap nor messages: a message brings the
+// id of a group.
+constexpr auto kStrategy = SharingStrategy::kFileDescriptor;
+constexpr int kNumbers = 20;  // more than a rank may be ahead
+
+std::unique_ptr<GroupMemory> group;
+
+void Create(Scene* scene) {
+  group = GroupMemory::Create(2);
+  scene->message = {};
+  REQUIRE_TRUE(group->id().size() < sizeof(scene->message));
+  std::memcpy(&scene->message, group->id().data(), group->id().size());
+}
+
+void Attach(Scene* scene) {
+  group = GroupMemory::Attach(
+      std::string(reinterpret_cast<const char*>(&scene->message)), 1);
+}
+
+void MeetOnce(Scene* scene) { scene->good = Sum(group.get(), 1) == 2; }
+
+void LeaveGroup(Scene*) { group->Leave(); }
+
+void DoNothing(Scene*) {}
+
+bool IsOneOf(const Outcome& outcome,
+             CollectiveKind first,
+             CollectiveKind second) {
+  return outcome.Is(first, 1) || outcome.Is(second, 1);
+}
+
+// What the first rank hears, once the other one is gone.
+
+void HearOfDeath(Scene* scene) {
+  const Outcome outcome = OutcomeOf([] {
+    for (;;) Sum(group.get(), 1);
+  });
+  EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
+  scene->good = outcome.Says("was all_reduce number ");
+}
+
+void HearOfDeathOrTimeout(Scene* scene) {
+  const Outcome outcome = OutcomeOf([] {
+    for (;;) Sum(group.get(), 1, kSoon);
+  });
+  scene->good =
+      IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kTimedOut);
+}
+
+void HearOfDeathOrLeave(Scene* scene) {
+  const Outcome outcome = OutcomeOf([] {
+    for (;;) Sum(group.get(), 1);
+  });
+  scene->good = IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kLeft);
+}
+
+// One rank gives numbers, and waits for nobody until it is too far ahead.
+
+void Give(int number) {
+  Operation operation(group.get(), SomeOperation(), kNever);
+  std::memcpy(operation.inline_data(group->rank()), &number, sizeof(number));
+  operation.Publish(1);
+  operation.End();
+}
+
+void GiveOne(Scene*) { Give(0); }
+
+void GiveNumbers(Scene*) {
+  for (int i = 0; i < kNumbers; ++i) Give(i);
+}
+
+bool Takes(int expected) {
+  Operation operation(group.get(), SomeOperation(), kNever);
+  operation.WaitFor(0, 1);
+  int number;
+  std::memcpy(&number, operation.inline_data(0), sizeof(number));
+  operation.End();
+  return number == expected;
+}
+
+void TakeTheFirst(Scene* scene) { scene->good = Takes(0); }
+
+void TakeTheOthers(Scene* scene) {
+  for (int i = 1; i < kNumbers; ++i) scene->good &= Takes(i);
+}
+
+// Both have attached and met.
+void MakeGroup(Actor* first, Actor* second) {
+  second->Do(Attach, first->Do(Create).message);
+  first->Ask(MeetOnce);
+  EXPECT_TRUE(second->Do(MeetOnce).good);
+  EXPECT_TRUE(first->Hear().good);
+}
+
+ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereInAnOperationFailsTheOther) {
+  Actor first(kStrategy);
+  AtEachStop(8, [&](Stop* stop) {
+    Actor second(kStrategy);
+    MakeGroup(&first, &second);
+    first.Ask(HearOfDeath);
+    stop->Begin(&second, MeetOnce);
+    second.Kill();
+    EXPECT_TRUE(first.Hear().good);
+  });
+}
+
+ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereAheadOfTheOtherFailsIt) {
+  Actor first(kStrategy);
+  AtEachStop(8, [&](Stop* stop) {
+    Actor second(kStrategy);
+    MakeGroup(&first, &second);
+    stop->Begin(&second, GiveOne);
+    second.Kill();
+    EXPECT_TRUE(first.Do(HearOfDeath).good);
+  });
+}
+
+ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItAttachesFailsTheOther) {
+  Actor first(kStrategy);
+  AtSomeStops(8, [&](Stop* stop) {
+    Actor second(kStrategy);
+    stop->Begin(&second, Attach, first.Do(Create).message);
+    second.Kill();
+    EXPECT_TRUE(first.Do(HearOfDeathOrTimeout).good);
+  });
+}
+
+ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItLeavesFailsTheOther) {
+  Actor first(kStrategy);
+  AtEachStop(1, [&](Stop* stop) {
+    Actor second(kStrategy);
+    MakeGroup(&first, &second);
+    first.Ask(HearOfDeathOrLeave);
+    stop->Begin(&second, LeaveGroup);
+    second.Kill();
+    EXPECT_TRUE(first.Hear().good);
+  });
+}
+
+ISOLATED_TEST(GroupStepTest, ARankStoppedAnywhereInAnOperationMeetsTheOther) {
+  Actor first(kStrategy);
+  Actor second(kStrategy);
+  MakeGroup(&first, &second);
+  AtEachStop(8, [&](Stop* stop) {
+    first.Ask(MeetOnce);
+    stop->Begin(&second, MeetOnce);
+    EXPECT_TRUE(stop->Complete().good);
+    EXPECT_TRUE(first.Hear().good);
+  });
+}
+
+ISOLATED_TEST(GroupStepTest,
+              ARankStoppedAnywhereReadsNothingOfLaterOperations) {
+  Actor first(kStrategy);
+  Actor second(kStrategy);
+  AtEachStop(4, [&](Stop* stop) {
+    MakeGroup(&first, &second);
+    first.Ask(GiveNumbers);
+    stop->Begin(&second, TakeTheFirst);
+    EXPECT_TRUE(stop->Complete().good);
+    EXPECT_TRUE(second.Do(TakeTheOthers).good);
+    first.Hear();
+  });
+}
+
+ISOLATED_TEST(GroupStepTest, AnOperationThatOthersWaitInTakesFewSystemCalls) {
+  Actor first(kStrategy);
+  Actor second(kStrategy);
+  MakeGroup(&first, &second);
+  const int none = second.CountCalls(DoNothing);
+  first.Ask(MeetOnce);
+  // To wake the other one, and to look whether it is alive: at its lock, its
+  // process and the own descriptor.
+  EXPECT_LE(second.CountCalls(MeetOnce), none + 8);
+  EXPECT_TRUE(first.Hear().good);
+}
+
+}  // namespace

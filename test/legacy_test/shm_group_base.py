@@ -1,0 +1,214 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Helpers of the tests of groups in shared memory: processes that are ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+import unittest
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from unittest import mock
+
+from concurrent_base import WAIT_S
+from killed_test_run import end_with, exists
+
+import paddle
+import paddle.distributed as dist
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+ON_LINUX = sys.platform == "linux"
+
+
+class Error(NamedTuple):
+    """What a call in a rank has raised."""
+
+    kind: str
+    text: str
+    trace: str
+
+
+def _answer(call: bytes) -> Any:
+    try:
+        function, args = pickle.loads(call)
+        return function(*args)
+    except Exception as error:
+        return Error(type(error).__name__, str(error), traceback.format_exc())
+
+
+def serve(connection: Connection) -> None:
+    """Runs calls until the other end of the connection is closed."""
+    with contextlib.suppress(EOFError):
+        while True:
+            connection.send(_answer(connection.recv_bytes()))
+
+
+def _fork_ranks(requests: Connection, starter: int) -> None:
+    end_with(starter)
+    # Ranks that have ended need not be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    paddle.zeros([1])
+    with contextlib.suppress(EOFError):
+        while True:
+            environment, connection = requests.recv()
+            child = os.fork()
+            if child == 0:
+                end_with(os.getppid())
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                requests.close()
+                os.environ.update(environment)
+                serve(connection)
+                # As the end of a script: it runs the functions of atexit.
+                sys.exit()
+            connection.close()
+            requests.send(child)
+
+
+class _Nursery:
+    """A process that has imported Paddle and forks the ranks.
+
+    It has no other device than the CPU.
+    """
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self._requests, theirs = context.Pipe()
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "CUSTOM_DEVICE_ROOT"
+        }
+        with mock.patch.dict(os.environ, environment, clear=True):
+            context.Process(
+                target=_fork_ranks, args=(theirs, os.getpid()), daemon=True
+            ).start()
+        theirs.close()
+
+    def fork(self, environment: dict[str, str]) -> tuple[int, Connection]:
+        mine, theirs = multiprocessing.Pipe()
+        self._requests.send((environment, theirs))
+        theirs.close()
+        if not self._requests.poll(WAIT_S):
+            raise AssertionError(f"no rank was forked in {WAIT_S} s")
+        return self._requests.recv(), mine
+
+
+_nursery: list[_Nursery] = []
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Ranks:
+    """The processes of a job, rank 0 first. They have no group yet."""
+
+    def __init__(self, size: int, backend: str = "shm", **environment: str):
+        if not _nursery:
+            _nursery.append(_Nursery())
+        endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
+        started = [
+            _nursery[0].fork(
+                {
+                    "PADDLE_TRAINER_ID": str(rank),
+                    "PADDLE_TRAINERS_NUM": str(size),
+                    "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+                    "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+                    "PADDLE_DISTRI_BACKEND": backend,
+                    **environment,
+                }
+            )
+            for rank in range(size)
+        ]
+        self.pids = [pid for pid, _ in started]
+        self._connections = [connection for _, connection in started]
+
+    def begin(self, function: Callable, *args: Any, ranks: Any = None) -> None:
+        """Has all ranks, or those, begin to call a function."""
+        for rank in range(len(self.pids)) if ranks is None else ranks:
+            self._connections[rank].send_bytes(pickle.dumps((function, args)))
+
+    def outcomes(self, ranks: Any = None) -> list[Any]:
+        """
+        Returns what the calls have returned, or an Error. Of a rank that has
+        ended, None.
+        """
+        return [
+            self._outcome(rank)
+            for rank in (range(len(self.pids)) if ranks is None else ranks)
+        ]
+
+    def _outcome(self, rank: int) -> Any:
+        if not self._connections[rank].poll(WAIT_S):
+            raise AssertionError(f"rank {rank} did not answer in {WAIT_S} s")
+        try:
+            return self._connections[rank].recv()
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def call(self, function: Callable, *args: Any, ranks: Any = None) -> list:
+        """Returns what all ranks return. Raises AssertionError for an Error."""
+        self.begin(function, *args, ranks=ranks)
+        found = self.outcomes(ranks)
+        for outcome in found:
+            if isinstance(outcome, Error):
+                raise AssertionError(f"in a rank:\n{outcome.trace}")
+        return found
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pids[rank], number)
+
+    def end(self) -> None:
+        """Ends the ranks as a script ends. Those that do not end are killed."""
+        for connection in self._connections:
+            connection.close()
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + WAIT_S
+        for pid in self.pids:
+            while exists(pid):
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                    raise AssertionError(f"process {pid} did not end: killed")
+
+
+class RanksTestCase(unittest.TestCase):
+    """Base of the tests: starts ranks, and ends them."""
+
+    def start(self, size: int, **environment: str) -> Ranks:
+        ranks = Ranks(size, **environment)
+        self.addCleanup(ranks.end)
+        return ranks
+
+    def start_group(self, size: int, **environment: str) -> Ranks:
+        """Starts ranks that have joined the default group."""
+        ranks = self.start(size, **environment)
+        ranks.call(join_default_group)
+        return ranks
+
+
+def join_default_group() -> None:
+    dist.init_parallel_env()

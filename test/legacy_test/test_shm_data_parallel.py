@@ -1,0 +1,135 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""paddle.DataParallel over a group of the backend shm."""
+
+from __future__ import annotations
+
+import time
+import unittest
+
+import numpy as np
+from shm_group_base import ON_LINUX, RanksTestCase
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.base import core
+
+WIDTH = 256  # a weight of a quarter MiB, which is the size of a bucket
+
+
+class Model(nn.Layer):
+    def __init__(self, sparse: bool):
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH, sparse=sparse)
+        self.layers = nn.LayerList([nn.Linear(WIDTH, WIDTH) for _ in range(6)])
+        self.unused = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: paddle.Tensor, use_all: bool) -> paddle.Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = nn.functional.relu(layer(x))
+        return (self.unused(x) if use_all else x).mean()
+
+
+def _parallel(sparse: bool, find_unused: bool) -> paddle.DataParallel:
+    paddle.seed(7)
+    return paddle.DataParallel(
+        Model(sparse),
+        comm_buffer_size=0.25,
+        last_comm_buffer_size=0.25,
+        find_unused_parameters=find_unused,
+    )
+
+
+def train(
+    sparse: bool, find_unused: bool, late: int, on_stream: bool = False
+) -> bytes:
+    """
+    Returns the parameters after three steps, which one rank begins late. The
+    reducer may be told that the order of a stream is what it counts on.
+    """
+    dist.init_parallel_env()
+    if on_stream:
+        paddle.set_flags({"FLAGS_use_stream_safe_cuda_allocator": True})
+    rank = dist.get_rank()
+    model = _parallel(sparse, find_unused)
+    optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+    data = np.random.RandomState(rank)
+    for step in range(3):
+        if rank == late:
+            # What the others reduce meanwhile has not ended.
+            time.sleep(0.2)
+        x = paddle.to_tensor(data.randint(0, 50, [8 + rank]))
+        # Parameters that one rank alone does not use, if they may be unused.
+        loss = model(x, not (find_unused and rank == step % 2))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def reach_first_layer_alone() -> list[float]:
+    """
+    Rank 1 begins its backward pass when rank 0 has computed the gradients of
+    all layers, which it can only if it does not wait for rank 1 before.
+    """
+    dist.init_parallel_env()
+    store = core.create_or_get_global_tcp_store()
+    model = _parallel(False, False)
+    first = model._layers.embedding.weight
+    first.register_hook(lambda gradient: store.set("reached", "yes"))
+    loss = model(paddle.to_tensor([1, 2, 3]) + dist.get_rank(), True)
+    if dist.get_rank() == 1:
+        store.wait("reached")
+    loss.backward()
+    return first.grad.sum(axis=1).tolist()
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmDataParallel(RanksTestCase):
+    def parameters(self, backend, *args, size=2):
+        return self.start(size, backend=backend).call(train, *args)
+
+    def test_training_gives_gloos_bits(self):
+        # DataParallel does not support both at once.
+        for options in ((False, False), (True, False), (False, True)):
+            with self.subTest(options):
+                gloo = self.parameters("gloo", *options, -1)
+                for late in (-1, 0, 1):
+                    found = self.parameters("shm", *options, late)
+                    self.assertEqual(found, gloo)
+
+    def test_reducer_that_counts_on_streams_gives_gloos_bits(self):
+        gloo = self.parameters("gloo", False, False, -1)
+        for late in (0, 1):
+            found = self.parameters("shm", False, False, late, True)
+            self.assertEqual(found, gloo)
+
+    def test_four_ranks_have_the_same_parameters(self):
+        found = self.parameters("shm", False, False, 2, size=4)
+        self.assertEqual(len(set(found)), 1)
+        self.assertEqual(
+            self.parameters("shm", False, False, -1, size=4), found
+        )
+
+    def test_gradients_are_reduced_during_the_backward_pass(self):
+        # Where the reducer waits, rank 0 gets an error after this time.
+        ranks = self.start(2, PADDLE_PG_TIMEOUT="20000")
+        found = ranks.call(reach_first_layer_alone)
+        self.assertEqual(found[0], found[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,360 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Groups of the backend shm whose ranks die, leave, stop or disagree."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import unittest
+
+import numpy as np
+from concurrent_base import descriptors, wait_until
+from shared_tensor_leaks import shared_files
+from shm_group_base import ON_LINUX, Error, Ranks, RanksTestCase
+
+import paddle
+import paddle.distributed as dist
+
+# How long an operation waits where a test is about that.
+SHORT = {"PADDLE_PG_TIMEOUT": "1000"}
+_kept: dict = {}
+
+
+def all_reduce(count: int = 10, dtype: str = "float32") -> float:
+    x = paddle.ones([count], dtype)
+    dist.all_reduce(x)
+    return float(x[0])
+
+
+def all_reduce_for_ever() -> None:
+    # The same in all ranks.
+    sizes = random.Random(1)
+    while True:
+        all_reduce(sizes.choice([10, 10000, 1000000]))
+
+
+def all_reduce_asynchronously() -> str:
+    """Returns what the wait for an operation raises."""
+    task = dist.all_reduce(paddle.ones([10]), sync_op=False)
+    try:
+        task.wait()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def broadcast() -> None:
+    dist.broadcast(paddle.ones([10]), 0)
+
+
+def exit_now() -> None:
+    os._exit(3)
+
+
+def raise_and_exit() -> None:
+    # As at the end of a script that an exception ends.
+    sys.exit(1)
+
+
+def destroy() -> None:
+    dist.destroy_process_group()
+
+
+def process_group():
+    return dist.communication.group._get_global_group().process_group
+
+
+def leave_while_waiting() -> str:
+    """Leaves on another thread while an operation waits for rank 1."""
+    group = process_group()
+    leaver = threading.Timer(0.2, group.leave)
+    leaver.start()
+    try:
+        group.barrier().wait()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        leaver.join()
+    return "nothing"
+
+
+def barrier_after_leaving() -> None:
+    process_group().leave()
+    process_group().barrier()
+
+
+def wait_with_timeout() -> tuple[bool, bool]:
+    """Returns what a wait says that ends before rank 1 comes."""
+    x = paddle.ones([10])
+    task = dist.all_reduce(x, sync_op=False)
+    _kept["task"] = task, x
+    return task.wait(datetime.timedelta(milliseconds=10)), task.is_completed()
+
+
+def finish_waiting() -> tuple[bool, float]:
+    task, x = _kept.pop("task")
+    return task.wait(), float(x[0])
+
+
+def in_forked_child(make_task: bool) -> str:
+    """Returns what an operation raises in a child of fork."""
+    task = None
+    if make_task:
+        task = dist.recv(paddle.ones([1]), 1 - dist.get_rank(), sync_op=False)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            if task is None:
+                all_reduce()
+            else:
+                task.wait()
+            text = "nothing"
+        except RuntimeError as error:
+            text = str(error)
+        os.write(writer, text.encode())
+        gc.collect()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        found = result.read()
+    os.wait()
+    return found
+
+
+def exchange_once() -> float:
+    """Sends what the other rank waits for in `in_forked_child`."""
+    dist.send(paddle.full([1], 2.0), 1 - dist.get_rank())
+    return all_reduce()
+
+
+def memfds() -> list[str]:
+    return [target for target in descriptors().values() if "memfd:" in target]
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def new_groups_and_destroy(count: int) -> tuple[int, int, int]:
+    """Returns how many descriptors, threads and mappings groups have left."""
+
+    def resources() -> tuple[int, int, int]:
+        gc.collect()
+        with open("/proc/self/maps") as maps:
+            mapped = sum("memfd:" in line for line in maps)
+        return len(memfds()), threads(), mapped
+
+    def use_one() -> None:
+        used = dist.new_group(backend="shm")
+        x = paddle.ones([10])
+        dist.all_reduce(x, group=used, sync_op=False).wait()
+        dist.destroy_process_group(used)
+
+    use_one()
+    before = resources()
+    for _ in range(count):
+        use_one()
+    return tuple(a - b for a, b in zip(resources(), before))
+
+
+def same_from_threads(rounds: int) -> None:
+    """Each thread has a group of its own."""
+    groups = _kept.setdefault(
+        "groups", [dist.new_group(backend="shm") for _ in range(4)]
+    )
+    errors = []
+
+    def run(number: int) -> None:
+        try:
+            for i in range(rounds):
+                x = paddle.full([100 * (number + 1)], float(i + number))
+                dist.all_reduce(x, group=groups[number])
+                np.testing.assert_array_equal(
+                    x.numpy(), dist.get_world_size() * (i + number)
+                )
+        except BaseException as error:
+            errors.append(error)
+
+    running = [
+        threading.Thread(target=run, args=(number,)) for number in range(4)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmFailure(RanksTestCase):
+    def setUp(self):
+        self.addCleanup(self.assertEqual, shared_files(), shared_files())
+
+    def assert_all_name(self, outcomes, *parts):
+        for outcome in outcomes:
+            self.assertIsInstance(outcome, Error)
+            self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
+            for part in parts:
+                # A rank begins a sentence, or does not.
+                self.assertIn(part, outcome.text.replace("Rank", "rank"))
+
+    def test_killed_rank_fails_the_operation_that_all_others_wait_in(self):
+        ranks = self.start_group(4)
+        survivors = [0, 1, 3]
+        ranks.begin(all_reduce, ranks=survivors)
+        ranks.signal(2, signal.SIGKILL)
+        self.assert_all_name(
+            ranks.outcomes(survivors), "rank 2", str(ranks.pids[2])
+        )
+        # And all later operations, on the calling thread or not.
+        ranks.begin(all_reduce, ranks=survivors)
+        self.assert_all_name(ranks.outcomes(survivors), "rank 2")
+        for text in ranks.call(all_reduce_asynchronously, ranks=survivors):
+            self.assertIn("Rank 2", text)
+
+    def test_ranks_killed_at_any_time_fail_the_others(self):
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")
+        chosen = random.Random(seed)
+        for _ in range(10):
+            size = chosen.choice([2, 3, 4])
+            victim = chosen.randrange(size)
+            ranks = Ranks(size)
+            try:
+                ranks.call(all_reduce_once_in_default_group)
+                survivors = [r for r in range(size) if r != victim]
+                ranks.begin(all_reduce_for_ever)
+                time.sleep(chosen.uniform(0, 0.05))
+                ranks.signal(victim, signal.SIGKILL)
+                self.assert_all_name(
+                    ranks.outcomes(survivors), f"rank {victim}"
+                )
+            finally:
+                ranks.end()
+
+    def test_rank_that_ends_without_leaving_counts_as_dead(self):
+        ranks = self.start_group(2)
+        ranks.begin(all_reduce, ranks=[0])
+        ranks.begin(exit_now, ranks=[1])
+        self.assert_all_name(ranks.outcomes([0]), "rank 1")
+
+    def test_rank_that_an_exception_ends_has_left(self):
+        ranks = self.start_group(2)
+        ranks.begin(all_reduce, ranks=[0])
+        ranks.begin(raise_and_exit, ranks=[1])
+        self.assert_all_name(ranks.outcomes([0]), "rank 1", "left")
+
+    def test_destroyed_group_has_been_left(self):
+        ranks = self.start_group(2)
+        ranks.call(destroy, ranks=[1])
+        ranks.begin(all_reduce, ranks=[0])
+        self.assert_all_name(ranks.outcomes([0]), "rank 1", "left")
+
+    def test_operation_ends_when_the_group_is_left_meanwhile(self):
+        ranks = self.start_group(2)
+        (text,) = ranks.call(leave_while_waiting, ranks=[0])
+        self.assertIn("left", text)
+
+    def test_operation_after_leaving(self):
+        ranks = self.start_group(2)
+        ranks.begin(barrier_after_leaving)
+        self.assert_all_name(ranks.outcomes(), "has left", "new_group")
+
+    def test_stopped_rank_fails_the_others_at_the_timeout(self):
+        ranks = self.start_group(3, **SHORT)
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.begin(all_reduce, ranks=[0, 2])
+        self.assert_all_name(ranks.outcomes([0, 2]), "rank 1")
+        ranks.signal(1, signal.SIGCONT)
+        ranks.begin(all_reduce, ranks=[1])
+        self.assert_all_name(ranks.outcomes([1]), "rank")
+
+    def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
+        ranks = self.start_group(2)
+        self.assertEqual(
+            ranks.call(wait_with_timeout, ranks=[0]), [(False, False)]
+        )
+        self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
+        self.assertEqual(ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)])
+
+    def assert_mismatch(self, calls, *parts):
+        ranks = self.start_group(2)
+        for rank, call in enumerate(calls):
+            ranks.begin(*call, ranks=[rank])
+        self.assert_all_name(ranks.outcomes(), "rank 0", "rank 1", *parts)
+
+    def test_different_operations(self):
+        self.assert_mismatch(
+            [(all_reduce,), (broadcast,)], "all_reduce", "broadcast"
+        )
+
+    def test_different_sizes(self):
+        self.assert_mismatch([(all_reduce, 10), (all_reduce, 20)], "40", "80")
+
+    def test_different_types(self):
+        self.assert_mismatch(
+            [(all_reduce, 10), (all_reduce, 5, "float64")],
+            "float32",
+            "float64",
+        )
+
+    def test_forked_child_is_no_rank(self):
+        ranks = self.start_group(2)
+        for text in ranks.call(in_forked_child, False):
+            self.assertIn("forked", text)
+        # The group goes on in the parents.
+        self.assertEqual(ranks.call(all_reduce), [2.0, 2.0])
+
+    def test_forked_child_cannot_wait_for_its_parents_task(self):
+        ranks = self.start_group(2)
+        for text in ranks.call(in_forked_child, True):
+            self.assertIn("forked", text)
+        self.assertEqual(ranks.call(exchange_once), [2.0, 2.0])
+
+    def test_groups_that_were_destroyed_leave_nothing(self):
+        ranks = self.start_group(2)
+        self.assertEqual(
+            ranks.call(new_groups_and_destroy, 20), [(0, 0, 0)] * 2
+        )
+
+    def test_threads_with_a_group_each(self):
+        ranks = self.start_group(2)
+        ranks.call(same_from_threads, 200)
+
+    def test_ranks_end_when_the_script_does(self):
+        ranks = self.start_group(2)
+        pids = ranks.pids
+        ranks.end()
+        for pid in pids:
+            wait_until(
+                lambda pid=pid: not os.path.exists(f"/proc/{pid}"),
+                f"process {pid} ends",
+            )
+
+
+def all_reduce_once_in_default_group() -> None:
+    dist.init_parallel_env()
+    all_reduce()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,385 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The operations of the backend shm, compared with gloo's and with numpy's."""
+
+from __future__ import annotations
+
+import functools
+import unittest
+
+import numpy as np
+from shm_group_base import ON_LINUX, Ranks, join_default_group
+
+import paddle
+import paddle.distributed as dist
+
+# Those that gloo's group reduces rightly, and others. gloo's sum of float16 is
+# infinite, or zero.
+GLOO_TYPES = (
+    "float32",
+    "float64",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+)
+OWN_TYPES = ("float16", "int16", "complex64", "complex128")
+REDUCTIONS = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+}
+# Empty, smaller than a cache line, inline, in windows, and not a multiple of
+# the number of ranks.
+SIZES = (0, 1, 7, 5003, 100003)
+
+
+@functools.cache
+def shm_group() -> dist.communication.group.Group:
+    """Returns a group of all ranks. The default group is gloo's."""
+    return dist.new_group(backend="shm")
+
+
+def values(rank: int, size: int, dtype: str) -> np.ndarray:
+    """Returns small integers: their sums and products are exact in any type."""
+    found = np.random.RandomState(rank + 17 * size).randint(0, 3, size)
+    if dtype.startswith("complex"):
+        return found + 1j * found[::-1]
+    return found
+
+
+def tensor(rank: int, size: int, dtype: str) -> paddle.Tensor:
+    return paddle.to_tensor(values(rank, size, dtype)).astype(dtype)
+
+
+def array(found: paddle.Tensor) -> np.ndarray:
+    if found.dtype == paddle.bfloat16:
+        found = found.astype("float32")
+    return found.numpy().copy()
+
+
+def both(run) -> None:
+    """Compares what operations return in a group of each backend."""
+    for gloo, shm in zip(run(None), run(shm_group())):
+        np.testing.assert_array_equal(shm, gloo)
+
+
+def all_reduce(dtype: str, sync_op: bool) -> None:
+    for count in SIZES[1:]:
+        for name in REDUCTIONS:
+
+            def run(used, count=count, name=name):
+                x = tensor(dist.get_rank(), count, dtype)
+                dist.all_reduce(
+                    x, getattr(dist.ReduceOp, name), used, sync_op
+                ).wait()
+                return [array(x)]
+
+            both(run)
+
+
+def reduce(dtype: str) -> None:
+    for root in range(dist.get_world_size()):
+
+        def run(used, root=root):
+            x = tensor(dist.get_rank(), 1000, dtype)
+            dist.reduce(x, root, dist.ReduceOp.SUM, used)
+            # gloo uses the tensors of other ranks as scratch memory.
+            return [array(x)] if dist.get_rank() == root else []
+
+        both(run)
+
+
+def move(dtype: str) -> None:
+    """Broadcasts, gathers and scatters from and to each rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in SIZES[1:]:
+        for root in range(size):
+
+            def run(used, count=count, root=root):
+                x = tensor(rank, count, dtype)
+                dist.broadcast(x, root, used)
+                everything: list = []
+                dist.all_gather(everything, tensor(rank, count, dtype), used)
+                gathered: list | None = [] if rank == root else None
+                dist.gather(tensor(rank, count, dtype), gathered, root, used)
+                part = paddle.zeros([count], dtype)
+                parts = (
+                    [tensor(10 + i, count, dtype) for i in range(size)]
+                    if rank == root
+                    else None
+                )
+                dist.scatter(part, parts, root, used)
+                return [
+                    array(t) for t in [x, *everything, *(gathered or []), part]
+                ]
+
+            both(run)
+
+
+def send(dtype: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def run(used):
+        found = []
+        for count in SIZES[1:]:
+            x = paddle.zeros([count], dtype)
+            # Around the ring: even ranks send first.
+            for turn in range(2):
+                if (rank + turn) % 2 == 0:
+                    dist.send(
+                        tensor(rank, count, dtype), (rank + 1) % size, used
+                    )
+                else:
+                    dist.recv(x, (rank - 1) % size, used)
+            found.append(array(x))
+        return found
+
+    both(run)
+
+
+def not_in_gloo(dtype: str) -> None:
+    """Compares operations that gloo's group does not have with numpy's."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    for count in SIZES:
+        inputs = [values(r, count * size, dtype) for r in range(size)]
+        everyone = sum(inputs[1:], inputs[0])
+        mine = slice(rank * count, (rank + 1) * count)
+        out = paddle.zeros([count], dtype)
+        dist.stream.reduce_scatter(
+            out, tensor(rank, count * size, dtype), group=used
+        )
+        np.testing.assert_array_equal(array(out), everyone[mine])
+        out = paddle.zeros([count * size], dtype)
+        dist.alltoall_single(out, tensor(rank, count * size, dtype), group=used)
+        np.testing.assert_array_equal(
+            array(out), np.concatenate([x[mine] for x in inputs])
+        )
+        outs = [paddle.zeros([count], dtype) for _ in range(size)]
+        dist.alltoall(
+            outs,
+            [
+                paddle.to_tensor(x).astype(dtype)
+                for x in np.split(inputs[rank], size)
+            ],
+            used,
+        )
+        for r in range(size):
+            np.testing.assert_array_equal(array(outs[r]), inputs[r][mine])
+        whole = paddle.zeros([count * size * size], dtype)
+        dist.stream.all_gather(
+            whole, tensor(rank, count * size, dtype), group=used
+        )
+        np.testing.assert_array_equal(array(whole), np.concatenate(inputs))
+
+
+def uneven() -> None:
+    """Rank r sends 3 * r + s + 1 rows to rank s, of two elements each."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    sent = [3 * rank + s + 1 for s in range(size)]
+    received = [3 * r + rank + 1 for r in range(size)]
+    x = paddle.concat(
+        [paddle.full([n, 2], rank * 100 + s) for s, n in enumerate(sent)]
+    )
+    out = paddle.zeros([sum(received), 2], x.dtype)
+    dist.alltoall_single(out, x, sent, received, used)
+    expected = np.concatenate(
+        [np.full([n, 2], r * 100 + rank) for r, n in enumerate(received)]
+    )
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def reduce_own_type(dtype: str) -> None:
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    inputs = [values(r, 1000, dtype) for r in range(size)]
+    names = ("SUM", "PROD") if "complex" in dtype else REDUCTIONS
+    for name in names:
+        x = tensor(rank, 1000, dtype)
+        dist.all_reduce(x, getattr(dist.ReduceOp, name), used)
+        np.testing.assert_array_equal(
+            array(x), functools.reduce(REDUCTIONS[name], inputs)
+        )
+
+
+def reduce_bool() -> dict[str, list]:
+    rank, used = dist.get_rank(), shm_group()
+    found = {}
+    for name in REDUCTIONS:
+        x = paddle.to_tensor([False, rank == 0, True])
+        dist.all_reduce(x, getattr(dist.ReduceOp, name), used)
+        found[name] = x.tolist()
+    return found
+
+
+def average(dtype: str) -> np.ndarray:
+    x = tensor(dist.get_rank(), 1000, dtype)
+    dist.all_reduce(x, dist.ReduceOp.AVG, shm_group())
+    return array(x)
+
+
+def random_sum(count: int, dtype: str) -> bytes:
+    """Returns the bits of a sum of numbers whose order matters."""
+    rank = dist.get_rank()
+    data = np.random.RandomState(rank).standard_normal(count)
+    x = paddle.to_tensor(data * 10.0**rank).astype(dtype)
+    dist.all_reduce(x, group=shm_group())
+    return x.astype("float32").numpy().tobytes()
+
+
+def view_results() -> None:
+    """Reduces in the middle of a larger tensor."""
+    whole = paddle.zeros([3, 500])
+    row = whole[1]
+    row[:] = 1.0
+    before = whole.numpy()
+    dist.all_reduce(row, group=shm_group())
+    np.testing.assert_array_equal(row.numpy(), dist.get_world_size())
+    after = whole.numpy()
+    np.testing.assert_array_equal(after[0], before[0])
+    np.testing.assert_array_equal(after[2], before[2])
+
+
+def exchange(batch: bool) -> None:
+    """Each rank sends to all others before it receives from them."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    others = [r for r in range(size) if r != rank]
+    mine = paddle.full([400001], float(rank))
+    theirs = [paddle.zeros([400001]) for _ in others]
+    if batch:
+        tasks = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, mine, r, used) for r in others]
+            + [
+                dist.P2POp(dist.irecv, x, r, used)
+                for r, x in zip(others, theirs)
+            ]
+        )
+    else:
+        tasks = [dist.isend(mine, r, used) for r in others]
+        tasks += [dist.irecv(x, r, used) for r, x in zip(others, theirs)]
+    # Meanwhile all ranks meet.
+    dist.barrier(used)
+    for task in tasks:
+        task.wait()
+    for r, x in zip(others, theirs):
+        np.testing.assert_array_equal(x.numpy(), r)
+
+
+def objects() -> None:
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    found: list = []
+    dist.all_gather_object(found, {"rank": rank}, used)
+    assert found == [{"rank": r} for r in range(size)], found
+    one = [rank]
+    dist.broadcast_object_list(one, 1, used)
+    assert one == [1], one
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmGroup(unittest.TestCase):
+    """Two and four processes have a group of both backends."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.jobs = [Ranks(size, backend="gloo") for size in (2, 4)]
+        for ranks in cls.jobs:
+            cls.addClassCleanup(ranks.end)
+            ranks.call(join_default_group)
+        cls.four = cls.jobs[1]
+
+    def over_types(self, types, *calls):
+        for ranks in self.jobs:
+            for dtype in types:
+                for function, *args in calls:
+                    with self.subTest(
+                        size=len(ranks.pids),
+                        dtype=dtype,
+                        call=function.__name__,
+                    ):
+                        ranks.call(function, dtype, *args)
+
+    def test_all_reduce_is_gloos(self):
+        self.over_types(
+            GLOO_TYPES, (all_reduce, True), (all_reduce, False), (reduce,)
+        )
+
+    def test_moves_are_gloos(self):
+        self.over_types((*GLOO_TYPES, "float16", "bool"), (move,), (send,))
+
+    def test_operations_that_gloo_does_not_have(self):
+        self.over_types((*GLOO_TYPES, *OWN_TYPES), (not_in_gloo,))
+
+    def test_rows_of_all_to_all_may_differ(self):
+        for ranks in self.jobs:
+            ranks.call(uneven)
+
+    def test_types_that_gloo_does_not_have(self):
+        self.over_types(OWN_TYPES, (reduce_own_type,))
+
+    def test_sum_of_booleans_is_or_and_product_is_and(self):
+        for found in self.four.call(reduce_bool):
+            self.assertEqual(
+                found,
+                {
+                    "SUM": [False, True, True],
+                    "PROD": [False, False, True],
+                    "MIN": [False, False, True],
+                    "MAX": [False, True, True],
+                },
+            )
+
+    def test_average_divides_the_sum(self):
+        expected = sum(values(r, 1000, "float32") for r in range(4)) / 4
+        for dtype in ("float32", "float64", "float16", "bfloat16"):
+            for found in self.four.call(average, dtype):
+                np.testing.assert_array_equal(found, expected)
+
+    def test_all_ranks_get_the_same_bits_in_every_run(self):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for count in (5, 4000, 300001):
+                found = {
+                    bits
+                    for _ in range(3)
+                    for bits in self.four.call(random_sum, count, dtype)
+                }
+                self.assertEqual(len(found), 1, (dtype, count))
+
+    def test_half_types_are_summed_as_float32(self):
+        data = [
+            paddle.to_tensor(
+                np.random.RandomState(r).standard_normal(100) * 10.0**r
+            )
+            .astype("float16")
+            .astype("float32")
+            for r in range(4)
+        ]
+        expected = functools.reduce(paddle.add, data).astype("float16")
+        found = self.four.call(random_sum, 100, "float16")[0]
+        self.assertEqual(found, expected.astype("float32").numpy().tobytes())
+
+    def test_part_of_a_larger_tensor(self):
+        self.four.call(view_results)
+
+    def test_all_ranks_may_send_before_they_receive(self):
+        for ranks in self.jobs:
+            for batch in (False, True):
+                ranks.call(exchange, batch)
+
+    def test_objects(self):
+        self.four.call(objects)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,178 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""How programs start ranks with the backend shm."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import unittest
+
+from concurrent_base import pristine_environment, run_command, script_command
+from shared_tensor_leaks import shared_files
+from shm_group_base import ON_LINUX, Error, RanksTestCase
+
+import paddle
+import paddle.distributed as dist
+
+REDUCE = """
+import os, sys
+import paddle
+import paddle.distributed as dist
+
+def reduce():
+    dist.init_parallel_env()
+    x = paddle.full([3], dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    assert x.tolist() == [3.0] * 3, x
+    with open(sys.argv[1], "a") as report:
+        report.write(f"{dist.get_backend()} {dist.get_rank()}\\n")
+"""
+SPAWN = """
+if __name__ == "__main__":
+    dist.spawn(reduce, nprocs=2, backend="shm")
+"""
+
+
+def join_in_static_mode() -> None:
+    paddle.enable_static()
+    try:
+        dist.init_parallel_env()
+    finally:
+        paddle.disable_static()
+
+
+def use_groups_of_pairs() -> list[float]:
+    """Reduces in the group of the even and in that of the odd ranks."""
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3], backend="shm")]
+    x = paddle.full([1], float(dist.get_rank()))
+    dist.all_reduce(x, group=pairs[dist.get_rank() % 2])
+    return x.tolist()
+
+
+def refuse_bad_tensors() -> list[str]:
+    """Returns the errors of tensors that the backend does not take."""
+    matrix = paddle.ones([4, 6])
+    calls = [
+        lambda: dist.all_reduce(matrix.transpose([1, 0])),
+        lambda: dist.all_reduce(paddle.ones([2]).astype("float8_e4m3fn")),
+        lambda: dist.stream.all_gather(paddle.ones([5]), paddle.ones([2])),
+        lambda: dist.stream.all_gather(
+            paddle.ones([4], "int32"), paddle.ones([2])
+        ),
+        lambda: dist.alltoall_single(matrix, matrix),
+        lambda: dist.alltoall_single(paddle.ones([3]), paddle.ones([3])),
+        lambda: dist.stream.reduce_scatter(paddle.ones([2]), paddle.ones([3])),
+        lambda: dist.send(paddle.ones([1]), dist.get_rank()),
+        lambda: dist.stream.all_reduce(matrix, op=7),
+        lambda: dist.stream.gather(
+            paddle.ones([1]), [], dist.get_rank(), use_calc_stream=True
+        ),
+    ]
+    found = []
+    for call in calls:
+        try:
+            call()
+            found.append("nothing")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    # Nobody waits for what was refused.
+    dist.all_reduce(matrix)
+    return found
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmStart(RanksTestCase):
+    def setUp(self):
+        self.addCleanup(self.assertEqual, shared_files(), shared_files())
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.report = os.path.join(folder.name, "report")
+        self.script = os.path.join(folder.name, "script.py")
+
+    def run_job(self, command, script, **environment):
+        """Runs a script and checks that two ranks have used the backend."""
+        with open(self.script, "w") as file:
+            file.write(script)
+        run_command(
+            self,
+            [*command, self.script, self.report],
+            {**pristine_environment(), **environment},
+        )
+        with open(self.report) as report:
+            self.assertEqual(sorted(report), ["SHM 0\n", "SHM 1\n"])
+
+    def test_spawn(self):
+        self.run_job([sys.executable], REDUCE + SPAWN)
+
+    def test_launch(self):
+        folder = os.path.dirname(self.script)
+        self.run_job(
+            [
+                *(sys.executable, "-m", "paddle.distributed.launch"),
+                *("--nproc_per_node", "2", "--log_dir", folder),
+            ],
+            REDUCE + "\nreduce()\n",
+            PADDLE_DISTRI_BACKEND="shm",
+            CUSTOM_DEVICE_ROOT="",
+        )
+
+    def test_groups_of_some_ranks(self):
+        ranks = self.start_group(4)
+        self.assertEqual(
+            ranks.call(use_groups_of_pairs), [[2.0], [4.0], [2.0], [4.0]]
+        )
+
+    def test_static_mode_is_refused(self):
+        ranks = self.start(2)
+        ranks.begin(join_in_static_mode)
+        for outcome in ranks.outcomes():
+            self.assertIsInstance(outcome, Error)
+            self.assertIn("dynamic mode only", outcome.text)
+
+    def test_tensors_that_are_refused(self):
+        ranks = self.start_group(2)
+        for found in ranks.call(refuse_bad_tensors):
+            for text, part in zip(
+                found,
+                (
+                    "contiguous()",
+                    "float8_e4m3fn",
+                    "5 elements",
+                    "int32",
+                    "overlaps",
+                    "3 rows",
+                    "3 elements",
+                    "the caller",
+                    "",
+                    "use_calc_stream",
+                ),
+            ):
+                self.assertIn(part, text)
+                self.assertNotEqual(text, "nothing")
+
+    def test_importing_paddle_does_not_load_the_group(self):
+        run_command(
+            self,
+            script_command(
+                "import sys, paddle, paddle.distributed\n"
+                "assert 'paddle.base._process_group_shm' not in sys.modules"
+            ),
+            pristine_environment(),
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

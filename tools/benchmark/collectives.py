@@ -1,0 +1,284 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures all_reduce between processes: ours, Paddle's gloo and torch's gloo.
+
+    python -m tools.benchmark.collectives [--visits N] [--report FILE.md]
+
+Needs torch. The contestants take turns, a few rounds per visit: when the speed
+of the machine changes, it changes for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.command_line import reports_errors
+from tools.environment import stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("collectives_worker.py")
+SIZES = (2, 4)  # ranks
+# Bytes, and the rounds of a visit.
+MESSAGES = {
+    "4 KiB": (4 << 10, 50),
+    "1 MiB": (1 << 20, 10),
+    "64 MiB": (64 << 20, 3),
+}
+# Seconds that a job has to start, to answer and to end, each.
+PATIENCE = 120
+
+
+class Contestant(NamedTuple):
+    """Which environment's Python runs which library, on what memory."""
+
+    environment: str
+    library: str
+    shared: bool = False
+
+
+CONTESTANTS = {
+    "shm, shared tensor": Contestant("ours", "shm", True),
+    "shm": Contestant("ours", "shm"),
+    "Paddle's gloo": Contestant("stock", "gloo"),
+    "torch's gloo": Contestant("here", "torch"),
+    "memcpy": Contestant("ours", "memcpy"),
+}
+
+
+class Failed(Exception):
+    """A job gave no answer; the text says why."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Job:
+    """The running ranks of one library.
+
+    Raises:
+        Failed: there is no answer, and the ranks are gone.
+    """
+
+    def __init__(self, python: Path, library: str, size: int) -> None:
+        port = str(free_port())
+        self._ranks = [
+            subprocess.Popen(
+                [
+                    *(str(python), str(WORKER)),
+                    *(library, str(rank), str(size), port),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={
+                    **{
+                        name: value
+                        for name, value in os.environ.items()
+                        if "CUSTOM_DEVICE" not in name
+                    },
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+            for rank in range(size)
+        ]
+        self.version = self._answers()[0]
+
+    def seconds(self, size: int, shared: bool, rounds: int) -> list[float]:
+        """Returns the seconds of each round, of the rank that took longest."""
+        for rank in self._ranks:
+            with contextlib.suppress(BrokenPipeError):
+                line = json.dumps([size, shared, rounds])
+                print(line, file=rank.stdin, flush=True)
+        return [max(of_ranks) for of_ranks in zip(*self._answers())]
+
+    def _answers(self) -> list:
+        timer = threading.Timer(PATIENCE, self._kill)
+        timer.start()
+        lines = [rank.stdout.readline() for rank in self._ranks]
+        timer.cancel()
+        if not all(lines):
+            self._kill()
+            raise Failed(f"no answer in {PATIENCE} s, or a rank has ended")
+        return [json.loads(line) for line in lines]
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+    def close(self) -> None:
+        """Ends the ranks, by force if they do not end by themselves."""
+        for rank in self._ranks:
+            with contextlib.suppress(BrokenPipeError):
+                rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._kill()
+                rank.wait()
+
+
+class Results(NamedTuple):
+    """Seconds by contestant, ranks and message; a reason if it failed."""
+
+    seconds: dict[tuple[str, int, str], list[float]]
+    failures: dict[tuple[str, int, str], str]
+    versions: dict[str, str]
+
+
+def measure(pythons: dict[str, Path], visits: int) -> Results:
+    """Measures all contestants in turn."""
+    results = Results({}, {}, {})
+    for size in SIZES:
+        with contextlib.ExitStack() as stack:
+            jobs: dict[str, Job] = {}
+            for turn in range(visits):
+                print(f"{size} ranks, visit {turn + 1} of {visits}", flush=True)
+                for message in MESSAGES:
+                    for name in CONTESTANTS:
+                        key = (name, size, message)
+                        if key not in results.failures:
+                            _visit(pythons, results, jobs, stack, key)
+    return results
+
+
+def _visit(
+    pythons: dict[str, Path],
+    results: Results,
+    jobs: dict[str, Job],
+    stack: contextlib.ExitStack,
+    key: tuple[str, int, str],
+) -> None:
+    """Lets a contestant measure a message; starts its ranks at first."""
+    name, size, message = key
+    contestant = CONTESTANTS[name]
+    count, rounds = MESSAGES[message]
+    try:
+        if contestant.library not in jobs:
+            # A copy is made by one process.
+            ranks = 1 if contestant.library == "memcpy" else size
+            job = Job(
+                pythons[contestant.environment], contestant.library, ranks
+            )
+            stack.callback(job.close)
+            jobs[contestant.library] = job
+            results.versions[contestant.library] = job.version
+        seconds = jobs[contestant.library].seconds(
+            count, contestant.shared, rounds
+        )
+        results.seconds.setdefault(key, []).extend(seconds)
+    except Failed as reason:
+        results.failures[key] = str(reason)
+        jobs.pop(contestant.library, None)
+
+
+def _percentile(seconds: list[float]) -> float:
+    ordered = sorted(seconds)
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f}"
+
+
+def tables(results: Results) -> list[str]:
+    """Returns the tables, in Markdown."""
+    lines = []
+    for size in SIZES:
+        lines += [
+            f"## {size} ranks",
+            "",
+            f"| µs: median, 99 % | {' | '.join(MESSAGES)} |",
+            f"|---|{'---:|' * len(MESSAGES)}",
+        ]
+        for name in CONTESTANTS:
+            cells = []
+            for message in MESSAGES:
+                key = (name, size, message)
+                seconds = results.seconds.get(key)
+                cells.append(
+                    results.failures[key]
+                    if key in results.failures
+                    else f"{_microseconds(statistics.median(seconds))}, "
+                    f"{_microseconds(_percentile(seconds))}"
+                )
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        rounds = [
+            f"{len(results.seconds.get(('shm', size, m), [])):,}"
+            for m in MESSAGES
+        ]
+        lines += [f"| rounds | {' | '.join(rounds)} |", ""]
+    return lines
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.collectives"
+    )
+    parser.add_argument("--visits", type=int, default=20)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "collectives.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    pythons = {"stock": stock, "ours": ours, "here": Path(sys.executable)}
+    results = measure(pythons, args.visits)
+    lines = [
+        "# all_reduce between processes",
+        "",
+        "Written by `nox -s bench`. Sums of float32; each round counts for the",
+        "rank that took longest. The contestants take turns. A *shared tensor*",
+        "is one after `share_memory_()`; `memcpy` copies as many bytes within",
+        "one process.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; "
+        + ", ".join(
+            f"{name} {version}"
+            for name, version in results.versions.items()
+            if version
+        )
+        + ".",
+        "",
+        *tables(results),
+    ]
+    print("\n".join(lines))
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    print(f"The report is {args.report}")
+    return 1 if results.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
