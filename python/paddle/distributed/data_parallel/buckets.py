@@ -204,12 +204,19 @@ class Bucket:
         """Starts to average the buffer by a communication hook."""
         self._result = hook(self)
 
-    def finish(self) -> None:
-        """Waits until the buffer has the averages."""
+    def take_nothing(self) -> None:
+        """Fills the buffer with zeros, for a rank that has no inputs left."""
+        self.missing.clear()
+        self._buffer.zero_()
+
+    def finish(self, factor: float) -> None:
+        """Waits until the buffer has the averages, times `factor`."""
         result, self._result = self._result, None
         if not isinstance(result, paddle.Tensor):
             result = _wait(result)
         self._accept(result)
+        if factor != 1:
+            self._buffer.scale_(factor)
 
     def _accept(self, result: Tensor) -> None:
         """Puts what a communication hook returned into the buffer."""

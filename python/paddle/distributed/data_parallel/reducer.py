@@ -86,6 +86,8 @@ class Reducer:
         self._hook: Callable[[Bucket], Future | Tensor] = functools.partial(
             _average, group
         )
+        # Averages are multiplied by it: not 1 where ranks have no inputs left.
+        self.factor = 1.0
         self._step = _Step.LOCAL
         # The hooks of gradients that are still to come, for each parameter.
         self._due = [1] * len(parameters)
@@ -273,7 +275,7 @@ class Reducer:
             self._start_full_buckets(including_delayed=True)
             used = self._find_used_anywhere()
             for bucket in self._buckets:
-                bucket.finish()
+                bucket.finish(self.factor)
                 for index in bucket.members:
                     if used[index]:
                         self._give(bucket, index)
@@ -281,12 +283,32 @@ class Reducer:
             self._used_locally = [False] * len(self._parameters)
             self._agree_on_order()
 
+    def take_part_without_gradients(self) -> None:
+        """Communicates as the other ranks do in a step; the averages are lost.
+
+        It is for a rank that has no inputs left.
+        """
+        self._start_step()
+        with paddle.no_grad():
+            for bucket in self._buckets:
+                bucket.take_nothing()
+            if self._exchanges_use:
+                self._used_locally = [False] * len(self._parameters)
+                self._start_exchange_of_use()
+            self._start_full_buckets(including_delayed=True)
+            self._find_used_anywhere()
+            for bucket in self._buckets:
+                bucket.finish(self.factor)
+            self._agree_on_order()
+        self._set_step(_Step.LOCAL)
+
     def _learn(self) -> None:
         """Notes which hooks a step has, for all steps that follow."""
         self._hooks_per_step = [1 - due for due in self._due]
         for index in range(len(self._parameters)):
             self._take(index)
-        self._start_exchange_of_use()
+        if self._exchanges_use:
+            self._start_exchange_of_use()
 
     def _find_used_anywhere(self) -> list[bool]:
         """Returns for each parameter whether a rank has a gradient for it."""
@@ -314,14 +336,13 @@ class Reducer:
         ):
             return
         self._order_is_known = True
-        unused = set(range(len(self._parameters))) - set(self._arrivals)
-        orders = gather_integers(
-            [*self._arrivals, *sorted(unused, reverse=True)], self._group
-        )
-        for rank, order in enumerate(orders):
-            if order != orders[0] and rank == self._group.rank:
-                self._warn_of_order(orders[0], order)
-        self._make_buckets(orders[0])
+        # A rank that has no inputs left knows no order.
+        orders = gather_integers(self._arrivals, self._group)
+        order = next(filter(None, orders), [])
+        if self._arrivals and self._arrivals != order:
+            self._warn_of_order(order)
+        unused = set(range(len(self._parameters))) - set(order)
+        self._make_buckets([*order, *sorted(unused, reverse=True)])
 
     def _make_buckets(self, order: Sequence[int]) -> None:
         parts = assign_buckets(
@@ -390,13 +411,21 @@ class Reducer:
             stacklevel=2,
         )
 
-    def _warn_of_order(self, first: list[int], own: list[int]) -> None:
-        position = next(i for i in range(len(own)) if own[i] != first[i])
+    def _warn_of_order(self, first: list[int]) -> None:
+        """Names where gradients came in another order than on the first rank.
+
+        With `static_graph`, ranks may also use different parameters.
+        """
+        own = self._arrivals
+        pairs = list(zip(own, first))
+        if all(one == other for one, other in pairs):
+            return
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
         warnings.warn(
             f"Gradients came in another order on rank {self._group.rank} than "
-            f"on rank 0, first at {self._parameters[own[position]]} in place "
-            f"of {self._parameters[first[position]]}. The buckets have the "
-            "order of rank 0; communication overlaps less with backward.",
+            f"on rank 0, first at {self._parameters[one]} in place of "
+            f"{self._parameters[other]}. The buckets have the order of rank 0; "
+            "communication overlaps less with backward.",
             stacklevel=2,
         )
 

@@ -83,10 +83,26 @@ class ReducerMethods:
             self._reducer.set_hook(lambda bucket: hook(state, bucket))
 
     def _before_forward(self) -> None:
-        """Gives all ranks the buffers of rank 0, before a step of training."""
-        if self.training and self._synchronizes() and self._broadcast_buffers:
+        """Gives all ranks the buffers of one rank, before a step of training.
+
+        It is the first rank, or the first that has inputs left.
+        """
+        if not self._synchronizes():
+            return
+        source = 0
+        if self._join is not None:
+            source = self._join.begin_step(self)
+        self._synchronize_buffers(source)
+
+    def _synchronize_buffers(self, source: int) -> None:
+        if self.training and self._broadcast_buffers:
             with paddle.no_grad():
-                broadcast_buffers(self._layers, self.group, 0)
+                broadcast_buffers(self._layers, self.group, source)
+
+    def _take_part_without_inputs(self, source: int) -> None:
+        """Communicates as the other ranks do in a step."""
+        self._synchronize_buffers(source)
+        self._reducer.take_part_without_gradients()
 
     def _after_forward(self, outputs: object) -> None:
         """Tells the reducer which gradients it has to average."""

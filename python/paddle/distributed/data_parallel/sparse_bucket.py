@@ -51,11 +51,9 @@ class SparseBucket:
     def take(self, index: int, as_view: bool) -> None:
         """Notes the rows and values of the gradient; none has no rows."""
         self.missing.discard(index)
-        parameter = self._member.tensor
-        gradient = parameter.grad
+        gradient = self._member.tensor.grad
         if gradient is None:
-            self._rows = []
-            self._values = parameter.detach()[:0]
+            self.take_nothing()
         elif gradient.is_selected_rows():
             self._rows = list(gradient.get_selected_rows().rows())
             self._values = gradient._get_tensor_from_selected_rows()
@@ -66,10 +64,16 @@ class SparseBucket:
                 "weight is also used elsewhere."
             )
 
+    def take_nothing(self) -> None:
+        """Has no rows."""
+        self.missing.clear()
+        self._rows = []
+        self._values = self._member.tensor.detach()[:0]
+
     def start(self, hook: object) -> None:
         """Starts nothing: the ranks must first agree on the number of rows."""
 
-    def finish(self) -> None:
+    def finish(self, factor: float) -> None:
         """Gathers the rows and values of all ranks."""
         rows = gather_integers(self._rows, self._group)
         most = max(len(each) for each in rows)
@@ -82,20 +86,22 @@ class SparseBucket:
             paddle.concat([part[: len(own)] for part, own in zip(parts, rows)]),
             self._group.nranks,
         )
+        if factor != 1:
+            self._values.scale_(factor)
         self._rows = [row for own in rows for row in own]
 
     def give(self, index: int, as_view: bool) -> None:
         """Makes the average the gradient of the parameter."""
         parameter = self._member.tensor
-        if parameter.grad is None:
-            parameter.grad = core.eager.Tensor(
-                self._values.dtype,
-                parameter.shape,
-                f"{parameter.name}@GRAD",
-                core.VarDesc.VarType.SELECTED_ROWS,
-                False,
-            )
-        gradient = parameter.grad.get_selected_rows()
-        gradient.set_height(parameter.shape[0])
-        gradient.set_rows(self._rows)
-        gradient.get_tensor()._share_data_with(self._values.get_tensor())
+        gradient = core.eager.Tensor(
+            self._values.dtype,
+            parameter.shape,
+            f"{parameter.name}@GRAD",
+            core.VarDesc.VarType.SELECTED_ROWS,
+            False,
+        )
+        rows = gradient.get_selected_rows()
+        rows.set_height(parameter.shape[0])
+        rows.set_rows(self._rows)
+        rows.get_tensor()._share_data_with(self._values.get_tensor())
+        parameter.grad_ = gradient
