@@ -29,6 +29,7 @@ from paddle.base.dygraph.backward_end import at_end_of_backward
 from .buckets import Bucket, assign_buckets
 from .communication import gather_integers, start_mean
 from .sparse_bucket import SparseBucket
+from .statistics import StepTimes
 from .unused_parameters import find_tensors, unreached
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Reducer:
         )
         # Averages are multiplied by it: not 1 where ranks have no inputs left.
         self.factor = 1.0
+        self.times = StepTimes()
         self._step = _Step.LOCAL
         # The hooks of gradients that are still to come, for each parameter.
         self._due = [1] * len(parameters)
@@ -151,6 +153,7 @@ class Reducer:
 
     def _start_step(self) -> None:
         self._has_begun = False
+        self.times.forget()
         self._started = 0
         self._arrivals = []
         for bucket in self._buckets:
@@ -204,6 +207,7 @@ class Reducer:
     def _begin(self) -> None:
         """Begins the communication of a step."""
         self._has_begun = True
+        self.times.mark("backward")
         if self._is_learning:
             return
         with paddle.no_grad():
@@ -243,8 +247,11 @@ class Reducer:
                 return
             # Counted first: a bucket whose hook fails is not started again.
             self._started += 1
+            self.times.mark("communication")
+            self.times.mark("waiting")
             with paddle.no_grad():
                 bucket.start(self._hook)
+            self.times.add("waiting")
 
     @staticmethod
     def _is_delayed(bucket: Bucket | SparseBucket) -> bool:
@@ -273,12 +280,17 @@ class Reducer:
             if self._is_learning:
                 self._learn()
             self._start_full_buckets(including_delayed=True)
+            self.times.add("backward")
+            self.times.mark("waiting")
             used = self._find_used_anywhere()
             for bucket in self._buckets:
                 bucket.finish(self.factor)
                 for index in bucket.members:
                     if used[index]:
                         self._give(bucket, index)
+            self.times.add("waiting")
+            self.times.add("communication")
+            self.times.steps += 1
             self._set_step(_Step.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
             self._agree_on_order()

@@ -22,6 +22,7 @@ import paddle
 from .buckets import ReducedParameter
 from .equal_models import broadcast_buffers, check_models_equal
 from .reducer import Reducer, ReducerOptions
+from .statistics import as_dict, as_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -82,6 +83,23 @@ class ReducerMethods:
         if self._reducer is not None:
             self._reducer.set_hook(lambda bucket: hook(state, bucket))
 
+    def statistics(self) -> dict:
+        """Returns the buckets and the mean times of a step, in milliseconds.
+
+        The times are those of the calling thread. On a GPU, they are times of
+        calls, not of kernels.
+        """
+        if self._reducer is None:
+            raise RuntimeError(
+                "There are no statistics of a DataParallel of one rank. Start "
+                "several ranks, by paddle.distributed.launch or spawn."
+            )
+        return as_dict(self._reducer.times, self._reducer.buckets)
+
+    def statistics_table(self) -> str:
+        """Returns `statistics()` as a table of text, of one page."""
+        return as_table(self.statistics())
+
     def _before_forward(self) -> None:
         """Gives all ranks the buffers of one rank, before a step of training.
 
@@ -89,6 +107,7 @@ class ReducerMethods:
         """
         if not self._synchronizes():
             return
+        self._reducer.times.mark("forward")
         source = 0
         if self._join is not None:
             source = self._join.begin_step(self)
@@ -109,6 +128,7 @@ class ReducerMethods:
         if self._reducer is None or not paddle.is_grad_enabled():
             return
         if self.grad_need_sync:
+            self._reducer.times.add("forward")
             self._reducer.prepare_for_backward(outputs)
         else:
             self._reducer.skip_synchronization()
