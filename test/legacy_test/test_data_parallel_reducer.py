@@ -36,6 +36,7 @@ from data_parallel_base import (
 
 import paddle
 from paddle import nn
+from paddle.distributed.fleet.utils import recompute
 
 OPTIONS = (
     {},
@@ -376,6 +377,36 @@ def share_a_parameter(group, options) -> list:
     return layer.weight.grad.item()
 
 
+class Recomputed(nn.Layer):
+    """Uses one layer in two parts whose activations are recomputed."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(0)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x.stop_gradient = False
+        for _ in range(2):
+            x = recompute(self.linear, x)
+        return x
+
+
+def recompute_activations(group, options) -> list:
+    layer = Recomputed()
+    wrapped = parallel(layer, group, **options)
+    found = []
+    for _ in range(2):
+        wrapped(paddle.full([1, 6], group.rank + 1.0)).sum().backward()
+        found.append(gradients(layer)[0])
+        layer.clear_gradients()
+    alone = Recomputed()
+    for rank in range(group.nranks):
+        outputs = alone(paddle.full([1, 6], rank + 1.0))
+        (outputs.sum() / group.nranks).backward()
+    return [found, gradients(alone)[0]]
+
+
 def leave_parameters_alone(group) -> list:
     layer = nn.LayerList([nn.Linear(1, 1, bias_attr=False) for _ in range(3)])
     layer[0].weight.stop_gradient = True
@@ -540,6 +571,15 @@ class ReducerCases:
 
 
 class TestOverGloo(ReducerCases, RanksCase):
+    def test_recomputed_layers_need_static_graph_if_used_twice(self):
+        for found, alone in self.call(
+            recompute_activations, {"static_graph": True}
+        ):
+            for each in found:
+                np.testing.assert_allclose(each, alone, rtol=1e-5)
+        for error in self.errors(recompute_activations, {}):
+            self.assertRegex(error, "came a second time .* static_graph=True")
+
     def test_frozen_and_no_sync_parameters_are_left_alone(self):
         self.assertEqual(
             self.call(leave_parameters_alone), [[1.0, 1.5], [2.0, 1.5]]
