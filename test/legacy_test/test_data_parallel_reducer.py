@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import unittest
@@ -42,6 +43,7 @@ OPTIONS = (
     {},
     {"gradient_as_bucket_view": True},
     {"find_unused_parameters": True},
+    {"find_unused_parameters": True, "gradient_as_bucket_view": True},
     {"static_graph": True},
     {"static_graph": True, "gradient_as_bucket_view": True},
 )
@@ -111,13 +113,55 @@ def use_branches(group, options, steps=1) -> list:
     layer = Branches()
     wrapped = parallel(layer, group, **options)
     is_last = group.rank == group.nranks - 1
-    layer.never.bias.grad = paddle.full([2], 3.0)
+    layer.never.bias.grad = paddle.full([2], group.rank + 3.0)
     for _ in range(steps):
         wrapped(paddle.ones([1, 2]), is_last).sum().backward()
     return [
         None if bias.grad is None else bias.grad.tolist()
         for bias in (layer.left.bias, layer.right.bias, layer.never.bias)
     ] + [layer.never.weight.grad]
+
+
+@dataclasses.dataclass
+class Output:
+    value: paddle.Tensor
+
+
+class Boxed:
+    """An object whose tensors DataParallel cannot find."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class InBox(Branches):
+    def __init__(self, box):
+        super().__init__()
+        self.box = box
+
+    def forward(self, x, uses_right):
+        return self.box(super().forward(x, uses_right))
+
+
+def use_branches_in_box(group, box) -> list:
+    """Returns a gradient of two steps, in which nobody uses `never`."""
+    layer = InBox(box)
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    for _ in range(2):
+        outputs = wrapped(paddle.full([1, 2], group.rank + 1.0), True)
+        outputs.value.sum().backward()
+    return layer.left.weight.grad.tolist()
+
+
+def cast_after_construction(group, options) -> list:
+    layer = OfType("float32")
+    wrapped = parallel(layer, group, **options)
+    layer.to(dtype="bfloat16")
+    for _ in range(2):
+        layer.clear_gradients()
+        wrapped(paddle.full([3], group.rank + 1.0)).sum().backward()
+    gradient = layer.weight.grad
+    return [str(gradient.dtype), gradient.astype("float32").tolist()]
 
 
 def use_second_layer_in_turns(group) -> list:
@@ -353,7 +397,7 @@ class OfType(nn.Layer):
         self.other = self.create_parameter([1])
 
     def forward(self, x):
-        return self.weight.astype("float32") * x + self.other
+        return self.weight.astype("float32") * x + self.other.astype("float32")
 
 
 def train_other_types(group, dtype, options) -> list:
@@ -517,8 +561,23 @@ class ReducerCases:
 
     def test_a_parameter_that_no_rank_uses_keeps_the_gradient_it_has(self):
         for options in OPTIONS[2:]:
-            for *_, bias, weight in self.call(use_branches, options, 2):
-                self.assertEqual((bias, weight), ([3.0, 3.0], None))
+            for rank, found in enumerate(self.call(use_branches, options, 2)):
+                self.assertEqual(found[2:], [[rank + 3.0] * 2, None])
+
+    def test_outputs_may_be_dataclasses(self):
+        mean = 2 * (self.size + 1) / 2
+        for found in self.call(use_branches_in_box, Output):
+            np.testing.assert_allclose(found, [[mean] * 2] * 2)
+
+    def test_outputs_that_cannot_be_found_use_all_parameters(self):
+        for error in self.errors(use_branches_in_box, Boxed):
+            self.assertRegex(error, "has no gradient of 'never.weight'")
+
+    def test_parameters_may_be_cast_after_construction(self):
+        mean = (self.size + 1) / 2
+        for options in OPTIONS[:2]:
+            for found in self.call(cast_after_construction, options):
+                self.assertEqual(found, ["paddle.bfloat16", [mean] * 3])
 
     def test_a_parameter_used_in_turns_keeps_its_average_meanwhile(self):
         expected = [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]

@@ -197,7 +197,8 @@ class Bucket:
         if gradient.dtype != view.dtype:
             gradient = gradient.astype(view.dtype)
         view.copy_(gradient, False)
-        if as_view:
+        # The parameter may have been cast since the bucket was made.
+        if as_view and parameter.dtype == view.dtype:
             parameter._copy_gradient_from(self._new_view(index))
 
     def start(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
@@ -238,9 +239,11 @@ class Bucket:
         gradient = parameter.grad
         if gradient is not None and gradient.data_ptr() == view.data_ptr():
             return
-        if gradient is not None and gradient.dtype != view.dtype:
-            # Master gradients: made of the local gradients, after backward.
-            parameter.grad_ = view.astype(gradient.dtype)
+        dtype = parameter.dtype if gradient is None else gradient.dtype
+        if dtype != view.dtype:
+            # Master gradients, which were made of local ones after backward,
+            # or a parameter that was cast since the bucket was made.
+            parameter.grad_ = view.astype(dtype)
         elif as_view:
             parameter._copy_gradient_from(self._new_view(index))
         elif gradient is None or not gradient.is_contiguous():

@@ -164,7 +164,9 @@ class Reducer:
             return {i for i, due in enumerate(self._hooks_per_step) if not due}
         if not self._options.find_unused_parameters or self._is_learning:
             return set()
-        return set(unreached(self._tensors, list(find_tensors(outputs))))
+        tensors = list(find_tensors(outputs))
+        # They are hidden in an object of another type.
+        return set(unreached(self._tensors, tensors)) if tensors else set()
 
     @property
     def _is_learning(self) -> bool:
@@ -213,7 +215,8 @@ class Reducer:
         with paddle.no_grad():
             for index, due in enumerate(self._due):
                 if due == 0:
-                    self._take(index)
+                    # Not as a view: if no rank has used it, it stays as it is.
+                    self._bucket_of[index].take(index, as_view=False)
                 else:
                     self._used_locally[index] = True
             if self._exchanges_use:
@@ -317,8 +320,11 @@ class Reducer:
     def _learn(self) -> None:
         """Notes which hooks a step has, for all steps that follow."""
         self._hooks_per_step = [1 - due for due in self._due]
-        for index in range(len(self._parameters)):
-            self._take(index)
+        for index, used in enumerate(self._used_locally):
+            if used:
+                self._take(index)
+            else:
+                self._bucket_of[index].take(index, as_view=False)
         if self._exchanges_use:
             self._start_exchange_of_use()
 

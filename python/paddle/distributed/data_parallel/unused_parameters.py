@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from paddle.base import core
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 
 def find_tensors(value: object) -> Iterator[Tensor]:
-    """Yields the tensors in nested lists, tuples and dicts."""
+    """Yields the tensors in nested lists, tuples, dicts and dataclasses."""
     if isinstance(value, core.eager.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
             yield from find_tensors(item)
+    elif dataclasses.is_dataclass(value):
+        yield from find_tensors(vars(value))
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from find_tensors(item)
