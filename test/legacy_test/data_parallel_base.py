@@ -32,11 +32,15 @@ from concurrent_base import WAIT_S
 import paddle
 import paddle.distributed as dist
 from paddle import nn
+from paddle.distributed.collective import _valid_backend_list
 from paddle.distributed.communication.group import Group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+has_shared_memory_groups = unittest.skipUnless(
+    "shm" in _valid_backend_list, "This Paddle has no backend shm."
+)
 EACH_ALONE = 1e-6  # MiB: each parameter gets a bucket of its own
 
 
@@ -111,11 +115,18 @@ def _serve(rank: int, size: int, port: int, connection) -> None:
         connection.send(answer)
 
 
+@functools.cache
+def shared_memory_group() -> Group:
+    return dist.new_group(list(range(dist.get_world_size())), backend="shm")
+
+
 def new_group(kind: str) -> Group:
-    """Returns a group of all ranks: "gloo", or asynchronous on top of it."""
+    """Returns a group of all ranks, of a backend or a test group over gloo."""
     gloo = dist.get_group()
     if kind == "gloo":
         return gloo
+    if kind == "shm":
+        return shared_memory_group()
     process_group = {"late": LateProcessGroup, "thread": ThreadProcessGroup}[
         kind
     ](gloo.process_group)
@@ -248,7 +259,9 @@ def train_alone(
             of_parts.append([each.grad.clone() for each in parameters])
             optimizer.clear_grad(set_to_zero=False)
         for parameter, parts in zip(parameters, zip(*of_parts)):
-            parameter.grad = functools.reduce(operator.add, parts) / size
+            total = functools.reduce(operator.add, parts)
+            # A division by a number is a product with its rounded inverse.
+            parameter.grad = paddle.divide(total, paddle.to_tensor(float(size)))
         optimizer.step()
         optimizer.clear_grad(set_to_zero=False)
     return values(layer)

@@ -25,6 +25,7 @@ from data_parallel_base import (
     EACH_ALONE,
     RanksCase,
     gradients,
+    has_shared_memory_groups,
     loss_of,
     new_layer,
     random_batches,
@@ -356,6 +357,11 @@ class TestOverGloo(HookCases, RanksCase):
             comm_hooks.PowerSGDState(matrix_approximation_rank=0)
         with self.assertRaisesRegex(ValueError, "at least 2, but received 1"):
             comm_hooks.PowerSGDState(start_powerSGD_iter=1)
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(HookCases, RanksCase):
+    kind = "shm"
 
 
 class TestOverLateGroup(HookCases, RanksCase):

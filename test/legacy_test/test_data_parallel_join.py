@@ -21,6 +21,7 @@ import numpy as np
 from data_parallel_base import (
     RanksCase,
     gradients,
+    has_shared_memory_groups,
     loss_of,
     new_layer,
     random_batches,
@@ -214,6 +215,11 @@ class TestOverGloo(JoinCases, RanksCase):
             dist.Join([nn.Linear(1, 1)])
         with self.assertRaisesRegex(ValueError, "an empty list"):
             dist.Join([])
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(JoinCases, RanksCase):
+    kind = "shm"
 
 
 class TestOverLateGroup(JoinCases, RanksCase):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import unittest
 
 import numpy as np
-from data_parallel_base import RanksCase
+from data_parallel_base import RanksCase, has_shared_memory_groups
 
 import paddle
 from paddle import nn
@@ -208,6 +208,11 @@ class TestOverGloo(TypesCases, RanksCase):
             self.assertRegex(
                 error, r"TypeError: The gradient of 'weight' .* is sparse, but"
             )
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(TypesCases, RanksCase):
+    kind = "shm"
 
 
 class TestOverLateGroup(TypesCases, RanksCase):

@@ -13,10 +13,12 @@
 # limitations under the License.
 """Measures steps per second of data-parallel training: ours, stock and torch.
 
-    python -m tools.benchmark.data_parallel [--visits N] [--report FILE.md]
+    python -m tools.benchmark.data_parallel [--visits N] [--backend BACKEND]
+        [--report FILE.md]
 
-Needs torch. Two ranks on one machine, one thread each, over gloo. The sides
-take turns: when the speed of the machine changes, it changes for all.
+Needs torch. Two ranks on one machine, one thread each, over gloo; ours over
+BACKEND. The sides take turns: when the speed of the machine changes, it changes
+for all.
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ Rates = dict[tuple[str, str], list[float]]
 class Ranks:
     """The processes that train together with one library."""
 
-    def __init__(self, python: Path, library: str) -> None:
+    def __init__(self, python: Path, library: str, backend: str) -> None:
         port = _free_port()
         self._processes = [
             subprocess.Popen(
                 [
                     str(python),
                     str(WORKER),
-                    *map(str, (library, rank, RANKS, port)),
+                    *map(str, (library, rank, RANKS, port, backend)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -112,14 +114,20 @@ def _free_port() -> int:
 
 
 def measure(
-    pythons: dict[str, Path], visits: int
+    pythons: dict[str, Path], visits: int, backend: str
 ) -> tuple[Rates, dict[str, str]]:
     """Returns the rates of all visits, and the version of each library."""
     rates: Rates = {case: [] for case in itertools.product(MODELS, SIDES)}
     with contextlib.ExitStack() as stack:
         ranks = {
             name: stack.enter_context(
-                contextlib.closing(Ranks(pythons[name], library))
+                contextlib.closing(
+                    Ranks(
+                        pythons[name],
+                        library,
+                        backend if name == "ours" else "gloo",
+                    )
+                )
             )
             for name, library in LIBRARIES.items()
         }
@@ -149,9 +157,11 @@ def table(rates: Rates) -> list[str]:
     return lines
 
 
-def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
+def report(
+    pythons: dict[str, Path], visits: int, backend: str, file: Path
+) -> None:
     """Measures, prints the table, and writes it to a file of Markdown."""
-    rates, versions = measure(pythons, visits)
+    rates, versions = measure(pythons, visits, backend)
     lines = table(rates)
     print(*lines, sep="\n")
     text = [
@@ -159,7 +169,8 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
         "",
         "Written by `nox -s bench`. Steps per second of data-parallel",
         f"training: forward, backward, SGD; {RANKS} ranks of one thread each,",
-        "over gloo. 'views' is gradient_as_bucket_view=True. Median of the",
+        f"over gloo; ours over {backend}. 'views' is",
+        "gradient_as_bucket_view=True. Median of the",
         f"visits (quartiles); a visit is {STEPS} steps after {WARM_UP} which",
         "are not timed. The ratios are medians of those of each visit.",
         "",
@@ -181,6 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tools.benchmark.data_parallel"
     )
     parser.add_argument("--visits", type=int, default=15)
+    parser.add_argument("--backend", default="gloo", help="of ours")
     parser.add_argument(
         "--report",
         type=Path,
@@ -189,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     stock, ours = stock_and_ours(SUPPORTED[0])
     pythons = {"stock": stock, "ours": ours, "torch": Path(sys.executable)}
-    report(pythons, args.visits, args.report)
+    report(pythons, args.visits, args.backend, args.report)
     return 0
 
 

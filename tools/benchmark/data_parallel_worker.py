@@ -13,7 +13,7 @@
 # limitations under the License.
 """A rank that trains with one library's DataParallel, for data_parallel.py.
 
-    python data_parallel_worker.py LIBRARY RANK SIZE PORT
+    python data_parallel_worker.py LIBRARY RANK SIZE PORT BACKEND
 
 Reads lines `[MODEL, VARIANT, STEPS]`, in JSON, and answers each with the
 seconds that so many steps took. LIBRARY is `paddlepaddle` or `torch`. VARIANT
@@ -40,7 +40,7 @@ STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 class Paddle:
     """The names of paddlepaddle for what both libraries have."""
 
-    def __init__(self, rank, size, port):
+    def __init__(self, rank, size, port, backend):
         import paddle
 
         paddle.set_device("cpu")
@@ -52,7 +52,7 @@ class Paddle:
                 f"127.0.0.1:{port + each}" for each in range(size)
             ),
             PADDLE_MASTER=f"127.0.0.1:{port}",
-            PADDLE_DISTRI_BACKEND="gloo",
+            PADDLE_DISTRI_BACKEND=backend,
         )
         paddle.distributed.init_parallel_env()
         paddle.seed(0)
@@ -88,13 +88,13 @@ class Paddle:
 class Torch:
     """The names of torch for what both libraries have."""
 
-    def __init__(self, rank, size, port):
+    def __init__(self, rank, size, port, backend):
         import torch
         import torch.distributed
 
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
-            "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+            backend, f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
         )
         torch.manual_seed(0)
         self.torch, self.nn = torch, torch.nn
@@ -195,8 +195,9 @@ def trainer(library, name, variant):
     return step
 
 
-def main(name, rank, size, port):
-    library = {"paddlepaddle": Paddle, "torch": Torch}[name](rank, size, port)
+def main(name, rank, size, port, backend):
+    libraries = {"paddlepaddle": Paddle, "torch": Torch}
+    library = libraries[name](int(rank), int(size), int(port), backend)
     print(json.dumps(f"{name} {metadata.version(name)}"), flush=True)
     for line in sys.stdin:
         model, variant, steps = json.loads(line)
@@ -210,4 +211,4 @@ def main(name, rank, size, port):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*sys.argv[1:])

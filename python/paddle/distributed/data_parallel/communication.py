@@ -27,17 +27,22 @@ if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
 
+# Their means have the rounding of a sum, in the order of ranks, and a division.
+_AVERAGING_BACKENDS = ("SHM",)
+
+
 def start_mean(tensor: Tensor, group: Group) -> Future:
     """Starts to replace `tensor` by its mean over the ranks of `group`."""
+    if group.backend in _AVERAGING_BACKENDS:
+        task = dist.all_reduce(
+            tensor, dist.ReduceOp.AVG, group=group, sync_op=False
+        )
+        return Future(lambda: _wait(task, tensor))
     if tensor.dtype == paddle.float16:
         return _start_mean_of_float16(tensor, group)
     task = dist.all_reduce(tensor, group=group, sync_op=False)
 
-    def wait() -> Tensor:
-        task.wait()
-        return divide(tensor, group.nranks)
-
-    return Future(wait)
+    return Future(lambda: divide(_wait(task, tensor), group.nranks))
 
 
 def divide(tensor: Tensor, divisor: int) -> Tensor:
@@ -47,7 +52,7 @@ def divide(tensor: Tensor, divisor: int) -> Tensor:
         return tensor.scale_(1 / divisor)
     if tensor.dtype in (paddle.float16, paddle.bfloat16):
         # There is no division of these types on the CPU.
-        quotient = tensor.astype("float32") / divisor
+        quotient = divide(tensor.astype("float32"), divisor)
         tensor.copy_(quotient.astype(tensor.dtype), False)
         return tensor
     return tensor.divide_(paddle.full([], divisor, tensor.dtype))
@@ -60,12 +65,13 @@ def _start_mean_of_float16(tensor: Tensor, group: Group) -> Future:
     # The sum may be too large for float16 where the mean is not.
     divide(tensor, group.nranks)
     task = dist.all_reduce(tensor, group=group, sync_op=False)
+    return Future(lambda: _wait(task, tensor))
 
-    def wait() -> Tensor:
-        task.wait()
-        return tensor
 
-    return Future(wait)
+def _wait(task: object, tensor: Tensor) -> Tensor:
+    """Returns the tensor when a task has changed it."""
+    task.wait()
+    return tensor
 
 
 def _mean_of_gathered(tensor: Tensor, group: Group) -> Tensor:
