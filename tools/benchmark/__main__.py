@@ -25,11 +25,19 @@ import sys
 from tools.benchmark import (
     collectives,
     data_loader,
+    data_parallel,
     devices,
     shared_tensors,
     streams,
 )
 
 if __name__ == "__main__":
-    benchmarks = (devices, streams, shared_tensors, data_loader, collectives)
+    benchmarks = (
+        devices,
+        streams,
+        shared_tensors,
+        data_loader,
+        collectives,
+        data_parallel,
+    )
     sys.exit(max(benchmark.main([]) for benchmark in benchmarks))

@@ -1,0 +1,207 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""PowerSGD: averages approximations of gradients by matrices of low rank.
+
+T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: Practical Low-Rank Gradient
+Compression for Distributed Optimization, NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+import paddle
+from paddle.distributed.communication.group import _get_global_group
+from paddle.distributed.data_parallel.communication import start_mean
+from paddle.distributed.data_parallel.future import Future
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddle import Tensor
+    from paddle.distributed.communication.group import Group
+    from paddle.distributed.data_parallel.buckets import Bucket
+
+
+class PowerSGDState:
+    """What PowerSGD remembers from step to step.
+
+    Gradients are averaged exactly in the first `start_powerSGD_iter` steps. A
+    matrix is approximated if that saves a factor of `min_compression_rate` at
+    least. With `use_error_feedback`, what an approximation leaves out is added
+    to the next gradient; with `warm_start`, it begins with the last one.
+    `state_dict` and `set_state_dict` save and restore the state of a rank.
+    """
+
+    def __init__(
+        self,
+        process_group: Group | None = None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1000,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+    ):
+        if matrix_approximation_rank < 1:
+            raise ValueError(
+                "matrix_approximation_rank must be at least 1, but received "
+                f"{matrix_approximation_rank}. 1 to 4 are usual."
+            )
+        if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
+            raise ValueError(
+                "start_powerSGD_iter must be at least 2, but received "
+                f"{start_powerSGD_iter}: the buckets change after the first "
+                "step. Use 2, or neither error feedback nor a warm start."
+            )
+        self.group = process_group or _get_global_group()
+        self.rank = matrix_approximation_rank
+        self.start_iteration = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.iteration = 0
+        # By the index of a bucket and the place of a gradient in it.
+        self.errors: dict[tuple[int, int], Tensor] = {}
+        self.factors: dict[tuple[int, int], Tensor] = {}
+        self._random = np.random.RandomState(random_seed)
+
+    def state_dict(self) -> dict:
+        """Returns what `set_state_dict` needs, to be saved by `paddle.save`."""
+        return {
+            "iteration": self.iteration,
+            "random": self._random.get_state(),
+            "errors": {key: each.numpy() for key, each in self.errors.items()},
+            "factors": {
+                key: each.numpy() for key, each in self.factors.items()
+            },
+        }
+
+    def set_state_dict(self, state: dict) -> None:
+        """Goes on where the state that `state_dict` returned was."""
+        self.iteration = state["iteration"]
+        self._random.set_state(state["random"])
+        self.errors = _tensors(state["errors"])
+        self.factors = _tensors(state["factors"])
+
+    def first_factor(self, key: tuple[int, int], shape: list[int]) -> Tensor:
+        """Returns an orthogonal matrix to begin with, the same on all ranks."""
+        factor = self.factors.get(key) if self.warm_start else None
+        if factor is None or list(factor.shape) != shape:
+            factor = paddle.to_tensor(self._random.randn(*shape), "float32")
+        return _orthogonal(factor)
+
+
+class _Matrix(NamedTuple):
+    """A gradient that is approximated by the product of two factors."""
+
+    key: tuple[int, int]
+    gradient: Tensor
+    matrix: Tensor
+    right: Tensor
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
+    """Averages the factors of approximations, and small gradients exactly.
+
+    The factors are float32, whatever the type of the gradients.
+    """
+    is_exact = state.iteration < state.start_iteration
+    if bucket.is_last():
+        state.iteration += 1
+    if is_exact:
+        return start_mean(bucket.buffer(), state.group)
+    matrices, others = _divide(state, bucket)
+    lefts = _start_means(
+        [each.matrix @ each.right for each in matrices], state.group
+    )
+    means = _start_means(others, state.group)
+
+    def finish() -> Tensor:
+        _approximate(state, matrices, [_orthogonal(left) for left in lefts()])
+        for gradient, mean in zip(others, means()):
+            gradient.copy_(mean, False)
+        return bucket.buffer()
+
+    return Future(finish)
+
+
+def _divide(
+    state: PowerSGDState, bucket: Bucket
+) -> tuple[list[_Matrix], list[Tensor]]:
+    """Returns the gradients to approximate, and those that are too small."""
+    matrices, others = [], []
+    for place, gradient in enumerate(bucket.gradients()):
+        rows = gradient.shape[0] if gradient.ndim > 1 else 1
+        columns = gradient.size // rows
+        rank = min(state.rank, rows, columns)
+        compressed = (rows + columns) * rank
+        if compressed * state.min_compression_rate > gradient.size:
+            others.append(gradient)
+            continue
+        key = (bucket.index(), place)
+        matrix = gradient.astype("float32").reshape([rows, columns])
+        error = state.errors.get(key)
+        if error is not None:
+            matrix = matrix + error
+        right = state.first_factor(key, [columns, rank])
+        matrices.append(_Matrix(key, gradient, matrix, right))
+    return matrices, others
+
+
+def _approximate(
+    state: PowerSGDState, matrices: list[_Matrix], lefts: list[Tensor]
+) -> None:
+    """Replaces each gradient by the product of its averaged factors."""
+    rights = _start_means(
+        [each.matrix.t() @ left for each, left in zip(matrices, lefts)],
+        state.group,
+    )
+    for each, left, right in zip(matrices, lefts, rights()):
+        product = left @ right.t()
+        if state.use_error_feedback:
+            state.errors[each.key] = each.matrix - product
+        if state.warm_start:
+            state.factors[each.key] = right
+        shaped = product.reshape(each.gradient.shape)
+        each.gradient.copy_(shaped.astype(each.gradient.dtype), False)
+
+
+def _start_means(
+    tensors: list[Tensor], group: Group
+) -> Callable[[], list[Tensor]]:
+    """Starts to average tensors together; the function returns the means."""
+    if not tensors:
+        return list
+    flat = paddle.concat([tensor.flatten() for tensor in tensors])
+    future = start_mean(flat, group)
+
+    def wait() -> list[Tensor]:
+        parts = future.wait().split([tensor.size for tensor in tensors])
+        return [
+            part.reshape(tensor.shape) for part, tensor in zip(parts, tensors)
+        ]
+
+    return wait
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Returns an orthogonal basis of the columns."""
+    return paddle.linalg.qr(matrix)[0]
+
+
+def _tensors(arrays: dict) -> dict:
+    return {key: paddle.to_tensor(array) for key, array in arrays.items()}

@@ -1,0 +1,65 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A hook that sends gradients as whole numbers of 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.communication.group import _get_global_group
+from paddle.distributed.data_parallel.communication import divide
+from paddle.distributed.data_parallel.future import Future
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle.distributed.communication.group import Group
+    from paddle.distributed.data_parallel.buckets import Bucket
+
+_LARGEST = 127
+
+
+def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
+    """Sends gradients as multiples of 1/127 of a rank's largest one.
+
+    Each rank gathers the numbers of all ranks and adds them in the gradients'
+    own type, in the order of ranks. The error of a gradient is at most 1/254 of
+    the largest one in its bucket. A gradient that is not finite makes the whole
+    bucket NaN.
+    """
+    group = group or _get_global_group()
+    buffer = bucket.buffer()
+    scale = paddle.max(paddle.abs(buffer.astype("float32"))).reshape([1])
+    scale = scale / _LARGEST
+    # A bucket of zeros has no largest gradient.
+    divisor = paddle.where(scale == 0, paddle.ones_like(scale), scale)
+    numbers = paddle.round(buffer.astype("float32") / divisor).astype("int8")
+    scales, wait_for_scales = _start_gather(scale, group)
+    everyones, wait_for_numbers = _start_gather(numbers, group)
+
+    def mean() -> Tensor:
+        wait_for_scales.wait()
+        wait_for_numbers.wait()
+        total = everyones[0].astype("float32") * scales[0]
+        for numbers, scale in zip(everyones[1:], scales[1:]):
+            total.add_(numbers.astype("float32") * scale)
+        return divide(total, group.nranks).astype(buffer.dtype)
+
+    return Future(mean)
+
+
+def _start_gather(tensor: Tensor, group: Group) -> tuple[list[Tensor], object]:
+    parts = [paddle.empty_like(tensor) for _ in range(group.nranks)]
+    return parts, dist.all_gather(parts, tensor, group, sync_op=False)

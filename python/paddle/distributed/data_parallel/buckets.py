@@ -1,0 +1,272 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Buckets: the gradients that are averaged together, in one buffer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import paddle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paddle import Tensor
+
+    from .future import Future
+
+
+@dataclass(frozen=True)
+class ReducedParameter:
+    """A parameter whose gradient is averaged."""
+
+    name: str
+    tensor: Tensor
+    layer_type: str
+    has_sparse_gradient: bool = False
+    is_delayed: bool = False
+
+    def __str__(self) -> str:
+        return f"'{self.name}' (of a {self.layer_type})"
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.size * self.tensor.element_size()
+
+
+def assign_buckets(
+    parameters: Sequence[ReducedParameter],
+    order: Sequence[int],
+    limit: int,
+    last_limit: int,
+) -> list[list[int]]:
+    """Divides `order`, in which gradients come, into buckets in that order.
+
+    A bucket has one data type and at most `limit` bytes, unless one parameter
+    alone has more. The first one is as small as the last, so that communication
+    begins early and little of it is left when the backward pass ends. A
+    parameter with sparse gradients is alone in its bucket. Parameters that are
+    delayed come last.
+    """
+    delayed = [index for index in order if parameters[index].is_delayed]
+    usual = [index for index in order if not parameters[index].is_delayed]
+    small = min(limit, last_limit)
+    last = _take_last(parameters, usual, small)
+    buckets = _fill_buckets(
+        parameters, usual[: len(usual) - len(last)], limit, small
+    )
+    if last:
+        buckets.append(last)
+    return buckets + _fill_buckets(parameters, delayed, limit, limit)
+
+
+def _take_last(
+    parameters: Sequence[ReducedParameter], order: list[int], limit: int
+) -> list[int]:
+    """Returns the end of `order` that makes up a bucket."""
+    last: list[int] = []
+    room = limit
+    for index in reversed(order):
+        room -= parameters[index].nbytes
+        if last and (
+            room < 0
+            or not _may_share_bucket(parameters[index], parameters[last[0]])
+        ):
+            break
+        last.insert(0, index)
+    return last
+
+
+def _fill_buckets(
+    parameters: Sequence[ReducedParameter],
+    order: list[int],
+    limit: int,
+    first_limit: int,
+) -> list[list[int]]:
+    full: list[list[int]] = []
+    open_buckets: dict[object, list[int]] = {}
+    room: dict[object, int] = {}
+    for index in order:
+        parameter = parameters[index]
+        if parameter.has_sparse_gradient:
+            full.append([index])
+            continue
+        dtype = parameter.tensor.dtype
+        room.setdefault(dtype, first_limit)
+        bucket = open_buckets.setdefault(dtype, [])
+        if bucket and parameter.nbytes > room[dtype]:
+            full.append(bucket)
+            bucket = open_buckets[dtype] = []
+            room[dtype] = limit
+        bucket.append(index)
+        room[dtype] -= parameter.nbytes
+    return full + list(open_buckets.values())
+
+
+def _may_share_bucket(one: ReducedParameter, other: ReducedParameter) -> bool:
+    sparse = one.has_sparse_gradient or other.has_sparse_gradient
+    return not sparse and one.tensor.dtype == other.tensor.dtype
+
+
+class Bucket:
+    """Gradients that are averaged together, as a communication hook sees them.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        members: dict[int, ReducedParameter],
+        is_last: bool,
+    ):
+        self._number = number
+        self._is_last = is_last
+        self.members = members
+        self.missing = set(members)
+        self._result: Future | Tensor | None = None
+        parameters = [member.tensor for member in members.values()]
+        # A copy of the parameters is on their device and of their type.
+        self._buffer = paddle.concat(
+            [parameter.detach().flatten() for parameter in parameters]
+        )
+        self._begins: dict[int, int] = {}
+        begin = 0
+        for index, member in members.items():
+            self._begins[index] = begin
+            begin += member.tensor.size
+        self._views = {index: self._new_view(index) for index in members}
+
+    def index(self) -> int:
+        """Returns the bucket's number: buckets are averaged in this order."""
+        return self._number
+
+    def is_last(self) -> bool:
+        """Returns whether this is the last bucket of a step."""
+        return self._is_last
+
+    def buffer(self) -> Tensor:
+        """Returns the gradients of this rank, one after the other."""
+        return self._buffer
+
+    def parameters(self) -> list[Tensor]:
+        """Returns the parameters, in the order of their gradients."""
+        return [member.tensor for member in self.members.values()]
+
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradients, which are views of the buffer."""
+        return list(self._views.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(member.nbytes for member in self.members.values())
+
+    def take(self, index: int, as_view: bool) -> None:
+        """Copies the gradient of a parameter into the buffer.
+
+        A parameter without a gradient counts as zeros. With `as_view` the
+        gradient becomes a view of the buffer, and its old memory is freed.
+        """
+        parameter, view = self.members[index].tensor, self._views[index]
+        gradient = parameter.grad
+        self.missing.discard(index)
+        if gradient is None:
+            view.zero_()
+            return
+        if not gradient.is_dense():
+            raise TypeError(
+                f"The gradient of {self.members[index]} is sparse, but only an "
+                "Embedding built with sparse=True may have sparse gradients. "
+                "Use a dense gradient here."
+            )
+        if gradient.data_ptr() == view.data_ptr():
+            return
+        if gradient.dtype != view.dtype:
+            gradient = gradient.astype(view.dtype)
+        view.copy_(gradient, False)
+        # The parameter may have been cast since the bucket was made.
+        if as_view and parameter.dtype == view.dtype:
+            parameter._copy_gradient_from(self._new_view(index))
+
+    def start(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
+        """Starts to average the buffer by a communication hook."""
+        self._result = hook(self)
+
+    def take_nothing(self) -> None:
+        """Fills the buffer with zeros, for a rank that has no inputs left."""
+        self.missing.clear()
+        self._buffer.zero_()
+
+    def finish(self, factor: float) -> None:
+        """Waits until the buffer has the averages, times `factor`."""
+        result, self._result = self._result, None
+        if not isinstance(result, paddle.Tensor):
+            result = _wait(result)
+        self._accept(result)
+        if factor != 1:
+            self._buffer.scale_(factor)
+
+    def _accept(self, result: Tensor) -> None:
+        """Puts what a communication hook returned into the buffer."""
+        found = (result.dtype, math.prod(result.shape))
+        expected = (self._buffer.dtype, self._buffer.size)
+        if found != expected:
+            raise ValueError(
+                "A communication hook must return a tensor of as many elements "
+                f"and of the type of bucket.buffer(), {expected[1]} of "
+                f"{expected[0]}, but returned {found[1]} of {found[0]}. Return "
+                "the averaged buffer, cast back to its own type."
+            )
+        if result.data_ptr() != self._buffer.data_ptr():
+            self._buffer.copy_(result.flatten(), False)
+
+    def give(self, index: int, as_view: bool) -> None:
+        """Makes the average the gradient of a parameter."""
+        parameter, view = self.members[index].tensor, self._views[index]
+        gradient = parameter.grad
+        if gradient is not None and gradient.data_ptr() == view.data_ptr():
+            return
+        dtype = parameter.dtype if gradient is None else gradient.dtype
+        if dtype != view.dtype:
+            # Master gradients, which were made of local ones after backward,
+            # or a parameter that was cast since the bucket was made.
+            parameter.grad_ = view.astype(dtype)
+        elif as_view:
+            parameter._copy_gradient_from(self._new_view(index))
+        elif gradient is None or not gradient.is_contiguous():
+            parameter.grad_ = view.clone()
+        else:
+            gradient.copy_(view, False)
+
+    def _new_view(self, index: int) -> Tensor:
+        """Returns another view: a gradient that is released ends its own."""
+        tensor = self.members[index].tensor
+        begin = self._begins[index]
+        view = self._buffer._slice(begin, begin + tensor.size)
+        view.get_tensor()._set_dims(tensor.shape)
+        return view
+
+
+def _wait(result: object) -> Tensor:
+    """Returns the tensor of a future: ours, or one of concurrent.futures."""
+    for method in ("wait", "result"):
+        if hasattr(result, method):
+            return getattr(result, method)()
+    raise TypeError(
+        "A communication hook must return a tensor or a future of one, but "
+        f"returned a {type(result).__name__}. Return bucket.buffer() or "
+        "the future of its average."
+    )

@@ -1,0 +1,105 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Averages tensors and exchanges numbers and texts between ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+import paddle.distributed as dist
+
+from .future import Future
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle.distributed.communication.group import Group
+
+
+# Their means have the rounding of a sum, in the order of ranks, and a division.
+_AVERAGING_BACKENDS = ("SHM",)
+
+
+def start_mean(tensor: Tensor, group: Group) -> Future:
+    """Starts to replace `tensor` by its mean over the ranks of `group`."""
+    if group.backend in _AVERAGING_BACKENDS:
+        task = dist.all_reduce(
+            tensor, dist.ReduceOp.AVG, group=group, sync_op=False
+        )
+        return Future(lambda: _wait(task, tensor))
+    if tensor.dtype == paddle.float16:
+        return _start_mean_of_float16(tensor, group)
+    task = dist.all_reduce(tensor, group=group, sync_op=False)
+
+    return Future(lambda: divide(_wait(task, tensor), group.nranks))
+
+
+def divide(tensor: Tensor, divisor: int) -> Tensor:
+    """Divides `tensor` in place, with the rounding of a division."""
+    if divisor & (divisor - 1) == 0:
+        # The inverse of a power of two is exact, and scale_ is much faster.
+        return tensor.scale_(1 / divisor)
+    if tensor.dtype in (paddle.float16, paddle.bfloat16):
+        # There is no division of these types on the CPU.
+        quotient = divide(tensor.astype("float32"), divisor)
+        tensor.copy_(quotient.astype(tensor.dtype), False)
+        return tensor
+    return tensor.divide_(paddle.full([], divisor, tensor.dtype))
+
+
+def _start_mean_of_float16(tensor: Tensor, group: Group) -> Future:
+    if group.backend == "GLOO":
+        # Gloo's sums of float16 are infinite, whatever the numbers.
+        return Future(lambda: _mean_of_gathered(tensor, group))
+    # The sum may be too large for float16 where the mean is not.
+    divide(tensor, group.nranks)
+    task = dist.all_reduce(tensor, group=group, sync_op=False)
+    return Future(lambda: _wait(task, tensor))
+
+
+def _wait(task: object, tensor: Tensor) -> Tensor:
+    """Returns the tensor when a task has changed it."""
+    task.wait()
+    return tensor
+
+
+def _mean_of_gathered(tensor: Tensor, group: Group) -> Tensor:
+    parts = gather(tensor, group)
+    total = parts[0].astype("float32")
+    for part in parts[1:]:
+        total.add_(part.astype("float32"))
+    tensor.copy_(divide(total, group.nranks).astype(tensor.dtype), False)
+    return tensor
+
+
+def gather(tensor: Tensor, group: Group) -> list[Tensor]:
+    """Returns the tensor of each rank; all have the same shape and type."""
+    parts: list[Tensor] = []
+    dist.all_gather(parts, tensor, group)
+    return parts
+
+
+def gather_integers(values: list[int], group: Group) -> list[list[int]]:
+    """Returns the values of each rank, which may differ in number."""
+    lengths = gather(paddle.to_tensor([len(values)], "int64"), group)
+    lengths = [length.item() for length in lengths]
+    padded = values + [0] * (max(*lengths, 1) - len(values))
+    parts = gather(paddle.to_tensor(padded, "int64"), group)
+    return [part.tolist()[:length] for part, length in zip(parts, lengths)]
+
+
+def gather_texts(text: str, group: Group) -> list[str]:
+    """Returns the text of each rank."""
+    everyones = gather_integers(list(text.encode()), group)
+    return [bytes(values).decode() for values in everyones]

@@ -1,0 +1,93 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Makes the models of all ranks equal, and says where they differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+import paddle.distributed as dist
+
+from .communication import gather_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paddle import Tensor
+    from paddle.distributed.communication.group import Group
+    from paddle.nn import Layer
+
+    from .buckets import ReducedParameter
+
+
+def check_models_equal(
+    parameters: Sequence[ReducedParameter], group: Group
+) -> None:
+    """Raises on all ranks if their trainable parameters are not the same."""
+    lines = [
+        f"{each.name} of shape {list(each.tensor.shape)}"
+        f" and {each.tensor.dtype}"
+        for each in parameters
+    ]
+    first, *others = gather_texts("\n".join(lines), group)
+    for rank, text in enumerate(others, start=1):
+        if text != first:
+            raise ValueError(_difference(first, text, rank))
+
+
+def _difference(first: str, other: str, rank: int) -> str:
+    pairs = list(zip(first.splitlines(), other.splitlines()))
+    for number, (one, another) in enumerate(pairs):
+        if one != another:
+            found = f"parameter {number} is {one} on rank 0 and {another}"
+            break
+    else:
+        counts = len(first.splitlines()), len(other.splitlines())
+        found = f"rank 0 has {counts[0]} trainable parameters, and {counts[1]}"
+    return (
+        "The models of DataParallel must be the same on all ranks, but "
+        f"{found} on rank {rank}. Build the same layers in the same order and "
+        "freeze the same parameters on each rank."
+    )
+
+
+def broadcast_buffers(layer: Layer, group: Group, source: int) -> None:
+    """Gives all ranks the buffers that rank `source` of the group has."""
+    by_type: dict[object, list[Tensor]] = {}
+    for buffer in _buffers(layer):
+        if buffer.size:
+            by_type.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in by_type.values():
+        flat = paddle.concat([buffer.detach().flatten() for buffer in buffers])
+        dist.broadcast(flat, group.ranks[source], group=group)
+        if group.rank != source:
+            _copy_parts(flat, buffers)
+
+
+def _buffers(layer: Layer) -> Iterator[Tensor]:
+    yield from layer.buffers()
+    for sublayer in layer.sublayers(include_self=True):
+        # The statistics of batch norm are parameters that are not trained.
+        for name in ("_mean", "_variance"):
+            if sublayer._parameters.get(name) is not None:
+                yield sublayer._parameters[name]
+
+
+def _copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.size
+        tensor.copy_(flat[begin:end].reshape(tensor.shape), False)
+        begin = end

@@ -1,0 +1,144 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Trains on inputs whose number differs from rank to rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+import paddle.distributed as dist
+
+from .communication import gather
+from .reducer_methods import ReducerMethods
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from paddle import DataParallel
+
+
+class Join:
+    """Lets ranks leave a loop over their inputs before others do.
+
+    A rank that leaves the `with` block takes part in the communication of the
+    others, without gradients, until all have left. Then all ranks have the
+    parameters and buffers of a rank that left last. All ranks must enter the
+    block. In a step, forward runs once for each of the layers, in their order.
+
+    Args:
+        layers (list[DataParallel]): The layers that are trained, of one group.
+        divide_by_initial_world_size (bool, optional): Whether gradients are
+            divided by the number of all ranks, so that each input counts the
+            same in the sum over the block; else by the number of ranks that
+            have inputs left. Default: True.
+        enable (bool, optional): Whether it does anything. Default: True.
+        throw_on_early_termination (bool, optional): Whether all ranks raise
+            when one has no inputs left. Default: False.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DataParallel],
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ):
+        _check_layers(layers)
+        self._layers = [each for each in layers if each._reducer is not None]
+        self._is_enabled = enable and bool(self._layers)
+        self._divides_by_all = divide_by_initial_world_size
+        self._throws = throw_on_early_termination
+        self._source = 0
+
+    def __enter__(self) -> Self:
+        if self._is_enabled:
+            for layer in self._layers:
+                layer._join = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_enabled:
+            return
+        try:
+            if error is None:
+                self._wait_for_others()
+        finally:
+            for layer in self._layers:
+                layer._join = None
+                layer._reducer.factor = 1.0
+
+    def begin_step(self, layer: DataParallel) -> int:
+        """Returns the rank in the group whose buffers count in this step."""
+        if layer is self._layers[0]:
+            self._exchange(True)
+        return self._source
+
+    def _wait_for_others(self) -> None:
+        while self._exchange(False):
+            for layer in self._layers:
+                layer._take_part_without_inputs(self._source)
+        # All have left; the source of the last step has all of its updates.
+        for layer in self._layers:
+            _broadcast_model(layer, self._source)
+
+    def _exchange(self, has_inputs: bool) -> bool:
+        """Returns whether a rank has inputs left."""
+        group = self._layers[0].group
+        flags = gather(paddle.to_tensor([has_inputs], "int32"), group)
+        active = [rank for rank, flag in enumerate(flags) if flag.item()]
+        if not active:
+            return False
+        if self._throws and len(active) < group.nranks:
+            left = sorted(set(range(group.nranks)) - set(active))
+            raise RuntimeError(
+                f"The ranks {left} have no inputs left, and others have. Give "
+                "all ranks as many inputs, or leave out "
+                "throw_on_early_termination."
+            )
+        self._source = active[0]
+        if not self._divides_by_all:
+            for layer in self._layers:
+                layer._reducer.factor = group.nranks / len(active)
+        return True
+
+
+def _check_layers(layers: Sequence[DataParallel]) -> None:
+    if not layers:
+        raise ValueError(
+            "Join needs a layer, but received an empty list. Pass the "
+            "DataParallel layers that are trained."
+        )
+    for layer in layers:
+        if not isinstance(layer, ReducerMethods):
+            raise TypeError(
+                "Join needs layers of type DataParallel, but received a "
+                f"{type(layer).__name__}. Wrap it by paddle.DataParallel."
+            )
+
+
+def _broadcast_model(layer: DataParallel, source: int) -> None:
+    with paddle.no_grad():
+        for tensor in layer._layers.state_dict().values():
+            dist.broadcast(
+                tensor.detach(), layer.group.ranks[source], group=layer.group
+            )

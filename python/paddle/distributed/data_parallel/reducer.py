@@ -1,0 +1,459 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The reducer: averages gradients over ranks while backward computes others."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import paddle
+import paddle.distributed as dist
+from paddle.base.dygraph.backward_end import at_end_of_backward
+
+from .buckets import Bucket, assign_buckets
+from .communication import gather_integers, start_mean
+from .sparse_bucket import SparseBucket
+from .statistics import StepTimes
+from .unused_parameters import find_tensors, unreached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paddle import Tensor
+    from paddle.distributed.communication.group import Group
+
+    from .buckets import ReducedParameter
+    from .future import Future
+
+
+@dataclass(frozen=True)
+class ReducerOptions:
+    """Options of `DataParallel` that its reducer needs; sizes in bytes."""
+
+    comm_buffer_size: int
+    last_comm_buffer_size: int
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+
+# A DataParallel may be dropped between forward and backward, which needs the
+# reducer.
+_expecting_gradients: set[Reducer] = set()
+
+
+class _Step(enum.Enum):
+    """What the gradients that come next are."""
+
+    LOCAL = enum.auto()  # no forward yet, or the last was under no_sync()
+    EXPECTED = enum.auto()  # those of the forward pass before
+    AVERAGED = enum.auto()  # of a forward pass whose gradients were averaged
+
+
+class Reducer:
+    """Averages the gradients of parameters over the ranks of a group.
+
+    The buckets are averaged in one order, the same on all ranks, each as soon
+    as it and all before it are full. The gradients are averages when
+    `backward()` returns. The thread that runs forward also runs backward.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ReducedParameter],
+        group: Group,
+        options: ReducerOptions,
+    ):
+        self._parameters = parameters
+        self._tensors = [parameter.tensor for parameter in parameters]
+        self._group = group
+        self._options = options
+        self._hook: Callable[[Bucket], Future | Tensor] = functools.partial(
+            _average, group
+        )
+        # Averages are multiplied by it: not 1 where ranks have no inputs left.
+        self.factor = 1.0
+        self.times = StepTimes()
+        self._step = _Step.LOCAL
+        # The hooks of gradients that are still to come, for each parameter.
+        self._due = [1] * len(parameters)
+        # What `static_graph` has learned: the hooks in a step, and who is used.
+        self._hooks_per_step: list[int] | None = None
+        self._used_anywhere: list[bool] | None = None
+        self._used_locally = [False] * len(parameters)
+        self._use_flags: tuple[Tensor, object] | None = None
+        self._arrivals: list[int] = []
+        self._started = 0
+        self._has_begun = False
+        self._waits_for_end = False
+        self._order_is_known = False
+        self._has_warned = False
+        self._error: Exception | None = None
+        self._make_buckets(range(len(parameters) - 1, -1, -1))
+        for index, tensor in enumerate(self._tensors):
+            # Nothing can find a cycle of references through the parameter's
+            # hook: a strong reference would keep the model for ever.
+            tensor._register_backward_hook(
+                functools.partial(_call_reducer, weakref.ref(self), index)
+            )
+
+    @property
+    def buckets(self) -> list[Bucket | SparseBucket]:
+        return self._buckets
+
+    def set_hook(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
+        """Makes `hook` average the buckets that are not sparse."""
+        self._hook = hook
+
+    def prepare_for_backward(self, outputs: object) -> None:
+        """Expects the gradients of the forward pass that gave `outputs`."""
+        if self._step is _Step.EXPECTED and self._has_begun:
+            self._raise_missing()
+        self._set_step(_Step.EXPECTED)
+        self._start_step()
+        unused = self._unused(outputs)
+        for index in range(len(self._parameters)):
+            if self._hooks_per_step is not None:
+                self._due[index] = self._hooks_per_step[index]
+            else:
+                self._due[index] = 0 if index in unused else 1
+        if len(unused) == len(self._parameters):
+            # No gradient will come, but the other ranks may have some.
+            self._begin()
+            self._complete()
+
+    def skip_synchronization(self) -> None:
+        """Leaves the gradients of the next backward pass as they are."""
+        if self._step is _Step.EXPECTED and self._has_begun:
+            self._raise_missing()
+        self._set_step(_Step.LOCAL)
+
+    def _set_step(self, step: _Step) -> None:
+        self._step = step
+        if step is _Step.EXPECTED:
+            _expecting_gradients.add(self)
+        else:
+            _expecting_gradients.discard(self)
+
+    def _start_step(self) -> None:
+        self._has_begun = False
+        self.times.forget()
+        self._started = 0
+        self._arrivals = []
+        for bucket in self._buckets:
+            bucket.missing = set(bucket.members)
+
+    def _unused(self, outputs: object) -> set[int]:
+        if self._hooks_per_step is not None:
+            return {i for i, due in enumerate(self._hooks_per_step) if not due}
+        if not self._options.find_unused_parameters or self._is_learning:
+            return set()
+        tensors = list(find_tensors(outputs))
+        # They are hidden in an object of another type.
+        return set(unreached(self._tensors, tensors)) if tensors else set()
+
+    @property
+    def _is_learning(self) -> bool:
+        """Whether this is the first step with `static_graph`."""
+        return self._options.static_graph and self._hooks_per_step is None
+
+    def _on_gradient(self, index: int) -> None:
+        # A hook must not raise: the error is raised at the end of backward.
+        if self._error is not None:
+            return
+        if self._step is _Step.LOCAL:
+            self._used_locally[index] = True
+            return
+        if not self._waits_for_end:
+            at_end_of_backward(self._on_end_of_backward)
+            self._waits_for_end = True
+        try:
+            if self._step is _Step.AVERAGED:
+                self._warn_of_late_gradient(index)
+            else:
+                self._on_expected_gradient(index)
+        except Exception as error:
+            self._error = error
+
+    def _on_expected_gradient(self, index: int) -> None:
+        if not self._has_begun:
+            self._begin()
+        self._due[index] -= 1
+        if self._is_learning:
+            self._used_locally[index] = True
+            if self._due[index] == 0:
+                self._arrivals.append(index)
+        elif self._due[index] == 0:
+            self._arrivals.append(index)
+            self._take(index)
+            self._start_full_buckets(including_delayed=False)
+        elif self._due[index] < 0:
+            raise RuntimeError(self._marked_twice(index))
+
+    def _begin(self) -> None:
+        """Begins the communication of a step."""
+        self._has_begun = True
+        self.times.mark("backward")
+        if self._is_learning:
+            return
+        with paddle.no_grad():
+            for index, due in enumerate(self._due):
+                if due == 0:
+                    # Not as a view: if no rank has used it, it stays as it is.
+                    self._bucket_of[index].take(index, as_view=False)
+                else:
+                    self._used_locally[index] = True
+            if self._exchanges_use:
+                self._start_exchange_of_use()
+
+    @property
+    def _exchanges_use(self) -> bool:
+        options = self._options
+        return self._used_anywhere is None and (
+            options.find_unused_parameters or options.static_graph
+        )
+
+    def _start_exchange_of_use(self) -> None:
+        flags = paddle.to_tensor(self._used_locally, "int32")
+        task = dist.all_reduce(
+            flags, dist.ReduceOp.MAX, group=self._group, sync_op=False
+        )
+        self._use_flags = flags, task
+
+    def _take(self, index: int) -> None:
+        self._bucket_of[index].take(
+            index, self._options.gradient_as_bucket_view
+        )
+
+    def _start_full_buckets(self, including_delayed: bool) -> None:
+        while self._started < len(self._buckets):
+            bucket = self._buckets[self._started]
+            if bucket.missing:
+                return
+            if self._is_delayed(bucket) and not including_delayed:
+                return
+            # Counted first: a bucket whose hook fails is not started again.
+            self._started += 1
+            self.times.mark("communication")
+            self.times.mark("waiting")
+            with paddle.no_grad():
+                bucket.start(self._hook)
+            self.times.add("waiting")
+
+    @staticmethod
+    def _is_delayed(bucket: Bucket | SparseBucket) -> bool:
+        return any(member.is_delayed for member in bucket.members.values())
+
+    def _on_end_of_backward(self, succeeded: bool) -> None:
+        self._waits_for_end = False
+        error, self._error = self._error, None
+        if error is not None or not succeeded:
+            self._set_step(_Step.LOCAL)
+            self._has_begun = False
+            if error is not None:
+                raise error
+        elif self._step is _Step.EXPECTED and self._is_complete():
+            self._complete()
+
+    def _is_complete(self) -> bool:
+        """Returns whether all gradients of the step have come."""
+        return self._is_learning or not any(
+            bucket.missing for bucket in self._buckets
+        )
+
+    def _complete(self) -> None:
+        """Averages what is left, and gives the averages to the parameters."""
+        with paddle.no_grad():
+            if self._is_learning:
+                self._learn()
+            self._start_full_buckets(including_delayed=True)
+            self.times.add("backward")
+            self.times.mark("waiting")
+            used = self._find_used_anywhere()
+            for bucket in self._buckets:
+                bucket.finish(self.factor)
+                for index in bucket.members:
+                    if used[index]:
+                        self._give(bucket, index)
+            self.times.add("waiting")
+            self.times.add("communication")
+            self.times.steps += 1
+            self._set_step(_Step.AVERAGED)
+            self._used_locally = [False] * len(self._parameters)
+            self._agree_on_order()
+
+    def take_part_without_gradients(self) -> None:
+        """Communicates as the other ranks do in a step; the averages are lost.
+
+        It is for a rank that has no inputs left.
+        """
+        self._start_step()
+        with paddle.no_grad():
+            for bucket in self._buckets:
+                bucket.take_nothing()
+            if self._exchanges_use:
+                self._used_locally = [False] * len(self._parameters)
+                self._start_exchange_of_use()
+            self._start_full_buckets(including_delayed=True)
+            self._find_used_anywhere()
+            for bucket in self._buckets:
+                bucket.finish(self.factor)
+            self._agree_on_order()
+        self._set_step(_Step.LOCAL)
+
+    def _learn(self) -> None:
+        """Notes which hooks a step has, for all steps that follow."""
+        self._hooks_per_step = [1 - due for due in self._due]
+        for index, used in enumerate(self._used_locally):
+            if used:
+                self._take(index)
+            else:
+                self._bucket_of[index].take(index, as_view=False)
+        if self._exchanges_use:
+            self._start_exchange_of_use()
+
+    def _find_used_anywhere(self) -> list[bool]:
+        """Returns for each parameter whether a rank has a gradient for it."""
+        if self._use_flags is not None:
+            flags, task = self._use_flags
+            self._use_flags = None
+            task.wait()
+            used = [bool(flag) for flag in flags.tolist()]
+            if self._options.static_graph:
+                self._used_anywhere = used
+            return used
+        return self._used_anywhere or [True] * len(self._parameters)
+
+    def _give(self, bucket: Bucket | SparseBucket, index: int) -> None:
+        bucket.give(index, self._options.gradient_as_bucket_view)
+        if not self._used_locally[index]:
+            # Else the next gradient would replace the average, not be added.
+            self._tensors[index]._unset_fake_empty()
+
+    def _agree_on_order(self) -> None:
+        """Makes the buckets anew, in the order in which gradients came."""
+        options = self._options
+        if self._order_is_known or (
+            options.find_unused_parameters and not options.static_graph
+        ):
+            return
+        self._order_is_known = True
+        # A rank that has no inputs left knows no order.
+        orders = gather_integers(self._arrivals, self._group)
+        order = next(filter(None, orders), [])
+        if self._arrivals and self._arrivals != order:
+            self._warn_of_order(order)
+        unused = set(range(len(self._parameters))) - set(order)
+        self._make_buckets([*order, *sorted(unused, reverse=True)])
+
+    def _make_buckets(self, order: Sequence[int]) -> None:
+        parts = assign_buckets(
+            self._parameters,
+            list(order),
+            self._options.comm_buffer_size,
+            self._options.last_comm_buffer_size,
+        )
+        self._buckets = [
+            self._make_bucket(number, part, number == len(parts) - 1)
+            for number, part in enumerate(parts)
+        ]
+        self._bucket_of = {
+            index: bucket
+            for bucket in self._buckets
+            for index in bucket.members
+        }
+
+    def _make_bucket(
+        self, number: int, part: list[int], is_last: bool
+    ) -> Bucket | SparseBucket:
+        members = {index: self._parameters[index] for index in part}
+        if self._parameters[part[0]].has_sparse_gradient:
+            return SparseBucket(part[0], members[part[0]], self._group)
+        return Bucket(number, members, is_last)
+
+    def _raise_missing(self) -> None:
+        missing = sorted(
+            index for bucket in self._buckets for index in bucket.missing
+        )
+        names = ", ".join(str(self._parameters[index]) for index in missing)
+        self._set_step(_Step.LOCAL)
+        cure = (
+            "static_graph=True needs the same parameters in each step; leave "
+            "it out"
+            if self._options.static_graph
+            else "Use the whole output of the layer in the loss"
+            if self._options.find_unused_parameters
+            else "If parameters are left out on purpose, build DataParallel "
+            "with find_unused_parameters=True"
+        )
+        raise RuntimeError(
+            f"Rank {self._group.rank} has no gradient of {names} from the last "
+            "step, so that the gradients of that step were not averaged. "
+            f"{cure}."
+        )
+
+    def _marked_twice(self, index: int) -> str:
+        return (
+            f"The gradient of {self._parameters[index]} came a second time in "
+            "one step, after it was given to a bucket. Call backward() once on "
+            "the sum of the losses, run all but the last backward() under "
+            "no_sync(), or, if the layer recomputes its activations, build "
+            "DataParallel with static_graph=True."
+        )
+
+    def _warn_of_late_gradient(self, index: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"The gradient of {self._parameters[index]} came after the "
+            "gradients of its forward pass were averaged, and is not averaged. "
+            "Run forward before each backward(), or all but the last "
+            "backward() under no_sync().",
+            stacklevel=2,
+        )
+
+    def _warn_of_order(self, first: list[int]) -> None:
+        """Names where gradients came in another order than on the first rank.
+
+        With `static_graph`, ranks may also use different parameters.
+        """
+        own = self._arrivals
+        pairs = list(zip(own, first))
+        if all(one == other for one, other in pairs):
+            return
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
+        warnings.warn(
+            f"Gradients came in another order on rank {self._group.rank} than "
+            f"on rank 0, first at {self._parameters[one]} in place of "
+            f"{self._parameters[other]}. The buckets have the order of rank 0; "
+            "communication overlaps less with backward.",
+            stacklevel=2,
+        )
+
+
+def _average(group: Group, bucket: Bucket) -> Future:
+    """Averages gradients in their own type: what happens without a hook."""
+    return start_mean(bucket.buffer(), group)
+
+
+def _call_reducer(reference: weakref.ref[Reducer], index: int) -> None:
+    reducer = reference()
+    if reducer is not None:
+        reducer._on_gradient(index)

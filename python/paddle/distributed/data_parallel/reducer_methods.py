@@ -1,0 +1,182 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What ``paddle.DataParallel`` does through its reducer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+
+from .buckets import ReducedParameter
+from .equal_models import broadcast_buffers, check_models_equal
+from .reducer import Reducer, ReducerOptions
+from .statistics import as_dict, as_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from paddle import Tensor
+    from paddle.nn import Layer
+
+    from .buckets import Bucket
+    from .future import Future
+
+
+class ReducerMethods:
+    """The part of `DataParallel` that is not Paddle's: its base class.
+
+    `DataParallel` sets the attributes that are used here.
+    """
+
+    def init_reducer(self) -> None:
+        """Checks that the models of all ranks are equal; makes the reducer."""
+        delayed = dict(self._delay_all_reduce_named_params or ())
+        parameters = list(_reduced_parameters(self._layers, delayed))
+        check_models_equal(parameters, self.group)
+        _check_some(parameters)
+        _check_known(delayed, parameters)
+        self._reducer = Reducer(
+            parameters,
+            self.group,
+            ReducerOptions(
+                self.comm_buffer_size,
+                self.last_comm_buffer_size,
+                self.find_unused_parameters,
+                self._gradient_as_bucket_view,
+                self._static_graph,
+            ),
+        )
+
+    def register_comm_hook(
+        self,
+        state: object,
+        hook: Callable[[object, Bucket], Future | Tensor],
+    ) -> None:
+        """Lets `hook` average the gradients, in place of the default.
+
+        It gets `state` and a bucket, and returns the tensor of the bucket's
+        averages or a future of it. Sparse gradients do not go through hooks.
+        """
+        if not callable(hook):
+            raise TypeError(
+                f"A communication hook must be callable, but received {hook!r}."
+                " Pass a function of a state and a bucket."
+            )
+        if self._has_comm_hook:
+            raise RuntimeError(
+                "This DataParallel already has a communication hook, and may "
+                "have one only. Build another DataParallel for another hook."
+            )
+        self._has_comm_hook = True
+        if self._reducer is not None:
+            self._reducer.set_hook(lambda bucket: hook(state, bucket))
+
+    def statistics(self) -> dict:
+        """Returns the buckets and the mean times of a step, in milliseconds.
+
+        The times are those of the calling thread. On a GPU, they are times of
+        calls, not of kernels.
+        """
+        if self._reducer is None:
+            raise RuntimeError(
+                "There are no statistics of a DataParallel of one rank. Start "
+                "several ranks, by paddle.distributed.launch or spawn."
+            )
+        return as_dict(self._reducer.times, self._reducer.buckets)
+
+    def statistics_table(self) -> str:
+        """Returns `statistics()` as a table of text, of one page."""
+        return as_table(self.statistics())
+
+    def _before_forward(self) -> None:
+        """Gives all ranks the buffers of one rank, before a step of training.
+
+        It is the first rank, or the first that has inputs left.
+        """
+        if not self._synchronizes():
+            return
+        self._reducer.times.mark("forward")
+        source = 0
+        if self._join is not None:
+            source = self._join.begin_step(self)
+        self._synchronize_buffers(source)
+
+    def _synchronize_buffers(self, source: int) -> None:
+        if self.training and self._broadcast_buffers:
+            with paddle.no_grad():
+                broadcast_buffers(self._layers, self.group, source)
+
+    def _take_part_without_inputs(self, source: int) -> None:
+        """Communicates as the other ranks do in a step."""
+        self._synchronize_buffers(source)
+        self._reducer.take_part_without_gradients()
+
+    def _after_forward(self, outputs: object) -> None:
+        """Tells the reducer which gradients it has to average."""
+        if self._reducer is None or not paddle.is_grad_enabled():
+            return
+        if self.grad_need_sync:
+            self._reducer.times.add("forward")
+            self._reducer.prepare_for_backward(outputs)
+        else:
+            self._reducer.skip_synchronization()
+
+    def _synchronizes(self) -> bool:
+        return (
+            self._reducer is not None
+            and self.grad_need_sync
+            and paddle.is_grad_enabled()
+        )
+
+
+def _reduced_parameters(
+    layer: Layer, delayed: dict[str, Tensor]
+) -> Iterator[ReducedParameter]:
+    seen = set()
+    for prefix, sublayer in layer.named_sublayers(include_self=True):
+        sparse = isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse
+        for name, tensor in sublayer.named_parameters(
+            prefix, include_sublayers=False
+        ):
+            if id(tensor) in seen or tensor.stop_gradient:
+                continue
+            seen.add(id(tensor))
+            if not getattr(tensor, "no_sync", False):
+                yield ReducedParameter(
+                    name,
+                    tensor,
+                    type(sublayer).__name__,
+                    sparse,
+                    name in delayed,
+                )
+
+
+def _check_some(parameters: list[ReducedParameter]) -> None:
+    if not parameters:
+        raise ValueError(
+            "The layer of DataParallel has no parameter to train. Use the "
+            "layer itself, or make a parameter trainable first."
+        )
+
+
+def _check_known(
+    delayed: Iterable[str], parameters: list[ReducedParameter]
+) -> None:
+    unknown = sorted(set(delayed) - {each.name for each in parameters})
+    if unknown:
+        raise ValueError(
+            "delay_all_reduce_named_params must name trainable parameters of "
+            f"the layer, but has {unknown}. Use names of named_parameters()."
+        )

@@ -1,0 +1,302 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Helpers of the tests of data parallel training: ranks and their groups."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import operator
+import os
+import queue
+import socket
+import threading
+import traceback
+import unittest
+import warnings
+from typing import TYPE_CHECKING, Any, Callable
+
+from concurrent_base import WAIT_S
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed.collective import _valid_backend_list
+from paddle.distributed.communication.group import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+has_shared_memory_groups = unittest.skipUnless(
+    "shm" in _valid_backend_list, "This Paddle has no backend shm."
+)
+EACH_ALONE = 1e-6  # MiB: each parameter gets a bucket of its own
+
+
+class Ranks:
+    """Processes that are ranks of one group, and call functions in turn."""
+
+    def __init__(self, size: int, method: str = "spawn"):
+        context = multiprocessing.get_context(method)
+        self._connections, self._processes = [], []
+        port = _free_port()
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, size, port, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def call(self, kind: str, function: Callable, *args: Any) -> list:
+        """Returns `function(group, *args)` of each rank, or its error as text.
+
+        A rank that died counts as minus the number of the signal.
+        """
+        for connection in self._connections:
+            connection.send((kind, function, args))
+        return [self._answer(rank) for rank in range(len(self._processes))]
+
+    def _answer(self, rank: int) -> Any:
+        if not self._connections[rank].poll(WAIT_S):
+            raise AssertionError(f"rank {rank} did not answer in {WAIT_S} s")
+        try:
+            return self._connections[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join(WAIT_S)
+            return self._processes[rank].exitcode
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(WAIT_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _serve(rank: int, size: int, port: int, connection) -> None:
+    endpoints = [f"127.0.0.1:{port + number}" for number in range(size)]
+    os.environ.update(
+        PADDLE_TRAINER_ID=str(rank),
+        PADDLE_TRAINERS_NUM=str(size),
+        PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+        PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
+        PADDLE_MASTER=endpoints[0],
+        PADDLE_DISTRI_BACKEND="gloo",
+    )
+    paddle.set_device("cpu")
+    dist.init_parallel_env()
+    while True:
+        kind, function, args = connection.recv()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answer = function(new_group(kind), *args)
+        except Exception as error:
+            traceback.print_exc()
+            answer = f"{type(error).__name__}: {error}"
+        connection.send(answer)
+
+
+@functools.cache
+def shared_memory_group() -> Group:
+    return dist.new_group(list(range(dist.get_world_size())), backend="shm")
+
+
+def new_group(kind: str) -> Group:
+    """Returns a group of all ranks, of a backend or a test group over gloo."""
+    gloo = dist.get_group()
+    if kind == "gloo":
+        return gloo
+    if kind == "shm":
+        return shared_memory_group()
+    process_group = {"late": LateProcessGroup, "thread": ThreadProcessGroup}[
+        kind
+    ](gloo.process_group)
+    return Group(gloo.rank, gloo.id, gloo.ranks, process_group, gloo.name)
+
+
+class LateProcessGroup:
+    """A process group that does nothing before a task of it is waited for.
+
+    Whoever uses a result before that finds the old numbers.
+    """
+
+    def __init__(self, process_group):
+        self._process_group = process_group
+        self._operations: list[Callable] = []
+        self._done = 0
+
+    def name(self) -> str:
+        return self._process_group.name()
+
+    def __getattr__(self, name: str) -> Callable:
+        function = getattr(self._process_group, name)
+
+        def call(*args: Any) -> LateTask:
+            self._operations.append(lambda: function(*args).wait())
+            return LateTask(self, len(self._operations))
+
+        return call
+
+    def run(self, number: int) -> None:
+        for operation in self._operations[self._done : number]:
+            operation()
+        self._done = max(self._done, number)
+
+
+class LateTask:
+    """An operation of a `LateProcessGroup`."""
+
+    def __init__(self, process_group: LateProcessGroup, number: int):
+        self._process_group = process_group
+        self._number = number
+
+    def wait(self) -> bool:
+        self._process_group.run(self._number)
+        return True
+
+
+class ThreadProcessGroup:
+    """A process group whose operations run on a thread, in order."""
+
+    def __init__(self, process_group):
+        self._process_group = process_group
+        self._operations = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def name(self) -> str:
+        return self._process_group.name()
+
+    def __getattr__(self, name: str) -> Callable:
+        function = getattr(self._process_group, name)
+
+        def call(*args: Any) -> ThreadTask:
+            task = ThreadTask()
+            self._operations.put((lambda: function(*args).wait(), task))
+            return task
+
+        return call
+
+    def _run(self) -> None:
+        while True:
+            operation, task = self._operations.get()
+            operation()
+            task.done.set()
+
+
+class ThreadTask:
+    """An operation of a `ThreadProcessGroup`."""
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def wait(self) -> bool:
+        if not self.done.wait(WAIT_S):
+            raise TimeoutError(f"no result within {WAIT_S} s")
+        return True
+
+
+def new_layer(seed: int) -> nn.Layer:
+    paddle.seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 32),
+        nn.Tanh(),
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.Linear(32, 3),
+    )
+
+
+def random_batches(steps: int, size: int) -> list[paddle.Tensor]:
+    paddle.seed(7)
+    return [paddle.randn([size, 4, 6]) for _ in range(steps)]
+
+
+def loss_of(layer: nn.Layer, part: paddle.Tensor) -> paddle.Tensor:
+    return (layer(part) ** 2).mean()
+
+
+def values(layer: nn.Layer) -> list:
+    return [parameter.numpy() for parameter in layer.parameters()]
+
+
+def gradients(layer: nn.Layer) -> list:
+    return [
+        None if parameter.grad is None else parameter.grad.numpy()
+        for parameter in layer.parameters()
+        if not parameter.stop_gradient
+    ]
+
+
+def train_alone(
+    layer: nn.Layer, batches: Sequence[paddle.Tensor], size: int
+) -> list:
+    """Trains on the parts of all ranks in turn; returns the parameters."""
+    parameters = layer.parameters()
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=parameters)
+    for batch in batches:
+        of_parts = []
+        for rank in range(size):
+            loss_of(layer, batch[rank]).backward()
+            of_parts.append([each.grad.clone() for each in parameters])
+            optimizer.clear_grad(set_to_zero=False)
+        for parameter, parts in zip(parameters, zip(*of_parts)):
+            total = functools.reduce(operator.add, parts)
+            # A division by a number is a product with its rounded inverse.
+            parameter.grad = paddle.divide(total, paddle.to_tensor(float(size)))
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=False)
+    return values(layer)
+
+
+class RanksCase(unittest.TestCase):
+    """Tests whose functions run on `size` ranks of a group of `kind`."""
+
+    size = 2
+    kind = "gloo"
+    ranks: Ranks
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.ranks = Ranks(cls.size)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.ranks.end()
+
+    def call(self, function: Callable, *args: Any) -> list:
+        """Returns the answers of all ranks, none of which is an error."""
+        answers = self.ranks.call(self.kind, function, *args)
+        for answer in answers:
+            self.assertNotIsInstance(answer, str, answer)
+        return answers
+
+    def errors(self, function: Callable, *args: Any) -> list[str]:
+        """Returns the errors of all ranks, as text; they may be no errors."""
+        return [
+            str(answer)
+            for answer in self.ranks.call(self.kind, function, *args)
+        ]
+
+    def assert_same_bits(self, one: Sequence, other: Sequence) -> None:
+        self.assertEqual(len(one), len(other))
+        for left, right in zip(one, other):
+            self.assertEqual(left.tobytes(), right.tobytes())

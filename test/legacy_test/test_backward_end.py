@@ -1,0 +1,118 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Functions that run at the end of a backward pass, and errors of hooks."""
+
+from __future__ import annotations
+
+import unittest
+
+from concurrent_base import in_thread
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+from paddle.base.dygraph.backward_end import at_end_of_backward
+
+
+class BackwardInBackward(PyLayer):
+    """Runs a backward pass inside of its own, as recomputation does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inner = paddle.ones([1])
+        inner.stop_gradient = False
+        (inner * 3).backward()
+        return gradient * 2
+
+
+def fail() -> None:
+    raise KeyError("of a hook")
+
+
+class TestBackwardEnd(unittest.TestCase):
+    def setUp(self):
+        self.layer = nn.Linear(2, 2)
+        self.calls = []
+
+    def loss(self) -> paddle.Tensor:
+        return self.layer(paddle.ones([1, 2])).sum()
+
+    def call_at_end(self, name="end") -> None:
+        at_end_of_backward(
+            lambda succeeded: self.calls.append((name, succeeded))
+        )
+
+    def test_a_function_runs_once_when_all_hooks_have_run(self):
+        self.layer.bias._register_backward_hook(self.call_at_end)
+        for parameter in self.layer.parameters():
+            parameter._register_backward_hook(lambda: self.calls.append("hook"))
+        self.loss().backward()
+        self.assertEqual(self.calls, ["hook", "hook", ("end", True)])
+        self.calls.clear()
+        paddle.ones([1]).backward()
+        self.assertEqual(self.calls, [])
+
+    def test_it_runs_behind_autograd_backward_too(self):
+        self.layer.bias._register_backward_hook(self.call_at_end)
+        paddle.autograd.backward([self.loss()])
+        self.assertEqual(self.calls, [("end", True)])
+
+    def test_a_backward_pass_in_another_is_not_its_end(self):
+        self.layer.bias._register_backward_hook(self.call_at_end)
+        hidden = self.layer(BackwardInBackward.apply(self.an_input()))
+        outputs = BackwardInBackward.apply(hidden)
+        self.layer.weight._register_backward_hook(
+            lambda: self.calls.append("weight")
+        )
+        outputs.sum().backward()
+        self.assertEqual(self.calls, ["weight", ("end", True)])
+
+    def an_input(self) -> paddle.Tensor:
+        x = paddle.ones([1, 2])
+        x.stop_gradient = False
+        return x
+
+    def test_other_threads_have_passes_of_their_own(self):
+        self.call_at_end()
+        in_thread(lambda: paddle.ones([1]).backward())
+        self.assertEqual(self.calls, [])
+        paddle.ones([1]).backward()
+        self.assertEqual(self.calls, [("end", True)])
+
+    def test_an_error_of_a_hook_is_raised_as_it_is(self):
+        self.layer.weight._register_backward_hook(fail)
+        with self.assertRaisesRegex(KeyError, "of a hook"):
+            self.loss().backward()
+
+    def test_a_function_learns_that_the_pass_has_failed(self):
+        self.layer.bias._register_backward_hook(self.call_at_end)
+        self.layer.weight._register_backward_hook(fail)
+        with self.assertRaises(KeyError):
+            self.loss().backward()
+        self.assertEqual(self.calls, [("end", False)])
+
+    def test_the_error_of_a_function_is_raised_after_all_have_run(self):
+        at_end_of_backward(lambda _: fail())
+        self.call_at_end("second")
+        with self.assertRaisesRegex(KeyError, "of a hook"):
+            self.loss().backward()
+        self.assertEqual(self.calls, [("second", True)])
+
+
+if __name__ == "__main__":
+    unittest.main()

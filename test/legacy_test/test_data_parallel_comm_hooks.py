@@ -1,0 +1,372 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Communication hooks of paddle.DataParallel, ours and those of users."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+from data_parallel_base import (
+    EACH_ALONE,
+    RanksCase,
+    gradients,
+    has_shared_memory_groups,
+    loss_of,
+    new_layer,
+    random_batches,
+    values,
+)
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed import comm_hooks
+
+
+def one_step(group, hook, state=None, **options) -> list:
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    if hook is not None:
+        wrapped.register_comm_hook(state, hook)
+    batch = random_batches(1, group.nranks)[0]
+    loss_of(wrapped, batch[group.rank]).backward()
+    return gradients(layer)
+
+
+def local_gradients(group) -> list:
+    """Returns the gradients of all ranks' parts, as one rank computes them."""
+    found = []
+    for part in random_batches(1, group.nranks)[0]:
+        layer = new_layer(0)
+        loss_of(layer, part).backward()
+        found.append(gradients(layer))
+    return found
+
+
+def with_hook(group, name) -> dict:
+    hook = getattr(comm_hooks, name)
+    return {
+        "hook": one_step(group, hook, group),
+        "views": one_step(group, hook, group, gradient_as_bucket_view=True),
+        "exact": one_step(group, None),
+        "local": local_gradients(group),
+    }
+
+
+def send_infinity(group, name) -> list:
+    layer = nn.Linear(2, 2, bias_attr=False)
+    wrapped = paddle.DataParallel(layer, group=group)
+    wrapped.register_comm_hook(group, getattr(comm_hooks, name))
+    x = float("inf") if group.rank == 1 else 1.0
+    wrapped(paddle.full([1, 2], x)).sum().backward()
+    return np.isfinite(layer.weight.grad.numpy()).any()
+
+
+class ManySteps:
+    """Steps with given gradients: those of a linear layer are its input."""
+
+    def __init__(self, group, **options):
+        paddle.seed(0)
+        self.group = group
+        self.layer = nn.Linear(24, 16)
+        self.wrapped = paddle.DataParallel(self.layer, group=group)
+        self.state = comm_hooks.PowerSGDState(
+            group, start_powerSGD_iter=2, **options
+        )
+        self.wrapped.register_comm_hook(self.state, comm_hooks.powerSGD_hook)
+
+    def step(self, seed) -> np.ndarray:
+        paddle.seed(100 * seed + self.group.rank)
+        x = paddle.randn([1, 24])
+        weights = paddle.randn([1, 16])
+        (self.wrapped(x) * weights).sum().backward()
+        gradient = self.layer.weight.grad.numpy()
+        self.layer.clear_gradients()
+        return gradient
+
+
+def mean_of_step(group, seed) -> np.ndarray:
+    found = []
+    for rank in range(group.nranks):
+        paddle.seed(100 * seed + rank)
+        x = paddle.randn([1, 24])
+        found.append((x.t() @ paddle.randn([1, 16])).numpy())
+    return np.mean(found, axis=0)
+
+
+def approximate(group, rank, steps) -> dict:
+    run = ManySteps(group, matrix_approximation_rank=rank)
+    found = [run.step(seed) for seed in range(steps)]
+    exact = [mean_of_step(group, seed) for seed in range(steps)]
+    return {"found": found, "exact": exact}
+
+
+def repeat_one_gradient(group, use_error_feedback) -> list:
+    """Returns how far the sum of 60 averages is from the sum of gradients."""
+    run = ManySteps(
+        group, use_error_feedback=use_error_feedback, warm_start=False
+    )
+    run.step(0), run.step(0)
+    total = sum(run.step(0) for _ in range(60))
+    wanted = 60 * mean_of_step(group, 0)
+    return float(np.abs(total - wanted).max() / np.abs(wanted).max())
+
+
+def save_and_restore(group, folder) -> list:
+    path = str(Path(folder) / f"rank{group.rank}.pdparams")
+    run = ManySteps(group)
+    for seed in range(4):
+        run.step(seed)
+    paddle.save(run.state.state_dict(), path)
+    expected = [run.step(seed) for seed in (4, 5)]
+    other = ManySteps(group)
+    for seed in range(4):
+        other.step(10 + seed)
+    other.state.set_state_dict(paddle.load(path, return_numpy=True))
+    return [expected, [other.step(seed) for seed in (4, 5)]]
+
+
+def see_buckets(group) -> list:
+    seen = []
+
+    def hook(state, bucket):
+        parameters = [parameter.shape for parameter in bucket.parameters()]
+        shapes = [gradient.shape for gradient in bucket.gradients()]
+        # The gradients are views of the buffer.
+        bucket.gradients()[0].fill_(7.0)
+        seen.append(
+            [
+                state,
+                bucket.index(),
+                bucket.is_last(),
+                parameters == shapes,
+                bucket.buffer()[0].item(),
+            ]
+        )
+        return bucket.buffer()
+
+    sizes = {"comm_buffer_size": EACH_ALONE}
+    found = one_step(group, hook, "a state", **sizes)
+    return [seen, {float(each.min()) for each in found}]
+
+
+def double(group, kind) -> list:
+    def hook(_, bucket):
+        if kind == "tensor":
+            return bucket.buffer() * 2
+        if kind == "concurrent.futures":
+            future = concurrent.futures.Future()
+            future.set_result(bucket.buffer() * 2)
+            return future
+        future = comm_hooks.allreduce_hook(group, bucket)
+        return future.then(lambda mean: mean * 2)
+
+    return one_step(group, hook)
+
+
+def return_other_size(group) -> None:
+    one_step(group, lambda *_: paddle.ones([9]))
+
+
+def return_other_type(group) -> None:
+    one_step(group, lambda _, bucket: bucket.buffer().astype("float64"))
+
+
+def return_a_number(group) -> None:
+    one_step(group, lambda *_: 5)
+
+
+def fail(group) -> None:
+    def hook(*_):
+        raise ValueError("no bucket today")
+
+    one_step(group, hook)
+
+
+def register_twice(group) -> None:
+    wrapped = paddle.DataParallel(new_layer(0), group=group)
+    for _ in range(2):
+        wrapped.register_comm_hook(None, comm_hooks.allreduce_hook)
+
+
+def register_no_function(group) -> None:
+    paddle.DataParallel(new_layer(0), group=group).register_comm_hook(None, 5)
+
+
+def train_with(group, name) -> list:
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group)
+    state = group
+    if name == "powerSGD_hook":
+        state = comm_hooks.PowerSGDState(group, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, getattr(comm_hooks, name))
+    optimizer = paddle.optimizer.SGD(0.05, parameters=layer.parameters())
+    losses = []
+    for _ in range(15):
+        loss = loss_of(wrapped, random_batches(1, group.nranks)[0][group.rank])
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        total = loss.detach()
+        dist.all_reduce(total, group=group)
+        losses.append(total.item())
+    return [values(layer), losses]
+
+
+class HookCases:
+    def test_the_default_hook_is_what_happens_without_one(self):
+        for found in self.call(with_hook, "allreduce_hook"):
+            self.assert_same_bits(found["hook"], found["exact"])
+
+    def test_gradients_as_float16_are_means_of_rounded_ones(self):
+        for found in self.call(with_hook, "fp16_compress_hook"):
+            parts = zip(*found["local"])
+            for one, views, local in zip(found["hook"], found["views"], parts):
+                rounded = [each.astype("float16") for each in local]
+                mean = np.mean(np.float32(rounded), axis=0)
+                np.testing.assert_allclose(one, mean, rtol=1e-3, atol=1e-6)
+                self.assertEqual(
+                    one.tobytes(),
+                    one.astype("float16").astype("float32").tobytes(),
+                )
+                self.assertEqual(one.tobytes(), views.tobytes())
+
+    def test_gradients_as_bfloat16_have_eight_bits(self):
+        for found in self.call(with_hook, "bf16_compress_hook"):
+            for one, exact in zip(found["hook"], found["exact"]):
+                largest = np.abs(exact).max()
+                np.testing.assert_allclose(
+                    one, exact, rtol=2**-6, atol=largest * 2**-7
+                )
+                self.assertEqual((one.view("uint32") & 0xFFFF).max(), 0)
+
+    def test_gradients_as_eight_bits_are_within_the_error_it_states(self):
+        for found in self.call(with_hook, "quantization_8bit_hook"):
+            largest = max(
+                np.abs(each).max() for part in found["local"] for each in part
+            )
+            different = False
+            for one, exact in zip(found["hook"], found["exact"]):
+                self.assertLessEqual(
+                    np.abs(one - exact).max(), largest / 254 * 1.001
+                )
+                different |= (one != exact).any()
+            self.assertTrue(different)
+
+    def test_a_gradient_that_is_not_finite_reaches_all_ranks(self):
+        for name in (
+            "allreduce_hook",
+            "fp16_compress_hook",
+            "bf16_compress_hook",
+            "quantization_8bit_hook",
+        ):
+            self.assertEqual(self.call(send_infinity, name), [False] * 2)
+
+    def test_all_ranks_learn_the_same_and_the_loss_falls(self):
+        for name in (
+            "fp16_compress_hook",
+            "bf16_compress_hook",
+            "quantization_8bit_hook",
+            "powerSGD_hook",
+        ):
+            with self.subTest(name=name):
+                first, second = self.call(train_with, name)
+                self.assert_same_bits(first[0], second[0])
+                self.assertLess(first[1][-1], first[1][0] / 2)
+
+    def test_power_sgd_is_exact_where_the_rank_is_enough(self):
+        for found in self.call(approximate, 2, 5):
+            for one, exact in zip(found["found"], found["exact"]):
+                np.testing.assert_allclose(one, exact, rtol=1e-3, atol=1e-4)
+
+    def test_power_sgd_begins_with_exact_averages_and_then_approximates(self):
+        for found in self.call(approximate, 1, 4):
+            ranks = [
+                np.linalg.matrix_rank(each, tol=1e-4) for each in found["found"]
+            ]
+            self.assertEqual(ranks, [2, 2, 1, 1])
+
+    def test_error_feedback_makes_up_for_approximations(self):
+        for found in self.call(repeat_one_gradient, True):
+            self.assertLess(found, 0.1)
+        for found in self.call(repeat_one_gradient, False):
+            self.assertGreater(found, 0.1)
+
+    def test_the_state_of_power_sgd_goes_on_where_it_was_saved(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for expected, found in self.call(save_and_restore, folder):
+                self.assert_same_bits(expected, found)
+
+    def test_a_hook_may_return_a_tensor_or_a_future(self):
+        for kind in ("tensor", "concurrent.futures", "future"):
+            first, second = self.call(double, kind)
+            if kind == "future":
+                self.assert_same_bits(first, second)
+            for found in (first, second):
+                self.assertGreater(np.abs(found[0]).max(), 0)
+
+
+class TestOverGloo(HookCases, RanksCase):
+    def test_a_hook_sees_the_state_and_each_bucket(self):
+        for seen, found in self.call(see_buckets):
+            self.assertEqual(
+                seen,
+                [["a state", n, n == 5, True, 7.0] for n in range(6)],
+            )
+            self.assertEqual(found, {7.0})
+
+    def test_what_it_returns_is_checked(self):
+        for call, pattern in (
+            (
+                return_other_size,
+                "ValueError: .* as many elements .* 9 of",
+            ),
+            (return_other_type, "ValueError: .* type .* of paddle.float64"),
+            (return_a_number, "TypeError: .* future of one, but .* a int"),
+        ):
+            for error in self.errors(call):
+                self.assertRegex(error, pattern)
+
+    def test_its_error_is_raised_by_backward(self):
+        for error in self.errors(fail):
+            self.assertEqual(error, "ValueError: no bucket today")
+
+    def test_there_is_one_hook(self):
+        for error in self.errors(register_twice):
+            self.assertRegex(error, "already has a communication hook")
+        for error in self.errors(register_no_function):
+            self.assertRegex(error, "TypeError: .* callable, but received 5")
+
+    def test_the_options_of_power_sgd_are_checked(self):
+        with self.assertRaisesRegex(ValueError, "at least 1, but received 0"):
+            comm_hooks.PowerSGDState(matrix_approximation_rank=0)
+        with self.assertRaisesRegex(ValueError, "at least 2, but received 1"):
+            comm_hooks.PowerSGDState(start_powerSGD_iter=1)
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(HookCases, RanksCase):
+    kind = "shm"
+
+
+class TestOverLateGroup(HookCases, RanksCase):
+    kind = "late"
+
+
+if __name__ == "__main__":
+    unittest.main()

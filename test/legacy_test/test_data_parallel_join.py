@@ -1,0 +1,230 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""paddle.distributed.Join: ranks whose numbers of inputs differ."""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+from data_parallel_base import (
+    RanksCase,
+    gradients,
+    has_shared_memory_groups,
+    loss_of,
+    new_layer,
+    random_batches,
+    values,
+)
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+OPTIONS = (
+    {},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+)
+
+
+def train(group, counts, divides_by_all, options, layer=None) -> list:
+    """Trains on as many batches as `counts` says for the rank."""
+    layer = layer or new_layer(group.rank)
+    wrapped = paddle.DataParallel(
+        layer, group=group, comm_buffer_size=0.002, **options
+    )
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    batches = random_batches(max(counts), group.nranks)
+    with dist.Join([wrapped], divide_by_initial_world_size=divides_by_all):
+        for batch in batches[: counts[group.rank]]:
+            loss_of(wrapped, batch[group.rank]).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    return values(layer)
+
+
+def train_alone(counts, divides_by_all) -> list:
+    layer = new_layer(0)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    for step, batch in enumerate(random_batches(max(counts), len(counts))):
+        active = [rank for rank, count in enumerate(counts) if step < count]
+        divisor = len(counts) if divides_by_all else len(active)
+        for rank in active:
+            (loss_of(layer, batch[rank]) / divisor).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return values(layer)
+
+
+def train_and_compare(group, counts, divides_by_all, options) -> list:
+    found = train(group, counts, divides_by_all, options)
+    return [found, train_alone(counts, divides_by_all)]
+
+
+def train_on_after_join(group, options) -> list:
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    for counts in ([1, 3], [0, 2]):
+        with dist.Join([wrapped]):
+            for _ in range(counts[group.rank]):
+                loss_of(wrapped, paddle.ones([2, 6])).backward()
+                layer.clear_gradients()
+    loss_of(wrapped, paddle.full([2, 6], group.rank + 1.0)).backward()
+    alone = new_layer(0)
+    for rank in range(2):
+        (loss_of(alone, paddle.full([2, 6], rank + 1.0)) / 2).backward()
+    return [gradients(layer), gradients(alone)]
+
+
+def train_batch_norm(group) -> list:
+    layer = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1D(4))
+    train(group, [1, 4], True, {}, layer)
+    return [each.numpy() for each in layer.state_dict().values()]
+
+
+def train_words(group) -> list:
+    layer = nn.Embedding(4, 2, sparse=True)
+    wrapped = paddle.DataParallel(layer, group=group)
+    optimizer = paddle.optimizer.SGD(1.0, parameters=layer.parameters())
+    with dist.Join([wrapped]):
+        for _ in range(group.rank + 1):
+            wrapped(paddle.to_tensor([group.rank])).sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    return layer.weight.numpy()
+
+
+def train_two_layers(group) -> list:
+    layers = [
+        paddle.DataParallel(new_layer(seed), group=group) for seed in (0, 1)
+    ]
+    with dist.Join(layers):
+        for _ in range(3 - group.rank):
+            outputs = [layer(paddle.ones([2, 6])) for layer in layers]
+            sum(outputs).sum().backward()
+            for layer in layers:
+                with paddle.no_grad():
+                    for each in layer.parameters():
+                        each.set_value(each - 0.1 * each.grad)
+                layer.clear_gradients()
+    return values(layers[0]) + values(layers[1])
+
+
+def accumulate(group) -> list:
+    """Each rank has another number of parts without synchronization."""
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group)
+    with dist.Join([wrapped]):
+        for _ in range(group.rank + 1):
+            with wrapped.no_sync():
+                for _ in range(group.rank):
+                    loss_of(wrapped, paddle.ones([2, 6])).backward()
+            loss_of(wrapped, paddle.ones([2, 6])).backward()
+            layer.clear_gradients()
+    return values(layer)
+
+
+def throw(group) -> None:
+    wrapped = paddle.DataParallel(new_layer(0), group=group)
+    with dist.Join([wrapped], throw_on_early_termination=True):
+        for _ in range(group.rank + 1):
+            wrapped(paddle.ones([1, 6])).sum().backward()
+
+
+def fail_in_the_block(group) -> None:
+    wrapped = paddle.DataParallel(new_layer(0), group=group)
+    with dist.Join([wrapped]):
+        raise KeyError("of the loop")
+
+
+def do_nothing(group) -> list:
+    """Equal inputs, and Join switched off: not one exchange for it."""
+    wrapped = paddle.DataParallel(new_layer(0), group=group)
+    with dist.Join([wrapped], enable=False):
+        wrapped(paddle.ones([1, 6])).sum().backward()
+        return [wrapped._join is None]
+
+
+class JoinCases:
+    def test_training_equals_one_process_that_skips_what_is_missing(self):
+        for counts in ([1, 4], [3, 2], [0, 2]):
+            for divides_by_all in (True, False):
+                for options in OPTIONS:
+                    with self.subTest(
+                        counts=counts, all=divides_by_all, options=options
+                    ):
+                        self.assert_equal(counts, divides_by_all, options)
+
+    def assert_equal(self, counts, divides_by_all, options):
+        found = self.call(train_and_compare, counts, divides_by_all, options)
+        for after, alone in found:
+            self.assert_same_bits(after, found[0][0])
+            for one, other in zip(after, alone):
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+    def test_training_goes_on_after_the_block(self):
+        for options in OPTIONS:
+            for found, alone in self.call(train_on_after_join, options):
+                for one, other in zip(found, alone):
+                    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+    def test_several_layers_join_together(self):
+        first, second = self.call(train_two_layers)
+        self.assert_same_bits(first, second)
+
+
+class TestOverGloo(JoinCases, RanksCase):
+    def test_all_ranks_end_with_the_buffers_of_a_rank_that_left_last(self):
+        first, second = self.call(train_batch_norm)
+        self.assert_same_bits(first, second)
+
+    def test_sparse_gradients_of_the_ranks_left_are_used(self):
+        first, second = self.call(train_words)
+        self.assertEqual(first.tobytes(), second.tobytes())
+
+    def test_parts_under_no_sync_are_no_steps(self):
+        first, second = self.call(accumulate)
+        self.assert_same_bits(first, second)
+
+    def test_it_can_raise_on_all_ranks_when_one_has_no_inputs_left(self):
+        for error in self.errors(throw):
+            self.assertRegex(error, r"RuntimeError: The ranks \[0\] have no in")
+
+    def test_an_error_in_the_block_is_not_hidden(self):
+        for error in self.errors(fail_in_the_block):
+            self.assertEqual(error, "KeyError: 'of the loop'")
+
+    def test_it_can_be_switched_off(self):
+        self.assertEqual(self.call(do_nothing), [[True]] * 2)
+
+    def test_it_needs_layers_of_data_parallel(self):
+        with self.assertRaisesRegex(TypeError, "but received a Linear"):
+            dist.Join([nn.Linear(1, 1)])
+        with self.assertRaisesRegex(ValueError, "an empty list"):
+            dist.Join([])
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(JoinCases, RanksCase):
+    kind = "shm"
+
+
+class TestOverLateGroup(JoinCases, RanksCase):
+    kind = "late"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,772 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The reducer of paddle.DataParallel: gradients are averages over all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+import unittest
+import warnings
+import weakref
+
+import numpy as np
+from concurrent_base import WAIT_S
+from data_parallel_base import (
+    EACH_ALONE,
+    RanksCase,
+    gradients,
+    has_shared_memory_groups,
+    loss_of,
+    new_layer,
+    random_batches,
+    train_alone,
+    values,
+)
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+
+OPTIONS = (
+    {},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+    {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"static_graph": True, "gradient_as_bucket_view": True},
+)
+
+
+def parallel(layer, group, **options) -> paddle.DataParallel:
+    options.setdefault("comm_buffer_size", 0.002)
+    options.setdefault("last_comm_buffer_size", 0.001)
+    return paddle.DataParallel(layer, group=group, **options)
+
+
+def train(group, options, set_to_zero=True) -> dict:
+    """Returns what ranks that start with different parameters learn."""
+    layer = parallel(new_layer(group.rank), group, **options)
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
+    batches = random_batches(4, group.nranks)
+    for batch in batches:
+        loss_of(layer, batch[group.rank]).backward()
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=set_to_zero)
+    return {
+        "group": values(layer),
+        "alone": train_alone(new_layer(0), batches, group.nranks),
+        "untrained": values(new_layer(0)),
+    }
+
+
+def accumulate(group, options) -> dict:
+    """Two parts under no_sync() and one outside, and all three at once."""
+    layer = parallel(new_layer(0), group, **options)
+    batches = random_batches(3, group.nranks)
+    with layer.no_sync():
+        for batch in batches[:2]:
+            loss_of(layer, batch[group.rank]).backward()
+        local = gradients(layer)
+    loss_of(layer, batches[2][group.rank]).backward()
+    alone = new_layer(0)
+    for batch in batches:
+        for part in batch:
+            (loss_of(alone, part) / group.nranks).backward()
+    return {
+        "group": gradients(layer),
+        "local": local,
+        "alone": gradients(alone),
+    }
+
+
+def add_up_two_averages(group, options) -> list:
+    layer = parallel(nn.Linear(1, 1, bias_attr=False), group, **options)
+    for factor in (1.0, 10.0):
+        layer(paddle.full([1, 1], factor * (group.rank + 1))).sum().backward()
+    return layer.parameters()[0].grad.item()
+
+
+class Branches(nn.Layer):
+    """The last rank alone uses `right`, and nobody `never`."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.never = (nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x, uses_right):
+        return self.left(x) + (self.right(x) if uses_right else 0)
+
+
+def use_branches(group, options, steps=1) -> list:
+    layer = Branches()
+    wrapped = parallel(layer, group, **options)
+    is_last = group.rank == group.nranks - 1
+    layer.never.bias.grad = paddle.full([2], group.rank + 3.0)
+    for _ in range(steps):
+        wrapped(paddle.ones([1, 2]), is_last).sum().backward()
+    return [
+        None if bias.grad is None else bias.grad.tolist()
+        for bias in (layer.left.bias, layer.right.bias, layer.never.bias)
+    ] + [layer.never.weight.grad]
+
+
+@dataclasses.dataclass
+class Output:
+    value: paddle.Tensor
+
+
+class Boxed:
+    """An object whose tensors DataParallel cannot find."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class InBox(Branches):
+    def __init__(self, box):
+        super().__init__()
+        self.box = box
+
+    def forward(self, x, uses_right):
+        return self.box(super().forward(x, uses_right))
+
+
+def use_branches_in_box(group, box) -> list:
+    """Returns a gradient of two steps, in which nobody uses `never`."""
+    layer = InBox(box)
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    for _ in range(2):
+        outputs = wrapped(paddle.full([1, 2], group.rank + 1.0), True)
+        outputs.value.sum().backward()
+    return layer.left.weight.grad.tolist()
+
+
+def cast_after_construction(group, options) -> list:
+    layer = OfType("float32")
+    wrapped = parallel(layer, group, **options)
+    layer.to(dtype="bfloat16")
+    for _ in range(2):
+        layer.clear_gradients()
+        wrapped(paddle.full([3], group.rank + 1.0)).sum().backward()
+    gradient = layer.weight.grad
+    return [str(gradient.dtype), gradient.astype("float32").tolist()]
+
+
+def use_second_layer_in_turns(group) -> list:
+    """What is unused in a step keeps the average that it has."""
+    layer = Branches()
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    seen = []
+    for uses_right in (True, False, True):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+        seen.append(layer.right.bias.grad.tolist())
+        layer.left.clear_gradients()
+    return seen
+
+
+def add_to_average_of_other_ranks(group) -> list:
+    """Only rank 0 uses `right` in the second step; all do in the others."""
+    layer = Branches()
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    wrapped(paddle.ones([1, 2]), True).sum().backward()
+    layer.clear_gradients()
+    for uses_right in (group.rank == 0, True):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+    return layer.right.bias.grad.tolist()
+
+
+def leave_out_parameters(group) -> None:
+    wrapped = parallel(Branches(), group)
+    for _ in range(2):
+        wrapped(paddle.ones([1, 2]), False).sum().backward()
+
+
+def run_backward_twice(group) -> None:
+    """Two heads have a backward pass each, and share the layers below."""
+    layer = new_layer(0)
+    wrapped = parallel(nn.LayerList([layer, nn.Linear(3, 3)]), group)
+    first = layer(paddle.ones([1, 6]))
+    second = wrapped._layers[1](first)
+    wrapped._after_forward([first, second])
+    first.sum().backward(retain_graph=True)
+    second.sum().backward()
+
+
+class TwoOutputs(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return {"left": self.left(x), "right": [self.right(x)]}
+
+
+def backward_of_each_output(group) -> list:
+    layer = TwoOutputs()
+    wrapped = parallel(layer, group)
+    outputs = wrapped(paddle.full([1, 2], group.rank + 1.0))
+    outputs["left"].sum().backward()
+    outputs["right"][0].sum().backward()
+    return [layer.left.weight.grad.tolist(), layer.right.weight.grad.tolist()]
+
+
+def drop_data_parallel_before_backward(group) -> list:
+    layer = nn.Linear(1, 1)
+    outputs = parallel(layer, group)(paddle.full([1, 1], group.rank + 1.0))
+    gc.collect()
+    outputs.sum().backward()
+    return layer.weight.grad.tolist()
+
+
+def warn_of_late_gradients(group) -> list:
+    layer = parallel(new_layer(0), group)
+    outputs = layer(paddle.ones([1, 6]))
+    outputs.sum().backward(retain_graph=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outputs.sum().backward()
+    return [str(each.message) for each in caught]
+
+
+def forward_without_backward(group) -> list:
+    """Only rank 0 does an extra forward, as a program that evaluates does."""
+    layer = parallel(new_layer(0), group, find_unused_parameters=True)
+    if group.rank == 0:
+        layer(paddle.ones([1, 6]))
+    loss_of(layer, random_batches(1, group.nranks)[0][group.rank]).backward()
+    return gradients(layer)
+
+
+def evaluate_on_rank_0_alone(group) -> list:
+    layer = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1D(2))
+    wrapped = parallel(layer, group)
+    if group.rank == 0:
+        wrapped.eval()
+        with paddle.no_grad():
+            wrapped(paddle.ones([3, 2]))
+        wrapped.train()
+    wrapped(paddle.randn([3, 2])).sum().backward()
+    return gradients(layer)
+
+
+def begin(group) -> list:
+    paddle.seed(group.rank)
+    layer = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1D(2))
+    layer[0].register_buffer("counter", paddle.full([1], group.rank, "int64"))
+    layer[1]._mean.set_value(paddle.full([2], float(group.rank)))
+    parallel(layer, group)
+    return [each.numpy() for each in layer.state_dict().values()]
+
+
+def buffers_after_training(group, options) -> list:
+    layer = nn.BatchNorm1D(2)
+    layer.register_buffer("seen", paddle.zeros([1]))
+    wrapped = parallel(layer, group, **options)
+    paddle.seed(group.rank)
+    for _ in range(2):
+        wrapped(paddle.randn([4, 2])).sum().backward()
+        layer.seen.set_value(layer.seen + group.rank + 1)
+    # A forward of training begins with the buffers of rank 0.
+    before = []
+    hook = layer.register_forward_pre_hook(
+        lambda *_: before.extend([layer._mean.numpy(), layer.seen.numpy()])
+    )
+    wrapped(paddle.randn([4, 2])).sum().backward()
+    hook.remove()
+    return before
+
+
+def differ_in_size(group) -> None:
+    parallel(nn.Linear(2, 2 + group.rank), group)
+
+
+def differ_in_number(group) -> None:
+    layer = nn.Linear(2, 2)
+    layer.bias.stop_gradient = group.rank == 0
+    parallel(layer, group)
+
+
+def differ_in_order(group) -> list:
+    """The last rank's gradients come in another order."""
+    layer = Branches()
+    del layer.never
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = parallel(layer, group, comm_buffer_size=EACH_ALONE)
+        for _ in range(2):
+            x = paddle.full([1, 2], group.rank + 1.0)
+            if group.rank == 0:
+                outputs = layer.left(paddle.tanh(layer.right(x)) * 0 + x)
+            else:
+                outputs = layer.right(paddle.tanh(layer.left(x)) * 0 + x)
+            wrapped._after_forward(outputs)
+            outputs.sum().backward()
+            layer_gradients = gradients(layer)
+            layer.clear_gradients()
+    texts = [str(each.message) for each in caught]
+    return [
+        [text for text in texts if "another order" in text],
+        [float(each.sum()) for each in layer_gradients],
+    ]
+
+
+def names_in_buckets(
+    group, comm_buffer_size, last_comm_buffer_size, steps
+) -> list:
+    layer = nn.LayerDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    wrapped = parallel(
+        layer,
+        group,
+        comm_buffer_size=comm_buffer_size / (1 << 20),
+        last_comm_buffer_size=last_comm_buffer_size / (1 << 20),
+    )
+    for _ in range(steps):
+        # Backward reaches `a` first, against the order of construction.
+        outputs = layer["a"](layer["b"](paddle.ones([1, 4])))
+        wrapped._after_forward(outputs)
+        outputs.sum().backward()
+    return [
+        [member.name for member in bucket.members.values()]
+        for bucket in wrapped._reducer.buckets
+    ]
+
+
+def delay_first_gradients(group) -> list:
+    layer = new_layer(0)
+    delayed = [
+        (name, each) for name, each in layer.named_parameters() if "4." in name
+    ]
+    wrapped = parallel(layer, group, delay_all_reduce_named_params=delayed)
+    seen = []
+    wrapped.register_comm_hook(
+        None,
+        lambda _, bucket: seen.append(
+            (gradient_count[0], [each.shape for each in bucket.gradients()])
+        )
+        or bucket.buffer(),
+    )
+    gradient_count = [0]
+
+    def count():
+        gradient_count[0] += 1
+
+    for parameter in layer.parameters():
+        parameter._register_backward_hook(count)
+    wrapped(paddle.ones([1, 6])).sum().backward()
+    return seen
+
+
+def delay_an_unknown_name(group) -> None:
+    delayed = [("no.such", paddle.ones([1]))]
+    parallel(new_layer(0), group, delay_all_reduce_named_params=delayed)
+
+
+def gradients_are_views(group, options) -> bool:
+    layer = parallel(new_layer(0), group, **options)
+    for _ in range(3):
+        loss_of(
+            layer, random_batches(1, group.nranks)[0][group.rank]
+        ).backward()
+        views = [
+            parameter.grad.data_ptr() == view.data_ptr()
+            for bucket in layer._reducer.buckets
+            for parameter, view in zip(bucket.parameters(), bucket.gradients())
+        ]
+        layer.clear_gradients()
+    return views
+
+
+class OfType(nn.Layer):
+    """A weight of a type that few kernels have, and one of another."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = self.create_parameter([3], dtype=dtype)
+        self.other = self.create_parameter([1])
+
+    def forward(self, x):
+        return self.weight.astype("float32") * x + self.other.astype("float32")
+
+
+def train_other_types(group, dtype, options) -> list:
+    layer = OfType(dtype)
+    parallel(layer, group, **options)(
+        paddle.full([3], group.rank + 0.25)
+    ).sum().backward()
+    weight = layer.weight.grad
+    return [
+        weight.astype("float32").tolist(),
+        str(weight.dtype),
+        layer.other.grad.tolist(),
+    ]
+
+
+def share_a_parameter(group, options) -> list:
+    layer = nn.Linear(1, 1, bias_attr=False)
+    layer.weight.set_value(paddle.full([1, 1], 2.0))
+    wrapped = parallel(nn.Sequential(layer, layer), group, **options)
+    wrapped(paddle.full([1, 1], group.rank + 1.0)).sum().backward()
+    return layer.weight.grad.item()
+
+
+class Recomputed(nn.Layer):
+    """Uses one layer in two parts whose activations are recomputed."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(0)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x.stop_gradient = False
+        for _ in range(2):
+            x = recompute(self.linear, x)
+        return x
+
+
+def recompute_activations(group, options) -> list:
+    layer = Recomputed()
+    wrapped = parallel(layer, group, **options)
+    found = []
+    for _ in range(2):
+        wrapped(paddle.full([1, 6], group.rank + 1.0)).sum().backward()
+        found.append(gradients(layer)[0])
+        layer.clear_gradients()
+    alone = Recomputed()
+    for rank in range(group.nranks):
+        outputs = alone(paddle.full([1, 6], rank + 1.0))
+        (outputs.sum() / group.nranks).backward()
+    return [found, gradients(alone)[0]]
+
+
+def leave_parameters_alone(group) -> list:
+    layer = nn.LayerList([nn.Linear(1, 1, bias_attr=False) for _ in range(3)])
+    layer[0].weight.stop_gradient = True
+    layer[1].weight.no_sync = True
+    wrapped = parallel(layer, group)
+    x = paddle.full([1, 1], group.rank + 1.0)
+    outputs = sum(each(x) for each in layer)
+    wrapped._after_forward(outputs)
+    outputs.sum().backward()
+    return [gradient.item() for gradient in gradients(layer)]
+
+
+def is_freed(group) -> bool:
+    wrapped = parallel(new_layer(0), group)
+    loss_of(wrapped, random_batches(1, group.nranks)[0][group.rank]).backward()
+    layer, reducer = wrapped._layers, weakref.ref(wrapped._reducer)
+    del wrapped
+    gc.collect()
+    # Without it, gradients stay local.
+    layer.clear_gradients()
+    (layer(paddle.ones([1, 6])).sum() * group.rank).backward()
+    return [reducer() is None, float(layer[4].bias.grad.sum())]
+
+
+def average_during_backward(group) -> bool:
+    """The last gradient waits until the first bucket has been averaged."""
+    layer = new_layer(0)
+    wrapped = parallel(layer, group, comm_buffer_size=EACH_ALONE)
+    averaged = threading.Event()
+
+    def hook(state, bucket):
+        task = group.process_group.all_reduce(
+            bucket.buffer(), paddle.base.core.ReduceOp.SUM, False
+        )
+        if bucket.index() == 0:
+            watcher = threading.Thread(
+                target=lambda: task.wait() and averaged.set()
+            )
+            watcher.start()
+        return bucket.buffer()
+
+    wrapped.register_comm_hook(None, hook)
+    in_time = []
+    layer[0].weight._register_backward_hook(
+        lambda: in_time.append(averaged.wait(WAIT_S))
+    )
+    loss_of(wrapped, paddle.ones([2, 6])).backward()
+    return in_time
+
+
+def fail_in_hook_of_gradient(group) -> list:
+    layer = nn.Linear(2, 2)
+
+    def fail():
+        raise KeyError("of a hook")
+
+    layer.weight._register_backward_hook(fail)
+    layer(paddle.ones([1, 2])).sum().backward()
+
+
+class ReducerCases:
+    def test_training_equals_one_process_that_does_the_parts_in_turn(self):
+        for options in OPTIONS:
+            for set_to_zero in (True, False):
+                with self.subTest(options=options, set_to_zero=set_to_zero):
+                    for found in self.call(train, options, set_to_zero):
+                        self.assert_trained(found)
+
+    def assert_trained(self, found):
+        for one, other in zip(found["group"], found["untrained"]):
+            self.assertFalse((one == other).all())
+        # Of two numbers, the order does not matter; gloo has its own.
+        if self.size == 2 or self.kind == "shm":
+            self.assert_same_bits(found["group"], found["alone"])
+        for one, other in zip(found["group"], found["alone"]):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+    def test_all_ranks_learn_the_same_to_the_last_bit(self):
+        for options in OPTIONS:
+            first, *others = self.call(train, options)
+            for other in others:
+                self.assert_same_bits(first["group"], other["group"])
+
+    def test_gradients_under_no_sync_are_local_and_averaged_with_the_next(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                found = self.call(accumulate, options)
+                self.assertFalse(
+                    (found[0]["local"][0] == found[1]["local"][0]).all()
+                )
+                for each in found:
+                    for one, other in zip(each["group"], each["alone"]):
+                        np.testing.assert_allclose(
+                            one, other, rtol=1e-4, atol=1e-6
+                        )
+
+    def test_gradients_that_are_not_cleared_add_up(self):
+        mean = (self.size + 1) / 2
+        for options in OPTIONS:
+            for found in self.call(add_up_two_averages, options):
+                self.assertAlmostEqual(found, 11 * mean, places=5)
+
+    def test_a_parameter_that_some_ranks_use_counts_as_zero_on_the_others(self):
+        for options in OPTIONS[2:]:
+            for left, right, *_ in self.call(use_branches, options):
+                self.assertEqual(left, [1.0, 1.0])
+                np.testing.assert_allclose(right, [1 / self.size] * 2)
+
+    def test_a_parameter_that_no_rank_uses_keeps_the_gradient_it_has(self):
+        for options in OPTIONS[2:]:
+            for rank, found in enumerate(self.call(use_branches, options, 2)):
+                self.assertEqual(found[2:], [[rank + 3.0] * 2, None])
+
+    def test_outputs_may_be_dataclasses(self):
+        mean = 2 * (self.size + 1) / 2
+        for found in self.call(use_branches_in_box, Output):
+            np.testing.assert_allclose(found, [[mean] * 2] * 2)
+
+    def test_outputs_that_cannot_be_found_use_all_parameters(self):
+        for error in self.errors(use_branches_in_box, Boxed):
+            self.assertRegex(error, "has no gradient of 'never.weight'")
+
+    def test_parameters_may_be_cast_after_construction(self):
+        mean = (self.size + 1) / 2
+        for options in OPTIONS[:2]:
+            for found in self.call(cast_after_construction, options):
+                self.assertEqual(found, ["paddle.bfloat16", [mean] * 3])
+
+    def test_a_parameter_used_in_turns_keeps_its_average_meanwhile(self):
+        expected = [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]
+        found = self.call(use_second_layer_in_turns)
+        self.assertEqual(found, [expected] * self.size)
+
+    def test_a_gradient_is_added_to_the_average_that_other_ranks_made(self):
+        for found in self.call(add_to_average_of_other_ranks):
+            np.testing.assert_allclose(
+                found, [1 + 1 / self.size] * 2, rtol=1e-6
+            )
+
+    def test_outputs_may_have_a_backward_pass_each(self):
+        mean = (self.size + 1) / 2
+        expected = [[[mean, mean], [mean, mean]]] * 2
+        for found in self.call(backward_of_each_output):
+            self.assertEqual(found, expected)
+
+    def test_a_forward_without_backward_does_not_communicate(self):
+        first, *others = self.call(forward_without_backward)
+        for other in others:
+            self.assert_same_bits(first, other)
+
+    def test_a_parameter_of_two_layers_is_averaged_once(self):
+        mean = (self.size + 1) / 2
+        for options in OPTIONS:
+            for found in self.call(share_a_parameter, options):
+                self.assertAlmostEqual(found, 4 * mean, places=5)
+
+    def test_gradients_are_views_of_the_buckets_if_asked_for(self):
+        options = {"gradient_as_bucket_view": True}
+        for found in self.call(gradients_are_views, options):
+            self.assertEqual(found, [True] * 6)
+        for found in self.call(gradients_are_views, {}):
+            self.assertEqual(found, [False] * 6)
+
+    def test_gradients_of_all_types_are_averaged_in_their_type(self):
+        mean = (self.size - 1) / 2 + 0.25
+        for dtype in ("float16", "bfloat16", "float64"):
+            for options in ({}, {"gradient_as_bucket_view": True}):
+                with self.subTest(dtype=dtype, options=options):
+                    expected = [[mean] * 3, f"paddle.{dtype}", [3.0]]
+                    found = self.call(train_other_types, dtype, options)
+                    self.assertEqual(found, [expected] * self.size)
+
+    def test_an_output_is_enough_to_keep_the_reducer_for_backward(self):
+        mean = (self.size + 1) / 2
+        for found in self.call(drop_data_parallel_before_backward):
+            self.assertEqual(found, [[mean]])
+
+
+class TestOverGloo(ReducerCases, RanksCase):
+    def test_recomputed_layers_need_static_graph_if_used_twice(self):
+        for found, alone in self.call(
+            recompute_activations, {"static_graph": True}
+        ):
+            for each in found:
+                np.testing.assert_allclose(each, alone, rtol=1e-5)
+        for error in self.errors(recompute_activations, {}):
+            self.assertRegex(error, "came a second time .* static_graph=True")
+
+    def test_frozen_and_no_sync_parameters_are_left_alone(self):
+        self.assertEqual(
+            self.call(leave_parameters_alone), [[1.0, 1.5], [2.0, 1.5]]
+        )
+
+    def test_all_ranks_begin_with_the_state_of_the_first(self):
+        first, second = self.call(begin)
+        self.assertEqual(len(first), 7)
+        self.assert_same_bits(first, second)
+
+    def test_a_step_of_training_begins_with_the_buffers_of_the_first_rank(self):
+        first, second = self.call(buffers_after_training, {})
+        self.assert_same_bits(first, second)
+        off = {"broadcast_buffers": False}
+        first, second = self.call(buffers_after_training, off)
+        self.assertNotEqual(first[0].tobytes(), second[0].tobytes())
+        self.assertEqual([first[1].item(), second[1].item()], [2.0, 4.0])
+
+    def test_one_rank_alone_may_evaluate(self):
+        first, second = self.call(evaluate_on_rank_0_alone)
+        self.assert_same_bits(first, second)
+
+    def test_models_that_differ_are_refused_with_the_first_difference(self):
+        for error in self.errors(differ_in_size):
+            self.assertRegex(
+                error,
+                r"ValueError: .* parameter 0 is weight of shape \[2, 2\] and "
+                r"paddle.float32 on rank 0 and weight of shape \[2, 3\] ",
+            )
+        for error in self.errors(differ_in_number):
+            self.assertRegex(
+                error, "rank 0 has 1 trainable parameters, and 2 on rank 1"
+            )
+
+    def test_parameters_without_gradient_are_named_at_the_next_forward(self):
+        for rank, error in enumerate(self.errors(leave_out_parameters)):
+            self.assertRegex(
+                error,
+                rf"RuntimeError: Rank {rank} has no gradient of 'right.weight'"
+                r" \(of a Linear\), .*'never.bias'.* find_unused_parameters=",
+            )
+
+    def test_a_second_gradient_in_a_step_is_an_error_that_names_it(self):
+        for error in self.errors(run_backward_twice):
+            self.assertRegex(
+                error,
+                r"^RuntimeError: The gradient of '0\.\d\.\w+' \(of a Linear\) "
+                r"came a second time .* no_sync\(\), .*static_graph=True",
+            )
+
+    def test_a_gradient_after_the_average_is_told(self):
+        for caught in self.call(warn_of_late_gradients):
+            self.assertEqual(len(caught), 1)
+            self.assertRegex(
+                caught[0], "is not averaged. Run forward before each"
+            )
+
+    def test_gradients_in_another_order_are_averaged_and_told(self):
+        first, second = self.call(differ_in_order)
+        self.assertEqual(first[0], [])
+        self.assertRegex(
+            second[0][0],
+            "on rank 1 than on rank 0, first at 'right.* in place of 'left",
+        )
+        self.assertEqual(first[1], second[1])
+
+    def test_buckets_have_the_order_of_backward_and_small_ends(self):
+        # 64 bytes for each weight, and 16 for each bias.
+        for sizes, buckets in (
+            ((1024, 1024), [["b.bias", "b.weight", "a.bias", "a.weight"]]),
+            ((128, 64), [["b.bias"], ["b.weight", "a.bias"], ["a.weight"]]),
+            ((64, 64), [["b.bias"], ["b.weight"], ["a.bias"], ["a.weight"]]),
+        ):
+            found = self.call(names_in_buckets, *sizes, 0)
+            self.assertEqual(found, [buckets] * 2)
+
+    def test_buckets_are_made_anew_in_the_order_of_the_first_backward(self):
+        found = self.call(names_in_buckets, 1, 1, 1)
+        self.assertEqual(
+            [{name for (name,) in buckets[:2]} for buckets in found],
+            [{"a.bias", "a.weight"}] * 2,
+        )
+        self.assertEqual(found[0], found[1])
+
+    def test_delayed_parameters_are_averaged_after_backward(self):
+        for seen in self.call(delay_first_gradients):
+            self.assertEqual(seen[-1][0], 6)
+            self.assertEqual(sorted(map(list, seen[-1][1])), [[3], [32, 3]])
+
+    def test_delayed_parameters_must_be_known(self):
+        for error in self.errors(delay_an_unknown_name):
+            self.assertRegex(error, r"but has \['no.such'\]")
+
+    def test_the_reducer_ends_with_its_data_parallel(self):
+        self.assertEqual(self.call(is_freed), [[True, 0.0], [True, 3.0]])
+
+    def test_an_error_of_a_hook_is_raised_as_it_is(self):
+        for error in self.errors(fail_in_hook_of_gradient):
+            self.assertEqual(error, "KeyError: 'of a hook'")
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(ReducerCases, RanksCase):
+    kind = "shm"
+
+
+class TestOverLateGroup(ReducerCases, RanksCase):
+    kind = "late"
+
+
+class TestOverThreadGroup(ReducerCases, RanksCase):
+    kind = "thread"
+
+    def test_a_bucket_is_averaged_while_backward_goes_on(self):
+        self.assertEqual(self.call(average_during_backward), [[True], [True]])
+
+
+class TestOverThreeRanks(ReducerCases, RanksCase):
+    size = 3
+    kind = "thread"
+
+
+@has_shared_memory_groups
+class TestOverSharedMemoryOfThreeRanks(ReducerCases, RanksCase):
+    size = 3
+    kind = "shm"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,223 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Sparse gradients and mixed precision under paddle.DataParallel."""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+from data_parallel_base import RanksCase, has_shared_memory_groups
+
+import paddle
+from paddle import nn
+
+
+class Words(nn.Layer):
+    """A table of which a step uses some rows, and a dense layer."""
+
+    def __init__(self, is_sparse=True):
+        super().__init__()
+        paddle.seed(0)
+        self.table = nn.Embedding(6, 3, sparse=is_sparse)
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, words):
+        if words is None:
+            return self.linear(paddle.ones([1, 3]))
+        return self.linear(self.table(words))
+
+
+def words_of(rank, step) -> paddle.Tensor | None:
+    """Returns as many words as the rank's number, and one more."""
+    return paddle.to_tensor([(rank + step + n) % 6 for n in range(rank + 1)])
+
+
+def train(group, is_sparse, options) -> list:
+    layer = Words(is_sparse)
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    for step in range(3):
+        wrapped(words_of(group.rank, step)).square().mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return [each.numpy() for each in layer.parameters()]
+
+
+def dense_of(layer) -> np.ndarray:
+    gradient = layer.table.weight.grad
+    rows = gradient.get_selected_rows().rows()
+    values = gradient._get_tensor_from_selected_rows().numpy()
+    dense = np.zeros([6, 3], "float32")
+    np.add.at(dense, list(rows), values)
+    return dense
+
+
+def gradients_of_words(group, which) -> list:
+    """`which` says how many words each rank has; 0 is no use of the table."""
+    layer = Words()
+    wrapped = paddle.DataParallel(
+        layer, group=group, find_unused_parameters=True
+    )
+    count = which[group.rank]
+    words = paddle.arange(count) if count else None
+    wrapped(words).sum().backward()
+    alone = np.zeros([6, 3], "float32")
+    for each in which:
+        if each:
+            layer_alone = Words()
+            layer_alone(paddle.arange(each)).sum().backward()
+            alone += dense_of(layer_alone) / len(which)
+    gradient = layer.table.weight.grad
+    return [None if gradient is None else dense_of(layer), alone]
+
+
+def add_up_words(group) -> list:
+    layer = Words()
+    wrapped = paddle.DataParallel(layer, group=group)
+    with wrapped.no_sync():
+        wrapped(paddle.to_tensor([group.rank])).sum().backward()
+    wrapped(paddle.to_tensor([2])).sum().backward()
+    return dense_of(layer).any(axis=1).tolist()
+
+
+class Tied(nn.Layer):
+    """The table is also used as a matrix, which makes its gradient dense."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 3, sparse=True)
+
+    def forward(self, words):
+        return self.table(words) @ self.table.weight.t()
+
+
+def tie_weights(group) -> None:
+    wrapped = paddle.DataParallel(Tied(), group=group)
+    wrapped(paddle.to_tensor([1])).sum().backward()
+
+
+class Table(nn.Layer):
+    """A table whose sparse gradients DataParallel cannot foresee."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([6, 3])
+
+    def forward(self, words):
+        return nn.functional.embedding(words, self.weight, sparse=True)
+
+
+def surprise_by_sparse_gradients(group) -> None:
+    paddle.DataParallel(Table(), group=group)(
+        paddle.to_tensor([1])
+    ).sum().backward()
+
+
+def make_master_gradients(group, options) -> list:
+    """Casts gradients at the end of backward, as amp's master_grad does."""
+    layer = nn.Layer()
+    layer.weight = layer.create_parameter([3], dtype="bfloat16")
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    found = []
+    for _ in range(2):
+        outputs = layer.weight.astype("float32") * (group.rank + 1.0)
+        wrapped._after_forward(outputs)
+        paddle.base.core.eager._add_backward_final_hook(
+            lambda: paddle.base.core.eager.set_master_grads([layer.weight])
+        )
+        outputs.sum().backward()
+        gradient = layer.weight.grad
+        found.append([str(gradient.dtype), gradient.tolist()])
+        layer.weight.clear_gradient(set_to_zero=False)
+    return found
+
+
+def overflow_on_one_rank(group) -> list:
+    """Returns in which of two steps GradScaler would find an infinity."""
+    layer = nn.Linear(2, 2)
+    wrapped = paddle.DataParallel(layer, group=group)
+    found = []
+    for scale in (float("inf") if group.rank == 1 else 1.0, 1.0):
+        (wrapped(paddle.ones([1, 2])).sum() * scale).backward()
+        _, found_inf = paddle._C_ops.check_finite_and_unscale_(
+            [each.grad for each in layer.parameters()], paddle.ones([1])
+        )
+        found.append(found_inf.item())
+        layer.clear_gradients()
+    return found
+
+
+class TypesCases:
+    def test_sparse_gradients_train_as_dense_ones_do(self):
+        for options in (
+            {},
+            {"find_unused_parameters": True},
+            {"static_graph": True},
+            {"gradient_as_bucket_view": True},
+        ):
+            sparse = self.call(train, True, options)
+            dense = self.call(train, False, options)
+            for found, expected in zip(sparse, dense):
+                self.assert_same_bits(found, sparse[0])
+                for one, other in zip(found, expected):
+                    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+    def test_ranks_may_use_different_numbers_of_rows_and_none(self):
+        for which in ([1, 4], [3, 0], [0, 2]):
+            for found, expected in self.call(gradients_of_words, which):
+                np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+    def test_a_table_that_nobody_uses_has_no_gradient(self):
+        for found, _ in self.call(gradients_of_words, [0, 0]):
+            self.assertIsNone(found)
+
+    def test_rows_of_no_sync_are_averaged_with_the_next(self):
+        used = [True, True, True, False, False, False]
+        self.assertEqual(self.call(add_up_words), [used] * 2)
+
+    def test_master_gradients_are_averages(self):
+        for options in ({}, {"gradient_as_bucket_view": True}):
+            for found in self.call(make_master_gradients, options):
+                self.assertEqual(found, [["paddle.float32", [1.5] * 3]] * 2)
+
+    def test_an_overflow_on_one_rank_is_found_on_all(self):
+        self.assertEqual(self.call(overflow_on_one_rank), [[True, False]] * 2)
+
+
+class TestOverGloo(TypesCases, RanksCase):
+    def test_gradients_that_are_not_as_sparse_as_the_layer_says_are_named(self):
+        for error in self.errors(tie_weights):
+            self.assertRegex(
+                error,
+                r"TypeError: The gradient of 'table.weight' \(of a Embedding\) "
+                r"is dense, but .* sparse=False",
+            )
+        for error in self.errors(surprise_by_sparse_gradients):
+            self.assertRegex(
+                error, r"TypeError: The gradient of 'weight' .* is sparse, but"
+            )
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(TypesCases, RanksCase):
+    kind = "shm"
+
+
+class TestOverLateGroup(TypesCases, RanksCase):
+    kind = "late"
+
+
+if __name__ == "__main__":
+    unittest.main()

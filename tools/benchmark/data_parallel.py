@@ -1,0 +1,209 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures steps per second of data-parallel training: ours, stock and torch.
+
+    python -m tools.benchmark.data_parallel [--visits N] [--backend BACKEND]
+        [--report FILE.md]
+
+Needs torch. Two ranks on one machine, one thread each, over gloo; ours over
+BACKEND. The sides take turns: when the speed of the machine changes, it changes
+for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.benchmark.data_parallel_worker import MODELS, WARM_UP
+from tools.command_line import reports_errors
+from tools.environment import stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("data_parallel_worker.py")
+LIBRARIES = {"ours": "paddlepaddle", "stock": "paddlepaddle", "torch": "torch"}
+RANKS = 2
+STEPS = 8
+# Library and variant, by the name of the column.
+SIDES = {
+    "ours": ("ours", "default"),
+    "ours, views": ("ours", "views"),
+    "stock": ("stock", "default"),
+    "torch": ("torch", "default"),
+    "torch, views": ("torch", "views"),
+    "ours, no communication": ("ours", "alone"),
+    "torch, no communication": ("torch", "alone"),
+}
+
+Rates = dict[tuple[str, str], list[float]]
+
+
+class Ranks:
+    """The processes that train together with one library."""
+
+    def __init__(self, python: Path, library: str, backend: str) -> None:
+        port = _free_port()
+        self._processes = [
+            subprocess.Popen(
+                [
+                    str(python),
+                    str(WORKER),
+                    *map(str, (library, rank, RANKS, port, backend)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(RANKS)
+        ]
+        self.version = self._answers()[0]
+
+    def rate(self, model: str, variant: str) -> float:
+        """Returns how many steps per second they did."""
+        for process in self._processes:
+            question = json.dumps([model, variant, STEPS])
+            print(question, file=process.stdin, flush=True)
+        return STEPS / max(self._answers())
+
+    def _answers(self) -> list:
+        answers = []
+        for process in self._processes:
+            # Paddle writes messages of its own to stdout.
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):
+                    answers.append(json.loads(line))
+                    break
+            else:
+                raise RuntimeError("A rank has ended before its answer.")
+        return answers
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def measure(
+    pythons: dict[str, Path], visits: int, backend: str
+) -> tuple[Rates, dict[str, str]]:
+    """Returns the rates of all visits, and the version of each library."""
+    rates: Rates = {case: [] for case in itertools.product(MODELS, SIDES)}
+    with contextlib.ExitStack() as stack:
+        ranks = {
+            name: stack.enter_context(
+                contextlib.closing(
+                    Ranks(
+                        pythons[name],
+                        library,
+                        backend if name == "ours" else "gloo",
+                    )
+                )
+            )
+            for name, library in LIBRARIES.items()
+        }
+        for visit in range(visits):
+            print(f"visit {visit + 1} of {visits}", flush=True)
+            for model, side in rates:
+                library, variant = SIDES[side]
+                rate = ranks[library].rate(model, variant)
+                rates[model, side].append(rate)
+        versions = {name: each.version for name, each in ranks.items()}
+    return rates, versions
+
+
+def table(rates: Rates) -> list[str]:
+    """Returns the rates of each side, and ours over each of them."""
+    lines = ["| model | side | steps/s | ours / side |", "|---|---|---:|---:|"]
+    for (model, side), found in rates.items():
+        low, median, high = statistics.quantiles(found)
+        # In one visit both have had the same machine.
+        ratio = statistics.median(
+            ours / other for ours, other in zip(rates[model, "ours"], found)
+        )
+        lines.append(
+            f"| {model} | {side} | {median:.1f} ({low:.1f} to {high:.1f}) |"
+            f" {ratio:.2f} |"
+        )
+    return lines
+
+
+def report(
+    pythons: dict[str, Path], visits: int, backend: str, file: Path
+) -> None:
+    """Measures, prints the table, and writes it to a file of Markdown."""
+    rates, versions = measure(pythons, visits, backend)
+    lines = table(rates)
+    print(*lines, sep="\n")
+    text = [
+        "# DataParallel",
+        "",
+        "Written by `nox -s bench`. Steps per second of data-parallel",
+        f"training: forward, backward, SGD; {RANKS} ranks of one thread each,",
+        f"over gloo; ours over {backend}. 'views' is",
+        "gradient_as_bucket_view=True. Median of the",
+        f"visits (quartiles); a visit is {STEPS} steps after {WARM_UP} which",
+        "are not timed. The ratios are medians of those of each visit.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; {visits} visits.",
+        "",
+        *(f"- {name}: {version}" for name, version in versions.items()),
+        "",
+        *lines,
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(f"\nThe report is {file}")
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.data_parallel"
+    )
+    parser.add_argument("--visits", type=int, default=15)
+    parser.add_argument("--backend", default="gloo", help="of ours")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "data_parallel.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    pythons = {"stock": stock, "ours": ours, "torch": Path(sys.executable)}
+    report(pythons, args.visits, args.backend, args.report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
