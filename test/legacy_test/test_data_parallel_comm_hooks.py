@@ -198,6 +198,45 @@ def fail(group) -> None:
     one_step(group, hook)
 
 
+def go_on_after_a_wrong_result(group) -> list:
+    wrapped = paddle.DataParallel(nn.Linear(2, 2), group=group)
+    results = [lambda bucket: paddle.zeros([9])]
+
+    def hook(state, bucket):
+        if results:
+            return results.pop()(bucket)
+        return comm_hooks.allreduce_hook(group, bucket)
+
+    wrapped.register_comm_hook(None, hook)
+    try:
+        wrapped(paddle.ones([1, 2])).sum().backward()
+    except ValueError:
+        wrapped.clear_gradients()
+        outputs = wrapped(paddle.ones([1, 2])) * (group.rank + 1.0)
+        outputs.sum().backward()
+        return gradients(wrapped)
+
+
+def last_buckets_of_a_sparse_model(group) -> list:
+    layer = nn.Sequential(
+        nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2), nn.Linear(2, 2)
+    )
+    wrapped = paddle.DataParallel(layer, group=group, comm_buffer_size=1e-6)
+    last = []
+
+    def hook(state, bucket):
+        last.append(bucket.is_last())
+        return comm_hooks.allreduce_hook(group, bucket)
+
+    wrapped.register_comm_hook(None, hook)
+    steps = []
+    for _ in range(2):
+        wrapped(paddle.to_tensor([0, 1])).sum().backward()
+        steps.append([sum(last), last[-1]])
+        last.clear()
+    return steps
+
+
 def register_twice(group) -> None:
     wrapped = paddle.DataParallel(new_layer(0), group=group)
     for _ in range(2):
@@ -345,6 +384,16 @@ class TestOverGloo(HookCases, RanksCase):
     def test_its_error_is_raised_by_backward(self):
         for error in self.errors(fail):
             self.assertEqual(error, "ValueError: no bucket today")
+
+    def test_a_step_after_a_wrong_result_is_right(self):
+        mean = (self.size + 1) / 2
+        for weight, bias in self.call(go_on_after_a_wrong_result):
+            self.assertEqual(weight.tolist(), [[mean] * 2] * 2)
+            self.assertEqual(bias.tolist(), [mean] * 2)
+
+    def test_one_bucket_of_a_step_is_the_last_also_with_sparse_gradients(self):
+        for steps in self.call(last_buckets_of_a_sparse_model):
+            self.assertEqual(steps, [[1, True]] * 2)
 
     def test_there_is_one_hook(self):
         for error in self.errors(register_twice):

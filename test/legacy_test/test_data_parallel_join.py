@@ -95,6 +95,19 @@ def train_batch_norm(group) -> list:
     return [each.numpy() for each in layer.state_dict().values()]
 
 
+def train_with_a_parameter_of_each_rank(group) -> float:
+    layer = nn.Linear(2, 2)
+    layer.bias.no_sync = True
+    layer.bias.set_value(paddle.full([2], float(group.rank)))
+    wrapped = paddle.DataParallel(layer, group=group)
+    layer.bias.set_value(paddle.full([2], float(group.rank)))
+    with dist.Join([wrapped]):
+        for _ in range(group.rank + 1):
+            wrapped(paddle.ones([1, 2])).sum().backward()
+            layer.clear_gradients()
+    return layer.bias.tolist()
+
+
 def train_words(group) -> list:
     layer = nn.Embedding(4, 2, sparse=True)
     wrapped = paddle.DataParallel(layer, group=group)
@@ -187,6 +200,11 @@ class JoinCases:
 
 
 class TestOverGloo(JoinCases, RanksCase):
+    def test_parameters_that_a_rank_keeps_to_itself_are_left_alone(self):
+        self.assertEqual(
+            self.call(train_with_a_parameter_of_each_rank), [[0, 0], [1, 1]]
+        )
+
     def test_all_ranks_end_with_the_buffers_of_a_rank_that_left_last(self):
         first, second = self.call(train_batch_norm)
         self.assert_same_bits(first, second)

@@ -262,6 +262,74 @@ def evaluate_on_rank_0_alone(group) -> list:
     return gradients(layer)
 
 
+class Classifier(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs)
+        return outputs if self.training else outputs.argmax(-1)
+
+
+def evaluate_without_gradients_on_rank_0(group) -> list:
+    layer = Classifier()
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    if group.rank == 0:
+        wrapped.eval()
+        wrapped(paddle.ones([1, 2]))
+        wrapped.train()
+    (wrapped(paddle.ones([1, 2])) * (group.rank + 1.0)).sum().backward()
+    return layer.linear.bias.grad.tolist()
+
+
+def buffers_of_each_rank(group) -> list:
+    layer = nn.Linear(2, 2)
+    own = paddle.full([1], 0.0)
+    own.no_sync = True
+    layer.register_buffer("own", own)
+    # Gloo cannot send this type.
+    layer.register_buffer(
+        "cache", paddle.full([1], 0, "complex64"), persistable=False
+    )
+    wrapped = parallel(layer, group, broadcast_buffers=True)
+    own.set_value(paddle.full([1], float(group.rank)))
+    layer.cache.set_value(paddle.full([1], group.rank, "complex64"))
+    wrapped(paddle.ones([1, 2])).sum().backward()
+    return [own.item(), layer.cache.item().real]
+
+
+def go_on_after_an_error(group) -> list:
+    """Backward fails on all ranks, when a bucket has been started."""
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    wrapped = parallel(
+        layer,
+        group,
+        comm_buffer_size=EACH_ALONE,
+        last_comm_buffer_size=EACH_ALONE,
+    )
+
+    def fail(gradient):
+        raise KeyError("of a hook")
+
+    def fail_in_backward(layer, inputs, outputs):
+        outputs.register_hook(fail)
+
+    def step(number):
+        layer.clear_gradients()
+        inputs = paddle.full([1, 3], number * (group.rank + 1.0))
+        wrapped(inputs).sum().backward()
+        return gradients(layer)
+
+    before = step(1)
+    hook = layer[0].register_forward_post_hook(fail_in_backward)
+    try:
+        step(100)
+    except OSError:  # This is what the error of a tensor's hook becomes.
+        hook.remove()
+        return [before, step(1)]
+
+
 def begin(group) -> list:
     paddle.seed(group.rank)
     layer = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1D(2))
@@ -624,6 +692,10 @@ class ReducerCases:
                     found = self.call(train_other_types, dtype, options)
                     self.assertEqual(found, [expected] * self.size)
 
+    def test_a_step_after_one_that_failed_is_right(self):
+        for before, after in self.call(go_on_after_an_error):
+            self.assert_same_bits(before, after)
+
     def test_an_output_is_enough_to_keep_the_reducer_for_backward(self):
         mean = (self.size + 1) / 2
         for found in self.call(drop_data_parallel_before_backward):
@@ -651,12 +723,20 @@ class TestOverGloo(ReducerCases, RanksCase):
         self.assert_same_bits(first, second)
 
     def test_a_step_of_training_begins_with_the_buffers_of_the_first_rank(self):
-        first, second = self.call(buffers_after_training, {})
+        options = {"broadcast_buffers": True}
+        first, second = self.call(buffers_after_training, options)
         self.assert_same_bits(first, second)
-        off = {"broadcast_buffers": False}
-        first, second = self.call(buffers_after_training, off)
+        first, second = self.call(buffers_after_training, {})
         self.assertNotEqual(first[0].tobytes(), second[0].tobytes())
         self.assertEqual([first[1].item(), second[1].item()], [2.0, 4.0])
+
+    def test_buffers_that_a_rank_keeps_to_itself_are_not_broadcast(self):
+        self.assertEqual(self.call(buffers_of_each_rank), [[0, 0], [1, 1]])
+
+    def test_an_evaluation_on_one_rank_does_not_communicate(self):
+        self.assertEqual(
+            self.call(evaluate_without_gradients_on_rank_0), [[1.5] * 2] * 2
+        )
 
     def test_one_rank_alone_may_evaluate(self):
         first, second = self.call(evaluate_on_rank_0_alone)

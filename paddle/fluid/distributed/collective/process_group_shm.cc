@@ -477,7 +477,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
     return task;
   }
   queue->Add([task, run] { task->Run(run); });
-  if (type == CommType::ALLGATHER || type == CommType::GATHER) {
+  if (type == CommType::ALLGATHER || type == CommType::GATHER ||
+      type == CommType::ALLTOALL) {
     std::lock_guard<std::mutex> lock(mutex_);
     last_gather_ = task;
   }

@@ -179,7 +179,8 @@ class ProcessGroupShm : public ProcessGroup {
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
   std::shared_ptr<Members> members_;  // guarded by mutex_; null after Leave
-  // The gathering operation that was called last. Guarded by mutex_.
+  // The operation whose result the binding splits, and that was called last.
+  // Guarded by mutex_.
   std::weak_ptr<ShmTask> last_gather_;
   // The operations of all ranks.
   std::unique_ptr<OperationQueue> queue_;

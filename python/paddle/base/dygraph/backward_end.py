@@ -75,7 +75,7 @@ def _call_functions(succeeded: bool) -> None:
     for function in functions:
         try:
             function(succeeded)
-        except Exception as error:
+        except BaseException as error:
             first_error = first_error or error
     if succeeded and first_error is not None:
         raise first_error

@@ -155,7 +155,7 @@ class Bucket:
         return self._number
 
     def is_last(self) -> bool:
-        """Returns whether this is the last bucket of a step."""
+        """Returns whether this is the last bucket of a step that hooks see."""
         return self._is_last
 
     def buffer(self) -> Tensor:

@@ -77,12 +77,23 @@ def broadcast_buffers(layer: Layer, group: Group, source: int) -> None:
 
 
 def _buffers(layer: Layer) -> Iterator[Tensor]:
-    yield from layer.buffers()
+    """Yields what a state dict has; not what a rank is to keep to itself."""
+    seen = set()
     for sublayer in layer.sublayers(include_self=True):
+        found = {
+            name: buffer
+            for name, buffer in sublayer._buffers.items()
+            if name not in sublayer._non_persistable_buffer_names_set
+        }
         # The statistics of batch norm are parameters that are not trained.
         for name in ("_mean", "_variance"):
-            if sublayer._parameters.get(name) is not None:
-                yield sublayer._parameters[name]
+            found[name] = sublayer._parameters.get(name)
+        for tensor in found.values():
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            if not getattr(tensor, "no_sync", False):
+                yield tensor
 
 
 def _copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:

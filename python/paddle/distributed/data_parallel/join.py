@@ -139,6 +139,8 @@ def _check_layers(layers: Sequence[DataParallel]) -> None:
 def _broadcast_model(layer: DataParallel, source: int) -> None:
     with paddle.no_grad():
         for tensor in layer._layers.state_dict().values():
+            if getattr(tensor, "no_sync", False):
+                continue
             dist.broadcast(
                 tensor.detach(), layer.group.ranks[source], group=layer.group
             )

@@ -263,13 +263,25 @@ class Reducer:
     def _on_end_of_backward(self, succeeded: bool) -> None:
         self._waits_for_end = False
         error, self._error = self._error, None
-        if error is not None or not succeeded:
-            self._set_step(_Step.LOCAL)
-            self._has_begun = False
+        if error is None and not succeeded:
+            self._give_up_step()
+            return
+        try:
             if error is not None:
                 raise error
-        elif self._step is _Step.EXPECTED and self._is_complete():
-            self._complete()
+            if self._step is _Step.EXPECTED and self._is_complete():
+                self._complete()
+        except BaseException:
+            self._give_up_step()
+            raise
+
+    def _give_up_step(self) -> None:
+        """Leaves the gradients as they are, and forgets what was started."""
+        self._set_step(_Step.LOCAL)
+        self._has_begun = False
+        self._use_flags = None
+        # Operations under way keep the old buffers, which nobody reads.
+        self._make_buckets([i for each in self._buckets for i in each.members])
 
     def _is_complete(self) -> bool:
         """Returns whether all gradients of the step have come."""
@@ -369,8 +381,16 @@ class Reducer:
             self._options.comm_buffer_size,
             self._options.last_comm_buffer_size,
         )
+        last_with_hook = max(
+            (
+                number
+                for number, part in enumerate(parts)
+                if not self._parameters[part[0]].has_sparse_gradient
+            ),
+            default=None,
+        )
         self._buckets = [
-            self._make_bucket(number, part, number == len(parts) - 1)
+            self._make_bucket(number, part, number == last_with_hook)
             for number, part in enumerate(parts)
         ]
         self._bucket_of = {

@@ -23,6 +23,7 @@ from .buckets import ReducedParameter
 from .equal_models import broadcast_buffers, check_models_equal
 from .reducer import Reducer, ReducerOptions
 from .statistics import as_dict, as_table
+from .unused_parameters import find_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,6 +127,15 @@ class ReducerMethods:
     def _after_forward(self, outputs: object) -> None:
         """Tells the reducer which gradients it has to average."""
         if self._reducer is None or not paddle.is_grad_enabled():
+            return
+        tensors = list(find_tensors(outputs))
+        if (
+            not self.training
+            and tensors
+            and all(tensor.stop_gradient for tensor in tensors)
+        ):
+            # No backward pass can follow an evaluation, which other ranks may
+            # not make.
             return
         if self.grad_need_sync:
             self._reducer.times.add("forward")
