@@ -54,7 +54,7 @@ const char* NameOf(CommType type) {
     case CommType::SCATTER:
       return "scatter";
     case CommType::ALLTOALL:
-      return "all_to_all";
+      return "alltoall";
     case CommType::SEND:
       return "send";
     case CommType::RECV:
@@ -211,7 +211,7 @@ std::vector<uint64_t> BytesPerRank(const phi::DenseTensor& tensor,
         all % size,
         0,
         common::errors::InvalidArgument(
-            "all_to_all got a tensor of %d rows, which cannot be "
+            "alltoall got a tensor of %d rows, which cannot be "
             "divided by %d ranks. Pass the number of rows of each "
             "rank.",
             all,
@@ -224,7 +224,7 @@ std::vector<uint64_t> BytesPerRank(const phi::DenseTensor& tensor,
           *std::min_element(rows.begin(), rows.end()) >= 0,
       true,
       common::errors::InvalidArgument(
-          "all_to_all got a tensor of %d rows and the sizes [%s], which are "
+          "alltoall got a tensor of %d rows and the sizes [%s], which are "
           "not "
           "one number per rank of %d with that sum. Pass sizes that are.",
           all,
@@ -733,7 +733,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
       Overlap(in_tensor, *out_tensor),
       false,
       common::errors::InvalidArgument(
-          "all_to_all got an output that overlaps the input. Pass tensors that "
+          "alltoall got an output that overlaps the input. Pass tensors that "
           "do not, for example paddle.empty_like(input) as the output."));
   return Submit(
       queue_.get(),
@@ -760,7 +760,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
     PADDLE_ENFORCE_EQ(static_cast<int>(tensors->size()),
                       size_,
                       common::errors::InvalidArgument(
-                          "all_to_all got a list of %d tensors, but the group "
+                          "alltoall got a list of %d tensors, but the group "
                           "has %d ranks. Pass one tensor per rank.",
                           tensors->size(),
                           size_));

@@ -34,8 +34,8 @@ _LARGEST = 127
 def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
     """Sends gradients as multiples of 1/127 of a rank's largest one.
 
-    Each rank gathers the numbers of all ranks and adds them in the gradients'
-    own type, in the order of ranks. The error of a gradient is at most 1/254 of
+    Each rank gathers the numbers of all ranks and adds them as float32, in the
+    order of ranks. The error of a gradient is at most 1/254 of
     the largest one in its bucket. A gradient that is not finite makes the whole
     bucket NaN.
     """

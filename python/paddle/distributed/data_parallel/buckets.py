@@ -252,7 +252,8 @@ class Bucket:
             gradient.copy_(view, False)
 
     def _new_view(self, index: int) -> Tensor:
-        """Returns another view: a gradient that is released ends its own."""
+        """Returns a new view of the buffer, because releasing a gradient also
+        releases the view that it was given."""
         tensor = self.members[index].tensor
         begin = self._begins[index]
         view = self._buffer._slice(begin, begin + tensor.size)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ReducerMethods:
-    """The part of `DataParallel` that is not Paddle's: its base class.
+    """Base class of `DataParallel`: gradient averaging, hooks, statistics.
 
     `DataParallel` sets the attributes that are used here.
     """

@@ -65,7 +65,7 @@ class SparseBucket:
             )
 
     def take_nothing(self) -> None:
-        """Has no rows."""
+        """Contributes no rows: there is no gradient, or no inputs are left."""
         self.missing.clear()
         self._rows = []
         self._values = self._member.tensor.detach()[:0]

@@ -94,11 +94,15 @@ class ThreadGroup:
         Examples:
             .. code-block:: python
 
-                >>> import time
+                >>> import threading
                 >>> import paddle.multiprocessing as mp
-                >>> group = mp.start_threads(time.sleep, nthreads=2, join=False)
+                >>> event = threading.Event()
+                >>> group = mp.start_threads(
+                ...     lambda rank: event.wait(), nthreads=2, join=False
+                ... )
                 >>> print(group.join(timeout=0))
                 False
+                >>> event.set()
                 >>> print(group.join())
                 True
         """
@@ -130,7 +134,8 @@ def start_threads(
     The threads are :class:`WorkerThread`, which begin in the state of the
     calling thread, with ``rank`` and ``world_size`` as attributes of
     ``threading.current_thread()``. When one fails, the others are asked to
-    stop, which ends their waits for a :class:`Prefetcher` and makes
+    stop, which ends their waits for a :class:`Prefetcher` or for batches of a
+    ``DataLoader`` with worker threads, and makes
     ``threading.current_thread().should_stop()`` true.
 
     Args:

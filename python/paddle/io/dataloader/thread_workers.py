@@ -86,7 +86,7 @@ class _Task(NamedTuple):
     samples: Any
 
 
-class _Tasks:
+class _TaskQueue:
     """The tasks of one worker, in the order in which it does them."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _Tasks:
         return self._queue.popleft()
 
 
-class _Loading:
+class _BatchMaker:
     """What a worker needs to make a batch: the settings of its DataLoader."""
 
     def __init__(self, loader: _DataLoaderIterBase) -> None:
@@ -120,7 +120,7 @@ class _Loading:
             and self._place.is_cpu_place()
         )
 
-    def work(self, info: WorkerInfo, tasks: _Tasks) -> None:
+    def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
         """Does tasks until the thread is asked to stop."""
         _of_thread.worker_info = info
         init_error = self._call_init(info.id)
@@ -226,9 +226,9 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             )
         self._persistent = loader._persistent_workers
         self._capacity = self._prefetch_factor * self._num_workers
-        self._tasks = [_Tasks() for _ in range(self._num_workers)]
+        self._tasks = [_TaskQueue() for _ in range(self._num_workers)]
         self._order = cycle(range(self._num_workers))
-        loading = _Loading(self)
+        batch_maker = _BatchMaker(self)
         base_seed = np.random.randint(low=0, high=sys.maxsize)
         for worker, tasks in enumerate(self._tasks):
             info = WorkerInfo(
@@ -238,7 +238,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
                 seed=base_seed,
             )
             thread = WorkerThread(
-                loading.work,
+                batch_maker.work,
                 [info, tasks],
                 name=f"DataLoader worker {worker}",
                 daemon=True,

@@ -360,12 +360,12 @@ void Collectives::AllToAll(const void* in,
                            Milliseconds timeout) {
   const size_t ranks = size();
   if (in_bytes.size() != ranks || out_bytes.size() != ranks) {
-    ThrowInvalid("all_to_all has " + std::to_string(in_bytes.size()) +
+    ThrowInvalid("alltoall has " + std::to_string(in_bytes.size()) +
                  " sizes to send and " + std::to_string(out_bytes.size()) +
                  " to receive. Pass one size for each of the " +
                  std::to_string(ranks) + " ranks.");
   }
-  Operation operation(group_, OperationInfo::Of("all_to_all", 0), timeout);
+  Operation operation(group_, OperationInfo::Of("alltoall", 0), timeout);
 
   // What each rank sends to each other one.
   const uint64_t table_bytes = ranks * sizeof(uint64_t);
@@ -381,7 +381,7 @@ void Collectives::AllToAll(const void* in,
     from_offsets[sender] = Offsets(sent)[rank()];
     if (sent[rank()] == out_bytes[sender]) continue;
     group_->Abort(sender,
-                  "In all_to_all, rank " + std::to_string(sender) + " sends " +
+                  "In alltoall, rank " + std::to_string(sender) + " sends " +
                       std::to_string(sent[rank()]) + " bytes to rank " +
                       std::to_string(rank()) + ", which expects " +
                       std::to_string(out_bytes[sender]) +

@@ -33,9 +33,8 @@ class Operation;
 //
 // Every rank calls the same operations in the same order, with the same type,
 // reduction, root and size; otherwise all ranks get an error that says which
-// rank called what. Every element of a reduction is computed by one rank, in
-// the order of ranks. So the result has the same bits on all ranks and in every
-// run.
+// rank called what. Each element is reduced in the order of ranks, whichever
+// rank does it. So the result has the same bits on all ranks and in every run.
 //
 // No rank writes to the memory of another one: a rank reads what it needs, and
 // an operation ends when nobody reads this rank's memory any more. After an

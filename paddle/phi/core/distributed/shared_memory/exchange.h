@@ -40,11 +40,12 @@ struct OfferedBuffer {
 // A pass has one round in which everything can be read, unless a member stages:
 // then it has as many rounds as the largest piece has windows. In a round a
 // member reads the same range of all pieces. Staging memory has two windows, so
-// that a member fills one while the others read the other one: when they have
-// reached a round, they have read the windows of the round before the last.
+// that a member fills one while the others read the other one: a member that
+// has published phase r has read the windows of round r - 1, so the others may
+// then overwrite them with those of round r + 1.
 //
-// Phase r of the operation says: my windows of the r-th round are ready, and I
-// have read those before.
+// Publishing phase r means: my windows of round r are ready, and I have read
+// all earlier ones.
 //
 // All functions throw CollectiveError. Not thread-safe.
 class Exchange {

@@ -61,8 +61,8 @@ class GroupMemory {
   // Makes a group, of which the caller is rank 0. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Create(int size,
                                              const GroupOptions& options = {});
-  // Joins a group, which rank 0 gives the id() of. It must not have left
-  // before. Throws CollectiveError.
+  // Joins the group whose id() rank 0 returned; rank 0 must not have left. A
+  // rank can join once: not again after it has left. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Attach(const std::string& id, int rank);
   // Leaves.
   ~GroupMemory();
@@ -86,9 +86,8 @@ class GroupMemory {
     return offsetof(GroupStart, number);
   }
 
-  // Says that this rank takes no part in operations any more; those that need
-  // it fail, also one of its own that another thread waits in. Has no effect
-  // the second time.
+  // Leaves the group. Operations that need this rank fail, also those that
+  // other threads of this process wait in. Has no effect the second time.
   void Leave();
   // Fails the group for a reason that is about a rank. Has no effect if it has
   // failed already. Throws CollectiveError in a child of fork.
@@ -173,7 +172,7 @@ class GroupMemory {
   std::vector<ChannelState> channels_;
   // Lets one thread of this rank report a failure.
   std::mutex report_mutex_;
-  // Relaxed: they say no more than what they are.
+  // Relaxed: no other data is published through them.
   std::atomic<bool> left_{false};
   std::atomic<bool> forked_{false};
   std::atomic<Clock::rep> last_look_{0};
