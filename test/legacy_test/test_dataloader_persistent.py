@@ -11,13 +11,25 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader with persistent workers: later epochs have all batches."""
+"""Persistent workers of a DataLoader: later epochs have all batches."""
 
+from __future__ import annotations
+
+import multiprocessing
 import unittest
 
 import numpy as np
 
-from paddle.io import DataLoader, IterableDataset
+from paddle.io import IterableDataset
+from paddle.io.dataloader.collate import default_collate_fn
+from paddle.io.dataloader.worker import (
+    _DatasetKind,
+    _IterableDatasetStopIteration,
+    _ResumeIteration,
+    _worker_loop,
+)
+
+WAIT_S = 180
 
 
 class Five(IterableDataset):
@@ -26,27 +38,43 @@ class Five(IterableDataset):
 
 
 class TestPersistentWorkers(unittest.TestCase):
-    def test_an_iterable_dataset_keeps_its_last_batch_in_every_epoch(self):
-        loader = DataLoader(
-            Five(), batch_size=2, num_workers=1, persistent_workers=True
+    def epochs(self, drop_last):
+        """Returns what a worker makes of batches of two, in three epochs."""
+        indices, made = multiprocessing.Queue(), multiprocessing.Queue()
+        done = multiprocessing.Event()
+        worker = multiprocessing.Process(
+            target=_worker_loop,
+            args=(
+                *(Five(), _DatasetKind.ITER, indices, made, done),
+                *(True, default_collate_fn, drop_last, None, 0, 1, False, 0),
+            ),
+            daemon=True,
         )
+        worker.start()
+        self.addCleanup(worker.kill)
+        epochs = []
         for _ in range(3):
-            self.assertEqual(
-                [batch.tolist() for batch in loader], [[0, 1], [2, 3], [4]]
-            )
+            for number in range(4):
+                indices.put((number, [None, None]))
+            epochs.append([])
+            while True:
+                message = made.get(timeout=WAIT_S)
+                if isinstance(message, _IterableDatasetStopIteration):
+                    break
+                epochs[-1].append(message[1][0].tolist())
+            indices.put(_ResumeIteration())
+            self.assertIsInstance(made.get(timeout=WAIT_S)[0], _ResumeIteration)
+        done.set()
+        indices.put(None)
+        worker.join(WAIT_S)
+        self.assertEqual(worker.exitcode, 0)
+        return epochs
+
+    def test_an_iterable_dataset_keeps_its_last_batch_in_every_epoch(self):
+        self.assertEqual(self.epochs(False), [[[0, 1], [2, 3], [4]]] * 3)
 
     def test_the_last_batch_is_dropped_where_the_caller_asks(self):
-        loader = DataLoader(
-            Five(),
-            batch_size=2,
-            drop_last=True,
-            num_workers=1,
-            persistent_workers=True,
-        )
-        for _ in range(3):
-            self.assertEqual(
-                [batch.tolist() for batch in loader], [[0, 1], [2, 3]]
-            )
+        self.assertEqual(self.epochs(True), [[[0, 1], [2, 3]]] * 3)
 
 
 if __name__ == "__main__":

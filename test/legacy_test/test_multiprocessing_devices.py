@@ -89,13 +89,13 @@ class TestForkedDevices(DevicesTestCase):
     @needs_devices
     def test_fewer_devices_than_processes(self):
         with self.assertRaisesRegex(
-            ValueError, f"{KIND}.* there are {COUNT} for {COUNT + 1} processes"
+            ValueError, f"{KIND}.* there are {COUNT} for {COUNT + 1} ranks"
         ):
             self.devices(COUNT + 1, KIND)
 
     def test_names_that_are_not_one_for_each_process(self):
         with self.assertRaisesRegex(
-            ValueError, "received 3 devices for 2 processes"
+            ValueError, "received 3 devices for 2 ranks"
         ):
             self.devices(2, ["cpu"] * 3)
 

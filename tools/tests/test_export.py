@@ -603,7 +603,9 @@ def test_real_series_goes_there_and_back_and_through_mails(real, output):
     assert not refresh(repo, checkout)
     assert snapshot(repo) == before
     git(checkout, "checkout --quiet --detach v3.3.0")
-    git(checkout, "am --quiet", *map(str, sorted(output.glob("*.patch"))))
+    # A commit that changes Paddle's C++ alone is empty here.
+    mails = [m for m in sorted(output.glob("*.patch")) if m.stat().st_size]
+    git(checkout, "am --quiet", *map(str, mails))
     assert git(checkout, "rev-parse HEAD^{tree}") == git(
         checkout, f"rev-parse {BRANCH}^{{tree}}"
     )
