@@ -128,13 +128,8 @@ class ReducerMethods:
         """Tells the reducer which gradients it has to average."""
         if self._reducer is None or not paddle.is_grad_enabled():
             return
-        tensors = list(find_tensors(outputs))
-        if (
-            not self.training
-            and tensors
-            and all(tensor.stop_gradient for tensor in tensors)
-        ):
-            # No backward pass can follow an evaluation, which other ranks may
+        if not self.training and _need_no_gradients(outputs):
+            # No backward pass can follow this evaluation, which other ranks may
             # not make.
             return
         if self.grad_need_sync:
@@ -149,6 +144,11 @@ class ReducerMethods:
             and self.grad_need_sync
             and paddle.is_grad_enabled()
         )
+
+
+def _need_no_gradients(outputs: object) -> bool:
+    tensors = list(find_tensors(outputs))
+    return bool(tensors) and all(tensor.stop_gradient for tensor in tensors)
 
 
 def _reduced_parameters(
