@@ -162,6 +162,16 @@ void EnforceSameType(CommType operation,
                                       out.dtype()));
 }
 
+// Throws unless an input and the output that is made from it are usable, and of
+// one type.
+void EnforceUsable(CommType operation,
+                   const phi::DenseTensor& out,
+                   const phi::DenseTensor& in) {
+  EnforceUsable(operation, in);
+  EnforceUsable(operation, out);
+  EnforceSameType(operation, out, in);
+}
+
 // Throws unless `actual`, of a tensor that has `name`, is `expected`.
 void EnforceElements(CommType operation,
                      const char* name,
@@ -521,9 +531,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
     const AllreduceOptions& opts,
     bool sync_op) {
   constexpr CommType kType = CommType::ALLREDUCE;
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
   return Submit(
       queue_.get(),
@@ -546,9 +554,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
     bool sync_op) {
   constexpr CommType kType = CommType::REDUCE;
   EnforceRank(kType, opts.root_rank);
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
   return Submit(queue_.get(),
                 kType,
@@ -575,9 +581,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
     const ReduceScatterOptions& opts,
     bool sync_op) {
   constexpr CommType kType = CommType::REDUCE_SCATTER;
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(
       kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
   return Submit(
@@ -602,9 +606,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Broadcast(
   constexpr CommType kType = CommType::BROADCAST;
   const int root = opts.source_rank;
   EnforceRank(kType, root);
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
   return Submit(queue_.get(),
                 kType,
@@ -636,9 +638,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
     int64_t numel,
     bool sync_op) {
   constexpr CommType kType = CommType::ALLGATHER;
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   const phi::DenseTensor part = PartOf(in_tensor, offset, numel);
   EnforceElements(kType, "output", out_tensor->numel(), part.numel() * size_);
   return Submit(queue_.get(),
@@ -726,9 +726,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
     const std::vector<int64_t>& in_size_each_rank,
     bool sync_op) {
   constexpr CommType kType = CommType::ALLTOALL;
-  EnforceUsable(kType, in_tensor);
-  EnforceUsable(kType, *out_tensor);
-  EnforceSameType(kType, *out_tensor, in_tensor);
+  EnforceUsable(kType, *out_tensor, in_tensor);
   PADDLE_ENFORCE_EQ(
       Overlap(in_tensor, *out_tensor),
       false,
