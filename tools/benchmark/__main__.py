@@ -22,8 +22,14 @@ from __future__ import annotations
 
 import sys
 
-from tools.benchmark import data_loader, devices, shared_tensors, streams
+from tools.benchmark import (
+    data_loader,
+    devices,
+    predictors,
+    shared_tensors,
+    streams,
+)
 
 if __name__ == "__main__":
-    benchmarks = (devices, streams, shared_tensors, data_loader)
+    benchmarks = (devices, streams, predictors, shared_tensors, data_loader)
     sys.exit(max(benchmark.main([]) for benchmark in benchmarks))

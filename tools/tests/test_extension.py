@@ -81,7 +81,11 @@ def commands(package: Path, folder: Path) -> dict[str, list[str]]:
 
 def assert_defined(package, folder, define, other):
     modules = commands(package, folder)
-    assert sorted(modules) == ["_shared_storage.dir", "_thread_contexts.dir"]
+    assert sorted(modules) == [
+        "_predictor_threads.dir",
+        "_shared_storage.dir",
+        "_thread_contexts.dir",
+    ]
     for module in modules.values():
         for command in module:
             assert f"-D{define} " in command
