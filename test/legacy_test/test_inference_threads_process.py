@@ -133,6 +133,44 @@ np.testing.assert_array_equal(pool.predict([small])[0], expected)
 """
 )
 
+FORK_WITH_LOCK = (
+    """
+import os
+import threading
+lock = threading.Lock()
+# Before Paddle's handlers, so that it is called after them.
+os.register_at_fork(
+    before=lock.acquire,
+    after_in_parent=lock.release,
+    after_in_child=lock.release,
+)
+"""
+    + FORK
+    + """
+from concurrent_base import Worker
+predictor = create_predictor(config())
+large = np.ones([1, 3, 256, 256], "float32")
+expected = call(predictor, large)
+stop, began = threading.Event(), threading.Event()
+
+def repeat():
+    while not stop.is_set():
+        with lock:
+            began.set()
+            np.testing.assert_array_equal(call(predictor, large), expected)
+
+worker = Worker(repeat)
+began.wait()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+stop.set()
+worker.result()
+"""
+)
+
 EXIT = (
     FORK
     + """
@@ -190,6 +228,9 @@ class TestForkAndExit(PredictorTestCase):
 
     def test_child_of_a_fork_while_threads_run_predictors(self):
         self.run_script(FORK_IN_RUNS)
+
+    def test_handler_of_a_fork_may_wait_for_a_request_of_another_thread(self):
+        self.run_script(FORK_WITH_LOCK)
 
     def test_child_has_no_predictor_that_a_thread_used_at_the_fork(self):
         self.run_script(FORK_IN_HOOK)

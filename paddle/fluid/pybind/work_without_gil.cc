@@ -43,14 +43,13 @@ AllWork* all_work = std::make_unique<AllWork>().release();
 
 WorkWithoutGil::WorkWithoutGil()
     : thread_(PyThreadState_Get()), python_calls_(thread_->gilstate_counter) {
-  PyEval_SaveThread();
   {
-    std::unique_lock<std::mutex> lock(all_work->mutex);
-    all_work->changed.wait(lock, [] { return all_work->pauses == 0; });
-    keeps_gil_ = all_work->exiting;
-    if (!keeps_gil_) all_work->in_progress.insert(this);
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    keeps_gil_ = all_work->exiting || all_work->pauses > 0;
+    if (keeps_gil_) return;
+    all_work->in_progress.insert(this);
   }
-  if (keeps_gil_) TakeGil(thread_);
+  PyEval_SaveThread();
 }
 
 void WorkWithoutGil::TakeGil() {
@@ -114,11 +113,8 @@ void WorkWithoutGil::PauseForFork() {
 }
 
 void WorkWithoutGil::ContinueInParent() {
-  {
-    const std::lock_guard<std::mutex> lock(all_work->mutex);
-    --all_work->pauses;
-  }
-  all_work->changed.notify_all();
+  const std::lock_guard<std::mutex> lock(all_work->mutex);
+  --all_work->pauses;
 }
 
 void WorkWithoutGil::ContinueInChild() {

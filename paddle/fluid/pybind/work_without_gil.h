@@ -34,8 +34,9 @@ namespace pybind {
 // exit wait for the work instead, which is as long.
 class WorkWithoutGil {
  public:
-  // Calls `function` without the GIL. Once the interpreter has begun to exit,
-  // with it. Rethrows what `function` throws, with the GIL.
+  // Calls `function` without the GIL, but with it while a thread forks and once
+  // the interpreter has begun to exit. Rethrows what `function` throws, with
+  // the GIL.
   //
   // Thread-safe. Requires: the GIL, and that `function` takes it for what it
   // does in Python.
@@ -72,15 +73,17 @@ class WorkWithoutGil {
     return result;
   }
 
-  // Waits until no other thread is in C++ code of such work, and has threads
-  // wait that want to begin. A thread that is in Python meanwhile does not
-  // count. Call `ContinueInParent` or `ContinueInChild` next, on the same
-  // thread. Requires: the GIL.
+  // Waits until no other thread is in C++ code of such work. Until the next
+  // call of `ContinueInParent` or `ContinueInChild`, on the same thread, work
+  // that begins keeps the GIL, so that the fork is not in the middle of it. It
+  // does not wait: other handlers of the fork may wait for the thread that
+  // works. A thread that is in Python meanwhile does not count.
+  // Requires: the GIL.
   static void PauseForFork();
   static void ContinueInParent();
   static void ContinueInChild();
 
-  // Waits as `PauseForFork` does. From then on work keeps the GIL.
+  // Waits as `PauseForFork` does. From then on all work keeps the GIL.
   // Requires: the GIL.
   static void FinishAtExit();
 
@@ -88,7 +91,7 @@ class WorkWithoutGil {
   WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;
 
  private:
-  // Releases the GIL, unless the interpreter exits.
+  // Releases the GIL, unless a thread forks or the interpreter exits.
   WorkWithoutGil();
   ~WorkWithoutGil() = default;
 
