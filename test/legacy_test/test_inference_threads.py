@@ -11,11 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Predictors on threads: calls without the GIL, and who owns a predictor."""
+"""Predictors on threads: calls without the GIL, and those that are refused."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
 import os
 import threading
 import time
@@ -336,12 +338,88 @@ class OtherThread(PredictorTestCase):
             raise result
         return result
 
-    def set_inputs(self, x: np.ndarray, y: np.ndarray) -> None:
+    def set_x(self, x: np.ndarray) -> None:
         self.shared.get_input_handle("x").copy_from_cpu(x)
+
+    def read(self, index: int = 0) -> np.ndarray:
+        return output(self.shared, index)
+
+    def set_inputs(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.set_x(x)
         self.shared.get_input_handle("y").copy_from_cpu(y)
 
 
 class TestPredictorMovesBetweenThreads(OtherThread):
+    def check_steps(self, set_inputs, run, read) -> None:
+        """Checks requests whose steps are each done by a function."""
+        for i in range(4):
+            set_inputs(lambda i=i: self.set_inputs(X * i, Y))
+            run(self.shared.run)
+            np.testing.assert_array_equal(read(self.read), X * i - Y)
+
+    def test_steps_of_a_request_on_different_threads(self):
+        threads = (lambda step: step()), self.other, in_thread
+        for steps in itertools.product(threads, repeat=3):
+            self.check_steps(*steps)
+
+    def test_steps_on_threads_of_an_executor(self):
+        async def request(x: np.ndarray) -> np.ndarray:
+            self.set_inputs(x, Y)
+            await asyncio.to_thread(self.shared.run)
+            return self.read()
+
+        async def requests() -> None:
+            for i in range(4):
+                np.testing.assert_array_equal(await request(X * i), X * i - Y)
+
+        asyncio.run(requests())
+
+    def test_input_that_is_set_once(self):
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+
+        def request(x: np.ndarray) -> np.ndarray:
+            self.set_x(x)
+            self.shared.run()
+            return self.read()
+
+        for i in range(4):
+            answer = self.other(lambda i=i: request(X * i))
+            np.testing.assert_array_equal(answer, X * i - Y)
+            answer = in_thread(request, X * i)
+            np.testing.assert_array_equal(answer, X * i - Y)
+        np.testing.assert_array_equal(self.read(), X * 3 - Y)
+
+    def test_input_of_another_thread_may_be_read(self):
+        in_thread(call, self.shared, X, Y)
+        handle = self.shared.get_input_handle("x")
+        np.testing.assert_array_equal(handle.copy_to_cpu(), X)
+
+    def test_shape_and_type_have_no_owner(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: call(self.shared, X, Y))
+        for handle in (
+            self.shared.get_input_handle("x"),
+            self.shared.get_output_handle(self.shared.get_output_names()[0]),
+        ):
+            self.assertEqual(handle.shape(), [4])
+            handle.type()
+            handle.lod()
+
+    def test_another_thread_may_free_memory_between_requests(self):
+        predictor = self.predictor()
+        predictor.get_input_handle("x").copy_from_cpu(ONES)
+        predictor.run()
+        expected = output(predictor)
+        self.other(predictor.try_shrink_memory)
+        predictor.run()
+        np.testing.assert_array_equal(output(predictor), expected)
+
+    def test_outputs_after_another_thread_has_set_inputs(self):
+        self.set_inputs(X, Y)
+        self.shared.run()
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        np.testing.assert_array_equal(self.read(), X - Y)
+
     def test_request_after_request_on_any_thread(self):
         for i in range(6):
             x = X * i
@@ -382,7 +460,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
         x = paddle.to_tensor(X * 10)
         answer = self.other(lambda: self.shared.run([x, x]))
         np.testing.assert_array_equal(answer[0].numpy(), X * 0)
-        with self.assertRaisesRegex(RuntimeError, "has not set 'x', 'y'"):
+        with self.assertRaisesRegex(RuntimeError, "overwritten 'x', 'y'"):
             self.shared.run()
 
 
@@ -393,86 +471,98 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         ):
             step()
 
-    def test_run_of_the_inputs_of_another_thread(self):
-        self.set_inputs(X, Y)
-        self.assert_refused(
-            "has not set 'x', 'y' .*'MainThread'",
-            lambda: self.other(self.shared.run),
-        )
-        self.shared.run()
-        np.testing.assert_array_equal(output(self.shared), X - Y)
-
     def test_run_after_another_thread_has_set_inputs(self):
         self.set_inputs(X, Y)
         self.other(lambda: self.set_inputs(X * 10, Y))
-        self.assert_refused("has not set", self.shared.run)
+        self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
         self.other(self.shared.run)
         answer = self.other(lambda: output(self.shared))
         np.testing.assert_array_equal(answer, X * 10 - Y)
 
-    def test_run_of_inputs_of_two_threads(self):
+    def test_run_and_read_after_another_thread_has_set_one_input(self):
         self.set_inputs(X, Y)
-        self.other(lambda: self.shared.get_input_handle("x").copy_from_cpu(X))
+        self.other(lambda: self.set_x(X * 10))
+        self.assert_refused("has overwritten 'x' of", self.shared.run)
+        self.other(self.shared.run)
+        self.assert_refused("has overwritten 'x' of", self.read)
+        np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
+
+    def test_run_of_inputs_that_threads_set_in_between(self):
+        self.set_x(X)
+        self.other(lambda: self.set_inputs(X * 10, Y * 10))
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+        self.assert_refused("has overwritten 'x'", self.shared.run)
         self.assert_refused(
-            "has not set 'y'", lambda: self.other(self.shared.run)
+            "'MainThread' has overwritten 'y'",
+            lambda: self.other(self.shared.run),
         )
 
-    def test_reshape_is_no_input(self):
+    def test_later_request_of_a_thread_that_has_lost_an_input(self):
+        call(self.shared, X, Y)
+        self.other(lambda: call(self.shared, X * 10, Y * 10))
+        self.set_x(X * 2)
+        self.assert_refused("has overwritten 'y'", self.shared.run)
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+        self.shared.run()
+        np.testing.assert_array_equal(self.read(), X * 2 - Y)
+
+    def test_reshape_overwrites_an_input(self):
         self.set_inputs(X, Y)
         self.other(lambda: self.shared.get_input_handle("x").reshape([4]))
         self.other(lambda: self.shared.get_input_handle("y").set_lod([[0, 4]]))
-        self.assert_refused("'x', 'y'", lambda: self.other(self.shared.run))
+        self.assert_refused("'x', 'y'", self.shared.run)
 
-    def test_outputs_of_another_thread(self):
-        call(self.shared, X, Y)
-        for method in ("copy_to_cpu", "shape", "type", "lod"):
-            for name in (*"xy", *self.shared.get_output_names()):
-                get = (
-                    self.shared.get_input_handle
-                    if name in "xy"
-                    else self.shared.get_output_handle
-                )
-                read = getattr(get(name), method)
-                read()
-                self.assert_refused(
-                    "are another thread's", lambda read=read: self.other(read)
-                )
+    def test_inputs_that_another_thread_has_set(self):
+        self.set_inputs(X, Y)
+        handle = self.shared.get_input_handle("x")
+        self.other(lambda: self.set_x(X * 10))
+        self.assert_refused("has overwritten 'x'", handle.copy_to_cpu)
 
-    def test_outputs_after_another_thread_has_set_inputs(self):
+    def test_outputs_after_a_run_of_another_thread(self):
+        self.set_inputs(X, Y)
+        self.shared.run()
+        self.other(lambda: call(self.shared, X * 10, Y))
+        for index, name in enumerate(self.shared.get_output_names()):
+            self.assert_refused(
+                f"has overwritten output '{name}'",
+                lambda index=index: self.read(index),
+            )
+
+    def test_second_output_after_a_run_of_another_thread(self):
         call(self.shared, X, Y)
-        self.other(lambda: self.set_inputs(X * 10, Y))
-        self.assert_refused("another thread's", lambda: output(self.shared))
+        self.other(lambda: call(self.shared, X * 10, Y))
+        self.assert_refused("has overwritten output", lambda: self.read(1))
+
+    def test_outputs_of_a_run_by_a_thread_that_set_no_input(self):
+        self.set_inputs(X, Y)
+        self.other(self.shared.run)
+        in_thread(call, self.shared, X * 10, Y)
+        self.assert_refused("has overwritten output", self.read)
+        self.assert_refused(
+            "has overwritten output", lambda: self.other(self.read)
+        )
 
     def test_outputs_of_another_thread_by_a_thread_that_has_set_inputs(self):
         call(self.shared, X, Y)
         self.other(lambda: self.set_inputs(X * 10, Y))
-        self.assert_refused(
-            "has not run it", lambda: self.other(lambda: output(self.shared))
-        )
+        self.assert_refused("has not run", lambda: self.other(self.read))
 
     def test_outputs_after_a_run_that_raised(self):
         call(self.shared, X, Y)
         with self.assertRaises(ValueError):
             self.other(lambda: call(self.shared, X, np.ones([3], "float32")))
-        self.assert_refused(
-            "has not run it", lambda: self.other(lambda: output(self.shared))
-        )
-
-    def test_outputs_that_another_thread_has_cleared(self):
-        predictor = self.predictor(IMAGE_LEGACY)
-        call(predictor, ONES)
-        self.other(predictor.clear_intermediate_tensor)
-        self.assert_refused("another thread's", lambda: output(predictor))
-
-    def test_steps_of_one_request_on_different_threads(self):
-        self.set_inputs(X, Y)
-        self.assert_refused("not set", lambda: in_thread(self.shared.run))
-        self.shared.run()
-        self.assert_refused("another", lambda: in_thread(output, self.shared))
+        self.assert_refused("has not run", lambda: self.other(self.read))
 
     def test_error_names_a_thread_that_has_ended(self):
+        self.set_inputs(X, Y)
         in_thread(self.set_inputs, X, Y)
         self.assert_refused("a thread that has ended", self.shared.run)
+
+    def test_thread_is_remembered_after_many_others_have_ended(self):
+        self.set_inputs(X, Y)
+        for _ in range(100):
+            in_thread(call, self.shared, X * 10, Y)
+        self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
 
 
 class TestCallsThatOverlap(PredictorTestCase):

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -45,9 +46,10 @@ using Predictor = paddle_infer::Predictor;
 using Handle = paddle_infer::Tensor;
 
 constexpr char kHowToFix[] =
-    "Set the inputs, run and read the outputs of a request on one thread, and "
-    "give each thread a predictor of its own with clone(), or call "
-    "PredictorPool.predict.";
+    "Give each thread a predictor of its own with clone(), call "
+    "PredictorPool.predict, or hold a lock from the first input of a request "
+    "to "
+    "its last output.";
 
 struct Thread {
   uint64_t id = 0;  // never that of another thread
@@ -101,18 +103,22 @@ class Clones {
   std::vector<Predictor*> clones_;
 };
 
-// Whose inputs and outputs a predictor has. The GIL protects it.
-class Ownership {
+// What threads have set, run and read of a predictor. The GIL protects it.
+//
+// Any thread may set an input, run or read. Refused is a thread whose data
+// another one has overwritten: it would get the answer to the other's request.
+class PredictorState {
  public:
-  explicit Ownership(Predictor* predictor)
-      : input_names_(predictor->GetInputNames()) {}
-  Ownership(const Ownership&) = delete;
-  Ownership& operator=(const Ownership&) = delete;
+  explicit PredictorState(Predictor* predictor)
+      : input_names_(predictor->GetInputNames()),
+        output_names_(predictor->GetOutputNames()) {}
+  PredictorState(const PredictorState&) = delete;
+  PredictorState& operator=(const PredictorState&) = delete;
 
   // A call, which calls of other threads must not overlap.
   class Call {
    public:
-    Call(std::shared_ptr<Ownership> of, const char* method)
+    Call(std::shared_ptr<PredictorState> of, const char* method)
         : of_(std::move(of)), me_(Thread::Current()) {
       if (of_->calls_ > 0 && of_->caller_ != me_) {
         Fail(method,
@@ -127,62 +133,101 @@ class Ownership {
     Call& operator=(const Call&) = delete;
     ~Call() { --of_->calls_; }
 
-    // Makes the predictor that of the calling thread. Another one that set its
-    // inputs or ran it before has lost them.
-    void TakeOver() {
-      if (of_->owner_ == me_) return;
-      of_->was_taken_over_ = static_cast<bool>(of_->owner_);
-      of_->owner_ = me_;
-      of_->inputs_.clear();
-      of_->has_run_ = false;
+    void SetInput(const std::string& name) {
+      of_->Overwrite(name, me_);
+      of_->writers_[name] = me_;
+      Request* const mine = of_->Mine(me_);
+      mine->overwritten.erase(name);
+      mine->is_open = true;
+      mine->has_run = false;
     }
 
-    void SetInput(const std::string& name) { of_->inputs_.insert(name); }
-
     void SetAllInputs() {
-      of_->inputs_.insert(of_->input_names_.begin(), of_->input_names_.end());
+      for (const std::string& name : of_->input_names_) SetInput(name);
+    }
+
+    // For a call that leaves an input without the data of another thread.
+    void DropInput(const std::string& name) {
+      if (of_->Overwrite(name, me_)) of_->writers_.erase(name);
     }
 
     void CheckMayRun() {
-      if (!of_->owner_ || of_->input_names_.empty()) TakeOver();
-      if (of_->owner_ == me_ && !of_->was_taken_over_) return;
-      std::string missing;
-      for (const std::string& name : of_->input_names_) {
-        if (of_->owner_ != me_ || of_->inputs_.count(name) == 0) {
-          missing += (missing.empty() ? "'" : ", '") + name + "'";
+      const Request* const mine = of_->Find(me_);
+      if (mine != nullptr && mine->WasOverwritten()) {
+        of_->FailOverwritten("run", *mine);
+      }
+    }
+
+    // The outputs of the last run are lost to the threads that it was for,
+    // unless this run is for them too.
+    void BeginRun() {
+      runs_for_ = of_->ThreadsOfRun(me_);
+      for (const uint64_t id : of_->last_run_for_) {
+        Request* const request = of_->Find(id);
+        if (request != nullptr && runs_for_.count(id) == 0) {
+          request->lost.insert(of_->unread_.begin(), of_->unread_.end());
         }
       }
-      if (missing.empty()) return;
-      Fail("run",
-           "it has not set " + missing +
-               " of this predictor since another thread used it" +
-               of_->NameOwner(me_));
     }
 
-    void BeginRun() {
-      if (of_->was_taken_over_) of_->has_run_ = false;
-    }
-
-    void EndRun() { of_->has_run_ = true; }
-
-    void CheckMayRead(const char* method, bool is_input) {
-      // A hook reads while its thread runs.
-      if (of_->calls_ > 1 || !of_->owner_) return;
-      if (of_->owner_ != me_) {
-        Fail(method,
-             "the inputs and outputs of this predictor are another thread's" +
-                 of_->NameOwner(me_));
+    void EndRun() {
+      for (const uint64_t id : runs_for_) {
+        Request* const request = of_->Find(id);
+        if (request == nullptr) continue;
+        request->lost.clear();
+        request->has_run = true;
       }
-      if (!is_input && of_->was_taken_over_ && !of_->has_run_) {
+      of_->last_run_for_ = std::move(runs_for_);
+      of_->last_runner_ = me_;
+      of_->unread_.insert(of_->output_names_.begin(), of_->output_names_.end());
+    }
+
+    // Ends the request of the calling thread, which has its answer.
+    void EndRequest() { of_->Mine(me_)->is_open = false; }
+
+    void CheckMayReadInput(const char* method, const std::string& name) {
+      const Request* const mine = of_->Find(me_);
+      if (of_->calls_ == 1 && mine != nullptr && mine->is_open &&
+          mine->overwritten.count(name) > 0) {
+        of_->FailOverwritten(method, *mine);
+      }
+    }
+
+    void CheckMayReadOutput(const char* method, const std::string& name) {
+      const Request* const mine = of_->Find(me_);
+      // A hook reads while its thread runs.
+      if (of_->calls_ > 1 || mine == nullptr) return;
+      if (mine->lost.count(name) > 0) {
         Fail(method,
-             "the outputs of this predictor are another thread's, since this "
-             "thread has not run it");
+             "thread " + of_->last_runner_.name() +
+                 " has run this predictor since, which has overwritten output "
+                 "'" +
+                 name + "'");
+      }
+      if (!mine->is_open || mine->has_run) return;
+      if (mine->WasOverwritten()) of_->FailOverwritten(method, *mine);
+      if (!of_->last_run_for_.empty() &&
+          of_->last_run_for_.count(me_.id) == 0) {
+        Fail(method,
+             "the outputs of this predictor are those of thread " +
+                 of_->last_runner_.name() +
+                 ", since this thread has not run the inputs that it has set");
+      }
+    }
+
+    // The requests that the last run was for have their answer.
+    void EndRead(const std::string& name) {
+      of_->unread_.erase(name);
+      for (const uint64_t id : of_->last_run_for_) {
+        Request* const request = of_->Find(id);
+        if (request != nullptr && request->has_run) request->is_open = false;
       }
     }
 
    private:
-    const std::shared_ptr<Ownership> of_;
+    const std::shared_ptr<PredictorState> of_;
     const Thread me_;
+    std::unordered_set<uint64_t> runs_for_;
   };
 
   // Nothing where the predictor has parameters of its own.
@@ -195,23 +240,102 @@ class Ownership {
   bool keeps_gil = true;
 
  private:
-  std::string NameOwner(const Thread& me) const {
-    return owner_ == me ? "" : ", " + owner_.name();
+  // Of a thread: the inputs that it sets, until their outputs were read.
+  struct Request {
+    uint64_t ident = 0;
+    bool is_open = false;
+    bool has_run = false;  // with the inputs that were set last
+    // Inputs that the thread has set, and another one since.
+    std::unordered_set<std::string> overwritten;
+    // Outputs that a run for other threads has overwritten, unread.
+    std::unordered_set<std::string> lost;
+
+    bool WasOverwritten() const { return is_open && !overwritten.empty(); }
+  };
+
+  Request* Find(uint64_t id) {
+    const auto found = requests_.find(id);
+    return found == requests_.end() ? nullptr : &found->second;
+  }
+  Request* Find(const Thread& thread) { return Find(thread.id); }
+
+  Request* Mine(const Thread& me) {
+    if (Request* const found = Find(me)) return found;
+    if (requests_.size() >= most_requests_) ForgetEndedThreads();
+    Request* const added = &requests_[me.id];
+    added->ident = me.ident;
+    return added;
   }
 
+  // Threads that have ended call no more. The identifier of one may be that of
+  // a new thread, and then it stays for longer.
+  void ForgetEndedThreads() {
+    const py::dict running =
+        py::module_::import("sys").attr("_current_frames")();
+    for (auto entry = requests_.begin(); entry != requests_.end();) {
+      entry = running.contains(py::int_(entry->second.ident))
+                  ? std::next(entry)
+                  : requests_.erase(entry);
+    }
+    most_requests_ = 2 * requests_.size() + kFewRequests;
+  }
+
+  // Returns whether another thread had set the input.
+  bool Overwrite(const std::string& name, const Thread& me) {
+    const auto writer = writers_.find(name);
+    if (writer == writers_.end() || writer->second == me) return false;
+    if (Request* const request = Find(writer->second)) {
+      request->overwritten.insert(name);
+    }
+    return true;
+  }
+
+  // The thread that runs, and those that have set inputs for this run.
+  std::unordered_set<uint64_t> ThreadsOfRun(const Thread& runner) {
+    std::unordered_set<uint64_t> ids{runner.id};
+    Mine(runner);
+    for (const auto& [name, writer] : writers_) {
+      const Request* const request = Find(writer);
+      if (request != nullptr && request->is_open &&
+          request->overwritten.empty()) {
+        ids.insert(writer.id);
+      }
+    }
+    return ids;
+  }
+
+  [[noreturn]] void FailOverwritten(const char* method,
+                                    const Request& request) const {
+    std::string names;
+    std::string by = "another thread";
+    for (const std::string& name : input_names_) {
+      if (request.overwritten.count(name) == 0) continue;
+      names += (names.empty() ? "'" : ", '") + name + "'";
+      const auto writer = writers_.find(name);
+      if (writer != writers_.end()) by = "thread " + writer->second.name();
+    }
+    Fail(method,
+         by + " has overwritten " + names +
+             " of this predictor, which this thread had set");
+  }
+
+  static constexpr size_t kFewRequests = 16;
+
   const std::vector<std::string> input_names_;
-  Thread owner_;
-  // Whether the owner is not the first one.
-  bool was_taken_over_ = false;
-  std::unordered_set<std::string> inputs_;  // that the owner has set
-  bool has_run_ = false;                    // for the owner, as it has set it
+  const std::vector<std::string> output_names_;
+  std::unordered_map<std::string, Thread> writers_;  // by input
+  std::unordered_map<uint64_t, Request> requests_;   // by thread
+  size_t most_requests_ = kFewRequests;
+  std::unordered_set<uint64_t> last_run_for_;  // threads
+  Thread last_runner_;
+  std::unordered_set<std::string> unread_;  // outputs, by any thread
   Thread caller_;
   int calls_ = 0;  // that are under way, one in the other
 };
 
 // What a handle belongs to.
 struct Bound {
-  std::shared_ptr<Ownership> ownership;
+  std::shared_ptr<PredictorState> state;
   std::string name;
   bool is_input;
 };
@@ -245,15 +369,15 @@ class ByObject {
 };
 
 // Never destroyed: objects may go while the process exits.
-auto& ownerships =
-    *std::make_unique<ByObject<std::shared_ptr<Ownership>>>().release();
+auto& states =
+    *std::make_unique<ByObject<std::shared_ptr<PredictorState>>>().release();
 auto& bound_handles = *std::make_unique<ByObject<Bound>>().release();
 
-std::shared_ptr<Ownership> OwnershipOf(py::handle predictor) {
+std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   auto* const object = predictor.cast<Predictor*>();
-  if (auto* const found = ownerships.Find(object)) return *found;
-  return *ownerships.Add(
-      object, predictor, std::make_shared<Ownership>(object));
+  if (auto* const found = states.Find(object)) return *found;
+  return *states.Add(
+      object, predictor, std::make_shared<PredictorState>(object));
 }
 
 // What a clone is made of.
@@ -284,16 +408,16 @@ struct Model {
 };
 
 void SetModel(py::handle predictor, Model model) {
-  const auto ownership = OwnershipOf(predictor);
-  if (model.shares_parameters) ownership->clones = std::make_shared<Clones>();
-  ownership->files = std::move(model.files);
-  ownership->keeps_gil = model.uses_onednn;
+  const auto state = StateOf(predictor);
+  if (model.shares_parameters) state->clones = std::make_shared<Clones>();
+  state->files = std::move(model.files);
+  state->keeps_gil = model.uses_onednn;
 }
 
 // Calls `work`, without the GIL where that is safe.
 template <typename Work>
-void Do(const Ownership& ownership, Work work) {
-  if (ownership.keeps_gil) {
+void Do(const PredictorState& state, Work work) {
+  if (state.keeps_gil) {
     work();
   } else {
     WorkWithoutGil::Run(work);
@@ -324,8 +448,8 @@ py::object CreatePredictor(const paddle_infer::Config& config) {
 }
 
 py::object Clone(const py::object& predictor) {
-  const auto ownership = OwnershipOf(predictor);
-  for (const std::string& file : ownership->files) {
+  const auto state = StateOf(predictor);
+  for (const std::string& file : state->files) {
     // Paddle 3.3.0 makes a clone of uninitialized parameters.
     if (!file.empty() && !std::filesystem::exists(file)) {
       const std::string text =
@@ -337,45 +461,45 @@ py::object Clone(const py::object& predictor) {
   }
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
-      ownership->keeps_gil ? original->Clone()
-                           : MakeWithoutGil([&] { return original->Clone(); });
+      state->keeps_gil ? original->Clone()
+                       : MakeWithoutGil([&] { return original->Clone(); });
   Predictor* const pointer = made.get();
-  if (!ownership->clones) {
+  if (!state->clones) {
     py::object clone =
         py::cast(made.release(), py::return_value_policy::take_ownership);
-    const auto of_clone = OwnershipOf(clone);
-    of_clone->files = ownership->files;
-    of_clone->keeps_gil = ownership->keeps_gil;
+    const auto of_clone = StateOf(clone);
+    of_clone->files = state->files;
+    of_clone->keeps_gil = state->keeps_gil;
     return clone;
   }
-  ownership->clones->Keep(std::move(made));
+  state->clones->Keep(std::move(made));
   py::object clone = py::cast(pointer, py::return_value_policy::reference);
-  const auto of_clone = OwnershipOf(clone);
-  of_clone->clones = ownership->clones;
-  of_clone->keeps_gil = ownership->keeps_gil;
+  const auto of_clone = StateOf(clone);
+  of_clone->clones = state->clones;
+  of_clone->keeps_gil = state->keeps_gil;
   py::detail::keep_alive_impl(clone, predictor);
   return clone;
 }
 
 void Run(const py::object& self) {
-  const auto ownership = OwnershipOf(self);
-  Ownership::Call call(ownership, "run");
+  const auto state = StateOf(self);
+  PredictorState::Call call(state, "run");
   call.CheckMayRun();
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
-  Do(*ownership, [&] { predictor->Run(); });
+  Do(*state, [&] { predictor->Run(); });
   call.EndRun();
 }
 
 std::vector<paddle::Tensor> RunOn(const py::object& self,
                                   const std::vector<paddle::Tensor>& inputs) {
-  const auto ownership = OwnershipOf(self);
-  Ownership::Call call(ownership, "run");
-  call.TakeOver();
+  const auto state = StateOf(self);
+  PredictorState::Call call(state, "run");
+  call.SetAllInputs();
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
   std::vector<paddle::Tensor> outputs;
-  Do(*ownership, [&] {
+  Do(*state, [&] {
     predictor->Run(inputs, &outputs);
     // The next run writes into the outputs of this one.
     for (paddle::Tensor& output : outputs) {
@@ -384,18 +508,18 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
       output = std::move(copy);
     }
   });
-  call.SetAllInputs();
   call.EndRun();
+  call.EndRequest();
   return outputs;
 }
 
 template <typename T>
-bool CopyFrom(const Ownership& ownership,
+bool CopyFrom(const PredictorState& state,
               Handle* handle,
               const py::array& data) {
   const auto* const values = static_cast<const T*>(data.data());
   const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
-  Do(ownership, [&] {
+  Do(state, [&] {
     handle->Reshape(shape);
     handle->CopyFromCpu(values);
   });
@@ -404,7 +528,7 @@ bool CopyFrom(const Ownership& ownership,
 
 // Returns false, having done nothing, for values that inference_api.cc converts
 // or refuses.
-bool CopyFromCpu(const Ownership& ownership,
+bool CopyFromCpu(const PredictorState& state,
                  Handle* handle,
                  const py::array& data) {
   if ((data.flags() & py::array::c_style) == 0 ||
@@ -414,56 +538,55 @@ bool CopyFromCpu(const Ownership& ownership,
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':
-      if (size == 2)
-        return CopyFrom<phi::dtype::float16>(ownership, handle, data);
-      if (size == 4) return CopyFrom<float>(ownership, handle, data);
-      return size == 8 && CopyFrom<double>(ownership, handle, data);
+      if (size == 2) return CopyFrom<phi::dtype::float16>(state, handle, data);
+      if (size == 4) return CopyFrom<float>(state, handle, data);
+      return size == 8 && CopyFrom<double>(state, handle, data);
     case 'i':
-      if (size == 1) return CopyFrom<int8_t>(ownership, handle, data);
-      if (size == 4) return CopyFrom<int32_t>(ownership, handle, data);
-      return size == 8 && CopyFrom<int64_t>(ownership, handle, data);
+      if (size == 1) return CopyFrom<int8_t>(state, handle, data);
+      if (size == 4) return CopyFrom<int32_t>(state, handle, data);
+      return size == 8 && CopyFrom<int64_t>(state, handle, data);
     case 'u':
-      return size == 1 && CopyFrom<uint8_t>(ownership, handle, data);
+      return size == 1 && CopyFrom<uint8_t>(state, handle, data);
     case 'b':
-      return CopyFrom<bool>(ownership, handle, data);
+      return CopyFrom<bool>(state, handle, data);
     default:
       return false;
   }
 }
 
 template <typename T>
-py::object CopyTo(const Ownership& ownership,
+py::object CopyTo(const PredictorState& state,
                   const Handle& handle,
                   const char* dtype) {
   const auto shape = handle.shape();
   py::array array(py::dtype(dtype),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  Do(ownership, [&] { handle.CopyToCpu(values); });
+  Do(state, [&] { handle.CopyToCpu(values); });
   return std::move(array);
 }
 
 // Returns None, having done nothing, for a type that inference_api.cc refuses.
-py::object CopyToCpu(const Ownership& ownership, const Handle& handle) {
+py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(ownership, handle, "float32");
+      return CopyTo<float>(state, handle, "float32");
     case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(ownership, handle, "float64");
+      return CopyTo<double>(state, handle, "float64");
     case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(ownership, handle, "float16");
+      return CopyTo<phi::dtype::float16>(state, handle, "float16");
     case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(ownership, handle, "uint16");
+      return CopyTo<phi::dtype::bfloat16>(state, handle, "uint16");
     case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(ownership, handle, "int64");
+      return CopyTo<int64_t>(state, handle, "int64");
     case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(ownership, handle, "int32");
+      return CopyTo<int32_t>(state, handle, "int32");
     case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(ownership, handle, "int8");
+      return CopyTo<int8_t>(state, handle, "int8");
     case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(ownership, handle, "uint8");
+      return CopyTo<uint8_t>(state, handle, "uint8");
     case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(ownership, handle, "bool");
+      return CopyTo<bool>(state, handle, "bool");
     default:
       return py::none();
   }
@@ -488,13 +611,12 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
         return;
       }
       const Bound bound = *found;
-      Ownership::Call call(bound.ownership, name);
-      call.TakeOver();
+      PredictorState::Call call(bound.state, name);
+      call.DropInput(bound.name);
       if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
           std::string(name) != "_copy_from_cpu_bind" ||
-          !CopyFromCpu(*bound.ownership,
-                       self.cast<Handle*>(),
-                       args[0].cast<py::array>())) {
+          !CopyFromCpu(
+              *bound.state, self.cast<Handle*>(), args[0].cast<py::array>())) {
         old(self, *args);
       }
       if (is_data) call.SetInput(bound.name);
@@ -502,18 +624,24 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
   });
 }
 
-// A call that reads an input or output.
-void ReplaceReader(const py::object& type, const char* name) {
+// A call that reads an input or output, its data or what is known of it.
+void ReplaceReader(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self) -> py::object {
       const Bound* const found = bound_handles.Find(self.cast<Handle*>());
       if (found == nullptr) return old(self);
       const Bound bound = *found;
-      Ownership::Call call(bound.ownership, name);
-      call.CheckMayRead(name, bound.is_input);
-      if (std::string(name) != "copy_to_cpu") return old(self);
-      py::object array = CopyToCpu(*bound.ownership, *self.cast<Handle*>());
-      return array.is_none() ? old(self) : array;
+      PredictorState::Call call(bound.state, name);
+      if (!is_data) return old(self);
+      if (bound.is_input) {
+        call.CheckMayReadInput(name, bound.name);
+      } else {
+        call.CheckMayReadOutput(name, bound.name);
+      }
+      py::object array = CopyToCpu(*bound.state, *self.cast<Handle*>());
+      if (array.is_none()) array = old(self);
+      if (!bound.is_input) call.EndRead(bound.name);
+      return array;
     };
   });
 }
@@ -522,21 +650,19 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const std::string& of) {
       py::object handle = old(self, of);
-      bound_handles.Add(handle.cast<Handle*>(),
-                        handle,
-                        Bound{OwnershipOf(self), of, is_input});
+      bound_handles.Add(
+          handle.cast<Handle*>(), handle, Bound{StateOf(self), of, is_input});
       py::detail::keep_alive_impl(handle, self);
       return handle;
     };
   });
 }
 
-// A call that changes what a predictor has.
-void ReplaceChange(const py::object& type, const char* name) {
+// A call that only must not overlap those of other threads.
+void ReplaceAlone(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) -> py::object {
-      Ownership::Call call(OwnershipOf(self), name);
-      call.TakeOver();
+      const PredictorState::Call call(StateOf(self), name);
       return old(self, *args);
     };
   });
@@ -578,7 +704,7 @@ void BindPredictorThreads(py::module* core) {
                            "try_shrink_memory",
                            "register_input_hook",
                            "register_output_hook"}) {
-    ReplaceChange(type, name);
+    ReplaceAlone(type, name);
   }
   const py::object handle_type = core->attr("PaddleInferTensor");
   for (const char* name : {"reshape", "set_lod"}) {
@@ -590,8 +716,9 @@ void BindPredictorThreads(py::module* core) {
                            "_share_external_data_by_ptr_name_bind"}) {
     ReplaceSetter(handle_type, name, true);
   }
-  for (const char* name : {"copy_to_cpu", "shape", "type", "lod"}) {
-    ReplaceReader(handle_type, name);
+  ReplaceReader(handle_type, "copy_to_cpu", true);
+  for (const char* name : {"shape", "type", "lod"}) {
+    ReplaceReader(handle_type, name, false);
   }
 
   core->attr("create_predictor") = py::cpp_function(

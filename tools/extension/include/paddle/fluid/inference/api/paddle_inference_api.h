@@ -70,6 +70,7 @@ class Predictor {
   ~Predictor() {}
 
   std::vector<std::string> GetInputNames();
+  std::vector<std::string> GetOutputNames();
   bool Run();
   bool Run(const std::vector<paddle::Tensor>& inputs,
            std::vector<paddle::Tensor>* outputs);
