@@ -242,6 +242,14 @@ class TestMemoryOfTheCaller(PredictorTestCase):
         np.testing.assert_array_equal(handle.copy_to_cpu(), expected)
 
 
+class TestConfigs(PredictorTestCase):
+    def test_what_is_no_config_is_a_type_error(self):
+        for make in (Predictor, create_predictor):
+            for config in (None, "model"):
+                with self.assertRaises(TypeError):
+                    make(config)
+
+
 class TestClones(PredictorTestCase):
     def check_survivor(self, model: str, onednn: bool, survivor: int) -> None:
         predictors = [self.predictor(model, onednn)]

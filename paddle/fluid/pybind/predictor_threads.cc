@@ -687,9 +687,10 @@ void BindPredictorThreads(py::module* core) {
   const py::object type = core->attr("PaddleInferPredictor");
   ReplaceRun(type);
   Replace(type, "__init__", [](const py::object& old) {
-    return [=](const py::object& self, const py::object& config) {
-      Model model(config);
-      old(self, config);
+    return [=](const py::object& self, const paddle_infer::Config& config) {
+      const auto object = py::cast(&config, py::return_value_policy::reference);
+      Model model(object);
+      old(self, object);
       SetModel(self, std::move(model));
     };
   });
