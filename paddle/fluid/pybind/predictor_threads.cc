@@ -424,25 +424,32 @@ void Do(const PredictorState& state, Work work) {
   }
 }
 
-// Calls `make` without the GIL. One predictor is made at a time: the passes
-// that optimize a program share registries.
+// One predictor is made at a time: the passes that optimize a program share
+// registries. A thread may lock it with the GIL, and never waits for the GIL
+// while it holds it.
+std::mutex making;
+
 template <typename Make>
-std::unique_ptr<Predictor> MakeWithoutGil(Make make) {
-  static std::mutex making;
+std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
   std::unique_ptr<Predictor> made;
-  WorkWithoutGil::Run([&] {
+  const auto make_alone = [&] {
     const std::lock_guard<std::mutex> lock(making);
     made = make();
-  });
+  };
+  if (keeps_gil) {
+    make_alone();
+  } else {
+    WorkWithoutGil::Run(make_alone);
+  }
   return made;
 }
 
 py::object CreatePredictor(const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  py::object predictor = py::cast(MakeWithoutGil([&] {
-                                    return std::make_unique<Predictor>(config);
-                                  }).release(),
-                                  py::return_value_policy::take_ownership);
+  py::object predictor = py::cast(
+      MakeAlone(false, [&] { return std::make_unique<Predictor>(config); })
+          .release(),
+      py::return_value_policy::take_ownership);
   SetModel(predictor, std::move(model));
   return predictor;
 }
@@ -461,8 +468,7 @@ py::object Clone(const py::object& predictor) {
   }
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
-      state->keeps_gil ? original->Clone()
-                       : MakeWithoutGil([&] { return original->Clone(); });
+      MakeAlone(state->keeps_gil, [&] { return original->Clone(); });
   Predictor* const pointer = made.get();
   if (!state->clones) {
     py::object clone =
