@@ -295,6 +295,24 @@ class TestClones(PredictorTestCase):
         )
         self.assertEqual(seen, [])
 
+    def test_dropped_clone_frees_its_tensors(self):
+        def allocated() -> int:
+            return paddle.base.core.host_memory_stat_current_value(
+                "Allocated", 0
+            )
+
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                predictor = self.predictor(model)
+                call(predictor, ONES)
+                call(predictor.clone(), ONES)
+                gc.collect()
+                before = allocated()
+                for _ in range(5):
+                    call(predictor.clone(), LARGE)
+                    gc.collect()
+                self.assertLess(allocated() - before, LARGE.nbytes)
+
     def test_predictor_may_be_cloned_and_made_while_it_runs(self):
         predictor = self.predictor()
         expected = call(predictor, ONES)

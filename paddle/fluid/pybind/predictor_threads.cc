@@ -99,6 +99,29 @@ class Clones {
     clones_.push_back(clone.release());
   }
 
+  // Frees the tensors of a clone when `object`, its Python object, goes.
+  static void ClearWith(const py::object& object,
+                        std::shared_ptr<Clones> clones) {
+    struct Dropped {
+      Predictor* clone;
+      std::shared_ptr<Clones> clones;
+    };
+    const py::capsule dropped(
+        std::make_unique<Dropped>(
+            Dropped{object.cast<Predictor*>(), std::move(clones)})
+            .release(),
+        [](void* data) {
+          const std::unique_ptr<Dropped> gone(static_cast<Dropped*>(data));
+          try {
+            gone->clone->ClearIntermediateTensor();
+          } catch (const std::exception&) {
+            // Paddle refuses it for programs in PIR, which keep no
+            // intermediate tensors after a run.
+          }
+        });
+    py::detail::keep_alive_impl(object, dropped);
+  }
+
  private:
   std::vector<Predictor*> clones_;
 };
@@ -484,6 +507,7 @@ py::object Clone(const py::object& predictor) {
   of_clone->clones = state->clones;
   of_clone->keeps_gil = state->keeps_gil;
   py::detail::keep_alive_impl(clone, predictor);
+  Clones::ClearWith(clone, state->clones);
   return clone;
 }
 

@@ -75,6 +75,7 @@ class Predictor {
   bool Run(const std::vector<paddle::Tensor>& inputs,
            std::vector<paddle::Tensor>* outputs);
   std::unique_ptr<Predictor> Clone(void* stream = nullptr);
+  void ClearIntermediateTensor();
 
  private:
   // Has the size of the one pointer that the class has.
