@@ -26,6 +26,7 @@ from typing import Callable
 import numpy as np
 from concurrent_base import WAIT_S, Worker, in_threads
 from inference_threads_base import (
+    IMAGE,
     IMAGE_LEGACY,
     PAIR,
     PredictorTestCase,
@@ -119,10 +120,24 @@ class TestPredictorPool(PredictorTestCase):
             ([X], ValueError, "has 2 inputs"),
             ({"x": X, "z": Y}, ValueError, r"\['x', 'z'\]"),
             ([X, [1, 2]], TypeError, "'y' is a list"),
+            ([X, Y.astype("complex64")], TypeError, "incompatible"),
+            ([X, Y[None]], ValueError, r"'y' has the shape \[1, 4\].*\[-1\]"),
         ):
             with self.assertRaisesRegex(error, text):
                 pool.predict(inputs)
+            np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
         self.assertIs(pool._predictors[0], first)
+
+    def test_wrong_sizes_cost_no_predictor(self):
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                pool = PredictorPool(self.config(model), 1)
+                first = pool._predictors[0]
+                wrong = np.ones([1, 5, 4, 4], "float32")
+                with self.assertRaisesRegex(ValueError, r"\[-1, 3, -1, -1\]"):
+                    pool.predict([wrong])
+                pool.predict([ONES])
+                self.assertIs(pool._predictors[0], first)
 
     def test_error_that_is_kept_keeps_no_predictor(self):
         pool = PredictorPool(self.config(PAIR), 1)
@@ -142,7 +157,7 @@ class TestPredictorPool(PredictorTestCase):
         for _ in range(3):
             used += pool._predictors
             with self.assertRaises(ValueError):
-                pool.predict([np.ones([1, 5, 4, 4], "float32")])
+                pool.predict([ONES.astype("float64")])
             np.testing.assert_array_equal(pool.predict([ONES])[0], expected)
             self.assertNotIn(pool._predictors[0], used)
 

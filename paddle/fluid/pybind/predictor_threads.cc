@@ -729,6 +729,11 @@ void BindPredictorThreads(py::module* core) {
       return stream.empty() ? Clone(self) : old(self, *stream);
     };
   });
+  type.attr("_input_shapes") = py::cpp_function(
+      [](Predictor* self) { return self->GetInputTensorShape(); },
+      py::name("_input_shapes"),
+      py::is_method(type),
+      "Returns the shapes of the inputs by name, -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
   for (const char* name : {"clear_intermediate_tensor",

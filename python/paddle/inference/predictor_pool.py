@@ -72,7 +72,10 @@ class PredictorPool:
         first = create_predictor(config)
         self._predictors = [first, *(first.clone() for _ in range(size - 1))]
         self._input_names: list[str] = first.get_input_names()
-        self._idle = None if native is None else native.IdlePredictors(size)
+        self._idle = self._input_shapes = None
+        if native is not None:
+            self._idle = native.IdlePredictors(size)
+            self._input_shapes = first._input_shapes()
         self._retrieved: set[int] = set()
 
     def retrieve(self, idx: int) -> Predictor:
@@ -109,8 +112,9 @@ class PredictorPool:
         Runs the model on arrays, with a predictor that no other thread uses.
         Waits for one if all are in use.
 
-        A predictor that has raised an error is not used again. A clone takes
-        its place, which the call makes that needs it.
+        A predictor whose run raised an error is not used again. A clone takes
+        its place, which the call makes that needs it. Wrong ranks and sizes,
+        and arrays that cannot be copied, raise before the run.
 
         Args:
             inputs: all inputs, by name or in the order of `get_input_names()`.
@@ -125,7 +129,8 @@ class PredictorPool:
             NotImplementedError: this Paddle was built without it.
             TimeoutError: no predictor was free in time.
             RuntimeError: the pool has no predictors left.
-            ValueError: inputs are missing, or are not the model's.
+            ValueError: inputs are missing, are not the model's, or have other
+                shapes than the model's.
             TypeError: an input is not a numpy array.
         """
         if self._idle is None:
@@ -141,11 +146,18 @@ class PredictorPool:
             if lease.has_failed:
                 failed = self._predictors[lease.number]
                 self._predictors[lease.number] = failed.clone()
+                lease.has_failed = False
+            predictor = self._predictors[lease.number]
+            for name, array in arrays.items():
+                predictor.get_input_handle(name).copy_from_cpu(array)
             # Also while an interrupt comes.
             lease.has_failed = True
-            answers = _run(self._predictors[lease.number], arrays)
+            predictor.run()
             lease.has_failed = False
-            return answers
+            return [
+                predictor.get_output_handle(name).copy_to_cpu()
+                for name in predictor.get_output_names()
+            ]
         finally:
             lease.release()
 
@@ -185,16 +197,14 @@ class PredictorPool:
                     f"The input {name!r} is a {type(array).__name__}, not a "
                     "numpy array. Convert it with numpy.asarray."
                 )
+            shape = self._input_shapes[name]
+            if len(shape) != array.ndim or any(
+                size not in (-1, actual)
+                for size, actual in zip(shape, array.shape)
+            ):
+                raise ValueError(
+                    f"The input {name!r} has the shape {list(array.shape)}, "
+                    f"but the model takes {shape}, where -1 is any size. Pass "
+                    "an array of such a shape."
+                )
         return dict(inputs)
-
-
-def _run(
-    predictor: Predictor, arrays: dict[str, np.ndarray]
-) -> list[np.ndarray]:
-    for name, array in arrays.items():
-        predictor.get_input_handle(name).copy_from_cpu(array)
-    predictor.run()
-    return [
-        predictor.get_output_handle(name).copy_to_cpu()
-        for name in predictor.get_output_names()
-    ]

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,6 +72,7 @@ class Predictor {
 
   std::vector<std::string> GetInputNames();
   std::vector<std::string> GetOutputNames();
+  std::map<std::string, std::vector<int64_t>> GetInputTensorShape();
   bool Run();
   bool Run(const std::vector<paddle::Tensor>& inputs,
            std::vector<paddle::Tensor>* outputs);
