@@ -16,14 +16,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
+import random
 import threading
 import time
 import unittest
 import weakref
-from typing import Any, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 from concurrent_base import WAIT_S, Worker, in_thread, in_threads
@@ -42,8 +45,12 @@ from inference_threads_base import (
 import paddle
 from paddle.inference import Config, Predictor, create_predictor
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 LARGE = np.ones([4, 3, 256, 256], "float32")
 ONES = np.ones([1, 3, 4, 4], "float32")
+ENDED = object()
 X, Y = np.full([4], 5, "float32"), np.full([4], 2, "float32")
 
 
@@ -589,6 +596,55 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         for _ in range(100):
             in_thread(call, self.shared, X * 10, Y)
         self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
+
+
+class TestStepsInAnyOrder(PredictorTestCase):
+    """Whole requests of threads whose steps come in any order."""
+
+    def request(self, number: int, rng: random.Random) -> Iterator[None]:
+        """Does a step of a request, and then waits for its next turn."""
+        x, y = np.full([4], number, "float32"), np.full([4], 2, "float32")
+        inputs = [("x", x), ("y", y)]
+        rng.shuffle(inputs)
+        for name, array in inputs:
+            self.shared.get_input_handle(name).copy_from_cpu(array)
+            yield
+        self.shared.run()
+        yield
+        for index, expected in ((0, x - y), (1, x * 2)):
+            np.testing.assert_array_equal(output(self.shared, index), expected)
+            yield
+
+    def test_answers_are_right_or_refused(self):
+        seed = os.environ.get(
+            "PADDLE_INFERENCE_THREADS_SEED",
+            random.SystemRandom().getrandbits(32),
+        )
+        print(f"PADDLE_INFERENCE_THREADS_SEED={seed}")
+        rng = random.Random(int(seed))
+        self.shared = self.predictor(PAIR)
+        answered = refused = 0
+        numbers = itertools.count()
+        with contextlib.ExitStack() as stack:
+            threads = [
+                stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)
+            ]
+            requests = [iter(()) for _ in threads]
+            for _ in range(3000):
+                i = rng.randrange(len(threads))
+                # Long turns, so that some requests are not refused.
+                for _ in range(rng.randrange(1, 8)):
+                    step = threads[i].submit(next, requests[i], ENDED)
+                    try:
+                        if step.result(WAIT_S) is not ENDED:
+                            continue
+                        answered += 1
+                    except RuntimeError as error:
+                        self.assertIn("clone()", str(error))
+                        refused += 1
+                    requests[i] = self.request(next(numbers), rng)
+        self.assertGreater(answered, 10)
+        self.assertGreater(refused, 10)
 
 
 class TestCallsThatOverlap(PredictorTestCase):
