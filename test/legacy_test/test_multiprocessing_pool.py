@@ -29,6 +29,7 @@ from thread_device_base import (
     device_lists,
     needs_another_device,
     places_of_new_tensors,
+    run_script,
 )
 
 import paddle
@@ -165,6 +166,27 @@ class TestPool(unittest.TestCase):
         method = multiprocessing.get_start_method()
         with mp.Pool(1) as pool:
             self.assertIs(pool._ctx, mp.get_context(method))
+
+    def test_a_forked_worker_gets_no_sigterm_before_it_has_begun(self):
+        run_script(
+            self,
+            """
+            import signal
+            import paddle.multiprocessing as mp
+            def is_blocked(_=None):
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+                return signal.SIGTERM in mask
+            reader, writer = os.pipe()
+            os.register_at_fork(
+                after_in_child=lambda: os.write(writer, b"%d" % is_blocked())
+            )
+            with mp.get_context("fork").Pool(1) as pool:
+                assert os.read(reader, 1) == b"1"
+                assert pool.map(is_blocked, [0]) == [False]
+            assert not is_blocked()
+            """,
+            ["cpu"],
+        )
 
     def test_arguments_are_those_of_python(self):
         for arguments in (

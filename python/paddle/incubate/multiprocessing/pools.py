@@ -37,7 +37,7 @@ from paddle.base import framework
 from paddle.base.threads import devices, streams
 
 from .caller_modes import modes_of_caller
-from .spawned_process import end_at_sigterm
+from .spawned_process import end_at_sigterm, sigterm_blocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,7 +122,7 @@ class _Pool(pool.Pool):
         context: BaseContext,
     ) -> None:
         is_forked = context.get_start_method() == "fork"
-        self.Process = _process(_in_state_of_caller() if is_forked else _run)
+        self.Process = _forked_process() if is_forked else _process(_run)
         super().__init__(
             processes, initializer, initargs, maxtasksperchild, context
         )
@@ -169,6 +169,25 @@ def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
         args: Iterable[Any],
     ) -> BaseProcess:
         return context.Process(target=run, args=(target, args))
+
+    return process
+
+
+def _forked_process() -> Callable[..., BaseProcess]:
+    """Returns a function that makes a worker which is to be forked."""
+    make = _process(_in_state_of_caller())
+
+    def process(context: BaseContext, **call: Any) -> BaseProcess:
+        worker = make(context, **call)
+        start = worker.start
+
+        def start_with_sigterm_blocked() -> None:
+            # A pool that is left at once ends workers that are just beginning.
+            with sigterm_blocked():
+                start()
+
+        worker.start = start_with_sigterm_blocked
+        return worker
 
     return process
 

@@ -84,11 +84,12 @@ def end_at_sigterm() -> None:
     """
     Makes SIGTERM end this process at once, unless Python has a handler for it.
     Paddle's handler prints a long report, and hangs if it interrupts a thread
-    that holds a lock it needs.
+    that holds a lock it needs. Unblocks SIGTERM, see `sigterm_blocked`.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # Python does not see a handler that C++ has set; this replaces it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def run(
@@ -99,7 +100,6 @@ def run(
     parent: Connection | None,
 ) -> None:
     end_at_sigterm()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _end_with(parent)
     try:
         _deliver_interrupt()
