@@ -93,6 +93,9 @@ class TestSameAsProcesses(unittest.TestCase):
             loaded[worker_type] = [
                 [plain(batch) for batch in loader] for _ in range(epochs)
             ]
+            if loader._iterator is not None and worker_type == "process":
+                # They would stay until the tests end.
+                loader._iterator._try_shutdown_all()
         self.assertEqual(loaded["thread"], loaded["process"])
         self.assertTrue(all(loaded["thread"]))
 
