@@ -27,6 +27,7 @@ from tools.benchmark import (
     data_loader,
     data_parallel,
     devices,
+    predictors,
     shared_tensors,
     streams,
 )
@@ -35,6 +36,7 @@ if __name__ == "__main__":
     benchmarks = (
         devices,
         streams,
+        predictors,
         shared_tensors,
         data_loader,
         collectives,

@@ -29,6 +29,7 @@ CONCURRENT_INFERENCE = r"""one (?P<device>\S+), [0-9]+ requests
 (?P<threads>[0-9]+) threads: [0-9,]+ requests/s
 wrong answers: (?P<wrong>[0-9]+)
 """
+ANSWERS = r"(?P<answers>[0-9]+) answers, (?P<wrong>[0-9]+) wrong\n"
 SERVED = r"thread_([0-9]+), Place\((\S+)\): ([0-9]+) requests"
 INFERENCE_SERVICE = rf"""(?P<note>no GPU and .*\n)?(?P<served>({SERVED}
 )+)400 answers, (?P<wrong>[0-9]+) wrong
@@ -123,6 +124,16 @@ def test_inference_is_concurrent_on_the_first_custom_device(serve, plugin):
 def test_inference_is_concurrent_on_another_device(serve, plugin):
     output = serve("--device", "custom_cpu:1", CUSTOM_DEVICE_ROOT=plugin)
     assert output["device"] == "custom_cpu:1"
+    assert output["wrong"] == "0"
+
+
+@pytest.mark.parametrize("model", [[], ["--layer"]])
+@pytest.mark.parametrize(
+    "server", ["thread_pool_server.py", "asyncio_server.py"]
+)
+def test_server_answers_as_one_thread_does(run_example, server, model):
+    output = run_example(server, ANSWERS, "--requests", "60", *model)
+    assert output["answers"] == "60"
     assert output["wrong"] == "0"
 
 

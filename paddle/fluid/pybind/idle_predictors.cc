@@ -1,0 +1,225 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/idle_predictors.h"
+
+#include <pythread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "paddle/fluid/pybind/work_without_gil.h"
+#include "pybind11/stl.h"
+
+namespace py = pybind11;
+
+namespace paddle {
+namespace pybind {
+namespace {
+
+// The predictors of a pool that no thread has taken, by number.
+//
+// This is C++ because it must not lose one: between two steps of Python a
+// KeyboardInterrupt may come, between two steps of C++ it cannot. And no lock
+// is held that a fork could leave locked: the GIL protects everything.
+class IdlePredictors {
+ public:
+  struct Predictor {
+    int number;
+    bool has_failed;
+  };
+
+  explicit IdlePredictors(int size) : size_(size) {
+    for (int number = 0; number < size; ++number) {
+      idle_.push_back({number, false});
+    }
+  }
+  IdlePredictors(const IdlePredictors&) = delete;
+  IdlePredictors& operator=(const IdlePredictors&) = delete;
+
+  // Returns nothing if none was idle in time, or none is left. Without a
+  // timeout, in seconds, it waits for as long as it takes.
+  std::optional<Predictor> Take(std::optional<double> timeout);
+
+  void Give(Predictor predictor) {
+    LeaveForkBehind();
+    if (!waiters_.empty()) {
+      Waiter* const waiter = waiters_.front();
+      waiters_.pop_front();
+      waiter->given = predictor;
+      waiter->Release();
+    } else if (predictor.has_failed) {
+      idle_.push_back(predictor);
+    } else {
+      // The one that was used last is in the caches of the machine.
+      idle_.push_front(predictor);
+    }
+  }
+
+  // Takes this one for ever; returns false if it is not idle.
+  bool Remove(int number) {
+    LeaveForkBehind();
+    const auto found = std::find_if(
+        idle_.begin(), idle_.end(), [number](const Predictor& predictor) {
+          return predictor.number == number;
+        });
+    if (found == idle_.end()) return false;
+    idle_.erase(found);
+    --size_;
+    return true;
+  }
+
+  // How many there are, idle or taken.
+  int size() {
+    LeaveForkBehind();
+    return size_;
+  }
+  // The process that those belong to that are taken now.
+  pid_t process() const { return process_; }
+
+ private:
+  // Waits until it is released, once. Requires: the GIL.
+  class Waiter {
+   public:
+    Waiter() : lock_(PyThread_allocate_lock()) {
+      if (lock_ == nullptr) throw std::bad_alloc();
+      PyThread_acquire_lock(lock_, NOWAIT_LOCK);
+    }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+    ~Waiter() { PyThread_free_lock(lock_); }
+
+    // Negative: without an end. A signal ends it, too.
+    PyLockStatus Wait(PY_TIMEOUT_T microseconds) {
+      return WorkWithoutGil::Wait(
+          [&] { return PyThread_acquire_lock_timed(lock_, microseconds, 1); });
+    }
+    void Release() { PyThread_release_lock(lock_); }
+
+    std::optional<Predictor> given;
+
+   private:
+    const PyThread_type_lock lock_;
+  };
+
+  // In a child, threads of the parent do not give back what they have taken.
+  void LeaveForkBehind() {
+    if (process_ == getpid()) return;
+    process_ = getpid();
+    waiters_.clear();
+    size_ = static_cast<int>(idle_.size());
+  }
+
+  std::deque<Predictor> idle_;
+  std::deque<Waiter*> waiters_;
+  int size_;
+  pid_t process_ = getpid();
+};
+
+// Returns the microseconds that are left, negative for no end.
+PY_TIMEOUT_T TimeLeft(std::optional<double> timeout,
+                      std::chrono::steady_clock::time_point begin) {
+  constexpr double kCentury = 3e9;
+  if (!timeout || *timeout > kCentury) return -1;
+  const std::chrono::duration<double> waited =
+      std::chrono::steady_clock::now() - begin;
+  return static_cast<PY_TIMEOUT_T>(1e6 *
+                                   std::max(0., *timeout - waited.count()));
+}
+
+std::optional<IdlePredictors::Predictor> IdlePredictors::Take(
+    std::optional<double> timeout) {
+  LeaveForkBehind();
+  if (!idle_.empty()) {
+    const Predictor predictor = idle_.front();
+    idle_.pop_front();
+    return predictor;
+  }
+  if (size_ == 0) return std::nullopt;
+  Waiter waiter;
+  waiters_.push_back(&waiter);
+  const auto begin = std::chrono::steady_clock::now();
+  PyLockStatus status = PY_LOCK_INTR;
+  while (status == PY_LOCK_INTR && !PyErr_Occurred()) {
+    status = waiter.Wait(TimeLeft(timeout, begin));
+    if (status == PY_LOCK_INTR) PyErr_CheckSignals();
+  }
+  const auto found = std::find(waiters_.begin(), waiters_.end(), &waiter);
+  if (found != waiters_.end()) waiters_.erase(found);
+  if (PyErr_Occurred()) {
+    if (waiter.given) Give(*waiter.given);
+    throw py::error_already_set();
+  }
+  return waiter.given;
+}
+
+// A predictor that one thread has taken, until the lease is released or
+// destroyed.
+class Lease {
+ public:
+  Lease(std::shared_ptr<IdlePredictors> from,
+        IdlePredictors::Predictor predictor)
+      : predictor(predictor),
+        process_(from->process()),
+        from_(std::move(from)) {}
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() { Release(); }
+
+  void Release() {
+    const auto from = std::move(from_);
+    // A child of a fork does not have it.
+    if (from && process_ == getpid()) from->Give(predictor);
+  }
+
+  IdlePredictors::Predictor predictor;
+
+ private:
+  const pid_t process_;
+  std::shared_ptr<IdlePredictors> from_;
+};
+
+}  // namespace
+
+void BindIdlePredictors(py::module* m) {
+  py::class_<Lease>(*m, "Lease")
+      .def_property_readonly(
+          "number", [](const Lease& self) { return self.predictor.number; })
+      .def_property(
+          "has_failed",
+          [](const Lease& self) { return self.predictor.has_failed; },
+          [](Lease& self, bool value) { self.predictor.has_failed = value; })
+      .def("release", &Lease::Release);
+  py::class_<IdlePredictors, std::shared_ptr<IdlePredictors>>(*m,
+                                                              "IdlePredictors")
+      .def(py::init<int>())
+      .def("take",
+           [](const std::shared_ptr<IdlePredictors>& self,
+              std::optional<double> timeout) -> std::unique_ptr<Lease> {
+             const auto predictor = self->Take(timeout);
+             return predictor ? std::make_unique<Lease>(self, *predictor)
+                              : nullptr;
+           })
+      .def("remove", &IdlePredictors::Remove)
+      .def_property_readonly("size", &IdlePredictors::size);
+}
+
+}  // namespace pybind
+}  // namespace paddle

@@ -1,0 +1,780 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/predictor_threads.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "paddle/fluid/inference/api/paddle_inference_api.h"
+#include "paddle/fluid/pybind/work_without_gil.h"
+#include "paddle/phi/api/include/tensor.h"
+#include "paddle/phi/common/bfloat16.h"
+#include "paddle/phi/common/float16.h"
+#include "paddle/utils/pybind.h"
+#include "pybind11/functional.h"
+#include "pybind11/numpy.h"
+#include "pybind11/stl.h"
+
+namespace py = pybind11;
+
+namespace paddle {
+namespace pybind {
+namespace {
+
+using Predictor = paddle_infer::Predictor;
+using Handle = paddle_infer::Tensor;
+
+constexpr char kHowToFix[] =
+    "Give each thread a predictor of its own with clone(), call "
+    "PredictorPool.predict, or hold a lock from the first input of a request "
+    "to "
+    "its last output.";
+
+struct Thread {
+  uint64_t id = 0;  // never that of another thread
+  uint64_t ident = 0;
+
+  static Thread Current() {
+    return {PyThreadState_GetID(PyThreadState_Get()),
+            PyThread_get_thread_ident()};
+  }
+  bool operator==(const Thread& other) const { return id == other.id; }
+  bool operator!=(const Thread& other) const { return id != other.id; }
+  explicit operator bool() const { return id != 0; }
+
+  std::string name() const {
+    const auto threading = py::module_::import("threading");
+    for (const py::handle thread : threading.attr("enumerate")()) {
+      if (py::int_(ident).equal(thread.attr("ident"))) {
+        return py::repr(thread.attr("name"));
+      }
+    }
+    return "a thread that has ended";
+  }
+};
+
+[[noreturn]] void Fail(const std::string& method, const std::string& reason) {
+  throw std::runtime_error(method + "() failed on thread " +
+                           Thread::Current().name() + ": " + reason + ". " +
+                           kHowToFix);
+}
+
+// A predictor and its clones, of a model whose parameters they share. In Paddle
+// 3.3.0 each clears the parameters when it is destroyed. So they are destroyed
+// together, when the program has dropped all.
+class Clones {
+ public:
+  Clones() = default;
+  Clones(const Clones&) = delete;
+  Clones& operator=(const Clones&) = delete;
+  // Requires: the GIL, and that no Python object of a clone is alive.
+  ~Clones() {
+    for (Predictor* clone : clones_) {
+      // The class that inference_api.cc has bound destroys it.
+      py::cast(clone, py::return_value_policy::take_ownership);
+    }
+  }
+  void Keep(std::unique_ptr<Predictor> clone) {
+    clones_.push_back(clone.release());
+  }
+
+  // Frees the tensors of a clone when `object`, its Python object, goes.
+  static void ClearWith(const py::object& object,
+                        std::shared_ptr<Clones> clones) {
+    struct Dropped {
+      Predictor* clone;
+      std::shared_ptr<Clones> clones;
+    };
+    const py::capsule dropped(
+        std::make_unique<Dropped>(
+            Dropped{object.cast<Predictor*>(), std::move(clones)})
+            .release(),
+        [](void* data) {
+          const std::unique_ptr<Dropped> gone(static_cast<Dropped*>(data));
+          try {
+            gone->clone->ClearIntermediateTensor();
+          } catch (const std::exception&) {
+            // Paddle refuses it for programs in PIR, which keep no
+            // intermediate tensors after a run.
+          }
+        });
+    py::detail::keep_alive_impl(object, dropped);
+  }
+
+ private:
+  std::vector<Predictor*> clones_;
+};
+
+// What threads have set, run and read of a predictor. The GIL protects it.
+//
+// Any thread may set an input, run or read. Refused is a thread whose data
+// another one has overwritten: it would get the answer to the other's request.
+class PredictorState {
+ public:
+  explicit PredictorState(Predictor* predictor)
+      : input_names_(predictor->GetInputNames()),
+        output_names_(predictor->GetOutputNames()) {}
+  PredictorState(const PredictorState&) = delete;
+  PredictorState& operator=(const PredictorState&) = delete;
+
+  // A call, which calls of other threads must not overlap.
+  class Call {
+   public:
+    Call(std::shared_ptr<PredictorState> of, const char* method)
+        : of_(std::move(of)), me_(Thread::Current()) {
+      if (of_->calls_ > 0 && of_->caller_ != me_) {
+        Fail(method,
+             "thread " + of_->caller_.name() +
+                 " is in a call of this "
+                 "predictor, which works for one thread at a time");
+      }
+      of_->caller_ = me_;
+      ++of_->calls_;
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    ~Call() { --of_->calls_; }
+
+    void SetInput(const std::string& name) {
+      of_->Overwrite(name, me_);
+      of_->writers_[name] = me_;
+      Request* const mine = of_->Mine(me_);
+      mine->overwritten.erase(name);
+      mine->is_open = true;
+      mine->has_run = false;
+    }
+
+    void SetAllInputs() {
+      for (const std::string& name : of_->input_names_) SetInput(name);
+    }
+
+    // For a call that leaves an input without the data of another thread.
+    void DropInput(const std::string& name) {
+      if (of_->Overwrite(name, me_)) of_->writers_.erase(name);
+    }
+
+    void CheckMayRun() {
+      const Request* const mine = of_->Find(me_);
+      if (mine != nullptr && mine->WasOverwritten()) {
+        of_->FailOverwritten("run", *mine);
+      }
+    }
+
+    // The outputs of the last run are lost to the threads that it was for,
+    // unless this run is for them too.
+    void BeginRun() {
+      runs_for_ = of_->ThreadsOfRun(me_);
+      for (const uint64_t id : of_->last_run_for_) {
+        Request* const request = of_->Find(id);
+        if (request != nullptr && runs_for_.count(id) == 0) {
+          request->lost.insert(of_->unread_.begin(), of_->unread_.end());
+        }
+      }
+    }
+
+    void EndRun() {
+      for (const uint64_t id : runs_for_) {
+        Request* const request = of_->Find(id);
+        if (request == nullptr) continue;
+        request->lost.clear();
+        request->has_run = true;
+      }
+      of_->last_run_for_ = std::move(runs_for_);
+      of_->last_runner_ = me_;
+      of_->unread_.insert(of_->output_names_.begin(), of_->output_names_.end());
+    }
+
+    // Ends the request of the calling thread, which has its answer.
+    void EndRequest() { of_->Mine(me_)->is_open = false; }
+
+    void CheckMayReadInput(const char* method, const std::string& name) {
+      const Request* const mine = of_->Find(me_);
+      if (of_->calls_ == 1 && mine != nullptr && mine->is_open &&
+          mine->overwritten.count(name) > 0) {
+        of_->FailOverwritten(method, *mine);
+      }
+    }
+
+    void CheckMayReadOutput(const char* method, const std::string& name) {
+      const Request* const mine = of_->Find(me_);
+      // A hook reads while its thread runs.
+      if (of_->calls_ > 1 || mine == nullptr) return;
+      if (mine->lost.count(name) > 0) {
+        Fail(method,
+             "thread " + of_->last_runner_.name() +
+                 " has run this predictor since, which has overwritten output "
+                 "'" +
+                 name + "'");
+      }
+      if (!mine->is_open || mine->has_run) return;
+      if (mine->WasOverwritten()) of_->FailOverwritten(method, *mine);
+      if (!of_->last_run_for_.empty() &&
+          of_->last_run_for_.count(me_.id) == 0) {
+        Fail(method,
+             "the outputs of this predictor are those of thread " +
+                 of_->last_runner_.name() +
+                 ", since this thread has not run the inputs that it has set");
+      }
+    }
+
+    // The requests that the last run was for have their answer.
+    void EndRead(const std::string& name) {
+      of_->unread_.erase(name);
+      for (const uint64_t id : of_->last_run_for_) {
+        Request* const request = of_->Find(id);
+        if (request != nullptr && request->has_run) request->is_open = false;
+      }
+    }
+
+   private:
+    const std::shared_ptr<PredictorState> of_;
+    const Thread me_;
+    std::unordered_set<uint64_t> runs_for_;
+  };
+
+  // Nothing where the predictor has parameters of its own.
+  std::shared_ptr<Clones> clones;
+  // That a clone loads.
+  std::vector<std::string> files;
+  // Whether its work keeps the GIL, as in Paddle 3.3.0. With oneDNN it does:
+  // all predictors share a cache of primitives, and what one of them evicts or
+  // clears another one may be about to use.
+  bool keeps_gil = true;
+
+ private:
+  // Of a thread: the inputs that it sets, until their outputs were read.
+  struct Request {
+    uint64_t ident = 0;
+    bool is_open = false;
+    bool has_run = false;  // with the inputs that were set last
+    // Inputs that the thread has set, and another one since.
+    std::unordered_set<std::string> overwritten;
+    // Outputs that a run for other threads has overwritten, unread.
+    std::unordered_set<std::string> lost;
+
+    bool WasOverwritten() const { return is_open && !overwritten.empty(); }
+  };
+
+  Request* Find(uint64_t id) {
+    const auto found = requests_.find(id);
+    return found == requests_.end() ? nullptr : &found->second;
+  }
+  Request* Find(const Thread& thread) { return Find(thread.id); }
+
+  Request* Mine(const Thread& me) {
+    if (Request* const found = Find(me)) return found;
+    if (requests_.size() >= most_requests_) ForgetEndedThreads();
+    Request* const added = &requests_[me.id];
+    added->ident = me.ident;
+    return added;
+  }
+
+  // Threads that have ended call no more. The identifier of one may be that of
+  // a new thread, and then it stays for longer.
+  void ForgetEndedThreads() {
+    const py::dict running =
+        py::module_::import("sys").attr("_current_frames")();
+    for (auto entry = requests_.begin(); entry != requests_.end();) {
+      entry = running.contains(py::int_(entry->second.ident))
+                  ? std::next(entry)
+                  : requests_.erase(entry);
+    }
+    most_requests_ = 2 * requests_.size() + kFewRequests;
+  }
+
+  // Returns whether another thread had set the input.
+  bool Overwrite(const std::string& name, const Thread& me) {
+    const auto writer = writers_.find(name);
+    if (writer == writers_.end() || writer->second == me) return false;
+    if (Request* const request = Find(writer->second)) {
+      request->overwritten.insert(name);
+    }
+    return true;
+  }
+
+  // The thread that runs, and those that have set inputs for this run.
+  std::unordered_set<uint64_t> ThreadsOfRun(const Thread& runner) {
+    std::unordered_set<uint64_t> ids{runner.id};
+    Mine(runner);
+    for (const auto& [name, writer] : writers_) {
+      const Request* const request = Find(writer);
+      if (request != nullptr && request->is_open &&
+          request->overwritten.empty()) {
+        ids.insert(writer.id);
+      }
+    }
+    return ids;
+  }
+
+  [[noreturn]] void FailOverwritten(const char* method,
+                                    const Request& request) const {
+    std::string names;
+    std::string by = "another thread";
+    for (const std::string& name : input_names_) {
+      if (request.overwritten.count(name) == 0) continue;
+      names += (names.empty() ? "'" : ", '") + name + "'";
+      const auto writer = writers_.find(name);
+      if (writer != writers_.end()) by = "thread " + writer->second.name();
+    }
+    Fail(method,
+         by + " has overwritten " + names +
+             " of this predictor, which this thread had set");
+  }
+
+  static constexpr size_t kFewRequests = 16;
+
+  const std::vector<std::string> input_names_;
+  const std::vector<std::string> output_names_;
+  std::unordered_map<std::string, Thread> writers_;  // by input
+  std::unordered_map<uint64_t, Request> requests_;   // by thread
+  size_t most_requests_ = kFewRequests;
+  std::unordered_set<uint64_t> last_run_for_;  // threads
+  Thread last_runner_;
+  std::unordered_set<std::string> unread_;  // outputs, by any thread
+  Thread caller_;
+  int calls_ = 0;  // that are under way, one in the other
+};
+
+// What a handle belongs to.
+struct Bound {
+  std::shared_ptr<PredictorState> state;
+  std::string name;
+  bool is_input;
+};
+
+// By the objects in C++. An entry goes with the Python object.
+template <typename Value>
+class ByObject {
+ public:
+  Value* Find(const void* object) {
+    const auto found = values_.find(object);
+    return found == values_.end() ? nullptr : &found->second;
+  }
+  Value* Add(const void* object, py::handle owner, Value value) {
+    Value* const added =
+        &values_.insert_or_assign(object, std::move(value)).first->second;
+    struct Entry {
+      ByObject* in;
+      const void* object;
+    };
+    const py::capsule entry(
+        std::make_unique<Entry>(Entry{this, object}).release(), [](void* data) {
+          const std::unique_ptr<Entry> gone(static_cast<Entry*>(data));
+          gone->in->values_.erase(gone->object);
+        });
+    py::detail::keep_alive_impl(owner, entry);
+    return added;
+  }
+
+ private:
+  std::unordered_map<const void*, Value> values_;
+};
+
+// Never destroyed: objects may go while the process exits.
+auto& states =
+    *std::make_unique<ByObject<std::shared_ptr<PredictorState>>>().release();
+auto& bound_handles = *std::make_unique<ByObject<Bound>>().release();
+
+std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
+  auto* const object = predictor.cast<Predictor*>();
+  if (auto* const found = states.Find(object)) return *found;
+  return *states.Add(
+      object, predictor, std::make_shared<PredictorState>(object));
+}
+
+// What a clone is made of.
+struct Model {
+  // Except for a model in PIR's format, clones use the parameters of the
+  // predictor.
+  bool shares_parameters;
+  // Those in PIR's format load the files again.
+  std::vector<std::string> files;
+  bool uses_onednn;
+
+  explicit Model(const py::object& config) {
+    const auto text = [&](const char* name) {
+      return config.attr(name)().cast<std::string>();
+    };
+    uses_onednn = config.attr("mkldnn_enabled")().cast<bool>();
+    const std::filesystem::path program = text("prog_file");
+    shares_parameters =
+        config.attr("model_from_memory")().cast<bool>() ||
+        (program.empty()
+             ? !std::filesystem::exists(
+                   std::filesystem::path(text("model_dir")) / "__model__.json")
+             : program.extension() != ".json");
+    if (!shares_parameters && !program.empty()) {
+      files = {text("prog_file"), text("params_file")};
+    }
+  }
+};
+
+void SetModel(py::handle predictor, Model model) {
+  const auto state = StateOf(predictor);
+  if (model.shares_parameters) state->clones = std::make_shared<Clones>();
+  state->files = std::move(model.files);
+  state->keeps_gil = model.uses_onednn;
+}
+
+// Calls `work`, without the GIL where that is safe.
+template <typename Work>
+void Do(const PredictorState& state, Work work) {
+  if (state.keeps_gil) {
+    work();
+  } else {
+    WorkWithoutGil::Run(work);
+  }
+}
+
+// One predictor is made at a time: the passes that optimize a program share
+// registries. A thread may lock it with the GIL, and never waits for the GIL
+// while it holds it.
+std::mutex making;
+
+template <typename Make>
+std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
+  std::unique_ptr<Predictor> made;
+  const auto make_alone = [&] {
+    const std::lock_guard<std::mutex> lock(making);
+    made = make();
+  };
+  if (keeps_gil) {
+    make_alone();
+  } else {
+    WorkWithoutGil::Run(make_alone);
+  }
+  return made;
+}
+
+py::object CreatePredictor(const paddle_infer::Config& config) {
+  Model model(py::cast(&config, py::return_value_policy::reference));
+  py::object predictor = py::cast(
+      MakeAlone(false, [&] { return std::make_unique<Predictor>(config); })
+          .release(),
+      py::return_value_policy::take_ownership);
+  SetModel(predictor, std::move(model));
+  return predictor;
+}
+
+py::object Clone(const py::object& predictor) {
+  const auto state = StateOf(predictor);
+  for (const std::string& file : state->files) {
+    // Paddle 3.3.0 makes a clone of uninitialized parameters.
+    if (!file.empty() && !std::filesystem::exists(file)) {
+      const std::string text =
+          "clone() loads the files of the model again, but " + file +
+          " does not exist. Keep the files as long as predictors are cloned.";
+      PyErr_SetString(PyExc_FileNotFoundError, text.c_str());
+      throw py::error_already_set();
+    }
+  }
+  auto* const original = predictor.cast<Predictor*>();
+  std::unique_ptr<Predictor> made =
+      MakeAlone(state->keeps_gil, [&] { return original->Clone(); });
+  Predictor* const pointer = made.get();
+  if (!state->clones) {
+    py::object clone =
+        py::cast(made.release(), py::return_value_policy::take_ownership);
+    const auto of_clone = StateOf(clone);
+    of_clone->files = state->files;
+    of_clone->keeps_gil = state->keeps_gil;
+    return clone;
+  }
+  state->clones->Keep(std::move(made));
+  py::object clone = py::cast(pointer, py::return_value_policy::reference);
+  const auto of_clone = StateOf(clone);
+  of_clone->clones = state->clones;
+  of_clone->keeps_gil = state->keeps_gil;
+  py::detail::keep_alive_impl(clone, predictor);
+  Clones::ClearWith(clone, state->clones);
+  return clone;
+}
+
+void Run(const py::object& self) {
+  const auto state = StateOf(self);
+  PredictorState::Call call(state, "run");
+  call.CheckMayRun();
+  call.BeginRun();
+  auto* const predictor = self.cast<Predictor*>();
+  Do(*state, [&] { predictor->Run(); });
+  call.EndRun();
+}
+
+std::vector<paddle::Tensor> RunOn(const py::object& self,
+                                  const std::vector<paddle::Tensor>& inputs) {
+  const auto state = StateOf(self);
+  PredictorState::Call call(state, "run");
+  call.SetAllInputs();
+  call.BeginRun();
+  auto* const predictor = self.cast<Predictor*>();
+  std::vector<paddle::Tensor> outputs;
+  Do(*state, [&] {
+    predictor->Run(inputs, &outputs);
+    // The next run writes into the outputs of this one.
+    for (paddle::Tensor& output : outputs) {
+      paddle::Tensor copy = output.copy_to(output.place(), true);
+      copy.set_name(output.name());
+      output = std::move(copy);
+    }
+  });
+  call.EndRun();
+  call.EndRequest();
+  return outputs;
+}
+
+template <typename T>
+bool CopyFrom(const PredictorState& state,
+              Handle* handle,
+              const py::array& data) {
+  const auto* const values = static_cast<const T*>(data.data());
+  const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
+  Do(state, [&] {
+    handle->Reshape(shape);
+    handle->CopyFromCpu(values);
+  });
+  return true;
+}
+
+// Returns false, having done nothing, for values that inference_api.cc converts
+// or refuses.
+bool CopyFromCpu(const PredictorState& state,
+                 Handle* handle,
+                 const py::array& data) {
+  if ((data.flags() & py::array::c_style) == 0 ||
+      !data.attr("dtype").attr("isnative").cast<bool>()) {
+    return false;
+  }
+  const auto size = data.itemsize();
+  switch (data.dtype().kind()) {
+    case 'f':
+      if (size == 2) return CopyFrom<phi::dtype::float16>(state, handle, data);
+      if (size == 4) return CopyFrom<float>(state, handle, data);
+      return size == 8 && CopyFrom<double>(state, handle, data);
+    case 'i':
+      if (size == 1) return CopyFrom<int8_t>(state, handle, data);
+      if (size == 4) return CopyFrom<int32_t>(state, handle, data);
+      return size == 8 && CopyFrom<int64_t>(state, handle, data);
+    case 'u':
+      return size == 1 && CopyFrom<uint8_t>(state, handle, data);
+    case 'b':
+      return CopyFrom<bool>(state, handle, data);
+    default:
+      return false;
+  }
+}
+
+template <typename T>
+py::object CopyTo(const PredictorState& state,
+                  const Handle& handle,
+                  const char* dtype) {
+  const auto shape = handle.shape();
+  py::array array(py::dtype(dtype),
+                  py::array::ShapeContainer(shape.begin(), shape.end()));
+  auto* const values = static_cast<T*>(array.mutable_data());
+  Do(state, [&] { handle.CopyToCpu(values); });
+  return std::move(array);
+}
+
+// Returns None, having done nothing, for a type that inference_api.cc refuses.
+py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
+  switch (handle.type()) {
+    case paddle_infer::DataType::FLOAT32:
+      return CopyTo<float>(state, handle, "float32");
+    case paddle_infer::DataType::FLOAT64:
+      return CopyTo<double>(state, handle, "float64");
+    case paddle_infer::DataType::FLOAT16:
+      return CopyTo<phi::dtype::float16>(state, handle, "float16");
+    case paddle_infer::DataType::BFLOAT16:
+      return CopyTo<phi::dtype::bfloat16>(state, handle, "uint16");
+    case paddle_infer::DataType::INT64:
+      return CopyTo<int64_t>(state, handle, "int64");
+    case paddle_infer::DataType::INT32:
+      return CopyTo<int32_t>(state, handle, "int32");
+    case paddle_infer::DataType::INT8:
+      return CopyTo<int8_t>(state, handle, "int8");
+    case paddle_infer::DataType::UINT8:
+      return CopyTo<uint8_t>(state, handle, "uint8");
+    case paddle_infer::DataType::BOOL:
+      return CopyTo<bool>(state, handle, "bool");
+    default:
+      return py::none();
+  }
+}
+
+// Replaces a method. `make` gets the old one and returns the new one.
+template <typename Make>
+void Replace(const py::object& type, const char* name, Make make) {
+  if (!py::hasattr(type, name)) return;
+  const py::object old = type.attr(name);
+  type.attr(name) = py::cpp_function(
+      make(old), py::name(name), py::is_method(type), py::doc("See Paddle."));
+}
+
+// A call that changes an input.
+void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const py::args& args) {
+      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      if (found == nullptr) {
+        old(self, *args);
+        return;
+      }
+      const Bound bound = *found;
+      PredictorState::Call call(bound.state, name);
+      call.DropInput(bound.name);
+      if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
+          std::string(name) != "_copy_from_cpu_bind" ||
+          !CopyFromCpu(
+              *bound.state, self.cast<Handle*>(), args[0].cast<py::array>())) {
+        old(self, *args);
+      }
+      if (is_data) call.SetInput(bound.name);
+    };
+  });
+}
+
+// A call that reads an input or output, its data or what is known of it.
+void ReplaceReader(const py::object& type, const char* name, bool is_data) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self) -> py::object {
+      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      if (found == nullptr) return old(self);
+      const Bound bound = *found;
+      PredictorState::Call call(bound.state, name);
+      if (!is_data) return old(self);
+      if (bound.is_input) {
+        call.CheckMayReadInput(name, bound.name);
+      } else {
+        call.CheckMayReadOutput(name, bound.name);
+      }
+      py::object array = CopyToCpu(*bound.state, *self.cast<Handle*>());
+      if (array.is_none()) array = old(self);
+      if (!bound.is_input) call.EndRead(bound.name);
+      return array;
+    };
+  });
+}
+
+void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const std::string& of) {
+      py::object handle = old(self, of);
+      bound_handles.Add(
+          handle.cast<Handle*>(), handle, Bound{StateOf(self), of, is_input});
+      py::detail::keep_alive_impl(handle, self);
+      return handle;
+    };
+  });
+}
+
+// A call that only must not overlap those of other threads.
+void ReplaceAlone(const py::object& type, const char* name) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const py::args& args) -> py::object {
+      const PredictorState::Call call(StateOf(self), name);
+      return old(self, *args);
+    };
+  });
+}
+
+void ReplaceRun(const py::object& type) {
+  const auto run = py::cpp_function(&Run,
+                                    py::name("run"),
+                                    py::is_method(type),
+                                    "Runs the inputs that were set.");
+  type.attr("run") = py::cpp_function(&RunOn,
+                                      py::name("run"),
+                                      py::is_method(type),
+                                      py::sibling(run),
+                                      py::arg("inputs"),
+                                      "Runs tensors and returns the outputs.");
+}
+
+}  // namespace
+
+void BindPredictorThreads(py::module* core) {
+  const py::object type = core->attr("PaddleInferPredictor");
+  ReplaceRun(type);
+  Replace(type, "__init__", [](const py::object& old) {
+    return [=](const py::object& self, const paddle_infer::Config& config) {
+      const auto object = py::cast(&config, py::return_value_policy::reference);
+      Model model(object);
+      old(self, object);
+      SetModel(self, std::move(model));
+    };
+  });
+  Replace(type, "clone", [](const py::object& old) {
+    return [=](const py::object& self, const py::args& stream) {
+      return stream.empty() ? Clone(self) : old(self, *stream);
+    };
+  });
+  type.attr("_input_shapes") = py::cpp_function(
+      [](Predictor* self) { return self->GetInputTensorShape(); },
+      py::name("_input_shapes"),
+      py::is_method(type),
+      "Returns the shapes of the inputs by name, -1 for any size.");
+  ReplaceGetHandle(type, "get_input_handle", true);
+  ReplaceGetHandle(type, "get_output_handle", false);
+  for (const char* name : {"clear_intermediate_tensor",
+                           "try_shrink_memory",
+                           "register_input_hook",
+                           "register_output_hook"}) {
+    ReplaceAlone(type, name);
+  }
+  const py::object handle_type = core->attr("PaddleInferTensor");
+  for (const char* name : {"reshape", "set_lod"}) {
+    ReplaceSetter(handle_type, name, false);
+  }
+  for (const char* name : {"_copy_from_cpu_bind",
+                           "_share_external_data_bind",
+                           "_share_external_data_paddle_tensor_bind",
+                           "_share_external_data_by_ptr_name_bind"}) {
+    ReplaceSetter(handle_type, name, true);
+  }
+  ReplaceReader(handle_type, "copy_to_cpu", true);
+  for (const char* name : {"shape", "type", "lod"}) {
+    ReplaceReader(handle_type, name, false);
+  }
+
+  core->attr("create_predictor") = py::cpp_function(
+      &CreatePredictor,
+      py::name("create_predictor"),
+      py::arg("config"),
+      "Makes a predictor. Other Python threads run meanwhile.");
+
+  const auto os = py::module_::import("os");
+  if (py::hasattr(os, "register_at_fork")) {
+    os.attr("register_at_fork")(
+        py::arg("before") = py::cpp_function(&WorkWithoutGil::PauseForFork),
+        py::arg("after_in_parent") =
+            py::cpp_function(&WorkWithoutGil::ContinueInParent),
+        py::arg("after_in_child") =
+            py::cpp_function(&WorkWithoutGil::ContinueInChild));
+  }
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&WorkWithoutGil::FinishAtExit));
+}
+
+}  // namespace pybind
+}  // namespace paddle

@@ -1,0 +1,134 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/work_without_gil.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace paddle {
+namespace pybind {
+namespace {
+
+// Lock order: a thread may lock `mutex` with the GIL, and never waits for the
+// GIL while it holds `mutex`.
+struct AllWork {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<const WorkWithoutGil*> in_progress;
+  int pauses = 0;
+  bool exiting = false;
+};
+
+// Never destroyed: threads may use it while the process exits.
+AllWork* all_work = std::make_unique<AllWork>().release();
+
+}  // namespace
+
+WorkWithoutGil::WorkWithoutGil()
+    : thread_(PyThreadState_Get()), python_calls_(thread_->gilstate_counter) {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    keeps_gil_ = all_work->exiting || all_work->pauses > 0;
+    if (keeps_gil_) return;
+    all_work->in_progress.insert(this);
+  }
+  PyEval_SaveThread();
+}
+
+void WorkWithoutGil::TakeGil() {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    all_work->in_progress.erase(this);
+  }
+  all_work->changed.notify_all();
+  TakeGil(thread_);
+}
+
+void WorkWithoutGil::TakeGil(PyThreadState* thread) {
+#if defined(__GLIBCXX__)
+  try {
+    PyEval_RestoreThread(thread);
+  } catch (abi::__forced_unwind&) {
+    // After the exit of the interpreter CPython ends a thread that takes the
+    // GIL. Unwinding this stack would run destructors that need the GIL.
+    StopThread();
+  }
+#else
+  PyEval_RestoreThread(thread);
+#endif
+}
+
+void WorkWithoutGil::StopThread() {
+  while (true) pause();
+}
+
+bool WorkWithoutGil::OthersWork(const PyThreadState* thread) {
+  const std::lock_guard<std::mutex> lock(all_work->mutex);
+  for (const WorkWithoutGil* work : all_work->in_progress) {
+    // The counter changes with the GIL, which this thread has.
+    if (work->thread_ != thread &&
+        work->thread_->gilstate_counter == work->python_calls_) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void WorkWithoutGil::WaitForOthers() {
+  PyThreadState* const thread = PyThreadState_Get();
+  while (OthersWork(thread)) {
+    PyEval_SaveThread();
+    {
+      std::unique_lock<std::mutex> lock(all_work->mutex);
+      // Nobody is notified when a thread enters Python.
+      all_work->changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    TakeGil(thread);
+  }
+}
+
+void WorkWithoutGil::PauseForFork() {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    ++all_work->pauses;
+  }
+  WaitForOthers();
+}
+
+void WorkWithoutGil::ContinueInParent() {
+  const std::lock_guard<std::mutex> lock(all_work->mutex);
+  --all_work->pauses;
+}
+
+void WorkWithoutGil::ContinueInChild() {
+  // Threads that the child does not have may hold its mutex, and wait on it.
+  all_work = std::make_unique<AllWork>().release();
+}
+
+void WorkWithoutGil::FinishAtExit() {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    all_work->exiting = true;
+  }
+  WaitForOthers();
+}
+
+}  // namespace pybind
+}  // namespace paddle

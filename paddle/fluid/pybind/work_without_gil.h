@@ -1,0 +1,112 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <Python.h>
+
+#include <exception>
+#include <utility>
+
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
+
+namespace paddle {
+namespace pybind {
+
+// Work in C++ for which a thread has released the GIL.
+//
+// On Paddle 3.3.0 such work held the GIL, so that no fork and no exit of the
+// interpreter came in between: a child has the locks of threads that it does
+// not have, and an exiting process destroys what they use. Here a fork and the
+// exit wait for the work instead, which is as long.
+class WorkWithoutGil {
+ public:
+  // Calls `function` without the GIL, but with it while a thread forks and once
+  // the interpreter has begun to exit. Rethrows what `function` throws, with
+  // the GIL.
+  //
+  // Thread-safe. Requires: the GIL, and that `function` takes it for what it
+  // does in Python.
+  template <typename Function>
+  static void Run(Function&& function) {
+    WorkWithoutGil work;
+    if (work.keeps_gil_) {
+      function();
+      return;
+    }
+    std::exception_ptr error;
+    try {
+      function();
+#if defined(__GLIBCXX__)
+    } catch (abi::__forced_unwind&) {
+      // A call of Python ended the thread, since the interpreter has exited.
+      StopThread();
+#endif
+    } catch (...) {
+      error = std::current_exception();
+    }
+    work.TakeGil();
+    if (error) std::rethrow_exception(error);
+  }
+
+  // Calls `function`, which only waits, without the GIL, and returns its
+  // result. A fork and the exit do not wait for it. Requires: the GIL;
+  // `function` does not throw.
+  template <typename Function>
+  static auto Wait(Function&& function) {
+    PyThreadState* const thread = PyEval_SaveThread();
+    const auto result = function();
+    TakeGil(thread);
+    return result;
+  }
+
+  // Waits until no other thread is in C++ code of such work. Until the next
+  // call of `ContinueInParent` or `ContinueInChild`, on the same thread, work
+  // that begins keeps the GIL, so that the fork is not in the middle of it. It
+  // does not wait: other handlers of the fork may wait for the thread that
+  // works. A thread that is in Python meanwhile does not count.
+  // Requires: the GIL.
+  static void PauseForFork();
+  static void ContinueInParent();
+  static void ContinueInChild();
+
+  // Waits as `PauseForFork` does. From then on all work keeps the GIL.
+  // Requires: the GIL.
+  static void FinishAtExit();
+
+  WorkWithoutGil(const WorkWithoutGil&) = delete;
+  WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;
+
+ private:
+  // Releases the GIL, unless a thread forks or the interpreter exits.
+  WorkWithoutGil();
+  ~WorkWithoutGil() = default;
+
+  void TakeGil();
+  static void TakeGil(PyThreadState* thread);
+  // Returns whether a thread other than this one works in C++.
+  static bool OthersWork(const PyThreadState* thread);
+  static void WaitForOthers();
+  [[noreturn]] static void StopThread();
+
+  PyThreadState* const thread_;
+  // How many calls from C++ to Python the thread was in.
+  const int python_calls_;
+  bool keeps_gil_ = false;
+};
+
+}  // namespace pybind
+}  // namespace paddle

@@ -1,0 +1,687 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Predictors on threads: calls without the GIL, and those that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import random
+import threading
+import time
+import unittest
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+from concurrent_base import WAIT_S, Worker, in_thread, in_threads
+from inference_threads_base import (
+    IMAGE,
+    IMAGE_LEGACY,
+    PAIR,
+    PredictorTestCase,
+    call,
+    hook_once,
+    output,
+    save_legacy,
+    switch_interval,
+)
+
+import paddle
+from paddle.inference import Config, Predictor, create_predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LARGE = np.ones([4, 3, 256, 256], "float32")
+ONES = np.ones([1, 3, 4, 4], "float32")
+ENDED = object()
+X, Y = np.full([4], 5, "float32"), np.full([4], 2, "float32")
+
+
+class TestOtherThreadsRun(PredictorTestCase):
+    def check(self, function: Callable[[], Any]) -> None:
+        """Checks that a thread gets to run before the function returns."""
+        may_run, has_run = threading.Event(), []
+
+        def run() -> None:
+            may_run.wait(WAIT_S)
+            has_run.append(True)
+
+        worker = Worker(run)
+        # No thread is made to give up the GIL.
+        deadline = time.monotonic() + WAIT_S
+        with switch_interval(1000):
+            may_run.set()
+            while not has_run and time.monotonic() < deadline:
+                function()
+            seen = list(has_run)
+        worker.result()
+        self.assertTrue(seen, "the GIL was held")
+
+    def test_while_a_predictor_runs(self):
+        predictor = self.predictor()
+        predictor.get_input_handle("x").copy_from_cpu(LARGE)
+        self.check(predictor.run)
+
+    def test_while_a_predictor_runs_on_tensors(self):
+        predictor = self.predictor()
+        x = paddle.to_tensor(LARGE)
+        self.check(lambda: predictor.run([x]))
+
+    def test_while_an_input_is_copied(self):
+        predictor = self.predictor()
+        handle = predictor.get_input_handle("x")
+        self.check(lambda: handle.copy_from_cpu(LARGE))
+
+    def test_while_an_output_is_copied(self):
+        predictor = self.predictor(PAIR)
+        call(predictor, *[np.ones([1 << 22], "float32")] * 2)
+        self.check(lambda: output(predictor))
+
+    def test_while_a_predictor_is_cloned(self):
+        predictor = self.predictor()
+        self.check(predictor.clone)
+
+    def test_while_a_predictor_is_made(self):
+        configs = [self.config() for _ in range(50)]
+        self.check(lambda: create_predictor(configs.pop()))
+
+
+class TestPythonInsideARun(PredictorTestCase):
+    def check_hooks(self, model: str) -> None:
+        predictor = self.predictor(model)
+        seen = []
+        for register in (
+            predictor.register_input_hook,
+            predictor.register_output_hook,
+        ):
+            register(lambda *_: seen.append(threading.get_ident()))
+
+        def run() -> int:
+            call(predictor, ONES)
+            return threading.get_ident()
+
+        ident = in_thread(run)
+        self.assertGreater(len(seen), 2)
+        self.assertEqual(set(seen), {ident})
+
+    def test_hooks_are_called_on_the_thread_that_runs(self):
+        self.check_hooks(IMAGE)
+
+    def test_hooks_of_the_format_before_pir_are_called_on_it_too(self):
+        self.check_hooks(IMAGE_LEGACY)
+
+    def test_hook_may_use_its_predictor(self):
+        predictor = self.predictor(PAIR)
+        shapes = []
+        predictor.register_output_hook(
+            lambda *_: shapes.append(predictor.get_input_handle("x").shape())
+        )
+        call(predictor, X, Y)
+        self.assertEqual(shapes[0], [4])
+
+    def test_hook_lets_other_threads_run(self):
+        predictor = self.predictor()
+        met = threading.Barrier(2, timeout=WAIT_S)
+        predictor.register_input_hook(hook_once(met.wait))
+        worker = Worker(call, predictor, ONES)
+        met.wait()
+        worker.result()
+
+    def test_error_of_a_hook_reaches_the_caller(self):
+        predictor = self.predictor(IMAGE_LEGACY)
+
+        def fail(*_: Any) -> None:
+            raise KeyError("from the hook")
+
+        predictor.register_output_hook(fail)
+        with self.assertRaisesRegex(KeyError, "from the hook"):
+            in_thread(call, predictor, ONES)
+
+    def test_py_func_of_predictors_on_threads(self):
+        path = os.path.join(self.folder, "python")
+        idents = []
+
+        def twice(x: Any) -> np.ndarray:
+            idents.append(threading.get_ident())
+            return np.asarray(x) * 2
+
+        def build(x: Any) -> Any:
+            block = paddle.static.default_main_program().current_block()
+            out = block.create_var(
+                name="doubled", dtype="float32", shape=[-1, 4]
+            )
+            y = paddle.static.py_func(twice, paddle.static.nn.fc(x, 4), out)
+            return paddle.scale(y, 0.5)
+
+        save_legacy(build, path, [None, 3])
+        config = Config(path + ".pdmodel", path + ".pdiparams")
+        config.disable_glog_info()
+        first = create_predictor(config)
+        x = np.ones([1, 3], "float32")
+        expected = call(first, x)
+
+        def run() -> list:
+            predictor = first.clone()
+            return [call(predictor, x) for _ in range(20)]
+
+        with switch_interval(1e-6):
+            for answers in in_threads(run, run, run):
+                for answer in answers:
+                    np.testing.assert_array_equal(answer, expected)
+        self.assertEqual(len(set(idents)), 4)
+
+    def test_memory_of_an_array_is_freed_by_the_run_that_replaces_it(self):
+        class Array(np.ndarray):
+            """An array that weak references can be made to."""
+
+        predictor = self.predictor()
+        array = ONES.copy().view(Array)
+        seen = weakref.ref(array)
+        tensor = paddle.base.core.eager.Tensor(
+            value=array, place=paddle.CPUPlace(), zero_copy=True
+        )
+        in_thread(predictor.run, [tensor])
+        del array, tensor
+        x = paddle.to_tensor(ONES)
+        in_thread(predictor.run, [x])
+        gc.collect()
+        self.assertIsNone(seen())
+
+    def test_profiler_records_runs_on_threads(self):
+        predictors = [self.predictor() for _ in range(2)]
+        expected = call(predictors[0], ONES)
+        profiler = paddle.profiler.Profiler(
+            targets=[paddle.profiler.ProfilerTarget.CPU],
+            on_trace_ready=lambda _: None,
+        )
+        with profiler:
+            answers = in_threads(
+                *[lambda p=p: call(p, ONES) for p in predictors]
+            )
+        for answer in answers:
+            np.testing.assert_array_equal(answer, expected)
+
+    def test_errors_are_those_of_the_main_thread(self):
+        predictor = self.predictor()
+        wrong = np.ones([1, 5, 4, 4], "float32")
+        for run in (lambda f, *args: f(*args), in_thread):
+            with self.assertRaisesRegex(ValueError, "InvalidArgument"):
+                run(call, predictor, wrong)
+            with self.assertRaisesRegex(ValueError, "wrong feed input size"):
+                run(predictor.run, [])
+
+
+class TestMemoryOfTheCaller(PredictorTestCase):
+    def test_returned_tensors_stay_as_they_were(self):
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                predictor = self.predictor(model)
+                (first,) = predictor.run([paddle.to_tensor(ONES)])
+                before = first.numpy().copy()
+                predictor.run([paddle.to_tensor(ONES * 7)])
+                np.testing.assert_array_equal(first.numpy(), before)
+                in_thread(call, predictor, ONES * 7)
+                np.testing.assert_array_equal(first.numpy(), before)
+
+    def test_handle_keeps_its_predictor_alive(self):
+        predictor = self.predictor()
+        expected = call(predictor, ONES)
+        handle = predictor.get_output_handle(predictor.get_output_names()[0])
+        del predictor
+        gc.collect()
+        np.testing.assert_array_equal(handle.copy_to_cpu(), expected)
+
+
+class TestConfigs(PredictorTestCase):
+    def test_what_is_no_config_is_a_type_error(self):
+        for make in (Predictor, create_predictor):
+            for config in (None, "model"):
+                with self.assertRaises(TypeError):
+                    make(config)
+
+
+class TestClones(PredictorTestCase):
+    def check_survivor(self, model: str, onednn: bool, survivor: int) -> None:
+        predictors = [self.predictor(model, onednn)]
+        predictors.append(predictors[0].clone())
+        expected = [call(each, ONES) for each in predictors]
+        del predictors[1 - survivor]
+        gc.collect()
+        np.testing.assert_array_equal(
+            call(predictors[0], ONES), expected[survivor]
+        )
+
+    def test_any_of_them_works_after_the_others_are_dropped(self):
+        for model in (IMAGE, IMAGE_LEGACY):
+            for onednn in (False, True):
+                for survivor in (0, 1):
+                    with self.subTest(
+                        model=model, onednn=onednn, survivor=survivor
+                    ):
+                        self.check_survivor(model, onednn, survivor)
+
+    def test_predictor_of_the_constructor_may_be_dropped_before_its_clone(self):
+        predictor = Predictor(self.config(IMAGE_LEGACY))
+        expected = call(predictor, ONES)
+        clone = predictor.clone()
+        del predictor
+        gc.collect()
+        np.testing.assert_array_equal(call(clone, ONES), expected)
+
+    def test_clone_has_no_inputs_outputs_or_hooks_of_a_dropped_one(self):
+        predictor = self.predictor(IMAGE_LEGACY)
+        seen = []
+        clone = predictor.clone()
+        clone.register_output_hook(lambda *_: seen.append(1))
+        call(clone, ONES)
+        seen.clear()
+        del clone
+        gc.collect()
+        clone = predictor.clone()
+        with self.assertRaisesRegex(ValueError, "InvalidArgument"):
+            clone.run()
+        np.testing.assert_array_equal(
+            call(clone, ONES * 2), call(predictor, ONES * 2)
+        )
+        self.assertEqual(seen, [])
+
+    def test_dropped_clone_frees_its_tensors(self):
+        def allocated() -> int:
+            return paddle.base.core.host_memory_stat_current_value(
+                "Allocated", 0
+            )
+
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                predictor = self.predictor(model)
+                call(predictor, ONES)
+                call(predictor.clone(), ONES)
+                gc.collect()
+                before = allocated()
+                for _ in range(5):
+                    call(predictor.clone(), LARGE)
+                    gc.collect()
+                self.assertLess(allocated() - before, LARGE.nbytes)
+
+    def test_predictor_may_be_cloned_and_made_while_it_runs(self):
+        predictor = self.predictor()
+        expected = call(predictor, ONES)
+        config = self.config(IMAGE_LEGACY)
+        made = []
+
+        def make() -> None:
+            made.append(in_thread(predictor.clone))
+            made.append(in_thread(create_predictor, config))
+
+        predictor.register_input_hook(hook_once(make))
+        np.testing.assert_array_equal(call(predictor, ONES), expected)
+        np.testing.assert_array_equal(call(made[0], ONES), expected)
+        call(made[1], ONES)
+
+
+class OtherThread(PredictorTestCase):
+    """Two threads, main and other, take turns with one predictor."""
+
+    def setUp(self) -> None:
+        self.shared = self.predictor(PAIR)
+        # Calls for the other thread, one after the other.
+        self.steps: list = []
+        self.ready = threading.Semaphore(0)
+        self.done = threading.Semaphore(0)
+        self.results: list = []
+        self.worker = Worker(self.work)
+        self.addCleanup(self.other, None)
+
+    def work(self) -> None:
+        while True:
+            self.ready.acquire(timeout=WAIT_S)
+            step = self.steps.pop()
+            try:
+                self.results.append(step and step())
+            except Exception as error:  # raised by other()
+                self.results.append(error)
+            self.done.release()
+            if step is None:
+                return
+
+    def other(self, step: Callable[[], Any] | None) -> Any:
+        """Calls a function on the other thread."""
+        self.steps.append(step)
+        self.ready.release()
+        self.assertTrue(self.done.acquire(timeout=WAIT_S))
+        result = self.results.pop()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def set_x(self, x: np.ndarray) -> None:
+        self.shared.get_input_handle("x").copy_from_cpu(x)
+
+    def read(self, index: int = 0) -> np.ndarray:
+        return output(self.shared, index)
+
+    def set_inputs(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.set_x(x)
+        self.shared.get_input_handle("y").copy_from_cpu(y)
+
+
+class TestPredictorMovesBetweenThreads(OtherThread):
+    def check_steps(self, set_inputs, run, read) -> None:
+        """Checks requests whose steps are each done by a function."""
+        for i in range(4):
+            set_inputs(lambda i=i: self.set_inputs(X * i, Y))
+            run(self.shared.run)
+            np.testing.assert_array_equal(read(self.read), X * i - Y)
+
+    def test_steps_of_a_request_on_different_threads(self):
+        threads = (lambda step: step()), self.other, in_thread
+        for steps in itertools.product(threads, repeat=3):
+            self.check_steps(*steps)
+
+    def test_steps_on_threads_of_an_executor(self):
+        async def request(x: np.ndarray) -> np.ndarray:
+            self.set_inputs(x, Y)
+            await asyncio.to_thread(self.shared.run)
+            return self.read()
+
+        async def requests() -> None:
+            for i in range(4):
+                np.testing.assert_array_equal(await request(X * i), X * i - Y)
+
+        asyncio.run(requests())
+
+    def test_input_that_is_set_once(self):
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+
+        def request(x: np.ndarray) -> np.ndarray:
+            self.set_x(x)
+            self.shared.run()
+            return self.read()
+
+        for i in range(4):
+            answer = self.other(lambda i=i: request(X * i))
+            np.testing.assert_array_equal(answer, X * i - Y)
+            answer = in_thread(request, X * i)
+            np.testing.assert_array_equal(answer, X * i - Y)
+        np.testing.assert_array_equal(self.read(), X * 3 - Y)
+
+    def test_input_of_another_thread_may_be_read(self):
+        in_thread(call, self.shared, X, Y)
+        handle = self.shared.get_input_handle("x")
+        np.testing.assert_array_equal(handle.copy_to_cpu(), X)
+
+    def test_shape_and_type_have_no_owner(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: call(self.shared, X, Y))
+        for handle in (
+            self.shared.get_input_handle("x"),
+            self.shared.get_output_handle(self.shared.get_output_names()[0]),
+        ):
+            self.assertEqual(handle.shape(), [4])
+            handle.type()
+            handle.lod()
+
+    def test_another_thread_may_free_memory_between_requests(self):
+        predictor = self.predictor()
+        predictor.get_input_handle("x").copy_from_cpu(ONES)
+        predictor.run()
+        expected = output(predictor)
+        self.other(predictor.try_shrink_memory)
+        predictor.run()
+        np.testing.assert_array_equal(output(predictor), expected)
+
+    def test_outputs_after_another_thread_has_set_inputs(self):
+        self.set_inputs(X, Y)
+        self.shared.run()
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        np.testing.assert_array_equal(self.read(), X - Y)
+
+    def test_request_after_request_on_any_thread(self):
+        for i in range(6):
+            x = X * i
+            answer = (
+                self.other(lambda x=x: call(self.shared, x, Y))
+                if i % 2
+                else call(self.shared, x, Y)
+            )
+            np.testing.assert_array_equal(answer, x - Y)
+        for i in range(5):
+            answer = in_thread(call, self.shared, X * i, Y)
+            np.testing.assert_array_equal(answer, X * i - Y)
+
+    def test_predictor_that_was_warmed_up_elsewhere(self):
+        self.set_inputs(X, Y)
+        self.shared.run()
+        answer = self.other(lambda: call(self.shared, X * 3, Y))
+        np.testing.assert_array_equal(answer, X * 3 - Y)
+
+    def test_one_thread_may_leave_inputs_for_its_next_run(self):
+        self.other(lambda: call(self.shared, X, Y))
+        call(self.shared, X, Y)
+        self.shared.get_input_handle("x").copy_from_cpu(X * 3)
+        for _ in range(2):
+            self.shared.run()
+            np.testing.assert_array_equal(output(self.shared), X * 3 - Y)
+
+    def test_tensors_that_are_shared_with_it(self):
+        self.other(lambda: call(self.shared, X, Y))
+        tensors = [paddle.to_tensor(X * 2), paddle.to_tensor(Y)]
+        for name, tensor in zip("xy", tensors):
+            self.shared.get_input_handle(name).share_external_data(tensor)
+        self.shared.run()
+        np.testing.assert_array_equal(output(self.shared), X * 2 - Y)
+
+    def test_run_on_tensors_takes_it_over(self):
+        self.set_inputs(X, Y)
+        x = paddle.to_tensor(X * 10)
+        answer = self.other(lambda: self.shared.run([x, x]))
+        np.testing.assert_array_equal(answer[0].numpy(), X * 0)
+        with self.assertRaisesRegex(RuntimeError, "overwritten 'x', 'y'"):
+            self.shared.run()
+
+
+class TestThreadsThatMixTheirRequests(OtherThread):
+    def assert_refused(self, text: str, step: Callable[[], Any]) -> None:
+        with self.assertRaisesRegex(
+            RuntimeError, rf"{text}.*clone\(\).*PredictorPool"
+        ):
+            step()
+
+    def test_run_after_another_thread_has_set_inputs(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
+        self.other(self.shared.run)
+        answer = self.other(lambda: output(self.shared))
+        np.testing.assert_array_equal(answer, X * 10 - Y)
+
+    def test_run_and_read_after_another_thread_has_set_one_input(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: self.set_x(X * 10))
+        self.assert_refused("has overwritten 'x' of", self.shared.run)
+        self.other(self.shared.run)
+        self.assert_refused("has overwritten 'x' of", self.read)
+        np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
+
+    def test_run_of_inputs_that_threads_set_in_between(self):
+        self.set_x(X)
+        self.other(lambda: self.set_inputs(X * 10, Y * 10))
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+        self.assert_refused("has overwritten 'x'", self.shared.run)
+        self.assert_refused(
+            "'MainThread' has overwritten 'y'",
+            lambda: self.other(self.shared.run),
+        )
+
+    def test_later_request_of_a_thread_that_has_lost_an_input(self):
+        call(self.shared, X, Y)
+        self.other(lambda: call(self.shared, X * 10, Y * 10))
+        self.set_x(X * 2)
+        self.assert_refused("has overwritten 'y'", self.shared.run)
+        self.shared.get_input_handle("y").copy_from_cpu(Y)
+        self.shared.run()
+        np.testing.assert_array_equal(self.read(), X * 2 - Y)
+
+    def test_reshape_overwrites_an_input(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: self.shared.get_input_handle("x").reshape([4]))
+        self.other(lambda: self.shared.get_input_handle("y").set_lod([[0, 4]]))
+        self.assert_refused("'x', 'y'", self.shared.run)
+
+    def test_inputs_that_another_thread_has_set(self):
+        self.set_inputs(X, Y)
+        handle = self.shared.get_input_handle("x")
+        self.other(lambda: self.set_x(X * 10))
+        self.assert_refused("has overwritten 'x'", handle.copy_to_cpu)
+
+    def test_outputs_after_a_run_of_another_thread(self):
+        self.set_inputs(X, Y)
+        self.shared.run()
+        self.other(lambda: call(self.shared, X * 10, Y))
+        for index, name in enumerate(self.shared.get_output_names()):
+            self.assert_refused(
+                f"has overwritten output '{name}'",
+                lambda index=index: self.read(index),
+            )
+
+    def test_second_output_after_a_run_of_another_thread(self):
+        call(self.shared, X, Y)
+        self.other(lambda: call(self.shared, X * 10, Y))
+        self.assert_refused("has overwritten output", lambda: self.read(1))
+
+    def test_outputs_of_a_run_by_a_thread_that_set_no_input(self):
+        self.set_inputs(X, Y)
+        self.other(self.shared.run)
+        in_thread(call, self.shared, X * 10, Y)
+        self.assert_refused("has overwritten output", self.read)
+        self.assert_refused(
+            "has overwritten output", lambda: self.other(self.read)
+        )
+
+    def test_outputs_of_another_thread_by_a_thread_that_has_set_inputs(self):
+        call(self.shared, X, Y)
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        self.assert_refused("has not run", lambda: self.other(self.read))
+
+    def test_outputs_after_a_run_that_raised(self):
+        call(self.shared, X, Y)
+        with self.assertRaises(ValueError):
+            self.other(lambda: call(self.shared, X, np.ones([3], "float32")))
+        self.assert_refused("has not run", lambda: self.other(self.read))
+
+    def test_error_names_a_thread_that_has_ended(self):
+        self.set_inputs(X, Y)
+        in_thread(self.set_inputs, X, Y)
+        self.assert_refused("a thread that has ended", self.shared.run)
+
+    def test_thread_is_remembered_after_many_others_have_ended(self):
+        self.set_inputs(X, Y)
+        for _ in range(100):
+            in_thread(call, self.shared, X * 10, Y)
+        self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
+
+
+class TestStepsInAnyOrder(PredictorTestCase):
+    """Whole requests of threads whose steps come in any order."""
+
+    def request(self, number: int, rng: random.Random) -> Iterator[None]:
+        """Does a step of a request, and then waits for its next turn."""
+        x, y = np.full([4], number, "float32"), np.full([4], 2, "float32")
+        inputs = [("x", x), ("y", y)]
+        rng.shuffle(inputs)
+        for name, array in inputs:
+            self.shared.get_input_handle(name).copy_from_cpu(array)
+            yield
+        self.shared.run()
+        yield
+        for index, expected in ((0, x - y), (1, x * 2)):
+            np.testing.assert_array_equal(output(self.shared, index), expected)
+            yield
+
+    def test_answers_are_right_or_refused(self):
+        seed = os.environ.get(
+            "PADDLE_INFERENCE_THREADS_SEED",
+            random.SystemRandom().getrandbits(32),
+        )
+        print(f"PADDLE_INFERENCE_THREADS_SEED={seed}")
+        rng = random.Random(int(seed))
+        self.shared = self.predictor(PAIR)
+        answered = refused = 0
+        numbers = itertools.count()
+        with contextlib.ExitStack() as stack:
+            threads = [
+                stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)
+            ]
+            requests = [iter(()) for _ in threads]
+            for _ in range(3000):
+                i = rng.randrange(len(threads))
+                # Long turns, so that some requests are not refused.
+                for _ in range(rng.randrange(1, 8)):
+                    step = threads[i].submit(next, requests[i], ENDED)
+                    try:
+                        if step.result(WAIT_S) is not ENDED:
+                            continue
+                        answered += 1
+                    except RuntimeError as error:
+                        self.assertIn("clone()", str(error))
+                        refused += 1
+                    requests[i] = self.request(next(numbers), rng)
+        self.assertGreater(answered, 10)
+        self.assertGreater(refused, 10)
+
+
+class TestCallsThatOverlap(PredictorTestCase):
+    def test_every_call_is_refused_while_another_thread_runs(self):
+        predictor = self.predictor(PAIR)
+        expected = call(predictor, X, Y)
+        handle = predictor.get_input_handle("x")
+        outputs = predictor.get_output_handle(predictor.get_output_names()[0])
+        x = paddle.to_tensor(X)
+        refused = []
+
+        def use() -> None:
+            for step in (
+                predictor.run,
+                lambda: predictor.run([x, x]),
+                lambda: handle.copy_from_cpu(X * 3),
+                lambda: handle.share_external_data(x),
+                lambda: handle.reshape([1]),
+                outputs.copy_to_cpu,
+                handle.shape,
+                predictor.try_shrink_memory,
+                predictor.clear_intermediate_tensor,
+                lambda: predictor.register_output_hook(print),
+            ):
+                with self.assertRaisesRegex(
+                    RuntimeError, r"is in a call of this.*clone\(\)"
+                ):
+                    step()
+                refused.append(step)
+
+        predictor.register_input_hook(hook_once(lambda: in_thread(use)))
+        np.testing.assert_array_equal(call(predictor, X, Y), expected)
+        self.assertEqual(len(refused), 10)
+        np.testing.assert_array_equal(
+            in_thread(call, predictor, X, Y), expected
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,248 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Forks and exits of processes whose threads use predictors."""
+
+from __future__ import annotations
+
+import os
+import unittest
+
+from concurrent_base import (
+    pristine_environment,
+    run_command,
+    script_command,
+)
+from inference_threads_base import IMAGE, PredictorTestCase
+
+FORK = """
+import os
+import sys
+import threading
+import numpy as np
+from inference_threads_base import call, hook_once
+from paddle.inference import Config, PredictorPool, create_predictor
+
+def config():
+    model = Config(sys.argv[1] + ".json", sys.argv[1] + ".pdiparams")
+    model.disable_glog_info()
+    model.disable_mkldnn()
+    return model
+"""
+
+FORK_IN_RUNS = (
+    FORK
+    + """
+from concurrent_base import Worker
+predictor, pool = create_predictor(config()), PredictorPool(config(), 2)
+large, small = (np.ones([1, 3, n, n], "float32") for n in (256, 4))
+expected = call(predictor.clone(), small)
+stop, began = threading.Event(), threading.Semaphore(0)
+
+def repeat(step):
+    step()
+    began.release()
+    while not stop.is_set():
+        step()
+
+workers = [Worker(repeat, step) for step in (
+    lambda: call(predictor, large),
+    lambda: pool.predict([large]),
+    predictor.clone,
+    lambda: create_predictor(config()),
+)]
+for _ in workers:
+    began.acquire()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for new in (predictor.clone(), create_predictor(config())):
+                np.testing.assert_array_equal(call(new, small), expected)
+            np.testing.assert_array_equal(
+                pool.predict([small], timeout=60)[0], expected)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+stop.set()
+for worker in workers:
+    worker.result()
+"""
+)
+
+FORK_IN_HOOK = (
+    FORK
+    + """
+predictor, pool = create_predictor(config()), PredictorPool(config(), 1)
+small = np.ones([1, 3, 4, 4], "float32")
+expected = call(predictor, small)
+forked, entered = threading.Event(), threading.Semaphore(0)
+
+def wait(*_):
+    entered.release()
+    forked.wait()
+
+def repeat_until_forked(step):
+    worker = threading.Thread(target=step)
+    worker.start()
+    entered.acquire()
+    return worker
+
+predictor.register_input_hook(hook_once(wait))
+pool._predictors[0].register_input_hook(hook_once(wait))
+workers = [
+    repeat_until_forked(lambda: call(predictor, small)),
+    repeat_until_forked(lambda: pool.predict([small])),
+]
+pid = os.fork()
+if pid == 0:
+    status = 1
+    try:
+        for step, text in (
+            (lambda: call(predictor, small), "has ended is in a call"),
+            (lambda: pool.predict([small]), "None of the 1 predictors"),
+        ):
+            try:
+                step()
+            except RuntimeError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+        np.testing.assert_array_equal(call(predictor.clone(), small), expected)
+        status = 0
+    finally:
+        os._exit(status)
+assert os.waitpid(pid, 0)[1] == 0
+forked.set()
+for worker in workers:
+    worker.join()
+np.testing.assert_array_equal(call(predictor, small), expected)
+np.testing.assert_array_equal(pool.predict([small])[0], expected)
+"""
+)
+
+FORK_WITH_LOCK = (
+    """
+import os
+import threading
+lock = threading.Lock()
+# Before Paddle's handlers, so that it is called after them.
+os.register_at_fork(
+    before=lock.acquire,
+    after_in_parent=lock.release,
+    after_in_child=lock.release,
+)
+"""
+    + FORK
+    + """
+from concurrent_base import Worker
+predictor = create_predictor(config())
+large = np.ones([1, 3, 256, 256], "float32")
+expected = call(predictor, large)
+stop, began = threading.Event(), threading.Event()
+
+def repeat():
+    while not stop.is_set():
+        with lock:
+            began.set()
+            np.testing.assert_array_equal(call(predictor, large), expected)
+
+worker = Worker(repeat)
+began.wait()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+stop.set()
+worker.result()
+"""
+)
+
+EXIT = (
+    FORK
+    + """
+predictors = [create_predictor(config()) for _ in range(2)]
+pool = PredictorPool(config(), 1)
+large = np.ones([1, 3, 256, 256], "float32")
+began = threading.Semaphore(0)
+handle = predictors[1].get_input_handle("x")
+
+def repeat(step):
+    step()
+    began.release()
+    while True:
+        step()
+
+steps = {
+    "run": [lambda: call(predictors[0], large)],
+    "copy": [lambda: handle.copy_from_cpu(large)],
+    "pool": [lambda: pool.predict([large])] * 2,
+    "make": [predictors[0].clone, lambda: create_predictor(config())],
+}
+for step in steps[sys.argv[2]]:
+    threading.Thread(target=repeat, args=[step], daemon=True).start()
+    began.acquire()
+"""
+)
+
+EXIT_IN_HOOK = (
+    FORK
+    + """
+predictor = create_predictor(config())
+entered = threading.Event()
+
+def wait(*_):
+    entered.set()
+    threading.Event().wait()
+
+predictor.register_input_hook(wait)
+small = np.ones([1, 3, 4, 4], "float32")
+threading.Thread(target=call, args=[predictor, small], daemon=True).start()
+entered.wait()
+"""
+)
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "needs fork and signals")
+class TestForkAndExit(PredictorTestCase):
+    def run_script(self, script: str, *args: str) -> None:
+        path = os.path.join(self.folder, IMAGE)
+        run_command(
+            self,
+            [*script_command(script), path, *args],
+            pristine_environment(),
+        )
+
+    def test_child_of_a_fork_while_threads_run_predictors(self):
+        self.run_script(FORK_IN_RUNS)
+
+    def test_handler_of_a_fork_may_wait_for_a_request_of_another_thread(self):
+        self.run_script(FORK_WITH_LOCK)
+
+    def test_child_has_no_predictor_that_a_thread_used_at_the_fork(self):
+        self.run_script(FORK_IN_HOOK)
+
+    def test_exit_while_daemon_threads_use_predictors(self):
+        for what in ("run", "copy", "pool", "make"):
+            with self.subTest(what=what):
+                self.run_script(EXIT, what)
+
+    def test_exit_while_a_hook_waits(self):
+        self.run_script(EXIT_IN_HOOK)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,232 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Predictors that many threads use at once: their answers, and their memory.
+
+PADDLE_INFERENCE_THREADS_LONG=1 makes a million calls in place of some hundreds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import unittest
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+from concurrent_base import Worker, in_threads
+from inference_threads_base import (
+    IMAGE,
+    IMAGE_LEGACY,
+    PredictorTestCase,
+    call,
+    switch_interval,
+)
+
+import paddle
+from paddle.inference import PredictorPool
+
+if TYPE_CHECKING:
+    from paddle.inference import Predictor
+
+LONG = bool(os.environ.get("PADDLE_INFERENCE_THREADS_LONG"))
+SEED = int(
+    os.environ.get(
+        "PADDLE_INFERENCE_THREADS_SEED", random.SystemRandom().getrandbits(32)
+    )
+)
+THREADS = 4
+CASES = [(m, o) for m in (IMAGE, IMAGE_LEGACY) for o in (False, True)]
+CALLS = (1_000_000 if LONG else 4_000) // (len(CASES) * 6 * THREADS)
+SHAPES = 20
+# Of threads and shapes, before the memory is measured and while it is.
+WARM, MORE = (2_000, 10_000) if LONG else (150, 150)
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+Call = Callable[[np.ndarray], np.ndarray]
+
+
+def new_image(rng: random.Random) -> np.ndarray:
+    shape = rng.randrange(1, 4), 3, rng.randrange(2, 40), rng.randrange(2, 40)
+    return np.random.default_rng(rng.getrandbits(32)).random(shape, "float32")
+
+
+def resident_kib() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * PAGE_KIB
+
+
+def behind_lock(function: Call) -> Call:
+    lock = threading.Lock()
+
+    def call_alone(x: np.ndarray) -> np.ndarray:
+        with lock:
+            return function(x)
+
+    return call_alone
+
+
+def or_refused(function: Call) -> Call:
+    """Returns a call that returns None where the threads overlap."""
+
+    def call_once(x: np.ndarray) -> np.ndarray | None:
+        try:
+            return function(x)
+        except RuntimeError as error:
+            if "clone()" not in str(error):
+                raise
+            return None
+
+    return call_once
+
+
+def cloning(shared: Predictor) -> Call:
+    """Returns a call that takes a new clone every 50th time."""
+    turns = itertools.count()
+    clone = shared
+
+    def call_clone(x: np.ndarray) -> np.ndarray:
+        nonlocal clone
+        if next(turns) % 50 == 0:
+            clone = shared.clone()
+        return call(clone, x)
+
+    return call_clone
+
+
+def run_on(predictor: Predictor, x: np.ndarray) -> np.ndarray:
+    return predictor.run([paddle.to_tensor(x)])[0].numpy()
+
+
+class TestAnswers(PredictorTestCase):
+    """Of threads that call a model with shapes that vary."""
+
+    def check(self, way: Callable[[str, bool], list[Call]]) -> None:
+        """Checks the answers of the calls that `way` makes, one per thread."""
+        print(f"PADDLE_INFERENCE_THREADS_SEED={SEED}")
+        for model, onednn in CASES:
+            with self.subTest(model=model, onednn=onednn):
+                self.check_model(way(model, onednn), model, onednn)
+
+    def check_model(self, calls: list[Call], model: str, onednn: bool) -> None:
+        rng = random.Random(SEED)
+        images = [new_image(rng) for _ in range(SHAPES)]
+        alone = self.predictor(model, onednn)
+        expected = [call(alone, image) for image in images]
+
+        def run(call_model: Call, seed: int) -> int:
+            own = random.Random(seed)
+            answered = 0
+            for _ in range(CALLS):
+                i = own.randrange(SHAPES)
+                answer = call_model(images[i])
+                if answer is not None:
+                    answered += 1
+                    np.testing.assert_allclose(
+                        answer, expected[i], rtol=1e-4, atol=1e-5
+                    )
+            return answered
+
+        seeds = [rng.getrandbits(32) for _ in calls]
+        with switch_interval(1e-6):
+            answered = in_threads(
+                *[
+                    lambda f=f, seed=seed: run(f, seed)
+                    for f, seed in zip(calls, seeds)
+                ]
+            )
+        self.assertGreater(sum(answered), 0)
+
+    def test_predictor_behind_a_lock(self):
+        def way(*model: Any) -> list[Call]:
+            shared = self.predictor(*model)
+            return [behind_lock(lambda x: call(shared, x))] * THREADS
+
+        self.check(way)
+
+    def test_predictor_behind_a_lock_run_on_tensors(self):
+        def way(*model: Any) -> list[Call]:
+            shared = self.predictor(*model)
+            return [behind_lock(lambda x: run_on(shared, x))] * THREADS
+
+        self.check(way)
+
+    def test_predictor_without_a_lock_is_right_or_refused(self):
+        def way(*model: Any) -> list[Call]:
+            shared = self.predictor(*model)
+            by_handles = or_refused(lambda x: call(shared, x))
+            on_tensors = or_refused(lambda x: run_on(shared, x))
+            return [by_handles, on_tensors] * (THREADS // 2)
+
+        self.check(way)
+
+    def test_clone_per_thread(self):
+        def way(*model: Any) -> list[Call]:
+            first = self.predictor(*model)
+            clones = [first.clone() for _ in range(THREADS - 1)]
+            return [lambda x, p=p: call(p, x) for p in (first, *clones)]
+
+        self.check(way)
+
+    def test_new_clones_of_a_predictor_that_runs(self):
+        def way(*model: Any) -> list[Call]:
+            shared = self.predictor(*model)
+            return [
+                lambda x: call(shared, x),
+                *(cloning(shared) for _ in range(THREADS - 1)),
+            ]
+
+        self.check(way)
+
+    def test_pool_with_fewer_predictors_than_threads(self):
+        def way(*model: Any) -> list[Call]:
+            pool = PredictorPool(self.config(*model), THREADS - 1)
+            return [lambda x: pool.predict([x])[0]] * THREADS
+
+        self.check(way)
+
+
+class TestMemory(PredictorTestCase):
+    def check_flat(self, function: Callable[[], None]) -> None:
+        """
+        Checks that calls of the function take next to no memory once caches are
+        warm: oneDNN keeps about 4 KiB of each thread that has ended.
+        """
+        for _ in range(WARM):
+            function()
+        before = resident_kib()
+        for _ in range(MORE):
+            function()
+        grown = resident_kib() - before
+        self.assertLess(grown, 16 * 1024 + 8 * MORE, f"KiB of {MORE} calls")
+
+    def check_pool(self, model: str, onednn: bool) -> None:
+        rng = random.Random(SEED)
+        pool = PredictorPool(self.config(model, onednn), 2)
+        with self.subTest(model=model, onednn=onednn, over="shapes"):
+            self.check_flat(lambda: pool.predict([new_image(rng)]))
+        with self.subTest(model=model, onednn=onednn, over="threads"):
+            self.check_flat(
+                lambda: Worker(pool.predict, [new_image(rng)]).result()
+            )
+
+    def test_of_a_pool_stays_flat_over_shapes_and_threads(self):
+        print(f"PADDLE_INFERENCE_THREADS_SEED={SEED}")
+        for model, onednn in CASES:
+            self.check_pool(model, onednn)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,252 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Pools of predictors that threads call with arrays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import unittest
+from typing import Callable
+
+import numpy as np
+from concurrent_base import WAIT_S, Worker, in_threads
+from inference_threads_base import (
+    IMAGE,
+    IMAGE_LEGACY,
+    PAIR,
+    PredictorTestCase,
+    hook_once,
+    output,
+)
+
+from paddle.inference import Config, PredictorPool
+
+ONES = np.ones([1, 3, 4, 4], "float32")
+
+X, Y = np.full([4], 5, "float32"), np.full([4], 2, "float32")
+
+
+class TestPredictorPool(PredictorTestCase):
+    def test_predict_takes_arrays_in_order_or_by_name(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        for inputs in ([X, Y], (X, Y), {"y": Y, "x": X}):
+            difference, twice = pool.predict(inputs)
+            np.testing.assert_array_equal(difference, X - Y)
+            np.testing.assert_array_equal(twice, X * 2)
+
+    def test_answers_are_the_callers(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        first, _ = pool.predict([X, Y])
+        pool.predict([X * 10, Y])
+        np.testing.assert_array_equal(first, X - Y)
+
+    def hold(self, pool: PredictorPool) -> Callable[[], None]:
+        """Has a thread use the pool's predictor until the result is called."""
+        entered, may_end = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            entered.set()
+            may_end.wait(WAIT_S)
+
+        pool._predictors[0].register_input_hook(hook_once(wait))
+        worker = Worker(pool.predict, [X, Y])
+        self.addCleanup(may_end.set)
+        self.assertTrue(entered.wait(WAIT_S))
+
+        def end() -> None:
+            may_end.set()
+            np.testing.assert_array_equal(worker.result()[0], X - Y)
+
+        return end
+
+    def test_as_many_threads_run_as_there_are_predictors(self):
+        pool = PredictorPool(self.config(PAIR), 2)
+        met = threading.Barrier(2, timeout=WAIT_S)
+        for predictor in pool._predictors:
+            predictor.register_input_hook(hook_once(met.wait))
+        for answers in in_threads(*[lambda: pool.predict([X, Y])] * 2):
+            np.testing.assert_array_equal(answers[0], X - Y)
+
+    def test_waiting_ends_with_an_error(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        end = self.hold(pool)
+        for timeout in (0.01, 0, -1):
+            with self.assertRaisesRegex(
+                TimeoutError, rf"All 1 predictors .* {timeout} s"
+            ):
+                pool.predict([X, Y], timeout=timeout)
+        end()
+        pool.predict([X, Y], timeout=WAIT_S)
+
+    def test_threads_that_wait_are_answered(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        end = self.hold(pool)
+        workers = [
+            Worker(pool.predict, [X, Y], timeout)
+            for timeout in (None, WAIT_S, float("inf"))
+        ]
+        end()
+        for worker in workers:
+            np.testing.assert_array_equal(worker.result()[0], X - Y)
+
+    def test_predictor_that_raised_is_not_used_again(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        (failed,) = pool._predictors
+        with self.assertRaises(ValueError):
+            pool.predict([X, np.ones([3], "float32")])
+        difference, _ = pool.predict([X, Y], timeout=WAIT_S)
+        np.testing.assert_array_equal(difference, X - Y)
+        self.assertIsNot(pool._predictors[0], failed)
+
+    def test_wrong_inputs_cost_no_predictor(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        first = pool._predictors[0]
+        for inputs, error, text in (
+            ([X], ValueError, "has 2 inputs"),
+            ({"x": X, "z": Y}, ValueError, r"\['x', 'z'\]"),
+            ([X, [1, 2]], TypeError, "'y' is a list"),
+            ([X, Y.astype("complex64")], TypeError, "incompatible"),
+            ([X, Y[None]], ValueError, r"'y' has the shape \[1, 4\].*\[-1\]"),
+        ):
+            with self.assertRaisesRegex(error, text):
+                pool.predict(inputs)
+            np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
+        self.assertIs(pool._predictors[0], first)
+
+    def test_wrong_sizes_cost_no_predictor(self):
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                pool = PredictorPool(self.config(model), 1)
+                first = pool._predictors[0]
+                wrong = np.ones([1, 5, 4, 4], "float32")
+                with self.assertRaisesRegex(ValueError, r"\[-1, 3, -1, -1\]"):
+                    pool.predict([wrong])
+                pool.predict([ONES])
+                self.assertIs(pool._predictors[0], first)
+
+    def test_error_that_is_kept_keeps_no_predictor(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        errors = []
+        for _ in range(3):
+            try:
+                pool.predict([X, np.ones([3], "float32")], timeout=WAIT_S)
+            except ValueError as error:
+                errors.append(error)
+        self.assertEqual(len(errors), 3)
+        np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
+
+    def test_failed_predictor_of_the_format_before_pir_is_not_used_again(self):
+        pool = PredictorPool(self.config(IMAGE_LEGACY), 1)
+        expected = pool.predict([ONES])[0]
+        used = []
+        for _ in range(3):
+            used += pool._predictors
+            with self.assertRaises(ValueError):
+                pool.predict([ONES.astype("float64")])
+            np.testing.assert_array_equal(pool.predict([ONES])[0], expected)
+            self.assertNotIn(pool._predictors[0], used)
+
+    def test_error_of_a_clone_loses_no_predictor(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, PAIR)
+            files = [path + suffix for suffix in (".json", ".pdiparams")]
+            for file in files:
+                shutil.copy(
+                    os.path.join(self.folder, os.path.basename(file)), folder
+                )
+            config = Config(*files)
+            config.disable_glog_info()
+            pool = PredictorPool(config, 1)
+            os.rename(files[1], path)
+            with self.assertRaisesRegex(ValueError, "InvalidArgument"):
+                pool.predict([X, np.ones([3], "float32")])
+            with self.assertRaisesRegex(FileNotFoundError, "pdiparams"):
+                pool.predict([X, Y])
+            os.rename(path, files[1])
+            np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
+
+    def test_retrieved_predictor_is_the_callers_alone(self):
+        pool = PredictorPool(self.config(PAIR), 2)
+        mine = pool.retrieve(0)
+        self.assertIs(pool.retrieve(0), mine)
+        mine.get_input_handle("x").copy_from_cpu(X)
+        mine.get_input_handle("y").copy_from_cpu(Y)
+        for _ in range(3):
+            pool.predict([X * 10, Y])
+        mine.run()
+        np.testing.assert_array_equal(output(mine), X - Y)
+        pool.retrieve(1)
+        with self.assertRaisesRegex(RuntimeError, "they were retrieved"):
+            pool.predict([X, Y])
+
+    def test_predictor_in_use_cannot_be_retrieved(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        end = self.hold(pool)
+        with self.assertRaisesRegex(RuntimeError, "predict.. is using it"):
+            pool.retrieve(0)
+        end()
+        pool.retrieve(0)
+
+    @unittest.skipUnless(hasattr(signal, "setitimer"), "needs timers")
+    def test_interrupts_lose_no_predictor(self):
+        pool = PredictorPool(self.config(PAIR), 2)
+        stop = threading.Event()
+
+        def keep_busy() -> None:
+            while not stop.is_set():
+                pool.predict([X, Y])
+
+        workers = [Worker(keep_busy) for _ in range(2)]
+        interrupts = 0
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            while interrupts < 300:
+                try:
+                    # Each comes at another step of a call.
+                    after = 1e-4 + interrupts * 1e-5
+                    signal.setitimer(signal.ITIMER_REAL, after)
+                    while True:
+                        answer, _ = pool.predict([X * 3, Y])
+                        np.testing.assert_array_equal(answer, X * 3 - Y)
+                except KeyboardInterrupt:
+                    interrupts += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        stop.set()
+        for worker in workers:
+            worker.result()
+        self.assertEqual(pool._idle.size, 2)
+        leases = [pool._idle.take(0) for _ in range(2)]
+        self.assertNotIn(None, leases)
+
+    def test_sizes_and_indexes_are_checked(self):
+        with self.assertRaisesRegex(ValueError, "0 predictors"):
+            PredictorPool(self.config(PAIR), 0)
+        pool = PredictorPool(self.config(PAIR), 2)
+        for idx in (-1, 2):
+            with self.assertRaisesRegex(IndexError, f"no predictor {idx}"):
+                pool.retrieve(idx)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures predictors on threads, stock and ours.
+
+    python -m tools.benchmark.predictors [--rounds N] [--report FILE.md]
+
+The two wheels take turns. Kernels run on the thread that calls them, so that
+two threads have two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+
+from tools.benchmark.worker import Worker
+from tools.command_line import reports_errors
+from tools.environment import stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("predictors_worker.py")
+# Calls per round.
+CALLS = {"small": 50, "large": 3}
+QUESTIONS = (
+    ("seconds",),
+    ("seconds_of_threads", 1),
+    ("seconds_of_threads", 2),
+    ("longest_pause",),
+)
+
+
+def measure(
+    workers: dict[str, Worker], rounds: int
+) -> dict[tuple[str, tuple], list[float]]:
+    """Returns the answers by wheel, question and model, one for each round."""
+    answers = {
+        (wheel, question): []
+        for model in CALLS
+        for question in ((name, model, *rest) for name, *rest in QUESTIONS)
+        for wheel in workers
+    }
+    for _ in range(rounds):
+        for (wheel, question), found in answers.items():
+            found.append(workers[wheel].ask(*question, CALLS[question[1]]))
+    return answers
+
+
+def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
+    """Returns the table of the medians, in Markdown."""
+
+    def median_ratio(above: tuple, below: tuple, factor: float = 1) -> str:
+        ratios = [
+            factor * a / b for a, b in zip(answers[above], answers[below])
+        ]
+        return f"{statistics.median(ratios):.2f}"
+
+    def milliseconds(key: tuple, calls: int) -> str:
+        return f"{1000 * statistics.median(answers[key]) / calls:.2f}"
+
+    lines = ["| | stock | ours |", "|---|---:|---:|"]
+    for model, calls in CALLS.items():
+        alone, one, two, pause = (
+            [(wheel, (name, model, *rest)) for wheel in ("stock", "ours")]
+            for name, *rest in QUESTIONS
+        )
+        rows = {
+            "one call, ms of the processor": [
+                milliseconds(key, calls) for key in alone
+            ],
+            "one call, ratio to stock": ["1", median_ratio(*alone[::-1])],
+            "throughput of two threads, ratio to one": [
+                median_ratio(key, both, 2) for key, both in zip(one, two)
+            ],
+            "longest pause of another thread, ms": [
+                milliseconds(key, 1) for key in pause
+            ],
+        }
+        lines += [
+            f"| {model} model: {name} | {' | '.join(values)} |"
+            for name, values in rows.items()
+        ]
+    return lines
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.predictors"
+    )
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "predictors.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    with contextlib.ExitStack() as stack:
+        workers = {
+            wheel: stack.enter_context(
+                contextlib.closing(
+                    Worker(
+                        python,
+                        WORKER,
+                        CALLS,
+                        None,
+                        os.sched_getaffinity(0),
+                        OMP_NUM_THREADS="1",
+                    )
+                )
+            )
+            for wheel, python in (("stock", stock), ("ours", ours))
+        }
+        found = table(measure(workers, args.rounds))
+    lines = [
+        "# Predictors on threads",
+        "",
+        "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
+        "and ours take turns; ratios are medians of the rounds' ratios. A call",
+        "copies the input, runs and copies the output. Two threads have a",
+        "predictor each, one the clone of the other. The other thread, whose",
+        "longest pause is given, runs nothing but Python. oneDNN is off, and",
+        "`OMP_NUM_THREADS` is 1.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; {args.rounds} rounds.",
+        "",
+        *found,
+    ]
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines), f"\nThe report is {args.report}", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Declares what the extension uses of paddle_inference_api.h, which a wheel
+// does not have. libpaddle defines it and makes all objects of these classes.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace paddle {
+
+class Tensor;
+
+class AnalysisConfig {
+ public:
+  AnalysisConfig() = delete;
+};
+
+}  // namespace paddle
+
+namespace paddle_infer {
+
+using Config = paddle::AnalysisConfig;
+
+enum DataType {
+  FLOAT32,
+  INT64,
+  INT32,
+  UINT8,
+  INT8,
+  FLOAT16,
+  BOOL,
+  FLOAT64,
+  BFLOAT16
+};
+
+class Tensor {
+ public:
+  Tensor() = delete;
+
+  void Reshape(const std::vector<int>& shape);
+  std::vector<int> shape() const;
+  DataType type() const;
+  template <typename T>
+  void CopyFromCpu(const T* data);
+  template <typename T>
+  void CopyToCpu(T* data) const;
+};
+
+class Predictor {
+ public:
+  explicit Predictor(const Config& config);
+  Predictor(const Predictor&) = delete;
+  // The predictors are destroyed by libpaddle.
+  ~Predictor() {}
+
+  std::vector<std::string> GetInputNames();
+  std::vector<std::string> GetOutputNames();
+  std::map<std::string, std::vector<int64_t>> GetInputTensorShape();
+  bool Run();
+  bool Run(const std::vector<paddle::Tensor>& inputs,
+           std::vector<paddle::Tensor>* outputs);
+  std::unique_ptr<Predictor> Clone(void* stream = nullptr);
+  void ClearIntermediateTensor();
+
+ private:
+  // Has the size of the one pointer that the class has.
+  void* predictor_ = nullptr;
+};
+
+}  // namespace paddle_infer
