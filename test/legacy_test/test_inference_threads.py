@@ -21,6 +21,7 @@ import gc
 import itertools
 import os
 import random
+import tempfile
 import threading
 import time
 import unittest
@@ -38,6 +39,7 @@ from inference_threads_base import (
     call,
     hook_once,
     output,
+    save_layer,
     save_legacy,
     switch_interval,
 )
@@ -319,6 +321,16 @@ class TestClones(PredictorTestCase):
                     call(predictor.clone(), LARGE)
                     gc.collect()
                 self.assertLess(allocated() - before, LARGE.nbytes)
+
+    def test_clone_of_a_model_without_parameters(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "relu")
+            save_layer(paddle.nn.ReLU(), path, x=[None])
+            config = Config(path + ".json", path + ".pdiparams")
+            config.disable_glog_info()
+            clone = create_predictor(config).clone()
+        given = np.array([-1, 2], "float32")
+        np.testing.assert_array_equal(call(clone, given), [0, 2])
 
     def test_predictor_may_be_cloned_and_made_while_it_runs(self):
         predictor = self.predictor()

@@ -425,7 +425,11 @@ struct Model {
                    std::filesystem::path(text("model_dir")) / "__model__.json")
              : program.extension() != ".json");
     if (!shares_parameters && !program.empty()) {
-      files = {text("prog_file"), text("params_file")};
+      for (const char* name : {"prog_file", "params_file"}) {
+        // A model without parameters is saved without a file of them.
+        std::string file = text(name);
+        if (std::filesystem::exists(file)) files.push_back(std::move(file));
+      }
     }
   }
 };
@@ -481,7 +485,7 @@ py::object Clone(const py::object& predictor) {
   const auto state = StateOf(predictor);
   for (const std::string& file : state->files) {
     // Paddle 3.3.0 makes a clone of uninitialized parameters.
-    if (!file.empty() && !std::filesystem::exists(file)) {
+    if (!std::filesystem::exists(file)) {
       const std::string text =
           "clone() loads the files of the model again, but " + file +
           " does not exist. Keep the files as long as predictors are cloned.";
