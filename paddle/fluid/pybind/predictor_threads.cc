@@ -14,6 +14,8 @@
 
 #include "paddle/fluid/pybind/predictor_threads.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
@@ -90,6 +92,7 @@ class Clones {
   Clones& operator=(const Clones&) = delete;
   // Requires: the GIL, and that no Python object of a clone is alive.
   ~Clones() {
+    if (process_ != getpid()) return;  // see KeepPredictorsOfParent
     for (Predictor* clone : clones_) {
       // The class that inference_api.cc has bound destroys it.
       py::cast(clone, py::return_value_policy::take_ownership);
@@ -105,13 +108,15 @@ class Clones {
     struct Dropped {
       Predictor* clone;
       std::shared_ptr<Clones> clones;
+      pid_t process;
     };
     const py::capsule dropped(
         std::make_unique<Dropped>(
-            Dropped{object.cast<Predictor*>(), std::move(clones)})
+            Dropped{object.cast<Predictor*>(), std::move(clones), getpid()})
             .release(),
         [](void* data) {
           const std::unique_ptr<Dropped> gone(static_cast<Dropped*>(data));
+          if (gone->process != getpid()) return;
           try {
             gone->clone->ClearIntermediateTensor();
           } catch (const std::exception&) {
@@ -123,6 +128,7 @@ class Clones {
   }
 
  private:
+  const pid_t process_ = getpid();
   std::vector<Predictor*> clones_;
 };
 
@@ -253,6 +259,8 @@ class PredictorState {
     std::unordered_set<uint64_t> runs_for_;
   };
 
+  // That made the predictor.
+  const pid_t process = getpid();
   // Nothing where the predictor has parameters of its own.
   std::shared_ptr<Clones> clones;
   // That a clone loads.
@@ -401,6 +409,26 @@ std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   if (auto* const found = states.Find(object)) return *found;
   return *states.Add(
       object, predictor, std::make_shared<PredictorState>(object));
+}
+
+// A child of a fork must not destroy the predictors of its parent: they wait
+// for threads that the child does not have. It leaves them in its memory, which
+// it shares with its parent as long as neither writes into it. CPython destroys
+// the values of other threads' threading.local before it calls handlers of a
+// fork, so that no handler could keep the predictors that are among these.
+void KeepPredictorsOfParent(const py::object& type) {
+  auto* const info =
+      py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  static const auto destroy = info->dealloc;
+  info->dealloc = [](py::detail::value_and_holder& predictor) {
+    const auto* const state = states.Find(predictor.value_ptr());
+    if (state == nullptr || (*state)->process == getpid()) {
+      destroy(predictor);
+      return;
+    }
+    predictor.set_holder_constructed(false);
+    predictor.value_ptr() = nullptr;
+  };
 }
 
 // What a clone is made of.
@@ -719,6 +747,7 @@ void ReplaceRun(const py::object& type) {
 
 void BindPredictorThreads(py::module* core) {
   const py::object type = core->attr("PaddleInferPredictor");
+  KeepPredictorsOfParent(type);
   ReplaceRun(type);
   Replace(type, "__init__", [](const py::object& old) {
     return [=](const py::object& self, const paddle_infer::Config& config) {
