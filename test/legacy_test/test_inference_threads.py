@@ -104,6 +104,10 @@ class TestOtherThreadsRun(PredictorTestCase):
         configs = [self.config() for _ in range(50)]
         self.check(lambda: create_predictor(configs.pop()))
 
+    def test_while_the_constructor_makes_a_predictor(self):
+        configs = [self.config() for _ in range(50)]
+        self.check(lambda: Predictor(configs.pop()))
+
 
 class TestPythonInsideARun(PredictorTestCase):
     def check_hooks(self, model: str) -> None:

@@ -38,6 +38,10 @@
 #include "pybind11/numpy.h"
 #include "pybind11/stl.h"
 
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+#include "paddle/phi/core/cuda_stream.h"
+#endif
+
 namespace py = pybind11;
 
 namespace paddle {
@@ -499,17 +503,18 @@ std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
   return made;
 }
 
-py::object CreatePredictor(const paddle_infer::Config& config) {
+// Constructs the predictor of a Python object.
+void Construct(py::detail::value_and_holder& self,  // NOLINT
+               const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  py::object predictor = py::cast(
-      MakeAlone(false, [&] { return std::make_unique<Predictor>(config); })
-          .release(),
-      py::return_value_policy::take_ownership);
-  SetModel(predictor, std::move(model));
-  return predictor;
+  self.value_ptr() = MakeAlone(false, [&] {
+                       return std::make_unique<Predictor>(config);
+                     }).release();
+  SetModel(reinterpret_cast<PyObject*>(self.inst), std::move(model));
 }
 
-py::object Clone(const py::object& predictor) {
+// `stream` is of the device of an execution stream, or null.
+py::object Clone(const py::object& predictor, void* stream) {
   const auto state = StateOf(predictor);
   for (const std::string& file : state->files) {
     // Paddle 3.3.0 makes a clone of uninitialized parameters.
@@ -523,7 +528,7 @@ py::object Clone(const py::object& predictor) {
   }
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
-      MakeAlone(state->keeps_gil, [&] { return original->Clone(); });
+      MakeAlone(state->keeps_gil, [&] { return original->Clone(stream); });
   Predictor* const pointer = made.get();
   if (!state->clones) {
     py::object clone =
@@ -743,25 +748,38 @@ void ReplaceRun(const py::object& type) {
                                       "Runs tensors and returns the outputs.");
 }
 
+void ReplaceClone(const py::object& type) {
+  type.attr("clone") = py::cpp_function(
+      [](const py::object& self) { return Clone(self, nullptr); },
+      py::name("clone"),
+      py::is_method(type),
+      "Returns a predictor of the same model.");
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  type.attr("clone") = py::cpp_function(
+      [](const py::object& self, const phi::CUDAStream& stream) {
+        return Clone(self, stream.raw_stream());
+      },
+      py::name("clone"),
+      py::is_method(type),
+      py::sibling(type.attr("clone")),
+      py::arg("stream"),
+      "Returns one that runs on a stream.");
+#endif
+}
+
 }  // namespace
 
 void BindPredictorThreads(py::module* core) {
   const py::object type = core->attr("PaddleInferPredictor");
   KeepPredictorsOfParent(type);
   ReplaceRun(type);
-  Replace(type, "__init__", [](const py::object& old) {
-    return [=](const py::object& self, const paddle_infer::Config& config) {
-      const auto object = py::cast(&config, py::return_value_policy::reference);
-      Model model(object);
-      old(self, object);
-      SetModel(self, std::move(model));
-    };
-  });
-  Replace(type, "clone", [](const py::object& old) {
-    return [=](const py::object& self, const py::args& stream) {
-      return stream.empty() ? Clone(self) : old(self, *stream);
-    };
-  });
+  type.attr("__init__") =
+      py::cpp_function(&Construct,
+                       py::name("__init__"),
+                       py::is_method(type),
+                       py::detail::is_new_style_constructor(),
+                       py::arg("config"));
+  ReplaceClone(type);
   type.attr("_input_shapes") = py::cpp_function(
       [](Predictor* self) { return self->GetInputTensorShape(); },
       py::name("_input_shapes"),
@@ -791,7 +809,9 @@ void BindPredictorThreads(py::module* core) {
   }
 
   core->attr("create_predictor") = py::cpp_function(
-      &CreatePredictor,
+      [type](const paddle_infer::Config& config) {
+        return type(py::cast(&config, py::return_value_policy::reference));
+      },
       py::name("create_predictor"),
       py::arg("config"),
       "Makes a predictor. Other Python threads run meanwhile.");
