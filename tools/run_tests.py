@@ -17,10 +17,11 @@
 
 Without arguments all tests run, as many parts side by side as there are CPUs.
 Each part has a /dev/shm of its own; where the system does not allow that, the
-programs in C++ run after the tests in Python. The output of a part is printed
-when it has ended. With arguments, pytest alone runs with these arguments: under
-our wheel, on the test device and on each GPU there is, or, for files under
-tools/, in the environment of the tools.
+tests under our wheel are one part, and the programs in C++ run after the tests
+in Python. The output of a part is printed when it has ended. With arguments,
+pytest alone runs with these arguments: under our wheel, on the test device and
+on each GPU there is, or, for files under tools/, in the environment of the
+tools.
 
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
@@ -61,6 +62,10 @@ OWN_SHM = (
     *("unshare", "--mount", "sh", "-c"),
     'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"',
 )
+
+# As many parts have the tests under our wheel: enough for each CPU to have work
+# until the end.
+PADDLE_PARTS = 8
 
 # The tests of what can be tested on a machine that has the CPU alone.
 ON_THE_CPU_ALONE = (
@@ -130,6 +135,25 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     )
 
 
+def split(part: Part, files: list[str], count: int) -> list[Part]:
+    """Returns a part of pytest as several ones, each with some of the files."""
+    # Neighbours in the list, whose names begin alike, take about equally long.
+    groups = [files[first::count] for first in range(count)]
+    return [
+        part._replace(
+            title=f"{part.title}, {number} of {count}",
+            command=(*part.command, *group),
+        )
+        for number, group in enumerate(groups, 1)
+    ]
+
+
+def files_of_tests() -> list[str]:
+    """Returns the files of tests that run under our wheel."""
+    found = REPO.glob("test/**/test_*.py")
+    return sorted(str(file.relative_to(REPO)) for file in found)
+
+
 def cpu_part(ours: Path) -> Part:
     """Returns the tests of devices as on a machine that has the CPU alone."""
     return Part(
@@ -193,20 +217,22 @@ def main(argv: list[str] | None = None) -> int:
         of_tools = any(word.startswith("tools/") for word in arguments)
         part = tools_part if of_tools else paddle_part
         return 1 if part(stock, ours, arguments).run().returncode else 0
-    longest = paddle_part(stock, ours, ["test"])
+    paddle = paddle_part(stock, ours, [])
     core = core_parts(stock)
+    tools = tools_part(stock, ours, ["tools/tests"])
     others = [
-        tools_part(stock, ours, ["tools/tests"]),
         cpu_part(ours),
         Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
     ]
     at_once = os.cpu_count()
     if can_have_own_shm():
-        parts = [longest, *core, *others]
-        passed = all_pass([part.with_own_shm() for part in parts], at_once)
+        parts = [tools, *core, *split(paddle, files_of_tests(), PADDLE_PARTS)]
+        parts = [part.with_own_shm() for part in (*parts, *others)]
+        passed = all_pass(parts, at_once)
     else:
         print("No /dev/shm for each part: C++ runs after Python.", flush=True)
-        passed = all([all_pass([longest, *others], at_once), all_pass(core, 1)])
+        python = [*split(paddle, files_of_tests(), 1), tools, *others]
+        passed = all([all_pass(python, at_once), all_pass(core, 1)])
     return 0 if passed else 1
 
 

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
 WAIT_S = 180
 _ON_LINUX = sys.platform == "linux"
+
+if _ON_LINUX:
+    # The server that forks the processes of "forkserver" imports Paddle once
+    # for all of them. Those of "spawn" import it themselves.
+    multiprocessing.set_forkserver_preload(["paddle"])
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

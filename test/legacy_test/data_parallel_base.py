@@ -47,7 +47,7 @@ EACH_ALONE = 1e-6  # MiB: each parameter gets a bucket of its own
 class Ranks:
     """Processes that are ranks of one group, and call functions in turn."""
 
-    def __init__(self, size: int, method: str = "spawn"):
+    def __init__(self, size: int, method: str = "forkserver"):
         context = multiprocessing.get_context(method)
         self._connections, self._processes = [], []
         port = _free_port()

@@ -22,7 +22,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_tests import Part, all_pass, can_have_own_shm
+from tools.run_tests import (
+    Part,
+    all_pass,
+    can_have_own_shm,
+    files_of_tests,
+    split,
+)
+from tools.tree import git
+from tools.wheel import REPO
 
 
 def python(title: str, code: str, **variables: str | None) -> Part:
@@ -66,3 +74,24 @@ def test_a_part_with_its_own_shm_does_not_see_that_of_others(tmp_path):
         assert file.name in os.listdir("/dev/shm")
     finally:
         file.unlink()
+
+
+def test_a_part_is_split_by_files_and_each_is_in_one_of_the_parts():
+    parts = split(Part("tests", ("pytest", "-q")), ["a", "b", "c", "d"], 3)
+    assert [part.title for part in parts] == [
+        "tests, 1 of 3",
+        "tests, 2 of 3",
+        "tests, 3 of 3",
+    ]
+    assert [part.command for part in parts] == [
+        ("pytest", "-q", "a", "d"),
+        ("pytest", "-q", "b"),
+        ("pytest", "-q", "c"),
+    ]
+
+
+def test_all_files_of_tests_under_our_wheel_run():
+    listed = git(REPO, "ls-files --cached --others --exclude-standard test")
+    files = [Path(name) for name in listed.splitlines()]
+    tests = {str(file) for file in files if file.name.startswith("test_")}
+    assert set(files_of_tests()) == tests
