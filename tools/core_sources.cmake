@@ -60,8 +60,8 @@ sources_that_exist(
   shared_slots.cc
   starting_processes.cc)
 
-sources_that_exist(storage_sources cuda_ipc_storage.cc shared_handle.cc
-                   shared_storage.cc storage_watcher.cc)
+sources_that_exist(storage_sources cuda_ipc_storage.cc recorded_storage.cc
+                   shared_handle.cc shared_storage.cc storage_watcher.cc)
 
 file(GLOB collective_sources
      "${PADDLE_SOURCE_DIR}/paddle/phi/core/distributed/shared_memory/*.cc")

@@ -208,20 +208,6 @@ class TestGuards(StreamTestCase):
 
         in_thread(enter_both)
 
-    def test_guard_of_another_device_leaves_the_current_device(self):
-        second = self.second_accelerator()
-
-        def enter():
-            stream = Stream(second)
-            with stream_guard(stream):
-                self.assertEqual(
-                    self.current(),
-                    [self.defaults[0], handle(stream), *self.defaults[2:]],
-                )
-                return places_of_new_tensors()
-
-        self.assertEqual(in_thread(enter), {self.accelerators[0]})
-
     def test_guard_is_left_by_an_exception(self):
         def fail_inside():
             with self.assertRaises(KeyError), stream_guard(Stream()):

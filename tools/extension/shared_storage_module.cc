@@ -14,8 +14,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include "paddle/fluid/pybind/record_stream.h"
 #include "paddle/fluid/pybind/shared_storage.h"
 
 PYBIND11_MODULE(_shared_storage, module) {
   paddle::pybind::BindSharedStorage(&module);
+  paddle::pybind::BindRecordStream(&module);
 }

@@ -21,6 +21,8 @@
 | `device_scope` | what context managers restore when a thread leaves them |
 | `operator_device` | the device of `static.device_guard` |
 | `streams` | the current streams, and the device contexts to match |
+| `stream_scope` | what guards of streams set, and put back when they are left |
+| `stream_pool` | streams that are made once and handed out in turn |
 | `host_context` | memory and random numbers on the CPU |
 | `names` | the namespace in which a thread numbers the names that it makes up |
 | `programs` | programs of `to_static` and `jit.load`, built one at a time |

@@ -49,6 +49,8 @@ __all__ = []
 
 native = find_cpp_module("_thread_contexts")
 
+_PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
+
 # All keys are hashes of places, which is what Place's own equality compares.
 _default_streams: dict[int, StreamBase] = {}
 # The places where the main thread has ever set a stream, so that threads that
@@ -108,13 +110,21 @@ def _bind_process_context(stream: StreamBase) -> None:
         core._set_current_stream(stream)
 
 
-def _default_stream(place: core.Place) -> StreamBase:
+def default_stream(place: core.Place) -> StreamBase:
     """
-    Returns the default stream of a device.
+    Returns the default stream of a device. Thread-safe.
 
     Requires: the first call for a device comes before any thread has set
     another stream there.
+
+    Raises:
+        TypeError: the device is not a GPU and not a custom device.
     """
+    if not isinstance(place, _PLACES_OF_STREAMS):
+        raise TypeError(
+            "The device must be a GPU or a custom device, which have streams, "
+            f"but received {place}. Pass a device such as 'gpu:0'."
+        )
     key = hash(place)
     stream = _default_streams.get(key)
     if stream is None:
@@ -134,7 +144,7 @@ def _context_of(stream: StreamBase) -> Any:
 def _keep_default_context(place: core.Place) -> None:
     key = hash(place)
     if key not in _set_by_main_thread:
-        context = _context_of(_default_stream(place))
+        context = _context_of(default_stream(place))
         native.become_main_thread()
         native.keep_default_context(context)
         _set_by_main_thread.add(key)
@@ -156,12 +166,15 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
         this Paddle has no contexts per thread for such a stream: the caller
         then sets the stream of the process.
     """
-    if native is None or not isinstance(stream, native.stream_types):
-        return None
     place = stream.place
+    if native is None or not isinstance(stream, native.stream_types):
+        if isinstance(place, _PLACES_OF_STREAMS):
+            # Known from before the caller sets another stream.
+            default_stream(place)
+        return None
     if is_main_thread():
         return _set_process_stream(stream, place)
-    default = _default_stream(place)
+    default = default_stream(place)
     by_place = dict(_own_streams.get().by_place)
     key = hash(place)
     previous, _ = by_place.pop(key, (default, None))
@@ -176,6 +189,8 @@ def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
     # set no stream then move with the main thread, as in Paddle 3.3.0.
     if not native.is_capturing():
         _keep_default_context(place)
+    else:
+        default_stream(place)
     previous = _current(place)
     native.use_memory_of(stream)
     try:

@@ -1,0 +1,130 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/recorded_storage.h"
+
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP) || \
+    defined(PADDLE_WITH_CUSTOM_DEVICE)
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/allocator_facade.h"
+#include "paddle/phi/core/memory/allocation/storage_watcher.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+class RecordedStorage;
+
+// The storages that streams were recorded for. Leaked on purpose: storages are
+// freed while the process exits.
+struct RecordedStorages {
+  static RecordedStorages& Instance() {
+    static auto& all = *std::make_unique<RecordedStorages>().release();
+    return all;
+  }
+
+  std::mutex mutex;
+  std::unordered_map<phi::Allocation*, RecordedStorage*> by_allocation;
+};
+
+// Watches a storage, and owns itself once it is started, see StorageWatcher.
+class RecordedStorage : public StorageWatcher {
+ public:
+  explicit RecordedStorage(phi::Allocation* allocation)
+      : StorageWatcher(allocation) {}
+
+  // Requires: the mutex of RecordedStorages is held.
+  void Add(RawStream stream, std::shared_ptr<void> owner) {
+    owners_.insert_or_assign(stream, std::move(owner));
+  }
+
+ protected:
+  void OnFree() override {
+    {
+      auto& all = RecordedStorages::Instance();
+      const std::lock_guard<std::mutex> lock(all.mutex);
+      all.by_allocation.erase(allocation());
+    }
+    // RecordStream takes a shared_ptr, and keeps no copy of it.
+    const std::shared_ptr<phi::Allocation> freed(allocation(),
+                                                 [](phi::Allocation*) {});
+    try {
+      for (const auto& [stream, owner] : owners_) {
+        AllocatorFacade::Instance().RecordStream(freed, stream);
+      }
+    } catch (...) {  // NOLINT
+      // The device has failed, or the process exits. A stream may still use the
+      // memory, so it is not given back. This must not throw: it is called by
+      // destructors.
+      return;
+    }
+    AllocationDeleter(allocation());
+  }
+
+ private:
+  std::map<RawStream, std::shared_ptr<void>> owners_;
+};
+
+// Returns whether the allocators of a storage wait for the events of streams.
+bool WaitsForEvents(const std::shared_ptr<phi::Allocation>& storage,
+                    RawStream stream) {
+  auto& allocators = AllocatorFacade::Instance();
+  return allocators.RecordStream(storage, stream) ||
+         allocators.GetStream(storage) == stream;
+}
+
+}  // namespace
+
+void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
+                  RawStream stream,
+                  std::shared_ptr<void> stream_owner) {
+  PADDLE_ENFORCE_EQ(
+      StorageWatcher::CanWatch(storage),
+      true,
+      common::errors::InvalidArgument(
+          "record_stream cannot delay the reuse of memory that Paddle has not "
+          "allocated, such as that of another framework. Keep the tensor until "
+          "stream.synchronize() has returned."));
+  PADDLE_ENFORCE_EQ(
+      WaitsForEvents(storage, stream),
+      true,
+      common::errors::PreconditionNotMet(
+          "record_stream needs an allocator that waits for streams, which the "
+          "flags of this process have turned off for %s. Set "
+          "FLAGS_use_stream_safe_cuda_allocator to true.",
+          storage->place()));
+  auto& all = RecordedStorages::Instance();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  auto found = all.by_allocation.find(storage.get());
+  if (found == all.by_allocation.end()) {
+    auto recorded = std::make_unique<RecordedStorage>(storage.get());
+    found = all.by_allocation.emplace(storage.get(), recorded.get()).first;
+    StorageWatcher::Start(std::move(recorded));
+  }
+  found->second->Add(stream, std::move(stream_owner));
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle
+
+#endif

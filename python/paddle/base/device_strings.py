@@ -1,0 +1,184 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Converts the strings that name devices to places.
+
+A device is 'cpu', or a type with or without an index: 'gpu' or 'gpu:0', 'xpu',
+'ipu', or a type that a plugin has registered. 'cuda' and 'dcu' stand for 'gpu'.
+Every error is a ValueError that names the string and the devices that exist.
+All functions are thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, NamedTuple
+
+import paddle
+
+from . import core
+
+__all__ = []
+
+_ALIASES = {"cuda": "gpu", "dcu": "gpu"}
+
+
+class _Type(NamedTuple):
+    """A type of device that Paddle may have been compiled without."""
+
+    toolkit: str
+    is_compiled: Callable[[], bool]
+    count: Callable[[], int]
+    place: Callable[[int], core.Place]
+    pinned_place: Callable[[], core.Place] | None = None
+
+
+# Each entry looks its functions up late: a Paddle without the type lacks some.
+_TYPES = {
+    "gpu": _Type(
+        "CUDA",
+        lambda: core.is_compiled_with_cuda(),
+        lambda: core.get_cuda_device_count(),
+        lambda index: core.CUDAPlace(index),
+        lambda: core.CUDAPinnedPlace(),
+    ),
+    "xpu": _Type(
+        "XPU",
+        lambda: core.is_compiled_with_xpu(),
+        lambda: core.get_xpu_device_count(),
+        lambda index: core.XPUPlace(index),
+        lambda: core.XPUPinnedPlace(),
+    ),
+    "ipu": _Type(
+        "IPU",
+        lambda: core.is_compiled_with_ipu(),
+        lambda: core.get_ipu_device_count(),
+        lambda index: core.IPUPlace(),
+    ),
+}
+
+
+def _error(reason: str) -> ValueError:
+    devices = ", ".join(["cpu", *core.get_available_device()])
+    return ValueError(f"{reason} The devices of this process are {devices}.")
+
+
+def parse_index(index: str, device: str) -> int:
+    """
+    Returns the index in `device`, such as '0' in 'gpu:0'.
+
+    Raises:
+        ValueError: it is not a number.
+    """
+    if not index.strip().isdecimal():
+        raise _error(
+            f"The index of a device must be a number such as 0, but "
+            f"{device!r} has {index!r}."
+        )
+    return int(index)
+
+
+def _type_named(name: str, device: str) -> str:
+    """Returns the type that `name`, the first part of `device`, stands for."""
+    custom_types = core.get_all_custom_device_type() or []
+    lower = name.lower()
+    for custom_type in (name, lower):
+        if custom_type in custom_types:
+            return custom_type
+    kind = _ALIASES.get(lower, lower)
+    if kind == "cpu":
+        return kind
+    if kind not in _TYPES:
+        raise _error(
+            "The device must be 'cpu', or a type of device such as 'gpu' or "
+            f"'gpu:0', but received {device!r}."
+        )
+    _check_is_compiled(kind, device)
+    return kind
+
+
+def _check_is_compiled(kind: str, device: str) -> None:
+    if not _TYPES[kind].is_compiled():
+        toolkit = _TYPES[kind].toolkit
+        raise _error(
+            f"The device {device!r} cannot be used, since this PaddlePaddle is "
+            f"not compiled with {toolkit}."
+        )
+
+
+def selected_index(kind: str) -> int:
+    """
+    Returns the index of the device that `paddle.distributed.launch` has chosen
+    for this process, 0 if it has chosen none.
+    """
+    if kind == "gpu":
+        return paddle.distributed.ParallelEnv().dev_id
+    variable = f"FLAGS_selected_{kind}s"
+    selected = os.getenv(variable, "0")
+    return parse_index(selected.split(",")[0], f"{variable}={selected}")
+
+
+def place_of(
+    device: str, default_index: Callable[[str], int] = lambda kind: 0
+) -> core.Place:
+    """
+    Returns the place of a device.
+
+    Args:
+        device (str): the device, such as 'cpu', 'gpu' or 'gpu:0'.
+        default_index (Callable): returns the index for a type of device that
+            `device` names without an index.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    name, colon, index = device.strip().partition(":")
+    kind = _type_named(name, device)
+    if kind == "cpu":
+        if colon:
+            raise _error(
+                f"The CPU has no index, but received {device!r}. Please pass "
+                "'cpu'."
+            )
+        return core.CPUPlace()
+    number = parse_index(index, device) if colon else default_index(kind)
+    of_paddle = _TYPES.get(kind)
+    count = (
+        of_paddle.count() if of_paddle else core.get_custom_device_count(kind)
+    )
+    if number >= count:
+        raise _error(
+            f"There is no device '{kind}:{number}', since this process has "
+            f"{count} of type {kind!r}."
+        )
+    if of_paddle:
+        return of_paddle.place(number)
+    return core.CustomPlace(kind, number)
+
+
+def place_of_memory(place: str) -> core.Place:
+    """
+    Returns the place that a function with an argument `place` allocates on: a
+    device, pinned memory such as 'gpu_pinned', or 'device', an undefined place.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    name = place.lower()
+    if name == "device":
+        return core.Place()
+    kind = name.replace("cuda", "gpu").removesuffix("_pinned")
+    if kind != name and kind in _TYPES and _TYPES[kind].pinned_place:
+        _check_is_compiled(kind, place)
+        return _TYPES[kind].pinned_place()
+    return place_of(place)

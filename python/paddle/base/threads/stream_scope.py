@@ -1,0 +1,104 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What guards of streams set, and put back when they are left.
+
+Invariant: a guard that was entered changes back all that it has changed, in the
+reverse order, also if one of the changes back raises an error. One that could
+not be entered has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+from . import device_scope
+from .devices import current_place, set_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paddle.device import Stream
+
+    SetStream = Callable[[Stream], Stream]
+
+__all__ = []
+
+
+def _check_one_per_device(streams: Sequence[Stream]) -> None:
+    by_place: dict[int, Stream] = {}
+    for stream in streams:
+        first = by_place.setdefault(hash(stream.device), stream)
+        if first is not stream:
+            raise ValueError(
+                "A guard takes one stream per device, but received two of "
+                f"{stream.device}: {first} and {stream}. Please pass the one "
+                "that work is to run on."
+            )
+
+
+def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
+    restore = functools.partial(set_stream, set_stream(stream))
+    place = stream.device
+    # By the hash, as Place compares, but without its slower operator.
+    if hash(place) == hash(current_place.get()):
+        return restore
+    with contextlib.ExitStack() as stack:
+        stack.callback(restore)
+        stack.callback(set_place, current_place.saved())
+        set_place(place)
+        return stack.pop_all().close
+
+
+def _enter_several(
+    streams: Sequence[Stream], set_stream: SetStream
+) -> Callable[[], Any]:
+    with contextlib.ExitStack() as stack:
+        for stream in streams:
+            stack.callback(set_stream, set_stream(stream))
+        _check_one_per_device(streams)
+        return stack.pop_all().close
+
+
+def enter(
+    guard: object, streams: Stream | Sequence[Stream], set_stream: SetStream
+) -> None:
+    """
+    Enters `guard`, in which the streams are the current ones of the calling
+    thread, each on its device. A single stream makes its device the current
+    one, too; a sequence leaves the current device as it is. Thread-safe.
+
+    Args:
+        guard (object): the context that `leave` is called with.
+        streams (Stream|Sequence[Stream]): a stream, or one per device.
+        set_stream (Callable): sets a stream and returns the previous one.
+
+    Raises:
+        ValueError: two of the streams are on one device. Nothing is changed.
+    """
+    several = isinstance(streams, (list, tuple))
+    enter_streams = _enter_several if several else _enter_one
+    device_scope.push(guard, enter_streams(streams, set_stream))
+
+
+def leave(guard: object) -> None:
+    """
+    Leaves `guard`, and puts back the streams and the device of the calling
+    thread. Thread-safe.
+
+    Raises:
+        RuntimeError: the thread is not inside `guard`. Nothing is changed.
+    """
+    device_scope.pop(guard)()

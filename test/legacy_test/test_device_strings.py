@@ -1,0 +1,209 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Strings that name devices: what they stand for, and the errors for others."""
+
+import contextlib
+import os
+import unittest
+from unittest import mock
+
+from thread_device_base import on_every_device_list
+
+import paddle
+from paddle.base import core, device_strings, framework
+
+# What converts a string, each with its own default index.
+CONVERTERS = (
+    paddle.device._convert_to_place,
+    paddle.device.device_to_place,
+    framework._get_paddle_place,
+)
+
+
+@contextlib.contextmanager
+def on_a_machine_with_gpus(count):
+    """Lets Paddle see so many GPUs; their places are ("gpu", index)."""
+    with (
+        mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
+        mock.patch.object(
+            core, "get_cuda_device_count", lambda: count, create=True
+        ),
+        mock.patch.object(core, "CUDAPlace", lambda index: ("gpu", index)),
+        mock.patch.object(core, "CUDAPinnedPlace", lambda: ("gpu", "pinned")),
+        mock.patch.object(
+            core, "get_available_device", lambda: ["gpu:0", "gpu:1"]
+        ),
+    ):
+        yield
+
+
+class ErrorTestCase(unittest.TestCase):
+    def check_is_refused(self, device, *parts, converters=CONVERTERS):
+        """
+        Checks that the error of each converter has these parts, and the
+        devices that exist.
+        """
+        for convert in converters:
+            with self.subTest(convert=convert.__name__, device=device):
+                with self.assertRaises(ValueError) as caught:
+                    convert(device)
+                for part in (*parts, "The devices of this process are cpu"):
+                    self.assertIn(part, str(caught.exception))
+
+
+class TestCpu(ErrorTestCase):
+    def test_is_found_in_any_case_and_with_spaces_around(self):
+        for name in ("cpu", "CPU", " cpu", "Cpu "):
+            for convert in CONVERTERS:
+                self.assertTrue(convert(name).is_cpu_place())
+
+    def test_has_no_index(self):
+        self.check_is_refused("cpu:0", "'cpu:0'", "Please pass 'cpu'")
+
+    def test_is_not_the_default_for_what_is_no_device(self):
+        for wrong in ("", ":", "0", "nonsense", "nonsense:0", "cpux"):
+            self.check_is_refused(wrong, repr(wrong), "must be 'cpu'")
+
+
+@unittest.skipIf(core.is_compiled_with_cuda(), "this Paddle has GPUs")
+class TestWithoutGpus(ErrorTestCase):
+    def test_error_names_the_device_and_what_paddle_lacks(self):
+        for device in ("gpu", "gpu:0", "gpu:99", "dcu:1"):
+            self.check_is_refused(device, f"'{device}'", "with CUDA")
+        self.check_is_refused("ipu", "'ipu'", "with IPU")
+
+    def test_pinned_memory_is_refused_as_the_device_is(self):
+        place_of_memory = (framework._get_paddle_place,)
+        self.check_is_refused(
+            "gpu_pinned", "gpu_pinned", "with CUDA", converters=place_of_memory
+        )
+
+
+class TestGpus(ErrorTestCase):
+    def setUp(self):
+        gpus = on_a_machine_with_gpus(2)
+        gpus.__enter__()
+        self.addCleanup(gpus.__exit__, None, None, None)
+
+    def test_cuda_and_dcu_are_names_of_gpus(self):
+        for convert in CONVERTERS:
+            for name in ("gpu:1", "GPU:1", "cuda:1", "dcu:1"):
+                self.assertEqual(convert(name), ("gpu", 1))
+
+    def test_index_that_does_not_exist_is_refused(self):
+        self.check_is_refused("gpu:99", "'gpu:99'", "2 of type 'gpu'", "gpu:1")
+
+    def test_index_that_is_no_number_is_refused(self):
+        for index in ("", "x", "-1", "1.5", "0x1", "1:2"):
+            self.check_is_refused(
+                f"gpu:{index}", repr(f"gpu:{index}"), "number"
+            )
+
+    def test_gpu_that_launch_has_selected_is_the_current_one_by_default(self):
+        environment = mock.patch.dict(os.environ, FLAGS_selected_gpus="1,0")
+        no_plugin = mock.patch(
+            "paddle.distributed.parallel.get_all_custom_device_type", list
+        )
+        with environment, no_plugin:
+            by_device, _, by_place = (convert("gpu") for convert in CONVERTERS)
+        self.assertEqual(by_device, ("gpu", 1))
+        self.assertEqual(by_place, ("gpu", 0))
+
+    def test_pinned_memory_is_a_place_but_no_device(self):
+        pinned = ("gpu", "pinned")
+        for name in ("gpu_pinned", "GPU_pinned", "cuda_pinned"):
+            self.assertEqual(framework._get_paddle_place(name), pinned)
+        self.check_is_refused("gpu_pinned", converters=CONVERTERS[:2])
+
+
+@on_every_device_list
+class TestAccelerators(ErrorTestCase):
+    def setUp(self):
+        super().setUp()
+        if len(self.devices) == 1:
+            self.skipTest("no accelerator here")
+        self.kind, _, _ = self.devices[0].partition(":")
+
+    def test_each_device_is_found_by_its_name(self):
+        for index, device in enumerate(self.devices[:-1]):
+            for convert in CONVERTERS:
+                self.assertEqual(convert(device).get_device_id(), index)
+
+    def test_first_one_is_found_by_the_type_alone(self):
+        for convert in CONVERTERS:
+            self.assertEqual(convert(self.kind).get_device_id(), 0)
+
+    def test_index_out_of_range_is_refused_wherever_a_device_is_named(self):
+        count = len(self.devices) - 1
+        device = f"{self.kind}:{count}"
+        named = (f"'{device}'", f"{count} of type '{self.kind}'")
+        self.check_is_refused(device, *named)
+        self.check_is_refused(
+            device,
+            *named,
+            converters=(
+                paddle.set_device,
+                paddle.device.device_guard,
+                paddle.device.Stream,
+                paddle.device.current_stream,
+                paddle.device.synchronize,
+                paddle.ones([1]).to,
+            ),
+        )
+        self.check_is_refused(
+            count,
+            *named,
+            converters=(paddle.set_device, paddle.device.Stream),
+        )
+
+    def test_index_that_is_no_number_is_refused(self):
+        for index in ("", "x", "-1", "1x"):
+            device = f"{self.kind}:{index}"
+            self.check_is_refused(device, f"'{device}'", "must be a number")
+
+    def test_variable_of_launch_that_is_no_number_is_named(self):
+        if self.kind == "gpu":
+            self.skipTest("ParallelEnv reads the variable of GPUs")
+        variable = f"FLAGS_selected_{self.kind}s"
+        with mock.patch.dict(os.environ, {variable: "x"}):
+            self.check_is_refused(
+                self.kind,
+                f"{variable}=x",
+                converters=(paddle.device._convert_to_place,),
+            )
+
+
+class TestIndicesOfOtherFunctions(ErrorTestCase):
+    def test_index_that_is_no_number_is_refused(self):
+        def device_id_of(device):
+            return paddle.device.extract_device_id(device, "a test")
+
+        self.check_is_refused(
+            "gpu:x",
+            "'gpu:x'",
+            "must be a number",
+            converters=(
+                device_id_of,
+                paddle.device.Device,
+                paddle.device.cuda.synchronize,
+            ),
+        )
+
+    def test_index_in_a_variable_is_its_first_number(self):
+        with mock.patch.dict(os.environ, FLAGS_selected_xpus="3,1"):
+            self.assertEqual(device_strings.selected_index("xpu"), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

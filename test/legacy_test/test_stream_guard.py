@@ -1,0 +1,243 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Default streams, guards of streams on other devices, and of several streams.
+
+For all devices that have streams: GPUs, and those of the plugin in
+test/custom_runtime/host_device.
+"""
+
+import unittest
+from unittest import mock
+
+from concurrent_base import in_thread
+from thread_device_base import (
+    StreamTestCase,
+    handle,
+    on_every_device_list,
+    place_name,
+    places_of_new_tensors,
+)
+
+import paddle
+from paddle.base.threads import devices, stream_scope, streams
+from paddle.base.threads.thread_value import UNSET
+from paddle.device import Stream, default_stream, set_stream, stream_guard
+
+
+def place_of_zeros():
+    return place_name(paddle.zeros([1]))
+
+
+@on_every_device_list
+class TestDefaultStream(StreamTestCase):
+    def defaults_by_name(self):
+        return [handle(default_stream(device)) for device in self.accelerators]
+
+    def test_is_the_one_that_a_thread_begins_with(self):
+        self.assertEqual(self.defaults_by_name(), self.defaults)
+        self.assertEqual(in_thread(self.defaults_by_name), self.defaults)
+
+    def test_does_not_change_with_the_current_stream(self):
+        def inside():
+            with stream_guard(Stream()):
+                self.assertEqual(self.defaults_by_name(), self.defaults)
+                in_child = in_thread(self.defaults_by_name)
+                self.assertEqual(in_child, self.defaults)
+
+        inside()
+        in_thread(inside)
+
+    def test_is_of_the_current_device_by_default(self):
+        for device, default in zip(self.accelerators, self.defaults):
+            with paddle.device.device_guard(device):
+                self.assertEqual(handle(default_stream()), default)
+
+    def test_takes_a_place_and_an_index(self):
+        place = paddle.device._convert_to_place(self.devices[0])
+        self.assertEqual(handle(default_stream(place)), self.defaults[0])
+        self.assertEqual(handle(default_stream(0)), self.defaults[0])
+
+    def test_setting_it_leaves_a_thread_without_a_stream_of_its_own(self):
+        def own():
+            set_stream(Stream())
+            set_stream(default_stream())
+            return self.current()
+
+        self.assertEqual(in_thread(own), self.defaults)
+
+    def test_cpu_has_none(self):
+        with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
+            default_stream("cpu")
+
+
+@on_every_device_list
+class TestStreamOfAnotherDevice(StreamTestCase):
+    def setUp(self):
+        super().setUp()
+        self.second = self.second_accelerator()
+
+    def on_main_and_child(self, function):
+        function()
+        in_thread(function)
+
+    def test_its_device_is_the_current_one_inside_the_guard(self):
+        @self.on_main_and_child
+        def enter():
+            stream = Stream(self.second)
+            with stream_guard(stream):
+                self.assertEqual(places_of_new_tensors(), {self.second})
+                here = paddle.device.current_stream()
+                self.assertEqual(handle(here), handle(stream))
+                self.assertEqual(
+                    self.current(),
+                    [self.defaults[0], handle(stream), *self.defaults[2:]],
+                )
+                self.check_computes()
+            self.assertEqual(places_of_new_tensors(), {self.devices[0]})
+            self.assertEqual(self.current(), self.defaults)
+
+    def test_its_device_is_the_current_one_for_a_thread_on_the_cpu(self):
+        @self.on_main_and_child
+        def enter():
+            with paddle.device.device_guard("cpu"):
+                with stream_guard(Stream(self.second)):
+                    self.assertEqual(place_of_zeros(), self.second)
+                self.assertEqual(place_of_zeros(), "cpu")
+
+    def test_thread_without_a_device_follows_the_main_thread_again(self):
+        def enter():
+            with stream_guard(Stream(self.second)):
+                pass
+            return devices.current_place.get_local()
+
+        self.assertIs(in_thread(enter), UNSET)
+
+    def test_other_threads_keep_their_device(self):
+        def enter():
+            with stream_guard(Stream(self.second)):
+                return in_thread(place_of_zeros), place_of_zeros()
+
+        self.assertEqual(in_thread(enter), (self.devices[0], self.second))
+
+    def test_device_comes_back_after_an_error(self):
+        @self.on_main_and_child
+        def enter():
+            with self.assertRaises(KeyError), stream_guard(Stream(self.second)):
+                raise KeyError
+            self.assertEqual(place_of_zeros(), self.devices[0])
+
+    def test_device_that_was_set_inside_the_guard_is_left(self):
+        @self.on_main_and_child
+        def enter():
+            paddle.set_device(self.devices[0])
+            with stream_guard(Stream(self.second)):
+                paddle.set_device("cpu")
+            self.assertEqual(place_of_zeros(), self.devices[0])
+
+    def test_guard_entered_again_inside_itself_restores_each_step(self):
+        @self.on_main_and_child
+        def enter():
+            guard = stream_guard(Stream(self.second))
+            with guard:
+                with paddle.device.device_guard(self.devices[0]):
+                    with guard:
+                        self.assertEqual(place_of_zeros(), self.second)
+                    self.assertEqual(place_of_zeros(), self.devices[0])
+                self.assertEqual(place_of_zeros(), self.second)
+            self.assertEqual(place_of_zeros(), self.devices[0])
+
+    def test_device_that_cannot_be_set_leaves_the_stream_as_it_was(self):
+        guard = stream_guard(Stream(self.second))
+        with mock.patch.object(
+            stream_scope, "set_place", side_effect=MemoryError
+        ):
+            with self.assertRaises(MemoryError):
+                guard.__enter__()
+        self.assertEqual(self.current(), self.defaults)
+        with self.assertRaisesRegex(RuntimeError, "has not entered it"):
+            guard.__exit__(None, None, None)
+
+
+@on_every_device_list
+class TestSeveralStreams(StreamTestCase):
+    def setUp(self):
+        super().setUp()
+        self.second_accelerator()
+        self.streams = [Stream(device) for device in self.accelerators]
+        self.handles = [handle(stream) for stream in self.streams]
+
+    def test_each_is_the_current_one_of_its_device(self):
+        def enter(several):
+            with stream_guard(several):
+                self.assertEqual(self.current(), self.handles)
+                self.assertEqual(place_of_zeros(), self.devices[0])
+            self.assertEqual(self.current(), self.defaults)
+
+        for several in (self.streams, tuple(self.streams)):
+            enter(several)
+            in_thread(enter, several)
+
+    def test_streams_of_an_outer_guard_come_back(self):
+        def enter():
+            with stream_guard(self.streams):
+                with stream_guard([Stream(self.accelerators[1])]):
+                    self.assertEqual(self.current()[0], self.handles[0])
+                    self.assertNotEqual(self.current()[1], self.handles[1])
+                self.assertEqual(self.current(), self.handles)
+
+        enter()
+        in_thread(enter)
+
+    def test_no_stream_changes_nothing(self):
+        with stream_guard([]):
+            self.assertEqual(self.current(), self.defaults)
+
+    def test_two_streams_of_one_device_are_refused(self):
+        twice = [*self.streams, Stream(self.accelerators[1])]
+        with self.assertRaisesRegex(ValueError, self.accelerators[1]):
+            stream_guard(twice).__enter__()
+        self.assertEqual(self.current(), self.defaults)
+
+    def test_what_is_no_stream_is_refused_and_changes_nothing(self):
+        def enter():
+            with self.assertRaisesRegex(TypeError, "str"):
+                stream_guard([*self.streams, "gpu"]).__enter__()
+            self.assertEqual(self.current(), self.defaults)
+
+        enter()
+        in_thread(enter)
+
+    def test_all_come_back_although_one_cannot(self):
+        def enter():
+            guard = stream_guard(self.streams)
+            guard.__enter__()
+            real = streams.set_stream
+
+            def fail_for_the_last(base):
+                if base.place.get_device_id() == len(self.streams) - 1:
+                    raise MemoryError
+                return real(base)
+
+            with mock.patch.object(streams, "set_stream", fail_for_the_last):
+                with self.assertRaises(MemoryError):
+                    guard.__exit__(None, None, None)
+            self.assertEqual(self.current()[:-1], self.defaults[:-1])
+            set_stream(default_stream(self.accelerators[-1]))
+
+        enter()
+        in_thread(enter)
+
+
+if __name__ == "__main__":
+    unittest.main()
