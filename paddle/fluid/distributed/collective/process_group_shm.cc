@@ -34,6 +34,7 @@ using phi::distributed::CollectiveError;
 using phi::distributed::Collectives;
 using phi::distributed::ElementType;
 using phi::distributed::GroupMemory;
+using phi::distributed::OperationQueue;
 using phi::distributed::Reduction;
 
 // The name that an operation has in Python.

@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
-#include "paddle/fluid/distributed/collective/operation_queue.h"
 #include "paddle/fluid/distributed/collective/process_group.h"
 #include "paddle/phi/core/distributed/shared_memory/collectives.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 #include "paddle/phi/core/distributed/store/store.h"
 
 namespace paddle {
@@ -167,9 +167,9 @@ class ProcessGroupShm : public ProcessGroup {
   // Throws if this rank has left.
   std::shared_ptr<Members> members() const;
   // The queue of what is sent to a rank, or received from it.
-  OperationQueue* PairQueue(CommType type, int peer);
+  phi::distributed::OperationQueue* PairQueue(CommType type, int peer);
   // Runs an operation now, or has the queue's thread run it.
-  TaskPointer Submit(OperationQueue* queue,
+  TaskPointer Submit(phi::distributed::OperationQueue* queue,
                      CommType type,
                      bool sync_op,
                      Operation operation);
@@ -183,9 +183,10 @@ class ProcessGroupShm : public ProcessGroup {
   // Guarded by mutex_.
   std::weak_ptr<ShmTask> last_gather_;
   // The operations of all ranks.
-  std::unique_ptr<OperationQueue> queue_;
+  std::unique_ptr<phi::distributed::OperationQueue> queue_;
   // Those of two ranks, by direction and peer. Guarded by mutex_.
-  std::map<std::pair<CommType, int>, std::unique_ptr<OperationQueue>>
+  std::map<std::pair<CommType, int>,
+           std::unique_ptr<phi::distributed::OperationQueue>>
       pair_queues_;
 };
 

@@ -22,7 +22,7 @@
 #include <thread>
 #include <utility>
 
-namespace paddle {
+namespace phi {
 namespace distributed {
 
 // Runs functions one after the other, in the order in which they were handed
@@ -67,4 +67,4 @@ class OperationQueue {
 };
 
 }  // namespace distributed
-}  // namespace paddle
+}  // namespace phi

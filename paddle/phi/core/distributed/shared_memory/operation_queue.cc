@@ -12,14 +12,14 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/fluid/distributed/collective/operation_queue.h"
+#include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 
 #include <pthread.h>
 #include <signal.h>
 
 #include <utility>
 
-namespace paddle {
+namespace phi {
 namespace distributed {
 namespace {
 
@@ -108,4 +108,4 @@ void OperationQueue::EndTurn() {
 }
 
 }  // namespace distributed
-}  // namespace paddle
+}  // namespace phi
