@@ -40,6 +40,7 @@ std::thread StartWithoutSignals(Body body) {
 }  // namespace
 
 void OperationQueue::Stop() {
+  std::lock_guard<std::mutex> stop(stop_mutex_);
   std::thread ending;
   {
     std::unique_lock<std::mutex> lock(mutex_);
