@@ -114,6 +114,22 @@ def finish_waiting() -> tuple[bool, float]:
     return task.wait(), float(x[0])
 
 
+def new_impatient_group() -> None:
+    _kept["new"] = dist.new_group(timeout=datetime.timedelta(milliseconds=500))
+
+
+def barrier_of_new_group() -> None:
+    dist.barrier(_kept["new"])
+
+
+def refuse_timeout() -> str:
+    try:
+        dist.new_group(timeout=datetime.timedelta(days=-1))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 def in_forked_child(make_task: bool) -> str:
     """Returns what an operation raises in a child of fork."""
     task = None
@@ -195,6 +211,37 @@ def same_from_threads(rounds: int) -> None:
 
     running = [
         threading.Thread(target=run, args=(number,)) for number in range(4)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def gather_from_threads(rounds: int) -> None:
+    """Several threads gather in one group, each its own values."""
+    rank = dist.get_rank()
+    errors = []
+
+    def run(number: int) -> None:
+        try:
+            for i in range(rounds):
+                value = float(i * 10 + number)
+                parts = []
+                dist.all_gather(
+                    parts, paddle.full([20000], value), sync_op=False
+                )
+                # Before any wait: the call has split what it gathered.
+                np.testing.assert_array_equal(parts[rank].numpy(), value)
+                other = parts[1 - rank].numpy()
+                np.testing.assert_array_equal(other, other[0])
+        except BaseException as error:
+            errors.append(error)
+
+    running = [
+        threading.Thread(target=run, args=(number,)) for number in range(3)
     ]
     for thread in running:
         thread.start()
@@ -288,6 +335,18 @@ class TestShmFailure(RanksTestCase):
         ranks.begin(all_reduce, ranks=[1])
         self.assert_all_name(ranks.outcomes([1]), "rank")
 
+    def test_timeout_of_a_new_group(self):
+        # The timeout of the default group is longer than a test waits.
+        ranks = self.start_group(2)
+        ranks.call(new_impatient_group)
+        ranks.begin(barrier_of_new_group, ranks=[0])
+        self.assert_all_name(ranks.outcomes([0]), "rank 1", "500 ms")
+
+    def test_timeout_that_is_too_short(self):
+        ranks = self.start_group(2)
+        for text in ranks.call(refuse_timeout):
+            self.assertIn("-1 day", text)
+
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_group(2)
         self.assertEqual(
@@ -339,6 +398,10 @@ class TestShmFailure(RanksTestCase):
     def test_threads_with_a_group_each(self):
         ranks = self.start_group(2)
         ranks.call(same_from_threads, 200)
+
+    def test_threads_that_gather_in_one_group(self):
+        ranks = self.start_group(2)
+        ranks.call(gather_from_threads, 300)
 
     def test_ranks_end_when_the_script_does(self):
         ranks = self.start_group(2)

@@ -11,16 +11,20 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The groups of the backend ``shm``: processes of one machine that communicate
-through shared memory.
+"""The groups of the backend ``shm``: processes that communicate through shared
+memory, and between machines by gloo.
 """
 
 from __future__ import annotations
 
 import atexit
+import datetime
+import json
 import os
+import socket
 from typing import TYPE_CHECKING
 
+from paddle.base import core
 from paddle.base.cpp_module import find_cpp_module
 from paddle.framework import in_dynamic_mode
 
@@ -29,9 +33,12 @@ if TYPE_CHECKING:
 
     from paddle.base.core import ProcessGroup, TCPStore
     from paddle.distributed.communication.group import Group
+    from paddle.distributed.hierarchical_group import HierarchicalGroup
+
+_MILLISECOND = datetime.timedelta(milliseconds=1)
 
 # The groups that this process has joined and not left.
-_joined: list[ProcessGroup] = []
+_joined: list[ProcessGroup | HierarchicalGroup] = []
 
 
 def check_mode(backend: str) -> None:
@@ -53,17 +60,72 @@ def host_backend() -> str:
 
 
 def join(
-    store: TCPStore, rank: int, world_size: int, group_id: int, timeout: int
-) -> ProcessGroup:
-    """Makes a group together with its other ranks.
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> ProcessGroup | HierarchicalGroup:
+    """Makes a group together with its other ranks, which may be on several
+    machines.
 
     Args:
         store: what the ranks find each other by.
         rank: this process's rank in the group.
         world_size: the number of ranks.
         group_id: the number of the group.
-        timeout: how many milliseconds an operation waits for other ranks.
+        timeout: how long an operation waits for other ranks.
     """
+    if timeout < _MILLISECOND:
+        raise ValueError(
+            f"The timeout of a group is {timeout}, but no operation ends in "
+            "less than a millisecond. Pass a longer datetime.timedelta."
+        )
+    machines = _exchange(store, rank, world_size, group_id, machine())
+    if len(set(machines)) == 1:
+        group = _join_machine(store, rank, world_size, group_id, timeout)
+    else:
+        group = _join_machines(store, rank, machines, group_id, timeout)
+    if not _joined:
+        # The last registered runs first: before Paddle destroys its groups.
+        atexit.register(_leave_all)
+    _joined.append(group)
+    return group
+
+
+def machine() -> str:
+    """Returns what processes have in common that can share memory."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    # They open each other's descriptors, and the files that tensors are in.
+    processes = os.readlink("/proc/self/ns/pid")
+    memory = os.stat("/dev/shm").st_dev
+    return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
+
+
+def _exchange(
+    store: TCPStore, rank: int, world_size: int, group_id: int, text: str
+) -> list[str]:
+    """Returns the texts of all ranks."""
+    prefix = f"shm_group/{group_id}/machine"
+    store.set(f"{prefix}/{rank}", text)
+    if rank == 0:
+        texts = []
+        for other in range(world_size):
+            store.wait(f"{prefix}/{other}")
+            texts.append(store.get(f"{prefix}/{other}").decode())
+        store.set(prefix, json.dumps(texts))
+    store.wait(prefix)
+    return json.loads(store.get(prefix))
+
+
+def _join_machine(
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> ProcessGroup:
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
@@ -71,19 +133,45 @@ def join(
             "Use the backend gloo."
         )
     storage = find_cpp_module("_shared_storage")
-    group = binding.ProcessGroupShm.create(
+    return binding.ProcessGroupShm.create(
         store,
         rank,
         world_size,
         group_id,
-        timeout,
+        timeout // _MILLISECOND,
         storage and storage.locator(),
     )
-    if not _joined:
-        # The last registered runs first: before Paddle destroys its groups.
-        atexit.register(_leave_all)
-    _joined.append(group)
-    return group
+
+
+def _join_machines(
+    store: TCPStore,
+    rank: int,
+    machines: list[str],
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> HierarchicalGroup:
+    from .hierarchical_group import HierarchicalGroup, Topology
+
+    topology = Topology.of(machines, rank)
+    here, leaders = topology.ranks_here(), topology.leaders()
+
+    def inner_id(number: int) -> int:
+        # No program looks up a group by a negative number.
+        return -(group_id << 12 | number) - 1
+
+    local = _join_machine(
+        store,
+        here.index(rank),
+        len(here),
+        inner_id(1 + topology.machine),
+        timeout,
+    )
+    between = None
+    if rank in leaders:
+        between = core.ProcessGroupGloo.create(
+            store, leaders.index(rank), len(leaders), inner_id(0)
+        )
+    return HierarchicalGroup(rank, topology, local, between)
 
 
 def leave(groups: Iterable[Group]) -> None:

@@ -34,6 +34,7 @@ using phi::distributed::CollectiveError;
 using phi::distributed::Collectives;
 using phi::distributed::ElementType;
 using phi::distributed::GroupMemory;
+using phi::distributed::OperationQueue;
 using phi::distributed::Reduction;
 
 // The name that an operation has in Python.
@@ -202,6 +203,26 @@ char* DataOf(const phi::DenseTensor& tensor) {
 bool Overlap(const phi::DenseTensor& a, const phi::DenseTensor& b) {
   return DataOf(a) < DataOf(b) + BytesOf(b) &&
          DataOf(b) < DataOf(a) + BytesOf(a);
+}
+
+// Throws if the input and the output overlap, unless they are one tensor, or
+// the smaller one is the rank's part of the larger one: a rank reads the inputs
+// of others, which must not change meanwhile.
+void EnforceNoOverlap(CommType operation,
+                      const phi::DenseTensor& out,
+                      const phi::DenseTensor& in,
+                      int rank) {
+  const bool out_is_larger = out.numel() > in.numel();
+  const phi::DenseTensor& whole = out_is_larger ? out : in;
+  const phi::DenseTensor& part = out_is_larger ? in : out;
+  const uint64_t offset = out.numel() == in.numel() ? 0 : rank * BytesOf(part);
+  PADDLE_ENFORCE_EQ(
+      !Overlap(in, out) || DataOf(part) == DataOf(whole) + offset,
+      true,
+      common::errors::InvalidArgument(
+          "%s got an output that overlaps the input. Pass tensors that do not "
+          "overlap, for example input.clone().",
+          NameOf(operation)));
 }
 
 phi::DenseTensor PartOf(const phi::DenseTensor& tensor,
@@ -409,12 +430,12 @@ ProcessGroupShm::ProcessGroupShm(
     : ProcessGroup(options.rank, options.size, options.group_id),
       process_(getpid()),
       timeout_(options.timeout),
-      members_(std::make_shared<Members>()),
+      joined_(std::make_shared<JoinedGroup>()),
       queue_(std::make_unique<OperationQueue>()) {
   RaisingPaddleErrors([&] {
-    members_->memory = MakeMemory(store.get(), options);
-    members_->collectives = std::make_unique<Collectives>(
-        members_->memory.get(), options.memory, timeout_);
+    joined_->memory = MakeMemory(store.get(), options);
+    joined_->collectives = std::make_unique<Collectives>(
+        joined_->memory.get(), options.memory, timeout_);
   });
 }
 
@@ -432,29 +453,29 @@ bool ProcessGroupShm::IsForked() const { return getpid() != process_; }
 
 void ProcessGroupShm::Leave() {
   if (IsForked()) return;
-  std::shared_ptr<Members> members;
+  std::shared_ptr<JoinedGroup> joined;
   std::vector<OperationQueue*> queues{queue_.get()};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    members = std::move(members_);
-    members_ = nullptr;
+    joined = std::move(joined_);
+    joined_ = nullptr;
     for (auto& item : pair_queues_) queues.push_back(item.second.get());
   }
-  if (!members) return;
-  members->memory->Leave();
+  if (!joined) return;
+  joined->memory->Leave();
   for (OperationQueue* queue : queues) queue->Stop();
 }
 
-std::shared_ptr<ProcessGroupShm::Members> ProcessGroupShm::members() const {
+std::shared_ptr<ProcessGroupShm::JoinedGroup> ProcessGroupShm::joined() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  PADDLE_ENFORCE_NOT_NULL(members_,
+  PADDLE_ENFORCE_NOT_NULL(joined_,
                           common::errors::Unavailable(
                               "Rank %d has left group %d, by "
                               "destroy_process_group or at exit. Make "
                               "a new group with paddle.distributed.new_group.",
                               rank_,
                               gid_));
-  return members_;
+  return joined_;
 }
 
 OperationQueue* ProcessGroupShm::PairQueue(CommType type, int peer) {
@@ -478,18 +499,22 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
                                                      bool sync_op,
                                                      Operation operation) {
   if (IsForked()) ThrowForked(process_);
-  const auto run = [members = members(), operation = std::move(operation)] {
-    RaisingPaddleErrors([&] { operation(members->collectives.get()); });
+  const auto run = [joined = joined(),
+                    operation = std::move(operation),
+                    timeout = timeout_] {
+    RaisingPaddleErrors([&] { operation(joined->collectives.get(), timeout); });
   };
   auto task = std::make_shared<ShmTask>(rank_, type, sync_op);
   if (sync_op) {
     queue->Run(run);
     return task;
   }
+  // The last gather is the last one in the queue: who waits for it has waited
+  // for those that other threads have called before.
+  std::lock_guard<std::mutex> lock(mutex_);
   queue->Add([task, run] { task->Run(run); });
   if (type == CommType::ALLGATHER || type == CommType::GATHER ||
       type == CommType::ALLTOALL) {
-    std::lock_guard<std::mutex> lock(mutex_);
     last_gather_ = task;
   }
   return task;
@@ -533,6 +558,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
   constexpr CommType kType = CommType::ALLREDUCE;
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   return Submit(
       queue_.get(),
       kType,
@@ -540,11 +566,18 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
       [in = in_tensor,
        out = *out_tensor,
        type = ElementTypeOf(kType, in_tensor.dtype()),
-       reduction = ReductionOf(opts.reduce_op),
-       timeout = timeout_](Collectives* collectives) {
+       reduction = ReductionOf(opts.reduce_op)](Collectives* collectives,
+                                                Milliseconds timeout) {
         collectives->AllReduce(
             DataOf(in), DataOf(out), in.numel(), type, reduction, timeout);
       });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
+    std::vector<phi::DenseTensor>& inputs,   // NOLINT
+    std::vector<phi::DenseTensor>& outputs,  // NOLINT
+    const AllreduceOptions& opts) {
+  return AllReduce(&outputs.front(), inputs.front(), opts, /*sync_op=*/true);
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
@@ -556,23 +589,24 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
   EnforceRank(kType, opts.root_rank);
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 type = ElementTypeOf(kType, in_tensor.dtype()),
-                 reduction = ReductionOf(opts.reduce_op),
-                 root = opts.root_rank,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Reduce(DataOf(in),
-                                      DataOf(out),
-                                      in.numel(),
-                                      type,
-                                      reduction,
-                                      root,
-                                      timeout);
-                });
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor,
+       out = *out_tensor,
+       type = ElementTypeOf(kType, in_tensor.dtype()),
+       reduction = ReductionOf(opts.reduce_op),
+       root = opts.root_rank](Collectives* collectives, Milliseconds timeout) {
+        collectives->Reduce(DataOf(in),
+                            DataOf(out),
+                            in.numel(),
+                            type,
+                            reduction,
+                            root,
+                            timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
@@ -584,6 +618,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(
       kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   return Submit(
       queue_.get(),
       kType,
@@ -591,8 +626,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
       [in = in_tensor,
        out = *out_tensor,
        type = ElementTypeOf(kType, in_tensor.dtype()),
-       reduction = ReductionOf(opts.reduce_op),
-       timeout = timeout_](Collectives* collectives) {
+       reduction = ReductionOf(opts.reduce_op)](Collectives* collectives,
+                                                Milliseconds timeout) {
         collectives->ReduceScatter(
             DataOf(in), DataOf(out), out.numel(), type, reduction, timeout);
       });
@@ -608,20 +643,17 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Broadcast(
   EnforceRank(kType, root);
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  if (is_root && DataOf(in) != DataOf(out)) {
-                    std::memmove(DataOf(out), DataOf(in), BytesOf(in));
-                  }
-                  collectives->Broadcast(
-                      DataOf(out), BytesOf(out), root, timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        if (is_root && DataOf(in) != DataOf(out)) {
+          std::memmove(DataOf(out), DataOf(in), BytesOf(in));
+        }
+        collectives->Broadcast(DataOf(out), BytesOf(out), root, timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
@@ -641,11 +673,12 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
   EnforceUsable(kType, *out_tensor, in_tensor);
   const phi::DenseTensor part = PartOf(in_tensor, offset, numel);
   EnforceElements(kType, "output", out_tensor->numel(), part.numel() * size_);
+  EnforceNoOverlap(kType, *out_tensor, part, rank_);
   return Submit(queue_.get(),
                 kType,
                 sync_op,
-                [in = part, out = *out_tensor, timeout = timeout_](
-                    Collectives* collectives) {
+                [in = part, out = *out_tensor](Collectives* collectives,
+                                               Milliseconds timeout) {
                   collectives->AllGather(
                       DataOf(in), DataOf(out), BytesOf(in), timeout);
                 });
@@ -671,21 +704,20 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
     EnforceSameType(kType, *out_tensor, in_tensor);
     EnforceElements(
         kType, "output", out_tensor->numel(), in_tensor.numel() * size_);
+    EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Gather(DataOf(in),
-                                      is_root ? DataOf(out) : nullptr,
-                                      BytesOf(in),
-                                      root,
-                                      timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        collectives->Gather(DataOf(in),
+                            is_root ? DataOf(out) : nullptr,
+                            BytesOf(in),
+                            root,
+                            timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
@@ -702,21 +734,20 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
     EnforceSameType(kType, *out_tensor, in_tensor);
     EnforceElements(
         kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+    EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Scatter(is_root ? DataOf(in) : nullptr,
-                                       DataOf(out),
-                                       BytesOf(out),
-                                       root,
-                                       timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        collectives->Scatter(is_root ? DataOf(in) : nullptr,
+                             DataOf(out),
+                             BytesOf(out),
+                             root,
+                             timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
@@ -740,8 +771,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
       [in = in_tensor,
        out = *out_tensor,
        in_bytes = BytesPerRank(in_tensor, in_size_each_rank, size_),
-       out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_),
-       timeout = timeout_](Collectives* collectives) {
+       out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_)](
+          Collectives* collectives, Milliseconds timeout) {
         collectives->AllToAll(
             DataOf(in), in_bytes, DataOf(out), out_bytes, timeout);
       });
@@ -770,8 +801,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
   return Submit(queue_.get(),
                 kType,
                 sync_op,
-                [in = in_tensors, out = *out_tensors, timeout = timeout_](
-                    Collectives* collectives) {
+                [in = in_tensors, out = *out_tensors](Collectives* collectives,
+                                                      Milliseconds timeout) {
                   const Packed sent(in);
                   Packed received(out);
                   for (size_t i = 0; i < in.size(); ++i) {
@@ -801,14 +832,14 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Send(
     bool sync_op) {
   constexpr CommType kType = CommType::SEND;
   EnforceUsable(kType, tensor);
-  return Submit(
-      PairQueue(kType, dst_rank),
-      kType,
-      sync_op,
-      [part = PartOf(tensor, offset, numel), dst_rank, timeout = timeout_](
-          Collectives* collectives) {
-        collectives->Send(DataOf(part), BytesOf(part), dst_rank, timeout);
-      });
+  return Submit(PairQueue(kType, dst_rank),
+                kType,
+                sync_op,
+                [part = PartOf(tensor, offset, numel), dst_rank](
+                    Collectives* collectives, Milliseconds timeout) {
+                  collectives->Send(
+                      DataOf(part), BytesOf(part), dst_rank, timeout);
+                });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
@@ -824,14 +855,14 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
                                                    bool sync_op) {
   constexpr CommType kType = CommType::RECV;
   EnforceUsable(kType, *tensor);
-  return Submit(
-      PairQueue(kType, src_rank),
-      kType,
-      sync_op,
-      [part = PartOf(*tensor, offset, numel), src_rank, timeout = timeout_](
-          Collectives* collectives) {
-        collectives->Recv(DataOf(part), BytesOf(part), src_rank, timeout);
-      });
+  return Submit(PairQueue(kType, src_rank),
+                kType,
+                sync_op,
+                [part = PartOf(*tensor, offset, numel), src_rank](
+                    Collectives* collectives, Milliseconds timeout) {
+                  collectives->Recv(
+                      DataOf(part), BytesOf(part), src_rank, timeout);
+                });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(
@@ -839,7 +870,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(
   return Submit(queue_.get(),
                 CommType::BARRIER,
                 /*sync_op=*/true,
-                [timeout = timeout_](Collectives* collectives) {
+                [](Collectives* collectives, Milliseconds timeout) {
                   collectives->Barrier(timeout);
                 });
 }

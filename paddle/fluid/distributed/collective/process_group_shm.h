@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
-#include "paddle/fluid/distributed/collective/operation_queue.h"
 #include "paddle/fluid/distributed/collective/process_group.h"
 #include "paddle/phi/core/distributed/shared_memory/collectives.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 #include "paddle/phi/core/distributed/store/store.h"
 
 namespace paddle {
@@ -97,6 +97,12 @@ class ProcessGroupShm : public ProcessGroup {
                         const phi::DenseTensor& in_tensor,
                         const AllreduceOptions& opts,
                         bool sync_op) override;
+  // EagerReducer alone calls this, and uses the results without a wait for the
+  // task: it counts on the order of a stream, which host memory does not have.
+  // So the operation has ended when this returns.
+  TaskPointer AllReduce(std::vector<phi::DenseTensor>& inputs,   // NOLINT
+                        std::vector<phi::DenseTensor>& outputs,  // NOLINT
+                        const AllreduceOptions& opts) override;
   TaskPointer Reduce(phi::DenseTensor* out_tensor,
                      const phi::DenseTensor& in_tensor,
                      const ReduceOptions& opts,
@@ -157,19 +163,21 @@ class ProcessGroupShm : public ProcessGroup {
   class ShmTask;
 
   // What the operations need. It lives until the last one has ended.
-  struct Members {
+  struct JoinedGroup {
     std::unique_ptr<phi::distributed::GroupMemory> memory;
     std::unique_ptr<phi::distributed::Collectives> collectives;
   };
-  using Operation = std::function<void(phi::distributed::Collectives*)>;
+  using Milliseconds = std::chrono::milliseconds;
+  using Operation =
+      std::function<void(phi::distributed::Collectives*, Milliseconds)>;
 
   bool IsForked() const;
   // Throws if this rank has left.
-  std::shared_ptr<Members> members() const;
+  std::shared_ptr<JoinedGroup> joined() const;
   // The queue of what is sent to a rank, or received from it.
-  OperationQueue* PairQueue(CommType type, int peer);
+  phi::distributed::OperationQueue* PairQueue(CommType type, int peer);
   // Runs an operation now, or has the queue's thread run it.
-  TaskPointer Submit(OperationQueue* queue,
+  TaskPointer Submit(phi::distributed::OperationQueue* queue,
                      CommType type,
                      bool sync_op,
                      Operation operation);
@@ -178,14 +186,15 @@ class ProcessGroupShm : public ProcessGroup {
   const int process_;  // that made the group
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Members> members_;  // guarded by mutex_; null after Leave
+  std::shared_ptr<JoinedGroup> joined_;  // guarded by mutex_; null after Leave
   // The operation whose result the binding splits, and that was called last.
   // Guarded by mutex_.
   std::weak_ptr<ShmTask> last_gather_;
   // The operations of all ranks.
-  std::unique_ptr<OperationQueue> queue_;
+  std::unique_ptr<phi::distributed::OperationQueue> queue_;
   // Those of two ranks, by direction and peer. Guarded by mutex_.
-  std::map<std::pair<CommType, int>, std::unique_ptr<OperationQueue>>
+  std::map<std::pair<CommType, int>,
+           std::unique_ptr<phi::distributed::OperationQueue>>
       pair_queues_;
 };
 

@@ -12,14 +12,14 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/fluid/distributed/collective/operation_queue.h"
+#include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 
 #include <pthread.h>
 #include <signal.h>
 
 #include <utility>
 
-namespace paddle {
+namespace phi {
 namespace distributed {
 namespace {
 
@@ -40,6 +40,7 @@ std::thread StartWithoutSignals(Body body) {
 }  // namespace
 
 void OperationQueue::Stop() {
+  std::lock_guard<std::mutex> stop(stop_mutex_);
   std::thread ending;
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -108,4 +109,4 @@ void OperationQueue::EndTurn() {
 }
 
 }  // namespace distributed
-}  // namespace paddle
+}  // namespace phi

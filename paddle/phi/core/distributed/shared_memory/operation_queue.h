@@ -22,7 +22,7 @@
 #include <thread>
 #include <utility>
 
-namespace paddle {
+namespace phi {
 namespace distributed {
 
 // Runs functions one after the other, in the order in which they were handed
@@ -54,6 +54,9 @@ class OperationQueue {
   // Ends the turn of the function that has run.
   void EndTurn();
 
+  // Held by Stop: a second one would end the state that the first one's thread
+  // has yet to see.
+  std::mutex stop_mutex_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // The functions that were handed over, and those that have ended. Each one
@@ -67,4 +70,4 @@ class OperationQueue {
 };
 
 }  // namespace distributed
-}  // namespace paddle
+}  // namespace phi
