@@ -26,7 +26,9 @@ import traceback
 import unittest
 import warnings
 from typing import TYPE_CHECKING, Any, Callable
+from unittest import mock
 
+import numpy as np
 from concurrent_base import WAIT_S
 
 import paddle
@@ -267,6 +269,36 @@ def train_alone(
     return values(layer)
 
 
+def train_with_scaler(group, options, register_hook=None) -> list:
+    """The gradients of the last rank overflow, in the third of five steps.
+
+    Returns the parameters after each step.
+    """
+    paddle.seed(0)
+    layer = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    if register_hook is not None:
+        register_hook(wrapped)
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
+    # GradScaler does nothing on the CPU, where its arithmetic works, however.
+    with mock.patch("paddle.amp.grad_scaler._dygraph_tracer"):
+        scaler = paddle.amp.GradScaler(
+            init_loss_scaling=8.0, use_dynamic_loss_scaling=False
+        )
+    found = []
+    for step in range(5):
+        paddle.seed(10 * step + group.rank)
+        loss = (wrapped(paddle.randn([4, 16])) ** 2).mean()
+        if step == 2 and group.rank == group.nranks - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.clear_grad()
+        found.append(values(layer))
+    return found
+
+
 class RanksCase(unittest.TestCase):
     """Tests whose functions run on `size` ranks of a group of `kind`."""
 
@@ -295,6 +327,18 @@ class RanksCase(unittest.TestCase):
             str(answer)
             for answer in self.ranks.call(self.kind, function, *args)
         ]
+
+    def assert_step_skipped_on_all(self, *args: Any) -> None:
+        """Takes the arguments of `train_with_scaler`."""
+        first, *others = self.call(train_with_scaler, *args)
+        for each in others:
+            for one, other in zip(first, each):
+                self.assert_same_bits(one, other)
+        for step, (before, after) in enumerate(zip(first, first[1:]), start=1):
+            is_same = all((one == two).all() for one, two in zip(before, after))
+            self.assertEqual(is_same, step == 2, f"step {step}")
+        for each in first[-1]:
+            self.assertTrue(np.isfinite(each).all())
 
     def assert_same_bits(self, one: Sequence, other: Sequence) -> None:
         self.assertEqual(len(one), len(other))

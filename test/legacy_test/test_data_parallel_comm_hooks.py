@@ -77,6 +77,17 @@ def send_infinity(group, name) -> list:
     return np.isfinite(layer.weight.grad.numpy()).any()
 
 
+class RegisterHook:
+    def __init__(self, name: str):
+        self._name = name
+
+    def __call__(self, wrapped) -> None:
+        state = wrapped.group
+        if self._name == "powerSGD_hook":
+            state = comm_hooks.PowerSGDState(state, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, getattr(comm_hooks, self._name))
+
+
 class ManySteps:
     """Steps with given gradients: those of a linear layer are its input."""
 
@@ -315,6 +326,15 @@ class HookCases:
             "quantization_8bit_hook",
         ):
             self.assertEqual(self.call(send_infinity, name), [False] * 2)
+
+    def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(self):
+        for name in (
+            "fp16_compress_hook",
+            "quantization_8bit_hook",
+            "powerSGD_hook",
+        ):
+            with self.subTest(name):
+                self.assert_step_skipped_on_all({}, RegisterHook(name))
 
     def test_all_ranks_learn_the_same_and_the_loss_falls(self):
         for name in (

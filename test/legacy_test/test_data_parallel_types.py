@@ -144,15 +144,28 @@ def make_master_gradients(group, options) -> list:
     return found
 
 
-def overflow_on_one_rank(group) -> list:
-    """Returns in which of two steps GradScaler would find an infinity."""
-    layer = nn.Linear(2, 2)
+class Weight(nn.Layer):
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = self.create_parameter([4], dtype=dtype)
+
+    def forward(self, x):
+        return self.weight.astype("float32") * x
+
+
+def overflow_on_one_rank(group, dtype) -> list:
+    """Returns in which of three steps GradScaler would find an infinity.
+
+    The second one's gradients are the largest of float16, and their sum is not.
+    """
+    layer = Weight(dtype)
     wrapped = paddle.DataParallel(layer, group=group)
     found = []
-    for scale in (float("inf") if group.rank == 1 else 1.0, 1.0):
-        (wrapped(paddle.ones([1, 2])).sum() * scale).backward()
+    for scale in (float("inf") if group.rank == 1 else 1.0, 65504.0, 1.0):
+        wrapped(paddle.full([4], scale)).sum().backward()
+        # On the CPU, the check has no kernel of 16 bits.
         _, found_inf = paddle._C_ops.check_finite_and_unscale_(
-            [each.grad for each in layer.parameters()], paddle.ones([1])
+            [layer.weight.grad.astype("float32")], paddle.ones([1])
         )
         found.append(found_inf.item())
         layer.clear_gradients()
@@ -193,7 +206,21 @@ class TypesCases:
                 self.assertEqual(found, [["paddle.float32", [1.5] * 3]] * 2)
 
     def test_an_overflow_on_one_rank_is_found_on_all(self):
-        self.assertEqual(self.call(overflow_on_one_rank), [[True, False]] * 2)
+        expected = [[True, False, False]] * 2
+        for dtype in ("float16", "bfloat16", "float32"):
+            with self.subTest(dtype=dtype):
+                found = self.call(overflow_on_one_rank, dtype)
+                self.assertEqual(found, expected)
+
+    def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(self):
+        for options in (
+            {},
+            {"gradient_as_bucket_view": True},
+            {"find_unused_parameters": True},
+            {"static_graph": True},
+        ):
+            with self.subTest(options=options):
+                self.assert_step_skipped_on_all(options)
 
 
 class TestOverGloo(TypesCases, RanksCase):

@@ -172,10 +172,13 @@ def _approximate(
     )
     for each, left, right in zip(matrices, lefts, rights()):
         product = left @ right.t()
-        if state.use_error_feedback:
-            state.errors[each.key] = each.matrix - product
-        if state.warm_start:
-            state.factors[each.key] = right
+        # The product is the same on all ranks. If it overflowed, GradScaler
+        # skips the step, and the next one needs the state of the last.
+        if paddle.isfinite(product).all():
+            if state.use_error_feedback:
+                state.errors[each.key] = each.matrix - product
+            if state.warm_start:
+                state.factors[each.key] = right
         shaped = product.reshape(each.gradient.shape)
         each.gradient.copy_(shaped.astype(each.gradient.dtype), False)
 
