@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from multiprocessing import *  # noqa: F403
 
     from paddle.incubate.multiprocessing import (
+        BlockingQueue as BlockingQueue,
+        InterruptibleEvent as InterruptibleEvent,
+        InterruptibleLock as InterruptibleLock,
         Pool as Pool,
         Prefetcher as Prefetcher,
+        ShutDown as ShutDown,
         ThreadGroup as ThreadGroup,
         WorkerThread as WorkerThread,
         by_value as by_value,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
         shared_memory_stats as shared_memory_stats,
         shared_memory_summary as shared_memory_summary,
         start_threads as start_threads,
+        wait_for_result as wait_for_result,
     )
     from paddle.incubate.multiprocessing.spawn import (
         ProcessContext as ProcessContext,

@@ -408,7 +408,7 @@ class TestStop(WorkerTestCase):
 
         with Prefetcher(held_back(gate)) as prefetcher:
             with WorkerThread(consume) as worker:
-                wait_until(lambda: worker._waits_on, "the consumer waits")
+                wait_until(lambda: worker._wake, "the consumer waits")
             self.assertFalse(worker.is_alive())
             gate.set()
         self.assertEqual((cleaned_up, wrongly), ([True], []))
@@ -641,7 +641,7 @@ class TestPrefetcher(WorkerTestCase):
     def test_close_ends_a_thread_that_waits_for_room(self):
         source = Source()
         prefetcher = Prefetcher(source, capacity=1)
-        wait_until(lambda: prefetcher._thread._waits_on, "the thread waits")
+        wait_until(lambda: prefetcher._thread._wake, "the thread waits")
         prefetcher.close()
         self.assertFalse(prefetcher._thread.is_alive())
         self.assertIs(source.closed_by, prefetcher._thread)
@@ -695,7 +695,7 @@ class TestPrefetcher(WorkerTestCase):
 
         prefetcher = Prefetcher(held_back(gate))
         with WorkerThread(consume) as consumer:
-            wait_until(lambda: consumer._waits_on, "the consumer waits")
+            wait_until(lambda: consumer._wake, "the consumer waits")
             prefetcher.close()
 
     def test_a_consumer_that_leaves_early_ends_the_thread(self):
@@ -789,7 +789,7 @@ class TestPrefetcher(WorkerTestCase):
         gate = threading.Event()
         with Prefetcher(held_back(gate)) as first:
             second = Prefetcher(first)
-            wait_until(lambda: second._thread._waits_on, "a stage waits")
+            wait_until(lambda: second._thread._wake, "a stage waits")
             second.close()
             self.assertFalse(second._thread.is_alive())
             gate.set()

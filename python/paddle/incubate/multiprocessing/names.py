@@ -32,8 +32,12 @@ _NAME = "paddle.incubate.multiprocessing"
 # The module of each name of ours. `spawn` and its companions are imported at
 # once: a later import of the module `spawn` would replace the function.
 _MODULES = {
+    "BlockingQueue": "blocking_queue",
+    "InterruptibleEvent": "interruptible",
+    "InterruptibleLock": "interruptible",
     "Pool": "pools",
     "Prefetcher": "prefetcher",
+    "ShutDown": "blocking_queue",
     "ThreadGroup": "thread_group",
     "WorkerThread": "worker_thread",
     "by_value": "tensor_reductions",
@@ -51,6 +55,7 @@ _MODULES = {
     "shared_memory_stats": "shared_memory_settings",
     "shared_memory_summary": "shared_memory_settings",
     "start_threads": "thread_group",
+    "wait_for_result": "interruptible",
 }
 # What the package exports.
 PUBLIC_NAMES = [

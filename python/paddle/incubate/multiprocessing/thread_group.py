@@ -134,8 +134,7 @@ def start_threads(
     The threads are :class:`WorkerThread`, which begin in the state of the
     calling thread, with ``rank`` and ``world_size`` as attributes of
     ``threading.current_thread()``. When one fails, the others are asked to
-    stop, which ends their waits for a :class:`Prefetcher` or for batches of a
-    ``DataLoader`` with worker threads, and makes
+    stop, which ends the waits that :class:`WorkerThread` lists, and makes
     ``threading.current_thread().should_stop()`` true.
 
     Args:

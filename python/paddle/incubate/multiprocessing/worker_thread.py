@@ -34,7 +34,7 @@ from paddle.base.threads.host_context import cpu_generator, host_context
 from .caller_modes import modes_of_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -57,16 +57,26 @@ class Waiters:
     def __init__(self) -> None:
         self._locked: set[threading.Lock] = set()
 
-    def wait_for(self, predicate: Callable[[], object]) -> None:
+    def wait_for(
+        self, predicate: Callable[[], object], timeout: float | None = None
+    ) -> bool:
+        """Returns whether `predicate` holds in at most `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        remaining = -1.0
         while not predicate():
+            if deadline is not None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
             lock = threading.Lock()
             lock.acquire()
             self._locked.add(lock)
             try:
                 if not predicate():
-                    lock.acquire()
+                    lock.acquire(timeout=remaining)
             finally:
                 self._locked.discard(lock)
+        return True
 
     def notify_all(self) -> None:
         for lock in list(self._locked):
@@ -174,8 +184,12 @@ class WorkerThread(threading.Thread):
 
     Stopping is cooperative: the target has to call
     ``threading.current_thread().should_stop()`` from time to time. A worker
-    that was asked to stop also ends when it takes, or waits for, an item of a
-    :class:`Prefetcher`.
+    that was asked to stop also ends, without an error, when it begins one of
+    these calls or waits in it: taking a batch of a ``DataLoader`` or an item of
+    a :class:`Prefetcher`, ``get`` and ``put`` of a :class:`BlockingQueue`,
+    ``wait`` of an :class:`InterruptibleEvent`, ``acquire`` of an
+    :class:`InterruptibleLock`, :func:`wait_for_result`. Nothing wakes a worker
+    from other calls.
 
     As a context manager, a worker is started on entry, and stopped and joined
     on exit. When Python exits, daemon workers are asked to stop and get five
@@ -259,7 +273,7 @@ class WorkerThread(threading.Thread):
         self._process: int | None = None
         self._in_state: Callable[[Callable[[], None]], None] | None = None
         self._stop_requested = False
-        self._waits_on: Waiters | None = None
+        self._wake: Callable[[], object] | None = None
 
     @property
     def seed(self) -> int | None:
@@ -315,9 +329,9 @@ class WorkerThread(threading.Thread):
         """Asks the thread to stop, without waiting for its end. Any thread may
         call this, any number of times."""
         self._stop_requested = True
-        waiters = self._waits_on
-        if waiters is not None:
-            waiters.notify_all()
+        wake = self._wake
+        if wake is not None:
+            wake()
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the thread has ended.
@@ -385,17 +399,41 @@ class WorkerThread(threading.Thread):
             )
 
     def _wait_for(
-        self, waiters: Waiters, predicate: Callable[[], object]
-    ) -> None:
-        # `stop` sets its flag before it reads this, and this is set before the
-        # flag is read, so that no request is missed.
-        self._waits_on = waiters
-        try:
-            waiters.wait_for(lambda: self._stop_requested or predicate())
-        finally:
-            self._waits_on = None
+        self,
+        waiters: Waiters,
+        predicate: Callable[[], object],
+        timeout: float | None,
+    ) -> bool:
+        with self._woken_by(waiters.notify_all):
+            holds = waiters.wait_for(
+                lambda: self._stop_requested or predicate(), timeout
+            )
         if self._stop_requested:
             raise _Stopped
+        return holds
+
+    @contextlib.contextmanager
+    def _woken_by(self, wake: Callable[[], object]) -> Iterator[None]:
+        """
+        Lets `stop` call `wake`, which has to end what the body waits for. An
+        exception of the body then ends this thread, which is the calling one.
+        If it was asked to stop before, it calls `wake` and does not begin.
+        """
+        outer = self._wake
+        # `stop` sets its flag before it reads this, and this is set before the
+        # flag is read, so that no request is missed.
+        self._wake = wake
+        try:
+            if self._stop_requested:
+                wake()
+                raise _Stopped
+            yield
+        except BaseException:
+            if self._stop_requested:
+                raise _Stopped from None
+            raise
+        finally:
+            self._wake = outer
 
 
 def _checked_seed(seed: int) -> int:
@@ -414,16 +452,20 @@ def _checked_seed(seed: int) -> int:
     return value
 
 
-def wait_for(waiters: Waiters, predicate: Callable[[], object]) -> None:
+def wait_for(
+    waiters: Waiters,
+    predicate: Callable[[], object],
+    timeout: float | None = None,
+) -> bool:
     """
-    Waits until `predicate` holds. Ends the calling thread if it is a worker
-    that is asked to stop.
+    Waits until `predicate` holds, and returns whether it does after `timeout`
+    seconds at most. Ends the calling thread if it is a worker that is asked to
+    stop.
     """
     thread = threading.current_thread()
     if isinstance(thread, WorkerThread):
-        thread._wait_for(waiters, predicate)
-    else:
-        waiters.wait_for(predicate)
+        return thread._wait_for(waiters, predicate, timeout)
+    return waiters.wait_for(predicate, timeout)
 
 
 def _leave() -> None:

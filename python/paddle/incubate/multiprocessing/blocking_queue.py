@@ -1,0 +1,239 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A bounded queue between threads, in which a worker thread can be stopped."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from numbers import Integral
+from typing import Generic, TypeVar
+
+from .worker_thread import Waiters, wait_for
+
+__all__ = []
+
+T = TypeVar("T")
+
+if hasattr(queue, "ShutDown"):
+    ShutDown = queue.ShutDown
+else:
+
+    class ShutDown(Exception):
+        """A queue was shut down; the same as Python 3.13's
+        ``queue.ShutDown``, where there is one."""
+
+
+class BlockingQueue(Generic[T]):
+    """A queue for several producers and consumers, which are threads.
+
+    Its methods are those of Python's ``queue.Queue``, and :meth:`shutdown` of
+    Python 3.13, with two differences: a :class:`WorkerThread` that is asked to
+    stop ends in :meth:`get` and :meth:`put`, and :meth:`shutdown` may be called
+    by finalizers and signal handlers.
+
+    Args:
+        maxsize (int, optional): the number of items from which on :meth:`put`
+            waits. Default: 0, which stands for no limit.
+
+    Raises:
+        TypeError: ``maxsize`` is not an integer.
+        ValueError: ``maxsize`` is less than 0.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.multiprocessing as mp
+            >>> queue = mp.BlockingQueue(maxsize=2)
+            >>> def produce():
+            ...     for i in range(5):
+            ...         queue.put(i)
+            ...     queue.shutdown()
+            >>> with mp.WorkerThread(produce):
+            ...     total = 0
+            ...     try:
+            ...         while True:
+            ...             total += queue.get()
+            ...     except mp.ShutDown:
+            ...         print(total)
+            10
+    """
+
+    def __init__(self, maxsize: int = 0) -> None:
+        if not isinstance(maxsize, Integral):
+            raise TypeError(
+                "The maxsize of a BlockingQueue must be an integer, but "
+                f"received {maxsize!r}."
+            )
+        if maxsize < 0:
+            raise ValueError(
+                "The maxsize of a BlockingQueue must be at least 0, which "
+                f"stands for no limit, but received {maxsize}."
+            )
+        self.maxsize = maxsize
+        self._items: deque[T] = deque()
+        # Held while items are counted and one is added or taken, not in waits.
+        self._mutex = threading.Lock()
+        self._is_shut_down = False
+        self._not_empty = Waiters()
+        self._not_full = Waiters()
+
+    def qsize(self) -> int:
+        """Counts the items.
+
+        Returns:
+            int: their number, which other threads may change at any time.
+        """
+        return len(self._items)
+
+    def empty(self) -> bool:
+        """Looks whether there are items.
+
+        Returns:
+            bool: True if there was none.
+        """
+        return not self._items
+
+    def full(self) -> bool:
+        """Looks whether there is room for an item.
+
+        Returns:
+            bool: True if there was none.
+        """
+        return 0 < self.maxsize <= len(self._items)
+
+    def put(
+        self, item: T, block: bool = True, timeout: float | None = None
+    ) -> None:
+        """Adds an item, and waits for room if necessary.
+
+        Args:
+            item (Any): the item, which is not copied.
+            block (bool, optional): whether to wait. Default: True.
+            timeout (float|None, optional): the longest time to wait, in
+                seconds. Default: None, no limit.
+
+        Raises:
+            queue.Full: there was no room in time.
+            ShutDown: the queue was shut down; the item was not added.
+            ValueError: the timeout is negative.
+        """
+        deadline = _deadline(timeout)
+        while True:
+            if block:
+                wait_for(
+                    self._not_full,
+                    lambda: self._is_shut_down or not self.full(),
+                    _remaining(deadline),
+                )
+            with self._mutex:
+                self._raise_if_shut_down()
+                if not self.full():
+                    self._items.append(item)
+                    break
+            if not block or _remaining(deadline) == 0:
+                raise queue.Full
+        self._not_empty.notify_all()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Takes the oldest item, and waits for one if necessary.
+
+        Args:
+            block (bool, optional): whether to wait. Default: True.
+            timeout (float|None, optional): the longest time to wait, in
+                seconds. Default: None, no limit.
+
+        Returns:
+            Any: the item.
+
+        Raises:
+            queue.Empty: there was no item in time.
+            ShutDown: the queue was shut down and has no items.
+            ValueError: the timeout is negative.
+        """
+        deadline = _deadline(timeout)
+        while True:
+            if block:
+                wait_for(
+                    self._not_empty,
+                    lambda: self._is_shut_down or self._items,
+                    _remaining(deadline),
+                )
+            with self._mutex:
+                if self._items:
+                    item = self._items.popleft()
+                    break
+                self._raise_if_shut_down()
+            if not block or _remaining(deadline) == 0:
+                raise queue.Empty
+        self._not_full.notify_all()
+        return item
+
+    def put_nowait(self, item: T) -> None:
+        """Does the same as ``put(item, block=False)``.
+
+        Args:
+            item (Any): the item.
+        """
+        self.put(item, block=False)
+
+    def get_nowait(self) -> T:
+        """Does the same as ``get(block=False)``.
+
+        Returns:
+            Any: the item.
+        """
+        return self.get(block=False)
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Lets all later calls of :meth:`put` raise ShutDown, and those of
+        :meth:`get` once there are no items. Threads that wait are woken.
+
+        Args:
+            immediate (bool, optional): whether to drop the items that are in
+                the queue. Default: False.
+        """
+        # Without the mutex, which the thread that a finalizer interrupts may
+        # hold. A `put` that has passed its check completes; `get` looks for
+        # items first, with the mutex, and so takes what it has added.
+        self._is_shut_down = True
+        if immediate:
+            self._items.clear()
+        self._not_empty.notify_all()
+        self._not_full.notify_all()
+
+    def _raise_if_shut_down(self) -> None:
+        if self._is_shut_down:
+            raise ShutDown(
+                "This BlockingQueue was shut down, so it takes no more items "
+                "and has none. Make a new one."
+            )
+
+
+def _deadline(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise ValueError(
+            f"A timeout must be at least 0 seconds, but received {timeout}."
+        )
+    return time.monotonic() + timeout
+
+
+def _remaining(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    return max(0, deadline - time.monotonic())

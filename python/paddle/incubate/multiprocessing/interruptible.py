@@ -1,0 +1,207 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Waits that end when the worker thread that waits is asked to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from .worker_thread import Waiters, wait_for
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from types import TracebackType
+
+__all__ = []
+
+T = TypeVar("T")
+
+
+class InterruptibleEvent:
+    """A ``threading.Event`` in whose :meth:`wait` a worker can be stopped.
+
+    A :class:`WorkerThread` that is asked to stop ends there. Finalizers and
+    signal handlers may call :meth:`set`, too.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.multiprocessing as mp
+            >>> event = mp.InterruptibleEvent()
+            >>> worker = mp.WorkerThread(event.wait)
+            >>> worker.start()
+            >>> worker.stop()
+            >>> worker.join()
+            >>> print(event.is_set())
+            False
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        # Another object after each `set`, which threads that wait notice even
+        # if `clear` follows at once.
+        self._last_set = object()
+        self._waiters = Waiters()
+
+    def is_set(self) -> bool:
+        """Looks whether the event is set.
+
+        Returns:
+            bool: True if it is.
+        """
+        return self._is_set
+
+    def set(self) -> None:
+        """Sets the event, which wakes all threads that wait for it."""
+        self._is_set = True
+        self._last_set = object()
+        self._waiters.notify_all()
+
+    def clear(self) -> None:
+        """Makes the event one that is not set. Threads that waited when it was
+        set go on nevertheless."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the event is set.
+
+        Args:
+            timeout (float|None, optional): the longest time to wait, in
+                seconds. Default: None, no limit.
+
+        Returns:
+            bool: whether it was set, False only after the timeout.
+        """
+        last_set = self._last_set
+        return wait_for(
+            self._waiters,
+            lambda: self._is_set or self._last_set is not last_set,
+            timeout,
+        )
+
+
+class InterruptibleLock:
+    """A ``threading.Lock`` in whose :meth:`acquire` a worker can be stopped.
+
+    A :class:`WorkerThread` that is asked to stop ends there, without the lock.
+    What it has to do then, such as in ``finally``, needs a ``threading.Lock``.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.multiprocessing as mp
+            >>> lock = mp.InterruptibleLock()
+            >>> with lock:
+            ...     worker = mp.WorkerThread(lock.acquire)
+            ...     worker.start()
+            ...     worker.stop()
+            ...     worker.join()
+            >>> print(lock.locked())
+            False
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters = Waiters()
+
+    def locked(self) -> bool:
+        """Looks whether a thread has the lock.
+
+        Returns:
+            bool: True if one has.
+        """
+        return self._lock.locked()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Takes the lock, and waits for it if necessary.
+
+        Args:
+            blocking (bool, optional): whether to wait. Default: True.
+            timeout (float, optional): the longest time to wait, in seconds.
+                Default: -1, no limit.
+
+        Returns:
+            bool: whether the calling thread now has the lock.
+        """
+        if not blocking:
+            return self._lock.acquire(blocking=False)
+        deadline = None if timeout == -1 else time.monotonic() + timeout
+        remaining = None
+        while True:
+            if deadline is not None:
+                remaining = max(0, deadline - time.monotonic())
+            free = wait_for(
+                self._waiters, lambda: not self._lock.locked(), remaining
+            )
+            # Another thread may have taken it.
+            if self._lock.acquire(blocking=False):
+                return True
+            if not free:
+                return False
+
+    def release(self) -> None:
+        """Gives the lock back.
+
+        Raises:
+            RuntimeError: no thread has the lock.
+        """
+        self._lock.release()
+        self._waiters.notify_all()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
+    """Returns the result of a ``concurrent.futures.Future``.
+
+    A :class:`WorkerThread` that is asked to stop ends here, unlike in
+    ``future.result()``. The future goes on.
+
+    Args:
+        future (concurrent.futures.Future): the future.
+        timeout (float|None, optional): the longest time to wait, in seconds.
+            Default: None, no limit.
+
+    Returns:
+        Any: the result of the future.
+
+    Raises:
+        concurrent.futures.TimeoutError: there was no result in time.
+        concurrent.futures.CancelledError: the future was cancelled.
+        BaseException: the exception of the future.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> import paddle.multiprocessing as mp
+            >>> with ThreadPoolExecutor() as pool:
+            ...     print(mp.wait_for_result(pool.submit(max, 3, 5)))
+            5
+    """
+    waiters = Waiters()
+    future.add_done_callback(lambda _: waiters.notify_all())
+    wait_for(waiters, future.done, timeout)
+    return future.result(timeout=0)

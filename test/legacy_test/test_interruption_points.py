@@ -1,0 +1,328 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Calls in which a worker thread that is asked to stop ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+import sys
+import threading
+import time
+import unittest
+from concurrent.futures import CancelledError, Future, TimeoutError
+
+import numpy as np
+from concurrent_base import WAIT_S, Worker, in_threads, wait_until
+
+from paddle.incubate.multiprocessing import (
+    BlockingQueue,
+    InterruptibleEvent,
+    InterruptibleLock,
+    WorkerThread,
+    start_threads,
+    wait_for_result,
+)
+from paddle.io import DataLoader, Dataset
+
+
+class DeliberateError(Exception):
+    pass
+
+
+def end(worker):
+    worker.join(WAIT_S)
+    if worker.is_alive():
+        raise AssertionError(f"{worker.name} has not ended in {WAIT_S} s")
+
+
+class Held(Dataset):
+    """Its samples are made when `gate` is set."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __getitem__(self, i):
+        if not self.gate.wait(WAIT_S):
+            raise AssertionError("nobody has set the gate")
+        return np.array(i)
+
+    def __len__(self):
+        return 8
+
+
+class Stop(unittest.TestCase):
+    def setUp(self):
+        self.before = set(threading.enumerate())
+
+    def tearDown(self):
+        gc.collect()
+        wait_until(
+            lambda: set(threading.enumerate()) <= self.before,
+            "the threads of the test have ended",
+        )
+
+    def check(self, wait):
+        """Checks that a worker that waits ends when it is stopped, and that one
+        that was stopped before begins no wait."""
+        after = []
+
+        def target():
+            wait()
+            after.append("the wait returned")
+
+        worker = WorkerThread(target)
+        worker.start()
+        wait_until(lambda: worker._wake, "the worker waits")
+        worker.stop()
+        end(worker)
+        stopped = WorkerThread(target)
+        stopped.stop()
+        stopped.start()
+        end(stopped)
+        self.assertEqual(after, [])
+
+    def check_group(self, wait):
+        """Checks that the failure of a thread ends those that wait."""
+
+        def fail_or_wait(rank):
+            group_started.wait(WAIT_S)
+            if rank == 0:
+                raise DeliberateError
+            wait()
+
+        group_started = threading.Barrier(3)
+        with self.assertRaises(DeliberateError):
+            start_threads(fail_or_wait, nthreads=3)
+
+
+class TestQueue(Stop):
+    def test_a_worker_that_waits_for_an_item_ends(self):
+        items = BlockingQueue()
+        self.check(items.get)
+        self.check(lambda: items.get(timeout=WAIT_S))
+        self.check_group(items.get)
+
+    def test_a_worker_that_waits_for_room_ends_and_adds_nothing(self):
+        items = BlockingQueue(maxsize=1)
+        items.put("there")
+        self.check(lambda: items.put("not added"))
+        self.check_group(lambda: items.put("not added"))
+        self.assertEqual(items.get(), "there")
+        self.assertTrue(items.empty())
+
+    def test_a_worker_ends_although_there_are_always_items(self):
+        items = BlockingQueue()
+
+        def circulate():
+            while True:
+                items.put(items.get())
+
+        items.put(1)
+        worker = WorkerThread(circulate)
+        worker.start()
+        worker.stop()
+        end(worker)
+        # Between the two calls it has the item.
+        self.assertLessEqual(items.qsize(), 1)
+
+
+class TestEvent(Stop):
+    def test_a_worker_that_waits_ends(self):
+        event = InterruptibleEvent()
+        self.check(event.wait)
+        self.check_group(event.wait)
+
+    def test_it_is_set_and_cleared(self):
+        event = InterruptibleEvent()
+        self.assertFalse(event.is_set())
+        self.assertFalse(event.wait(0))
+        self.assertFalse(event.wait(0.01))
+        event.set()
+        self.assertTrue(event.is_set())
+        self.assertTrue(event.wait())
+        event.clear()
+        self.assertFalse(event.wait(0))
+
+    def test_it_wakes_threads_of_all_kinds(self):
+        event = InterruptibleEvent()
+        results = []
+        workers = [Worker(event.wait), Worker(event.wait, WAIT_S)]
+        with WorkerThread(lambda: results.append(event.wait())) as worker:
+            wait_until(
+                lambda: len(event._waiters._locked) == 3, "all three wait"
+            )
+            event.set()
+            end(worker)
+        self.assertEqual(
+            [*results, *(worker.result() for worker in workers)], [True] * 3
+        )
+
+    def test_threads_that_wait_go_on_although_it_is_cleared_at_once(self):
+        event = InterruptibleEvent()
+        worker = Worker(event.wait, WAIT_S)
+        wait_until(lambda: event._waiters._locked, "it waits")
+        event.set()
+        event.clear()
+        self.assertTrue(worker.result())
+
+
+class TestLock(Stop):
+    def test_a_worker_that_waits_ends_without_the_lock(self):
+        lock = InterruptibleLock()
+        with lock:
+            self.check(lock.acquire)
+            self.check(lambda: lock.acquire(timeout=WAIT_S))
+            self.check_group(lock.acquire)
+        self.assertFalse(lock.locked())
+
+    def test_a_worker_that_is_stopped_does_not_take_a_free_lock(self):
+        lock = InterruptibleLock()
+        worker = WorkerThread(lock.acquire)
+        worker.stop()
+        worker.start()
+        end(worker)
+        self.assertFalse(lock.locked())
+
+    def test_it_is_taken_for_the_time_of_a_body(self):
+        lock = InterruptibleLock()
+        with lock as taken:
+            self.assertTrue(taken)
+            self.assertTrue(lock.locked())
+            for arguments in ((False,), (True, 0), (True, 0.01)):
+                self.assertFalse(lock.acquire(*arguments))
+        self.assertTrue(lock.acquire(timeout=0))
+        lock.release()
+        with self.assertRaises(RuntimeError):
+            lock.release()
+
+    def test_one_thread_at_a_time_has_it(self):
+        lock = InterruptibleLock()
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-6)
+        total = [0]
+
+        def add():
+            for _ in range(300):
+                with lock:
+                    total[0] += 1
+
+        in_threads(*[add] * 4)
+        self.assertEqual(total, [1200])
+
+
+class TestFuture(Stop):
+    def test_a_worker_that_waits_ends_and_the_future_goes_on(self):
+        future = Future()
+        self.check(lambda: wait_for_result(future))
+        self.check_group(lambda: wait_for_result(future))
+        future.set_result(5)
+        self.assertEqual(wait_for_result(future), 5)
+
+    def test_the_result_arrives(self):
+        future = Future()
+        worker = Worker(wait_for_result, future)
+        wait_until(lambda: future._done_callbacks, "the thread waits")
+        future.set_result(5)
+        self.assertEqual(worker.result(), 5)
+
+    def test_errors_arrive(self):
+        future, cancelled = Future(), Future()
+        with self.assertRaises(TimeoutError):
+            wait_for_result(future, timeout=0.01)
+        future.set_exception(DeliberateError())
+        with self.assertRaises(DeliberateError):
+            wait_for_result(future)
+        cancelled.cancel()
+        with self.assertRaises(CancelledError):
+            wait_for_result(cancelled)
+
+
+class TestDataLoader(Stop):
+    def check_loader(self, gate, **options):
+        """When no sample comes, the worker ends; when one does, so do the
+        threads and processes of the loader."""
+        self.addCleanup(gate.set)
+        loader = DataLoader(Held(gate), **options)
+        self.check(lambda: list(loader))
+        self.check_group(lambda: list(loader))
+        # Ends the persistent workers.
+        loader._iterator = None
+        gate.set()
+        gc.collect()
+        wait_until(
+            lambda: not multiprocessing.active_children(), "the processes end"
+        )
+
+    def test_a_worker_that_waits_for_the_process_itself_ends(self):
+        self.check_loader(threading.Event())
+
+    def test_a_worker_that_waits_for_worker_threads_ends(self):
+        self.check_loader(
+            threading.Event(), num_workers=2, worker_type="thread"
+        )
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_a_worker_that_waits_for_worker_processes_ends(self):
+        for persistent in (False, True):
+            self.check_loader(
+                multiprocessing.get_context("fork").Event(),
+                num_workers=2,
+                persistent_workers=persistent,
+            )
+
+
+class TestStress(Stop):
+    def test_workers_that_are_stopped_at_any_moment_end(self):
+        seed = time.time_ns() % 2**32
+        print(f"seed {seed}", file=sys.stderr)
+        rng = random.Random(seed)
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-6)
+        lock, event = InterruptibleLock(), InterruptibleEvent()
+        items = BlockingQueue(maxsize=2)
+
+        def work():
+            while True:
+                with lock:
+                    pass
+                event.wait(0.0001)
+                wait_for_result(done)
+                items.put(1)
+                items.get()
+
+        done = Future()
+        done.set_result(None)
+        for _ in range(30):
+            workers = [WorkerThread(work) for _ in range(4)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                time.sleep(rng.random() / 1000)
+                worker.stop()
+                if rng.random() < 0.5:
+                    event.set()
+            for worker in workers:
+                end(worker)
+            event.clear()
+            self.assertFalse(lock.locked())
+            while not items.empty():
+                items.get()
+
+
+if __name__ == "__main__":
+    unittest.main()
