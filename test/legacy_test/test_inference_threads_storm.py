@@ -18,6 +18,8 @@ PADDLE_INFERENCE_THREADS_LONG=1 makes a million calls in place of some hundreds.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import os
 import random
@@ -51,9 +53,14 @@ THREADS = 4
 CASES = [(m, o) for m in (IMAGE, IMAGE_LEGACY) for o in (False, True)]
 CALLS = (1_000_000 if LONG else 4_000) // (len(CASES) * 6 * THREADS)
 SHAPES = 20
-# Of threads and shapes, before the memory is measured and while it is.
-WARM, MORE = (2_000, 10_000) if LONG else (150, 150)
-PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+# Calls before the memory is measured, without oneDNN and with it, which keeps
+# 1,024 primitives, a few for each shape.
+WARM = 50, 700
+# Calls over shapes, and over threads, while the memory is measured.
+MORE = (20_000, 2_000) if LONG else (200, 200)
+# Of a call. Its inputs alone have more.
+FLAT_BYTES = 2048
+LIBC = ctypes.CDLL(None)
 
 Call = Callable[[np.ndarray], np.ndarray]
 
@@ -63,9 +70,25 @@ def new_image(rng: random.Random) -> np.ndarray:
     return np.random.default_rng(rng.getrandbits(32)).random(shape, "float32")
 
 
-def resident_kib() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * PAGE_KIB
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks "
+            "fordblks keepcost"
+        ).split()
+    ]
+
+
+def allocated_bytes() -> int:
+    """
+    Returns how many bytes malloc has given out: unlike the resident memory, it
+    has no holes, and does not depend on the machine.
+    """
+    gc.collect()
+    LIBC.mallinfo2.restype = Mallinfo2
+    info = LIBC.mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 def behind_lock(function: Call) -> Call:
@@ -198,29 +221,31 @@ class TestAnswers(PredictorTestCase):
         self.check(way)
 
 
+@unittest.skipUnless(hasattr(LIBC, "mallinfo2"), "needs glibc 2.33")
 class TestMemory(PredictorTestCase):
-    def check_flat(self, function: Callable[[], None]) -> None:
-        """
-        Checks that calls of the function take next to no memory once caches are
-        warm: oneDNN keeps about 4 KiB of each thread that has ended.
-        """
-        for _ in range(WARM):
+    def check_flat(self, function: Callable[[], None], calls: int) -> None:
+        """Checks that calls keep next to nothing."""
+        before = allocated_bytes()
+        for _ in range(calls):
             function()
-        before = resident_kib()
-        for _ in range(MORE):
-            function()
-        grown = resident_kib() - before
-        self.assertLess(grown, 16 * 1024 + 8 * MORE, f"KiB of {MORE} calls")
+        kept = (allocated_bytes() - before) / calls
+        print(f"{kept:.0f} bytes per call")
+        self.assertLess(kept, FLAT_BYTES)
 
     def check_pool(self, model: str, onednn: bool) -> None:
         rng = random.Random(SEED)
         pool = PredictorPool(self.config(model, onednn), 2)
+
+        def predict() -> None:
+            pool.predict([new_image(rng)])
+
+        for _ in range(WARM[onednn]):
+            predict()
+        shapes, threads = MORE
         with self.subTest(model=model, onednn=onednn, over="shapes"):
-            self.check_flat(lambda: pool.predict([new_image(rng)]))
+            self.check_flat(predict, shapes)
         with self.subTest(model=model, onednn=onednn, over="threads"):
-            self.check_flat(
-                lambda: Worker(pool.predict, [new_image(rng)]).result()
-            )
+            self.check_flat(lambda: Worker(predict).result(), threads)
 
     def test_of_a_pool_stays_flat_over_shapes_and_threads(self):
         print(f"PADDLE_INFERENCE_THREADS_SEED={SEED}")
