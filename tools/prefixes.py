@@ -86,7 +86,12 @@ def changes_python(patch: Patch) -> bool:
 
 
 def make_prefix(
-    repo: Path, number: int, stock: Path, ours: Path, folder: Path
+    repo: Path,
+    number: int,
+    stock: Path,
+    ours: Path,
+    folder: Path,
+    made: int = 0,
 ) -> None:
     """Make a Paddle with the first patches of the series, and their tests.
 
@@ -95,14 +100,18 @@ def make_prefix(
         number: how many patches.
         stock: the packages that have the official Paddle.
         ours: those that have the custom one, for its extension modules.
-        folder: an empty folder, which gets paddle/ and test/.
+        folder: gets paddle/ and test/; empty, or with a shorter prefix.
+        made: how many patches the prefix in the folder has.
 
     Raises:
         PatchError: the patches need a file that only a later one brings.
     """
-    patches = load_series(repo)[:number]
-    shutil.copytree(stock / "paddle", folder / "paddle", copy_function=_link)
-    (folder / "paddlepaddle.dist-info").mkdir()
+    patches = load_series(repo)[made:number]
+    if made == 0:
+        shutil.copytree(
+            stock / "paddle", folder / "paddle", copy_function=_link
+        )
+        (folder / "paddlepaddle.dist-info").mkdir()
     with tempfile.TemporaryDirectory() as part:
         _repository(repo, [patch.name for patch in patches], Path(part))
         apply(Path(part), open_tree(folder))
@@ -178,7 +187,12 @@ def _says_if_it_fails(python: Path, folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [str(python), *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            # What is compiled for a prefix serves a longer one, too.
+            "PYTHONDONTWRITEBYTECODE": "",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -30,7 +30,14 @@ from tools.prefixes import (
     try_prefix,
 )
 from tools.series import load_series
-from tools.tests.conftest import CORE, DEVICE, OWN, OWN_TEST, write
+from tools.tests.conftest import (
+    CORE,
+    DEVICE,
+    OWN,
+    OWN_TEST,
+    snapshot,
+    write,
+)
 
 STOCK = os.environ.get("PADDLE_WHEEL_TREE")
 
@@ -69,6 +76,14 @@ def test_the_official_wheel_stays_as_it_was(prefix, wheel):
     before = (wheel / in_package(DEVICE)).read_text()
     prefix(2)
     assert (wheel / in_package(DEVICE)).read_text() == before
+
+
+def test_a_prefix_is_made_of_a_shorter_one_as_of_nothing(
+    repo, wheel, prefix, tmp_path
+):
+    at_once, one, ours = prefix(3), prefix(1), tmp_path / "ours"
+    make_prefix(repo, 3, wheel, ours, one, made=1)
+    assert snapshot(one) == snapshot(at_once)
 
 
 def test_a_prefix_has_its_own_tests_and_no_more(prefix):
@@ -124,14 +139,30 @@ def test_what_python_imports_is_files_of_python_and_bindings(repo):
     assert changes_python(dataclasses.replace(in_cpp, own_files=(OWN_TEST,)))
 
 
+@pytest.fixture(scope="module")
+def real_prefix(tmp_path_factory):
+    """Makes prefixes of the real series, each of the one before it."""
+    python = Path(os.environ["PADDLE_PYTHON"])
+    ours = next(python.parents[1].glob("lib/python3*/site-packages"))
+    folder = tmp_path_factory.mktemp("prefix")
+    made = 0
+
+    def make(number: int) -> Path:
+        nonlocal made
+        assert number > made, "prefixes are made in their order"
+        make_prefix(REPO, number, Path(STOCK), ours, folder, made)
+        made = number
+        return folder
+
+    return make
+
+
 @pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
 @pytest.mark.parametrize(
     "number",
     # The other patches leave all that is imported as it is.
     [n for n, p in enumerate(load_series(REPO), 1) if changes_python(p)],
 )
-def test_every_prefix_and_its_tests_can_be_imported(number, tmp_path):
+def test_every_prefix_and_its_tests_can_be_imported(number, real_prefix):
     python = Path(os.environ["PADDLE_PYTHON"])
-    ours = next(python.parents[1].glob("lib/python3*/site-packages"))
-    make_prefix(REPO, number, Path(STOCK), ours, tmp_path)
-    assert try_prefix(python, tmp_path, tests=[]) == ""
+    assert try_prefix(python, real_prefix(number), tests=[]) == ""
