@@ -139,6 +139,30 @@ def send() -> None:
     dist.send(paddle.ones([1]), (dist.get_rank() + 1) % dist.get_world_size())
 
 
+def barrier_after_leaving() -> None:
+    group = dist.communication.group._get_global_group().process_group
+    dist.destroy_process_group()
+    group.barrier()
+
+
+def reduce_in_forked_child() -> str:
+    """Returns what an operation raises in a child of fork."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            dist.all_reduce(paddle.ones([1]))
+            text = "nothing"
+        except RuntimeError as error:
+            text = str(error)
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        found = result.read()
+    os.wait()
+    return found
+
+
 def refuse_bad_tensors() -> list[str]:
     found = []
     for call in (
@@ -305,6 +329,16 @@ class TestShmMachines(RanksTestCase):
         for outcome in ranks.outcomes():
             self.assertEqual(outcome.kind, "NotImplementedError")
             self.assertIn("gloo", outcome.text)
+
+    def test_operation_after_leaving(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.begin(barrier_after_leaving)
+        self.assert_all_raise(ranks.outcomes(), "has left", "new_group")
+
+    def test_forked_child_is_no_rank(self):
+        ranks = self.start_on(["a", "b"])
+        for text in ranks.call(reduce_in_forked_child):
+            self.assertIn("forked", text)
 
     def assert_all_raise(self, outcomes, *parts):
         for outcome in outcomes:

@@ -81,10 +81,10 @@ class Task:
 
     def __init__(self):
         self._ended = threading.Event()
-        self._error: Exception | None = None
+        self._failure: str | None = None
 
-    def end(self, error: Exception | None) -> None:
-        self._error = error
+    def end(self, failure: str | None) -> None:
+        self._failure = failure
         self._ended.set()
 
     def is_completed(self) -> bool:
@@ -92,14 +92,14 @@ class Task:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """
-        Returns whether the operation has ended, and raises its error. It goes on
-        after the timeout.
+        Returns whether the operation has ended, and raises its error. After the
+        timeout it goes on.
         """
         seconds = None if timeout is None else timeout.total_seconds()
         if not self._ended.wait(seconds):
             return False
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
         return True
 
     def synchronize(self) -> None:
@@ -176,13 +176,13 @@ def _unsupported(name: str) -> Callable:
 
 
 class HierarchicalGroup:
-    """The group of this process, as the bindings of a ProcessGroup offer it.
+    """The group of this process, with the methods of a ProcessGroup in Python.
 
-    Operations run one after the other, in the order of the calls, on a thread of
-    the group. The first error fails the group: later operations raise it too,
-    and the other ranks of this machine get one that this rank has left. So does
-    another machine when its leader waits for this one's, within the time that
-    gloo gives it.
+    Operations run one after the other, in the order of the calls, on a thread
+    of the group. The first error fails the group: later operations raise it
+    too, and the other ranks of this machine get one at once, because this rank
+    leaves. On other machines operations fail when gloo has lost this machine's
+    leader, or has waited for it for 30 seconds.
 
     Args:
         rank: this process's rank.
@@ -204,7 +204,9 @@ class HierarchicalGroup:
         self._local = local
         self._leaders = leaders
         self._process = os.getpid()
-        self._error: Exception | None = None
+        self._failure: str | None = None
+        self._mutex = threading.Lock()  # with it, nothing follows the last None
+        self._left = False
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_calls, daemon=True)
         self._thread.start()
@@ -223,7 +225,9 @@ class HierarchicalGroup:
         if os.getpid() != self._process:
             return
         self._local.leave()
-        self._calls.put(None)
+        with self._mutex:
+            self._left = True
+            self._calls.put(None)
         self._thread.join()
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, sync_op: bool) -> Task:
@@ -341,7 +345,14 @@ class HierarchicalGroup:
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
             operation = self._meet
-        self._calls.put((task, description, operation))
+        with self._mutex:
+            if self._left:
+                raise RuntimeError(
+                    f"Rank {self._rank} has left the group, by "
+                    "destroy_process_group or at exit. Make a new group with "
+                    "paddle.distributed.new_group."
+                )
+            self._calls.put((task, description, operation))
         if sync_op:
             task.wait()
         return task
@@ -350,27 +361,25 @@ class HierarchicalGroup:
     def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             task, description, operation = call
-            try:
-                if self._error is not None:
-                    raise self._error
-                self._agree(description)
-                operation()
-            except Exception as error:
-                self._fail(description, error)
-            # What it holds ends first: a caller who has waited finds its tensors
-            # free.
+            if self._failure is None:
+                try:
+                    self._agree(description)
+                    operation()
+                except Exception as error:
+                    self._fail(description, error)
+            # What it holds ends first: a caller who has waited finds its
+            # tensors free.
             del call, operation
-            task.end(self._error)
+            task.end(self._failure)
 
     def _fail(self, description: str, error: Exception) -> None:
-        if self._error is None:
-            self._error = RuntimeError(
-                f"In {description}, rank {self._rank} failed on the machine of "
-                f"the ranks {self.topology.ranks_here()}, which number "
-                f"themselves from 0: {error}"
-            )
-            # So that the other ranks of this machine need not wait.
-            self._local.leave()
+        self._failure = (
+            f"{description} failed on rank {self._rank}, whose machine has the "
+            f"ranks {self.topology.ranks_here()}, numbered from 0 in what "
+            f"follows: {error}"
+        )
+        # So that the other ranks of this machine need not wait.
+        self._local.leave()
 
     def _agree(self, description: str) -> None:
         """

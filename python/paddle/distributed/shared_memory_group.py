@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import atexit
 import datetime
-import json
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from paddle.base import core
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+# Ranks do not start at once, however short their operations may take.
+_SHORTEST_JOIN = datetime.timedelta(minutes=1)
 
 # The groups that this process has joined and not left.
 _joined: list[ProcessGroup | HierarchicalGroup] = []
@@ -66,8 +68,7 @@ def join(
     group_id: int,
     timeout: datetime.timedelta,
 ) -> ProcessGroup | HierarchicalGroup:
-    """Makes a group together with its other ranks, which may be on several
-    machines.
+    """Makes a group together with its other ranks, on any machines.
 
     Args:
         store: what the ranks find each other by.
@@ -81,7 +82,9 @@ def join(
             f"The timeout of a group is {timeout}, but no operation ends in "
             "less than a millisecond. Pass a longer datetime.timedelta."
         )
-    machines = _exchange(store, rank, world_size, group_id, machine())
+    machines = _exchange(
+        store, rank, world_size, group_id, max(timeout, _SHORTEST_JOIN)
+    )
     if len(set(machines)) == 1:
         group = _join_machine(store, rank, world_size, group_id, timeout)
     else:
@@ -104,19 +107,30 @@ def machine() -> str:
 
 
 def _exchange(
-    store: TCPStore, rank: int, world_size: int, group_id: int, text: str
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
 ) -> list[str]:
-    """Returns the texts of all ranks."""
+    """Returns the machine of each rank, when all ranks have come."""
     prefix = f"shm_group/{group_id}/machine"
-    store.set(f"{prefix}/{rank}", text)
-    if rank == 0:
-        texts = []
-        for other in range(world_size):
-            store.wait(f"{prefix}/{other}")
-            texts.append(store.get(f"{prefix}/{other}").decode())
-        store.set(prefix, json.dumps(texts))
-    store.wait(prefix)
-    return json.loads(store.get(prefix))
+    store.set(f"{prefix}/{rank}", machine())
+    store.add(f"{prefix}/{rank}/is_set", 1)
+    deadline = time.monotonic() + timeout.total_seconds()
+    machines = []
+    for other in range(world_size):
+        # The wait of a store has no timeout.
+        while store.add(f"{prefix}/{other}/is_set", 0) == 0:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Rank {rank} of group {group_id} waited {timeout} for "
+                    f"rank {other} to make the group, which did not come. Let "
+                    "all its ranks make it, or pass a longer timeout."
+                )
+            time.sleep(0.002)
+        machines.append(store.get(f"{prefix}/{other}").decode())
+    return machines
 
 
 def _join_machine(
