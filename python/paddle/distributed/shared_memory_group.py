@@ -67,8 +67,8 @@ def join(
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
-            "This Paddle was built without the backend shm, which needs Linux. "
-            "Use the backend gloo."
+            "This Paddle was built without the backend shm, a part in C++ for "
+            "Linux. Use the backend gloo."
         )
     storage = find_cpp_module("_shared_storage")
     group = binding.ProcessGroupShm.create(

@@ -155,7 +155,16 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
         The stream that was current before. None if nothing was done, because
         this Paddle has no contexts per thread for such a stream: the caller
         then sets the stream of the process.
+
+    Raises:
+        NotImplementedError: it has none at all, and this is another thread.
     """
+    if native is None and not is_main_thread():
+        raise NotImplementedError(
+            f"Thread {threading.current_thread().name!r} cannot set a stream: "
+            "this Paddle was built without streams per thread, a part in C++ "
+            "for Linux. Set streams on the main thread, or use default streams."
+        )
     if native is None or not isinstance(stream, native.stream_types):
         return None
     place = stream.place
