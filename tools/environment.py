@@ -78,6 +78,18 @@ def stock_and_ours(version: str) -> tuple[Path, Path]:
     )
 
 
+def without_native_parts(version: str) -> Path:
+    """
+    Returns the Python of an environment with the custom wheel that any platform
+    can have: the one without native parts, made from this machine's official
+    wheel of `version`.
+    """
+    tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
+    official = official_wheel(version, BUILD / "official")
+    wheel = build(official, BUILD / "wheels", native=False)
+    return environment(BUILD / "environments" / f"no-native-{tag}", wheel)
+
+
 def site_packages(python: Path) -> Path:
     """Returns the folder with the packages of an environment."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -46,6 +46,7 @@ from tools.environment import (
     stand_in_driver,
     stand_in_gpu,
     stock_and_ours,
+    without_native_parts,
 )
 from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
@@ -80,6 +81,47 @@ ON_THE_CPU_ALONE = (
     "test/legacy_test/test_thread_op_device.py",
     "test/legacy_test/test_thread_stream.py",
     "test/legacy_test/test_thread_stream_process.py",
+)
+
+
+# The tests of devices, modes, names and threads, which run on the wheel without
+# native parts, too.
+ON_ANY_PLATFORM = (
+    "test/legacy_test/test_dataloader_threads.py",
+    "test/legacy_test/test_tensor_names.py",
+    "test/legacy_test/test_thread_device.py",
+    "test/legacy_test/test_thread_device_context.py",
+    "test/legacy_test/test_thread_device_loader.py",
+    "test/legacy_test/test_thread_device_process.py",
+    "test/legacy_test/test_thread_device_static.py",
+    "test/legacy_test/test_thread_device_stress.py",
+    "test/legacy_test/test_thread_group.py",
+    "test/legacy_test/test_thread_op_device.py",
+    "test/legacy_test/test_thread_value.py",
+    "test/legacy_test/test_without_native_parts.py",
+    "test/legacy_test/test_worker_thread.py",
+)
+# Of these, the tests of random numbers per thread and of programs on threads.
+# test_without_native_parts.py has what happens without these.
+NEEDS_NATIVE_PARTS = tuple(
+    f"test/legacy_test/test_{test}"
+    for test in (
+        "dataloader_threads.py::TestSameAsProcesses",
+        "thread_device.py::TestStateOfTheTracer_custom_cpu"
+        "::test_to_static_on_a_thread_is_as_on_the_main_thread",
+        "thread_device.py::TestStateOfTheTracer_gpu"
+        "::test_to_static_on_a_thread_is_as_on_the_main_thread",
+        "thread_group.py::TestStart"
+        "::test_threads_draw_the_same_numbers_again_from_the_same_seed",
+        "worker_thread.py::TestRandomNumbers",
+        "worker_thread.py::TestErrors"
+        "::test_what_prevents_the_start_is_raised_by_join",
+        "worker_thread.py::TestPrefetcher"
+        "::test_random_items_do_not_depend_on_what_the_consumer_draws",
+        "worker_thread.py::TestPrefetcher"
+        "::test_what_prevents_the_start_of_the_thread_reaches_the_consumer",
+        "worker_thread.py::TestFork::test_a_fork_of_a_worker_goes_on_in_its_state",
+    )
 )
 
 
@@ -163,6 +205,19 @@ def cpu_part(ours: Path) -> Part:
     )
 
 
+def any_platform_part(stock: Path) -> Part:
+    """Returns the tests that run under the wheel without native parts."""
+    deselected = [f"--deselect={test}" for test in NEEDS_NATIVE_PARTS]
+    return Part(
+        "Paddle without native parts",
+        (
+            *(without_native_parts(SUPPORTED[0]), "-m", "pytest", "-q"),
+            *(*deselected, *ON_ANY_PLATFORM),
+        ),
+        {"CUSTOM_DEVICE_ROOT": host_device(stock)},
+    )
+
+
 def core_parts(stock: Path) -> list[Part]:
     """Returns the programs in C++, plain and under each sanitizer."""
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
@@ -222,6 +277,7 @@ def main(argv: list[str] | None = None) -> int:
     tools = tools_part(stock, ours, ["tools/tests"])
     others = [
         cpu_part(ours),
+        any_platform_part(stock),
         Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
     ]
     at_once = os.cpu_count()

@@ -14,8 +14,11 @@
 """Makes the custom wheel from an official one.
 
     python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
+                          [--platform PLATFORM] [--python VERSION]
 
-Our C++ is compiled as extension modules for the running Python. The local
+Our C++ is compiled as extension modules for the running Python. With
+--platform it is left out: such a wheel without native parts can be made on any
+machine for any platform and Python that has an official wheel. The local
 version of the wheel has a digest of all its sources, so that a wheel that was
 built from the same sources is found and not built again.
 """
@@ -57,7 +60,10 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
+RUNNING_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 LOCAL_LABEL = "threadsafe"
+# Follows LOCAL_LABEL where the wheel has no native parts.
+PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
 TENSOR_STUB = Path("tensor", "tensor.pyi")
 TENSOR_METHODS = Path("python", "paddle", "base", "tensor_sharing.py")
@@ -130,15 +136,33 @@ def cmake_build(
     run(cmake, "--build", folder, "--target", target)
 
 
-def official_wheel(version: str, folder: Path) -> Path:
-    """Returns Paddle's wheel for the running Python, downloaded if need be."""
-    folder = folder / f"cp{sys.version_info[0]}{sys.version_info[1]}"
+def official_wheel(
+    version: str,
+    folder: Path,
+    platform: str | None = None,
+    python: str = RUNNING_PYTHON,
+) -> Path:
+    """Returns Paddle's wheel for a Python, downloaded if need be.
+
+    Args:
+        version: the version of Paddle.
+        folder: where downloaded wheels are.
+        platform: the platform of the wheel, as pip names it. Default: None,
+            this machine's.
+        python: the version of Python, such as 3.11.
+
+    Raises:
+        PatchError: there is no such wheel.
+    """
+    folder = folder / f"cp{python.replace('.', '')}" / (platform or "")
     pattern = f"paddlepaddle-{version}-*.whl"
+    chosen = ("--platform", platform, "--python-version", python)
     if not any(folder.glob(pattern)):
         with step(f"downloading paddlepaddle {version}"):
             run(
                 *(sys.executable, "-m", "pip", "download", "--no-deps"),
                 *("--only-binary", ":all:", "--dest", folder),
+                *(chosen if platform else ()),
                 f"paddlepaddle=={version}",
             )
     return next(folder.glob(pattern))
@@ -260,7 +284,8 @@ def check_can_compile(base: Path) -> None:
             f"{base.name} is for {', '.join(sorted(map(str, tags)))}, and"
             f" {sys.executable} is {next(sys_tags())}: the extension module is"
             " compiled for the Python that runs this tool; run the tool with"
-            " the Python of the wheel"
+            " the Python of the wheel, or leave the extension module out with"
+            " --platform"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
@@ -346,17 +371,38 @@ def add_to_tensor_stub(repo: Path, package: Path) -> None:
     raise PatchError(f"{path} has no class AbstractTensor")
 
 
-def build(base: Path, output: Path, repo: Path = REPO) -> Path:
+def use_unix_line_ends(package: Path) -> None:
+    """Replaces the line ends of Windows, which official wheels for it have in
+    their Python files, by those that the patches are made for."""
+    for pattern in ("*.py", "*.pyi"):
+        for path in package.rglob(pattern):
+            data = path.read_bytes()
+            if b"\r\n" in data:
+                path.write_bytes(data.replace(b"\r\n", b"\n"))
+
+
+def build(
+    base: Path, output: Path, repo: Path = REPO, *, native: bool = True
+) -> Path:
     """Returns the custom wheel made from the wheel `base`, built if need be.
 
+    Args:
+        base: an official wheel.
+        output: the folder of the custom wheel.
+        repo: the repository that has the sources.
+        native: whether the wheel gets the extension modules, which are compiled
+            for the running Python.
+
     Raises:
-        PatchError: the base is not supported or not for this Python, or a step
-            failed; `output` then has no new file.
+        PatchError: the base is not supported or not for the Python that the
+            extension modules are compiled for, or a step failed; `output` then
+            has no new file.
     """
     official = version_of(base)
+    labels = [LOCAL_LABEL] if native else [LOCAL_LABEL, PYTHON_ONLY_LABEL]
     local = ".".join(
         part
-        for part in (official.local, LOCAL_LABEL, digest_of(base, repo))
+        for part in (official.local, *labels, digest_of(base, repo))
         if part
     )
     version = Version(f"{official.public}+{local}")
@@ -364,17 +410,20 @@ def build(base: Path, output: Path, repo: Path = REPO) -> Path:
     wheel = output / f"{name}-{version}-{tags}"
     if wheel.exists():
         return wheel
-    check_can_compile(base)
+    if native:
+        check_can_compile(base)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         with step(f"unpacking {base.name}"):
             run(sys.executable, "-m", "wheel", "unpack", "-d", scratch, base)
         (folder,) = Path(scratch).iterdir()
+        use_unix_line_ends(folder / "paddle")
         apply(repo, open_tree(folder))
         add_to_tensor_stub(repo, folder / "paddle")
         write_version(folder / "paddle", version, commit_of(repo))
-        with step("compiling the extension modules"):
-            add_extension(repo, folder, Path(scratch) / "extension")
+        if native:
+            with step("compiling the extension modules"):
+                add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)
         packed = Path(scratch) / "packed"
         packed.mkdir()
@@ -395,13 +444,36 @@ def main(argv: list[str] | None = None) -> int:
         help="official version to start from, or a wheel file of one",
     )
     parser.add_argument("--output", type=Path, default=BUILD / "wheels")
-    args = parser.parse_args(argv)
-    base = (
-        official_wheel(args.base, BUILD / "official")
-        if args.base in SUPPORTED
-        else Path(args.base)
+    parser.add_argument(
+        "--platform",
+        help="leave out what has to be compiled, and start from the official "
+        "wheel for this platform, as pip names it, such as win_amd64, "
+        "macosx_11_0_arm64 or manylinux1_x86_64",
     )
-    print(build(base, args.output))
+    parser.add_argument(
+        "--python",
+        default=RUNNING_PYTHON,
+        metavar="VERSION",
+        help="with --platform, the Python of the wheel, such as 3.9",
+    )
+    args = parser.parse_args(argv)
+    if args.platform is None and args.python != RUNNING_PYTHON:
+        parser.error(
+            f"--python {args.python} needs --platform: what is compiled is for "
+            f"the Python that runs this tool, {RUNNING_PYTHON}. Run the tool "
+            "with that Python, or add --platform."
+        )
+    if args.base in SUPPORTED:
+        folder = BUILD / "official"
+        base = official_wheel(args.base, folder, args.platform, args.python)
+    else:
+        base = Path(args.base)
+        if args.platform and not base.stem.endswith(args.platform):
+            raise PatchError(
+                f"{base.name} is not for {args.platform}; name the platform at"
+                " the end of the file's name"
+            )
+    print(build(base, args.output, native=args.platform is None))
     return 0
 
 

@@ -33,7 +33,7 @@ from tools import wheel as wheel_tool
 from tools.series import PatchError
 from tools.tests.conftest import DEVICE, OWN, VERSION, commit, replace, write
 from tools.tree import git
-from tools.wheel import beside_python, build, version_of
+from tools.wheel import beside_python, build, official_wheel, version_of
 
 METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
 TAGS = str(next(sys_tags()))
@@ -112,6 +112,76 @@ def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
         patched = archive.read(DEVICE[len("python/") :])
     assert own == (repo / OWN).read_bytes()
     assert b"def f2(x, w=1):" in patched
+
+
+def test_line_ends_of_windows_become_those_of_the_patches(
+    wheel, repo, tmp_path
+):
+    path = DEVICE[len("python/") :]
+    unix = (wheel / path).read_bytes()
+    (wheel / path).write_bytes(unix.replace(b"\n", b"\r\n"))
+    base = pack(wheel, tmp_path / "official")
+    made = build(base, tmp_path / "out", repo, native=False)
+    with zipfile.ZipFile(made) as archive:
+        patched = archive.read(path)
+    assert b"def f2(x, w=1):\n" in patched
+    assert b"\r" not in patched
+
+
+def test_wheel_without_native_parts_is_for_any_python_and_platform(
+    official, repo, tmp_path, compiled
+):
+    other = official.with_name("paddlepaddle-3.3.0-cp39-cp39-win_amd64.whl")
+    official.rename(other)
+    made = build(other, tmp_path / "out", repo, native=False)
+    assert made.name.startswith("paddlepaddle-3.3.0+threadsafe.python.")
+    assert made.name.endswith("-cp39-cp39-win_amd64.whl")
+    with zipfile.ZipFile(made) as archive:
+        assert MODULE not in archive.namelist()
+        assert OWN[len("python/") :] in archive.namelist()
+    assert compiled == {}
+
+
+def test_wheels_with_and_without_native_parts_differ_in_name(
+    official, repo, tmp_path
+):
+    output = tmp_path / "out"
+    names = {
+        build(official, output, repo, native=native).name
+        for native in (True, False)
+    }
+    assert len(names) == 2
+
+
+def test_wheel_of_another_platform_is_downloaded_by_pip(tmp_path, monkeypatch):
+    commands = []
+
+    def run(*command):
+        commands.append(command)
+        folder = command[command.index("--dest") + 1]
+        write(folder, {"paddlepaddle-3.3.0-cp39-cp39-win_amd64.whl": ""})
+
+    monkeypatch.setattr(wheel_tool, "run", run)
+    for _ in range(2):
+        found = official_wheel("3.3.0", tmp_path, "win_amd64", "3.9")
+        assert found.name == "paddlepaddle-3.3.0-cp39-cp39-win_amd64.whl"
+    (command,) = commands
+    assert command[command.index("--platform") + 1] == "win_amd64"
+    assert command[command.index("--python-version") + 1] == "3.9"
+
+
+def test_another_python_without_a_platform_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        wheel_tool.main(["--python", "2.7"])
+    assert "--python 2.7 needs --platform" in capsys.readouterr().err
+
+
+def test_file_of_another_platform_than_the_named_one_is_refused(
+    official, capsys
+):
+    arguments = ["--base", str(official), "--platform", "win_amd64"]
+    assert wheel_tool.main(arguments) == 1
+    assert "not for win_amd64" in capsys.readouterr().err
 
 
 def test_type_checkers_know_our_methods_of_tensor(official, repo, tmp_path):

@@ -42,4 +42,5 @@ def _load() -> None:
             _names.discard(name)
 
 
-os.register_at_fork(before=_load)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_load)

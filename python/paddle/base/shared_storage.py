@@ -54,8 +54,8 @@ class _Native:
         binding = _binding()
         if binding is None:
             raise NotImplementedError(
-                "This Paddle was built without shared memory, which needs "
-                "Linux. Send a copy instead, for example tensor.numpy()."
+                "This Paddle was built without shared memory, a part in C++ "
+                "for Linux. Send a copy instead, for example tensor.numpy()."
             )
         function = getattr(binding, name)
         join_process_tree()
@@ -67,11 +67,12 @@ _family = ""  # the value of the variable, once this process has joined
 # Held while a thread joins, and during a fork: a child never inherits it from
 # a thread that it does not have.
 _joining = threading.RLock()
-os.register_at_fork(
-    before=_joining.acquire,
-    after_in_parent=_joining.release,
-    after_in_child=_joining.release,
-)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_joining.acquire,
+        after_in_parent=_joining.release,
+        after_in_child=_joining.release,
+    )
 # Tensors that the binding could not keep alive.
 _kept_forever: list[paddle.Tensor] = []
 

@@ -143,8 +143,8 @@ def _join_machine(
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
-            "This Paddle was built without the backend shm, which needs Linux. "
-            "Use the backend gloo."
+            "This Paddle was built without the backend shm, a part in C++ for "
+            "Linux. Use the backend gloo."
         )
     storage = find_cpp_module("_shared_storage")
     return binding.ProcessGroupShm.create(

@@ -135,8 +135,8 @@ class PredictorPool:
         """
         if self._idle is None:
             raise NotImplementedError(
-                "This Paddle was built without PredictorPool.predict, which "
-                "needs Linux. Give each thread a predictor of retrieve()."
+                "This Paddle was built without PredictorPool.predict, a part "
+                "in C++ for Linux. Give each thread a predictor of retrieve()."
             )
         arrays = self._by_name(inputs)
         lease = self._idle.take(timeout)

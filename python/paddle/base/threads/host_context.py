@@ -83,6 +83,11 @@ def cpu_generator() -> core.Generator:
     return _host.get().generator or core.default_cpu_generator()
 
 
+def is_available() -> bool:
+    """Returns whether this Paddle was built with `host_context`."""
+    return native is not None
+
+
 def _set_host(allocator: Any, generator: core.Generator | None) -> None:
     if allocator is None and generator is None:
         _host.set_local(UNSET)
@@ -145,8 +150,9 @@ def host_context(
     """
     if native is None:
         raise NotImplementedError(
-            "This Paddle was built without device contexts per thread, which "
-            "need Linux."
+            "This Paddle was built without device contexts per thread, a part "
+            "in C++ for Linux. Use the memory and the random numbers of the "
+            "process."
         )
     # Not the host itself, which tells the thread to use none when it goes.
     outside = _host.get().allocator, _host.get().generator

@@ -130,7 +130,8 @@ _refusal: RuntimeError | None = None
 if _native is None:
     _refusal = RuntimeError(
         "this Paddle was built without locks for the interpreters of programs, "
-        "which the custom wheel has. Run all programs on one thread."
+        "a part in C++ of the custom wheel for Linux. Run all programs on one "
+        "thread."
     )
 _only_thread: threading.Thread | None = None
 _checking = threading.Lock()

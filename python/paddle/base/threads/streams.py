@@ -165,7 +165,16 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
         The stream that was current before. None if nothing was done, because
         this Paddle has no contexts per thread for such a stream: the caller
         then sets the stream of the process.
+
+    Raises:
+        NotImplementedError: it has none at all, and this is another thread.
     """
+    if native is None and not is_main_thread():
+        raise NotImplementedError(
+            f"Thread {threading.current_thread().name!r} cannot set a stream: "
+            "this Paddle was built without streams per thread, a part in C++ "
+            "for Linux. Set streams on the main thread, or use default streams."
+        )
     place = stream.place
     if native is None or not isinstance(stream, native.stream_types):
         if isinstance(place, _PLACES_OF_STREAMS):
@@ -187,10 +196,9 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
     # While a CUDA graph is captured no context can be made. Threads that have
     # set no stream then move with the main thread, as in Paddle 3.3.0.
+    default_stream(place)
     if not native.is_capturing():
         _keep_default_context(place)
-    else:
-        default_stream(place)
     previous = _current(place)
     native.use_memory_of(stream)
     try:

@@ -29,7 +29,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core, framework
 from paddle.base.threads import streams
-from paddle.base.threads.host_context import cpu_generator, host_context
+from paddle.base.threads.host_context import (
+    cpu_generator,
+    host_context,
+    is_available as has_generators,
+)
 
 from .caller_modes import modes_of_caller
 
@@ -94,12 +98,12 @@ def _call(target: Callable[[], None]) -> None:
 
 
 def _in_state_of_caller(
-    generator: core.Generator,
+    generator: core.Generator | None,
 ) -> Callable[[Callable[[], None]], None]:
     """
     Returns a function that runs a target on a new thread in the present state
     of the calling thread, except that random numbers on the host come from
-    `generator`.
+    `generator`, or from that of the process if it is None.
     """
     place = framework._own_expected_place()
     tracer = framework._dygraph_tracer()
@@ -107,6 +111,7 @@ def _in_state_of_caller(
     level = core._get_amp_attrs()._amp_level
     op_lists = core._get_amp_op_list()
     call_on_streams = streams.with_streams_of_creator(_call)
+    nothing = contextlib.nullcontext()
 
     # All of this state belongs to the thread, and ends with it.
     def in_state_of_caller(target: Callable[[], None]) -> None:
@@ -114,7 +119,7 @@ def _in_state_of_caller(
         # disable_static would change the default program of the process.
         framework.global_var._dygraph_tracer_ = tracer
         set_modes()
-        with host_context(generator=generator):
+        with host_context(generator=generator) if generator else nothing:
             call_on_streams(target)
         if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:
             warnings.warn(
@@ -180,7 +185,10 @@ class WorkerThread(threading.Thread):
     their results depend on its seed and not on other threads. On this thread,
     ``paddle.seed`` and ``paddle.get_rng_state`` for the CPU refer to that
     generator. Random operators on other devices, and in programs compiled by
-    ``paddle.jit.to_static``, use the generators of the process.
+    ``paddle.jit.to_static``, use the generators of the process. A Paddle that
+    was built without device contexts per thread, a part in C++ for Linux, has
+    no generators per thread: there, random operators on the host use that of
+    the process, too, and take no seed of the worker's own.
 
     Stopping is cooperative: the target has to call
     ``threading.current_thread().should_stop()`` from time to time. A worker
@@ -213,6 +221,7 @@ class WorkerThread(threading.Thread):
             drawn from the generator of the thread that calls :meth:`start`.
 
     Raises:
+        NotImplementedError: there is a seed, but no generators per thread.
         TypeError: the target is not callable, or the seed is not an integer.
         ValueError: the seed is out of range.
 
@@ -269,7 +278,7 @@ class WorkerThread(threading.Thread):
             target=target, args=args, kwargs=kwargs, name=name, daemon=daemon
         )
         self._seed = None if seed is None else _checked_seed(seed)
-        self._generator = core.Generator()
+        self._generator = core.Generator() if has_generators() else None
         self._process: int | None = None
         self._in_state: Callable[[Callable[[], None]], None] | None = None
         self._stop_requested = False
@@ -277,8 +286,8 @@ class WorkerThread(threading.Thread):
 
     @property
     def seed(self) -> int | None:
-        """The seed of the thread's random numbers on the host; None until
-        :meth:`start` has drawn it."""
+        """The seed of the thread's random numbers on the host. None until
+        :meth:`start` has drawn it, and where it cannot have one."""
         return self._seed
 
     def start(self) -> None:
@@ -288,9 +297,10 @@ class WorkerThread(threading.Thread):
             RuntimeError: the thread was started before, or cannot be created.
         """
         if self._process is None:
-            if self._seed is None:
-                self._seed = cpu_generator().random()
-            self._generator.manual_seed(self._seed)
+            if self._generator is not None:
+                if self._seed is None:
+                    self._seed = cpu_generator().random()
+                self._generator.manual_seed(self._seed)
             self._in_state = _in_state_of_caller(self._generator)
             self._process = os.getpid()
         super().start()
@@ -448,6 +458,12 @@ def _checked_seed(seed: int) -> int:
         raise ValueError(
             "The seed of a WorkerThread must be at least 0 and less than "
             f"2**64, but received {seed}."
+        )
+    if not has_generators():
+        raise NotImplementedError(
+            f"A WorkerThread cannot have the seed {seed}: this Paddle was built"
+            " without random numbers per thread, a part in C++ for Linux. Leave"
+            " it out: random operators then use the generator of the process."
         )
     return value
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import warnings
 from collections import deque
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import paddle
+from paddle.base.threads.host_context import is_available as has_generators
 from paddle.incubate.multiprocessing.worker_thread import (
     Waiters,
     WorkerThread,
@@ -197,6 +199,8 @@ class ThreadWorkersIter(_DataLoaderIterBase):
       own, and what they refer to is shared with all workers;
     - the global generators of ``random`` and ``numpy.random`` are those of the
       process, which no worker seeds;
+    - a Paddle without random numbers per thread, which are a part in C++ for
+      Linux, warns that random operators use the generator of the process;
     - each begins in the state of the thread that makes the iterator, see
       :class:`paddle.multiprocessing.WorkerThread`, and makes its tensors on the
       device of that thread.
@@ -229,6 +233,16 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._tasks = [_TaskQueue() for _ in range(self._num_workers)]
         self._order = cycle(range(self._num_workers))
         batch_maker = _BatchMaker(self)
+        if not has_generators():
+            warnings.warn(
+                "Random operators on the CPU in the worker threads of this "
+                "DataLoader use the generator of the process, in any order: "
+                "this Paddle was built without random numbers per thread, a "
+                "part in C++ for Linux. Use worker_type='process' if a dataset "
+                "calls such operators.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         base_seed = np.random.randint(low=0, high=sys.maxsize)
         for worker, tasks in enumerate(self._tasks):
             info = WorkerInfo(
@@ -242,7 +256,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
                 [info, tasks],
                 name=f"DataLoader worker {worker}",
                 daemon=True,
-                seed=base_seed + worker,
+                seed=base_seed + worker if has_generators() else None,
             )
             thread.start()
             self._workers.append(thread)
