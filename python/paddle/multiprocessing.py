@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing import *  # noqa: F403
 
     from paddle.incubate.multiprocessing import (
+        BatchSource as BatchSource,
         BlockingQueue as BlockingQueue,
         InterruptibleEvent as InterruptibleEvent,
         InterruptibleLock as InterruptibleLock,

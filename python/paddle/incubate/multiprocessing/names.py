@@ -32,6 +32,7 @@ _NAME = "paddle.incubate.multiprocessing"
 # The module of each name of ours. `spawn` and its companions are imported at
 # once: a later import of the module `spawn` would replace the function.
 _MODULES = {
+    "BatchSource": "batch_source",
     "BlockingQueue": "blocking_queue",
     "InterruptibleEvent": "interruptible",
     "InterruptibleLock": "interruptible",

@@ -193,11 +193,11 @@ class WorkerThread(threading.Thread):
     Stopping is cooperative: the target has to call
     ``threading.current_thread().should_stop()`` from time to time. A worker
     that was asked to stop also ends, without an error, when it begins one of
-    these calls or waits in it: taking a batch of a ``DataLoader`` or an item of
-    a :class:`Prefetcher`, ``get`` and ``put`` of a :class:`BlockingQueue`,
-    ``wait`` of an :class:`InterruptibleEvent`, ``acquire`` of an
-    :class:`InterruptibleLock`, :func:`wait_for_result`. Nothing wakes a worker
-    from other calls.
+    these calls or waits in it: taking a batch of a ``DataLoader`` or a
+    :class:`BatchSource`, or an item of a :class:`Prefetcher`; ``get`` and
+    ``put`` of a :class:`BlockingQueue`; ``wait`` of an
+    :class:`InterruptibleEvent`; ``acquire`` of an :class:`InterruptibleLock`;
+    :func:`wait_for_result`. Nothing wakes a worker from other calls.
 
     As a context manager, a worker is started on entry, and stopped and joined
     on exit. When Python exits, daemon workers are asked to stop and get five

@@ -1,0 +1,396 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Batches of one dataset, made on a thread, for several threads that read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from numbers import Integral
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+import paddle
+from paddle.base.framework import _current_expected_place
+from paddle.io import IterableDataset
+from paddle.io.dataloader.collate import default_collate_fn
+from paddle.io.dataloader.fetcher import (
+    _IterableDatasetFetcher,
+    _MapDatasetFetcher,
+)
+from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
+
+from .blocking_queue import BlockingQueue, ShutDown
+from .worker_thread import WorkerThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paddle.io import BatchSampler, Dataset
+
+__all__ = []
+
+_END_OF_EPOCH = object()
+
+
+class _Batches:
+    """The batches of all epochs, as arrays, in their order."""
+
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        batch_sampler: BatchSampler | None,
+        collate_fn: Callable[[list], Any],
+    ) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._batch_sampler = batch_sampler
+        self._collate_fn = collate_fn
+
+    def of_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
+        """Makes the batches of an epoch on `thread`, the calling one."""
+        settings = (self._dataset, True, self._collate_fn, self._drop_last)
+        # Looked at between the samples of a batch.
+        stop = SimpleNamespace(is_set=thread.should_stop)
+        if isinstance(self._dataset, IterableDataset):
+            fetcher = _IterableDatasetFetcher(*settings)
+            while True:
+                try:
+                    batch = fetcher.fetch(range(self._batch_size), stop)
+                except StopIteration:
+                    return
+                yield batch
+        fetcher = _MapDatasetFetcher(*settings)
+        for samples in self._samples(epoch, thread.seed):
+            # A StopIteration becomes a RuntimeError: this is a generator.
+            yield fetcher.fetch(samples, stop)
+
+    def _samples(self, epoch: int, seed: int) -> Iterator[list[int]]:
+        if self._batch_sampler is not None:
+            if hasattr(self._batch_sampler, "set_epoch"):
+                self._batch_sampler.set_epoch(epoch)
+            yield from self._batch_sampler
+            return
+        order = np.arange(len(self._dataset))
+        if self._shuffle:
+            np.random.default_rng([seed, epoch]).shuffle(order)
+        for begin in range(0, len(order), self._batch_size):
+            samples = order[begin : begin + self._batch_size].tolist()
+            if len(samples) == self._batch_size or not self._drop_last:
+                yield samples
+
+
+class _SourceThread(WorkerThread):
+    """Deals the batches out. It refers neither to the BatchSource nor to the
+    readers, so that dropping these ends it."""
+
+    def __init__(
+        self, batches: _Batches, nreaders: int, capacity: int, seed: int | None
+    ) -> None:
+        super().__init__(self._deal, [batches], daemon=True, seed=seed)
+        self.queues = [BlockingQueue(capacity) for _ in range(nreaders)]
+        # By rank, the epoch of each reader that has left, and how many batches
+        # of that epoch it has taken.
+        self.left: dict[int, tuple[int, int]] = {}
+
+    def run(self) -> None:
+        super().run()
+        for queue in self.queues:
+            queue.shutdown()
+
+    def leave(self, rank: int, epoch: int, taken: int) -> None:
+        """Notes that a reader takes no more batches. Finalizers may call it."""
+        self.left.setdefault(rank, (epoch, taken))
+        self.queues[rank].shutdown(immediate=True)
+
+    def _deal(self, batches: _Batches) -> None:
+        nreaders = len(self.queues)
+        for epoch in itertools.count():
+            for number, batch in enumerate(batches.of_epoch(epoch, self)):
+                turn, rank = divmod(number, nreaders)
+                # Others take as many batches as a reader that has left, so that
+                # those that all leave after the same number get no error.
+                if rank == 0 and self._ends_at((epoch, turn)):
+                    return
+                self._put(rank, batch)
+                # The reader alone keeps it while the next one is made.
+                del batch
+            for rank in range(nreaders):
+                self._put(rank, _END_OF_EPOCH)
+            if self._ends_at((epoch + 1, 0)):
+                return
+
+    def _ends_at(self, position: tuple[int, int]) -> bool:
+        return any(position >= left for left in self.left.copy().values())
+
+    def _put(self, rank: int, item: Any) -> None:
+        # It is shut down if the reader has left.
+        with contextlib.suppress(ShutDown):
+            self.queues[rank].put(item)
+
+
+class BatchReader:
+    """The batches of a :class:`BatchSource` for one thread.
+
+    Each iteration over it is one epoch. The tensors are on the current device
+    of the thread that iterates. Leaving an iteration before its end, or
+    dropping the reader, leaves the source for good.
+    """
+
+    def __init__(
+        self, thread: _SourceThread, rank: int, zero_copy: bool
+    ) -> None:
+        self._thread = thread
+        self._rank = rank
+        self._zero_copy = zero_copy
+        self._epoch = self._taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Takes the batches of the next epoch, and waits for each if necessary.
+
+        Raises:
+            BaseException: the exception that the dataset has raised, after the
+                batches that were made before.
+            RuntimeError: this reader or another one has left the source, or the
+                reader was made before this process was forked.
+        """
+        ended = False
+        try:
+            while True:
+                item = self._take()
+                if item is _END_OF_EPOCH:
+                    self._epoch += 1
+                    self._taken = 0
+                    ended = True
+                    return
+                self._taken += 1
+                yield self._tensors(item)
+                del item
+        finally:
+            if not ended:
+                self._leave()
+
+    def _take(self) -> Any:
+        self._thread._enforce_same_process()
+        try:
+            return self._thread.queues[self._rank].get()
+        except ShutDown:
+            if self._thread._error is not None:
+                self._thread.join()
+            raise RuntimeError(self._why_ended()) from None
+
+    def _why_ended(self) -> str:
+        if not self._thread.left:
+            return (
+                "The BatchSource was stopped before its readers, because the "
+                "program ends. Join the threads that read before that."
+            )
+        rank, (epoch, taken) = min(
+            self._thread.left.copy().items(), key=lambda entry: entry[1]
+        )
+        return (
+            f"Reader {self._rank} of the BatchSource gets no more batches, "
+            f"because reader {rank} has left after {taken} batches of epoch "
+            f"{epoch}. Let all readers take the same number, and make a new "
+            "BatchSource to go on."
+        )
+
+    def _tensors(self, batch: Any) -> Any:
+        place = _current_expected_place()
+        zero_copy = self._zero_copy and place.is_cpu_place()
+        fields, structure = _flatten_batch(batch)
+        tensors = [
+            field._copy_to(place, True)
+            if isinstance(field, paddle.Tensor)
+            else paddle.Tensor(value=field, place=place, zero_copy=zero_copy)
+            for field in fields
+        ]
+        return _restore_batch(tensors, structure)
+
+    def _leave(self) -> None:
+        self._thread.leave(self._rank, self._epoch, self._taken)
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+class BatchSource:
+    """Makes batches of one dataset on a thread, for several threads that read.
+
+    Batch ``i`` of an epoch goes to reader ``i % nreaders``: each sample goes to
+    one reader, none is left out, and readers get what depends on the seed
+    alone, not on which of them is fast. One reader may get one batch more than
+    another in an epoch. Epochs go on without end.
+
+    The thread begins at once, before there is a model, and makes up to
+    ``capacity`` batches ahead for each reader. So all of the readers have to
+    read: one that is ahead waits for the others. The thread ends when a reader
+    leaves, or when Python exits. Other readers may then take as many batches as
+    that one, and get an error if they go on.
+
+    The thread is a :class:`WorkerThread`, so that Paddle's random operators in
+    the dataset depend on the seed, too. The global generators of ``random`` and
+    ``numpy.random`` do not.
+
+    The design follows Caffe's ``DataReader`` (Berkeley Vision and Learning
+    Center), which reads a source once for all solvers.
+
+    Args:
+        dataset (Dataset|IterableDataset): the source of the samples. Only the
+            thread uses it.
+        nreaders (int): the number of readers.
+        batch_size (int, optional): the samples of a batch. Default: 1.
+        shuffle (bool, optional): whether each epoch has an order of its own,
+            which the seed determines. Default: False.
+        drop_last (bool, optional): whether to leave out a batch that is not
+            full. Default: False.
+        batch_sampler (BatchSampler|None, optional): the indices of each batch,
+            in place of the three arguments before. Its ``set_epoch``, if any,
+            is called. Default: None.
+        collate_fn (Callable|None, optional): makes a batch from a list of
+            samples. Default: None, that of ``DataLoader``.
+        capacity (int, optional): the largest number of batches that are ready
+            for each reader. Default: 2.
+        seed (int|None, optional): the seed, at least 0 and less than 2**64.
+            Default: None, a number drawn from the generator of the calling
+            thread.
+
+    Raises:
+        TypeError: a number is not an integer.
+        ValueError: a number is out of range, or arguments exclude each other.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle.multiprocessing as mp
+            >>> source = mp.BatchSource(range(8), nreaders=2, batch_size=2)
+            >>> sums = {0: [], 1: []}
+            >>> def train(rank):
+            ...     reader = source.reader(rank)
+            ...     for epoch in range(2):
+            ...         for batch in reader:
+            ...             sums[rank].append(batch.sum().item())
+            >>> mp.start_threads(train, nthreads=2)
+            >>> print(sums)
+            {0: [1, 9, 1, 9], 1: [5, 13, 5, 13]}
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        nreaders: int,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        batch_sampler: BatchSampler | None = None,
+        collate_fn: Callable[[list], Any] | None = None,
+        capacity: int = 2,
+        seed: int | None = None,
+    ) -> None:
+        _check_count("nreaders", nreaders)
+        _check_count("batch_size", batch_size)
+        _check_count("capacity", capacity)
+        if batch_sampler is not None and (
+            batch_size != 1 or shuffle or drop_last
+        ):
+            raise ValueError(
+                "A BatchSource with a `batch_sampler` takes no `batch_size`, "
+                "`shuffle` or `drop_last`, since the sampler decides these. "
+                "Pass them to the sampler."
+            )
+        if isinstance(dataset, IterableDataset) and (
+            batch_sampler is not None or shuffle
+        ):
+            raise ValueError(
+                "A BatchSource of an IterableDataset takes no `batch_sampler` "
+                "or `shuffle`, since the dataset decides the order. Shuffle in "
+                "the dataset."
+            )
+        batches = _Batches(
+            dataset,
+            batch_size,
+            shuffle,
+            drop_last,
+            batch_sampler,
+            collate_fn or default_collate_fn,
+        )
+        # The arrays of the default collation belong to nobody else.
+        self._zero_copy = collate_fn is None
+        # The ranks that have a reader, which may have been dropped.
+        self._taken: dict[int, object] = {}
+        self._thread = _SourceThread(batches, nreaders, capacity, seed)
+        self._thread.start()
+
+    @property
+    def seed(self) -> int:
+        """The seed, given or drawn."""
+        return self._thread.seed
+
+    def reader(self, rank: int) -> BatchReader:
+        """Returns the reader of a rank, once.
+
+        Args:
+            rank (int): the number of the reader, from 0.
+
+        Returns:
+            BatchReader: an object of which each iteration is an epoch. It is to
+            be used by one thread at a time.
+
+        Raises:
+            ValueError: there is no such rank.
+            RuntimeError: the reader of this rank was returned before.
+        """
+        nreaders = len(self._thread.queues)
+        if rank not in range(nreaders):
+            raise ValueError(
+                "The rank of a reader must be at least 0 and less than "
+                f"{nreaders}, but received {rank!r}."
+            )
+        token = object()
+        if self._taken.setdefault(rank, token) is not token:
+            raise RuntimeError(
+                f"Reader {rank} of the BatchSource was returned before, and "
+                "each is for one thread. Keep it, and iterate over it again "
+                "for the next epoch."
+            )
+        return BatchReader(self._thread, rank, self._zero_copy)
+
+    def __del__(self) -> None:
+        # The constructor may have failed.
+        thread = getattr(self, "_thread", None)
+        if thread is not None:
+            # Nobody can take these any more.
+            for rank in range(len(thread.queues)):
+                if rank not in self._taken:
+                    thread.leave(rank, 0, 0)
+
+
+def _check_count(name: str, count: int) -> None:
+    if not isinstance(count, Integral):
+        raise TypeError(
+            f"The {name} of a BatchSource must be an integer, but received "
+            f"{count!r}."
+        )
+    if count < 1:
+        raise ValueError(
+            f"The {name} of a BatchSource must be at least 1, but received "
+            f"{count}."
+        )
