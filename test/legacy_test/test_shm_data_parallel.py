@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import time
 import unittest
 
@@ -53,16 +55,11 @@ def _parallel(sparse: bool, find_unused: bool) -> paddle.DataParallel:
     )
 
 
-def train(
-    sparse: bool, find_unused: bool, late: int, on_stream: bool = False
-) -> bytes:
+def train(sparse: bool, find_unused: bool, late: int) -> bytes:
     """
-    Returns the parameters after three steps, which one rank begins late. The
-    reducer may be told that the order of a stream is what it counts on.
+    Returns the parameters after three steps, which one rank begins late.
     """
     dist.init_parallel_env()
-    if on_stream:
-        paddle.set_flags({"FLAGS_use_stream_safe_cuda_allocator": True})
     rank = dist.get_rank()
     model = _parallel(sparse, find_unused)
     optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
@@ -78,6 +75,36 @@ def train(
         optimizer.step()
         optimizer.clear_grad()
     return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def average_by_eager_reducer(late: int, counts_on_streams: bool) -> str:
+    """
+    Returns a hash of the gradients that libpaddle's own reducer has averaged.
+    One rank begins its backward pass late.
+    """
+    dist.init_parallel_env()
+    paddle.set_flags(
+        {"FLAGS_use_stream_safe_cuda_allocator": counts_on_streams}
+    )
+    paddle.seed(7)
+    layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+    parameters = layers.parameters()
+    reducer = core.EagerReducer(
+        parameters,
+        [[i] for i in reversed(range(len(parameters)))],
+        [False] * len(parameters),
+        dist.communication.group._get_global_group().process_group,
+        [WIDTH, WIDTH],
+        False,
+    )
+    loss = layers(paddle.full([4, WIDTH], dist.get_rank() + 1.0)).mean()
+    reducer.prepare_for_backward([loss])
+    if dist.get_rank() == late:
+        # What the other rank reduces meanwhile has not ended.
+        time.sleep(0.2)
+    loss.backward()
+    gradients = b"".join(p.grad.numpy().tobytes() for p in parameters)
+    return hashlib.sha256(gradients).hexdigest()
 
 
 def reach_first_layer_alone() -> list[float]:
@@ -111,11 +138,16 @@ class TestShmDataParallel(RanksTestCase):
                     found = self.parameters("shm", *options, late)
                     self.assertEqual(found, gloo)
 
-    def test_reducer_that_counts_on_streams_gives_gloos_bits(self):
-        gloo = self.parameters("gloo", False, False, -1)
-        for late in (0, 1):
-            found = self.parameters("shm", False, False, late, True)
-            self.assertEqual(found, gloo)
+    def test_eager_reducer_gives_gloos_bits(self):
+        gloo = self.start(2, backend="gloo").call(
+            average_by_eager_reducer, -1, True
+        )
+        for late, counts_on_streams in itertools.product((0, 1), (True, False)):
+            with self.subTest(late=late, counts_on_streams=counts_on_streams):
+                found = self.start(2).call(
+                    average_by_eager_reducer, late, counts_on_streams
+                )
+                self.assertEqual(found, gloo)
 
     def test_four_ranks_have_the_same_parameters(self):
         found = self.parameters("shm", False, False, 2, size=4)

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 
+#include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
 #include "pybind11/stl.h"
 
@@ -33,17 +34,17 @@ using distributed::ProcessGroupShmOptions;
 using distributed::SharedTensorResolver;
 using memory::allocation::SharedLocator;
 
-void BindProcessGroupShm(py::module* m, const ProcessGroupShmMaker& make) {
+void BindProcessGroupShm(py::module* m) {
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
       *m, "ProcessGroupShm")
       .def_static(
           "create",
-          [make](const std::shared_ptr<phi::distributed::Store>& store,
-                 int rank,
-                 int world_size,
-                 int group_id,
-                 int64_t timeout_milliseconds,
-                 const std::optional<py::capsule>& locator) {
+          [](const std::shared_ptr<phi::distributed::Store>& store,
+             int rank,
+             int world_size,
+             int group_id,
+             int64_t timeout_milliseconds,
+             const std::optional<py::capsule>& locator) {
             ProcessGroupShmOptions options{};
             options.rank = rank;
             options.size = world_size;
@@ -54,7 +55,7 @@ void BindProcessGroupShm(py::module* m, const ProcessGroupShmMaker& make) {
                   *locator->get_pointer<const SharedLocator>());
             }
             py::gil_scoped_release release;
-            auto group = make(store, options);
+            auto group = std::make_shared<ProcessGroupShm>(store, options);
             // Programs that were compiled find a group by its id as long as the
             // process lives, as with the other backends.
             ProcessGroupIdMap::GetInstance().emplace(group_id, group);

@@ -14,27 +14,12 @@
 
 #pragma once
 
-#include <functional>
-#include <memory>
-
-#include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "pybind11/pybind11.h"
 
 namespace paddle {
 namespace pybind {
 
-using ProcessGroupShmMaker =
-    std::function<std::shared_ptr<distributed::ProcessGroupShm>(
-        const std::shared_ptr<phi::distributed::Store>&,
-        const distributed::ProcessGroupShmOptions&)>;
-
-// `make` makes the groups that Python asks for.
-void BindProcessGroupShm(
-    pybind11::module* m,
-    const ProcessGroupShmMaker& make = [](const auto& store,
-                                          const auto& options) {
-      return std::make_shared<distributed::ProcessGroupShm>(store, options);
-    });
+void BindProcessGroupShm(pybind11::module* m);
 
 }  // namespace pybind
 }  // namespace paddle

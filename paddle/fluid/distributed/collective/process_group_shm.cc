@@ -548,6 +548,13 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
       });
 }
 
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
+    std::vector<phi::DenseTensor>& inputs,   // NOLINT
+    std::vector<phi::DenseTensor>& outputs,  // NOLINT
+    const AllreduceOptions& opts) {
+  return AllReduce(&outputs.front(), inputs.front(), opts, /*sync_op=*/true);
+}
+
 ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
     phi::DenseTensor* out_tensor,
     const phi::DenseTensor& in_tensor,

@@ -97,6 +97,12 @@ class ProcessGroupShm : public ProcessGroup {
                         const phi::DenseTensor& in_tensor,
                         const AllreduceOptions& opts,
                         bool sync_op) override;
+  // EagerReducer alone calls this, and uses the results without a wait for the
+  // task: it counts on the order of a stream, which host memory does not have.
+  // So the operation has ended when this returns.
+  TaskPointer AllReduce(std::vector<phi::DenseTensor>& inputs,   // NOLINT
+                        std::vector<phi::DenseTensor>& outputs,  // NOLINT
+                        const AllreduceOptions& opts) override;
   TaskPointer Reduce(phi::DenseTensor* out_tensor,
                      const phi::DenseTensor& in_tensor,
                      const ReduceOptions& opts,
