@@ -64,7 +64,7 @@ def use_groups_of_pairs() -> list[float]:
 
 def refuse_bad_tensors() -> list[str]:
     """Returns the errors of tensors that the backend does not take."""
-    matrix = paddle.ones([4, 6])
+    matrix, row = paddle.ones([4, 6]), paddle.ones([4])
     calls = [
         lambda: dist.all_reduce(matrix.transpose([1, 0])),
         lambda: dist.all_reduce(paddle.ones([2]).astype("float8_e4m3fn")),
@@ -73,6 +73,9 @@ def refuse_bad_tensors() -> list[str]:
             paddle.ones([4], "int32"), paddle.ones([2])
         ),
         lambda: dist.alltoall_single(matrix, matrix),
+        lambda: dist.stream.all_gather(row, row[1:3]),
+        lambda: dist.stream.reduce_scatter(row[1:3], row),
+        lambda: dist.stream.scatter(row[1:3], row, dist.get_rank()),
         lambda: dist.alltoall_single(paddle.ones([3]), paddle.ones([3])),
         lambda: dist.stream.reduce_scatter(paddle.ones([2]), paddle.ones([3])),
         lambda: dist.send(paddle.ones([1]), dist.get_rank()),
@@ -91,6 +94,17 @@ def refuse_bad_tensors() -> list[str]:
     # Nobody waits for what was refused.
     dist.all_reduce(matrix)
     return found
+
+
+def use_part_of_the_output() -> list[list[float]]:
+    """Gathers and reduces where a rank's part lies in what all ranks have."""
+    own = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
+    gathered = paddle.full([4], dist.get_rank() + 1.0)
+    dist.stream.all_gather(gathered, gathered[own])
+    reduced = paddle.arange(4, dtype="float32")
+    part = reduced[own]
+    dist.stream.reduce_scatter(part, reduced)
+    return [gathered.tolist(), part.tolist()]
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
@@ -152,7 +166,7 @@ class TestShmStart(RanksTestCase):
                     "float8_e4m3fn",
                     "5 elements",
                     "int32",
-                    "overlaps",
+                    *["overlaps"] * 4,
                     "3 rows",
                     "3 elements",
                     "the caller",
@@ -162,6 +176,14 @@ class TestShmStart(RanksTestCase):
             ):
                 self.assertIn(part, text)
                 self.assertNotEqual(text, "nothing")
+
+    def test_part_of_the_output_may_be_the_input(self):
+        ranks = self.start_group(2)
+        gathered = [1.0, 1.0, 2.0, 2.0]
+        self.assertEqual(
+            ranks.call(use_part_of_the_output),
+            [[gathered, [0.0, 2.0]], [gathered, [4.0, 6.0]]],
+        )
 
     def test_importing_paddle_does_not_load_the_group(self):
         run_command(

@@ -205,6 +205,26 @@ bool Overlap(const phi::DenseTensor& a, const phi::DenseTensor& b) {
          DataOf(b) < DataOf(a) + BytesOf(a);
 }
 
+// Throws if the input and the output overlap, unless they are one tensor, or
+// the smaller one is the rank's part of the larger one: a rank reads the inputs
+// of others, which must not change meanwhile.
+void EnforceNoOverlap(CommType operation,
+                      const phi::DenseTensor& out,
+                      const phi::DenseTensor& in,
+                      int rank) {
+  const bool out_is_larger = out.numel() > in.numel();
+  const phi::DenseTensor& whole = out_is_larger ? out : in;
+  const phi::DenseTensor& part = out_is_larger ? in : out;
+  const uint64_t offset = out.numel() == in.numel() ? 0 : rank * BytesOf(part);
+  PADDLE_ENFORCE_EQ(
+      !Overlap(in, out) || DataOf(part) == DataOf(whole) + offset,
+      true,
+      common::errors::InvalidArgument(
+          "%s got an output that overlaps the input. Pass tensors that do not "
+          "overlap, for example input.clone().",
+          NameOf(operation)));
+}
+
 phi::DenseTensor PartOf(const phi::DenseTensor& tensor,
                         int64_t offset,
                         int64_t numel) {
@@ -534,6 +554,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
   constexpr CommType kType = CommType::ALLREDUCE;
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   return Submit(
       queue_.get(),
       kType,
@@ -564,6 +585,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
   EnforceRank(kType, opts.root_rank);
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   return Submit(queue_.get(),
                 kType,
                 sync_op,
@@ -592,6 +614,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(
       kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+  EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   return Submit(
       queue_.get(),
       kType,
@@ -649,6 +672,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
   EnforceUsable(kType, *out_tensor, in_tensor);
   const phi::DenseTensor part = PartOf(in_tensor, offset, numel);
   EnforceElements(kType, "output", out_tensor->numel(), part.numel() * size_);
+  EnforceNoOverlap(kType, *out_tensor, part, rank_);
   return Submit(queue_.get(),
                 kType,
                 sync_op,
@@ -679,6 +703,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
     EnforceSameType(kType, *out_tensor, in_tensor);
     EnforceElements(
         kType, "output", out_tensor->numel(), in_tensor.numel() * size_);
+    EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
   return Submit(queue_.get(),
                 kType,
@@ -710,6 +735,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
     EnforceSameType(kType, *out_tensor, in_tensor);
     EnforceElements(
         kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
+    EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
   return Submit(queue_.get(),
                 kType,
