@@ -204,6 +204,37 @@ def same_from_threads(rounds: int) -> None:
         raise errors[0]
 
 
+def gather_from_threads(rounds: int) -> None:
+    """Several threads gather in one group, each its own values."""
+    rank = dist.get_rank()
+    errors = []
+
+    def run(number: int) -> None:
+        try:
+            for i in range(rounds):
+                value = float(i * 10 + number)
+                parts = []
+                dist.all_gather(
+                    parts, paddle.full([20000], value), sync_op=False
+                )
+                # Before any wait: the call has split what it gathered.
+                np.testing.assert_array_equal(parts[rank].numpy(), value)
+                other = parts[1 - rank].numpy()
+                np.testing.assert_array_equal(other, other[0])
+        except BaseException as error:
+            errors.append(error)
+
+    running = [
+        threading.Thread(target=run, args=(number,)) for number in range(3)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestShmFailure(RanksTestCase):
     def setUp(self):
@@ -339,6 +370,10 @@ class TestShmFailure(RanksTestCase):
     def test_threads_with_a_group_each(self):
         ranks = self.start_group(2)
         ranks.call(same_from_threads, 200)
+
+    def test_threads_that_gather_in_one_group(self):
+        ranks = self.start_group(2)
+        ranks.call(gather_from_threads, 300)
 
     def test_ranks_end_when_the_script_does(self):
         ranks = self.start_group(2)

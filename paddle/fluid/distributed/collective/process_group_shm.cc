@@ -507,10 +507,12 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
     queue->Run(run);
     return task;
   }
+  // The last gather is the last one in the queue: who waits for it has waited
+  // for those that other threads have called before.
+  std::lock_guard<std::mutex> lock(mutex_);
   queue->Add([task, run] { task->Run(run); });
   if (type == CommType::ALLGATHER || type == CommType::GATHER ||
       type == CommType::ALLTOALL) {
-    std::lock_guard<std::mutex> lock(mutex_);
     last_gather_ = task;
   }
   return task;
