@@ -114,6 +114,22 @@ def finish_waiting() -> tuple[bool, float]:
     return task.wait(), float(x[0])
 
 
+def new_impatient_group() -> None:
+    _kept["new"] = dist.new_group(timeout=datetime.timedelta(milliseconds=500))
+
+
+def barrier_of_new_group() -> None:
+    dist.barrier(_kept["new"])
+
+
+def refuse_timeout() -> str:
+    try:
+        dist.new_group(timeout=datetime.timedelta(days=-1))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 def in_forked_child(make_task: bool) -> str:
     """Returns what an operation raises in a child of fork."""
     task = None
@@ -318,6 +334,18 @@ class TestShmFailure(RanksTestCase):
         ranks.signal(1, signal.SIGCONT)
         ranks.begin(all_reduce, ranks=[1])
         self.assert_all_name(ranks.outcomes([1]), "rank")
+
+    def test_timeout_of_a_new_group(self):
+        # The timeout of the default group is longer than a test waits.
+        ranks = self.start_group(2)
+        ranks.call(new_impatient_group)
+        ranks.begin(barrier_of_new_group, ranks=[0])
+        self.assert_all_name(ranks.outcomes([0]), "rank 1", "500 ms")
+
+    def test_timeout_that_is_too_short(self):
+        ranks = self.start_group(2)
+        for text in ranks.call(refuse_timeout):
+            self.assertIn("-1 day", text)
 
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_group(2)

@@ -18,6 +18,7 @@ through shared memory.
 from __future__ import annotations
 
 import atexit
+import datetime
 import os
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from paddle.base.core import ProcessGroup, TCPStore
     from paddle.distributed.communication.group import Group
+
+_MILLISECOND = datetime.timedelta(milliseconds=1)
 
 # The groups that this process has joined and not left.
 _joined: list[ProcessGroup] = []
@@ -53,7 +56,11 @@ def host_backend() -> str:
 
 
 def join(
-    store: TCPStore, rank: int, world_size: int, group_id: int, timeout: int
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
 ) -> ProcessGroup:
     """Makes a group together with its other ranks.
 
@@ -62,8 +69,13 @@ def join(
         rank: this process's rank in the group.
         world_size: the number of ranks.
         group_id: the number of the group.
-        timeout: how many milliseconds an operation waits for other ranks.
+        timeout: how long an operation waits for other ranks.
     """
+    if timeout < _MILLISECOND:
+        raise ValueError(
+            f"The timeout of a group is {timeout}, but no operation ends in "
+            "less than a millisecond. Pass a longer datetime.timedelta."
+        )
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
@@ -76,7 +88,7 @@ def join(
         rank,
         world_size,
         group_id,
-        timeout,
+        timeout // _MILLISECOND,
         storage and storage.locator(),
     )
     if not _joined:
