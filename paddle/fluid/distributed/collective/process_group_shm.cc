@@ -430,12 +430,12 @@ ProcessGroupShm::ProcessGroupShm(
     : ProcessGroup(options.rank, options.size, options.group_id),
       process_(getpid()),
       timeout_(options.timeout),
-      members_(std::make_shared<Members>()),
+      joined_(std::make_shared<JoinedGroup>()),
       queue_(std::make_unique<OperationQueue>()) {
   RaisingPaddleErrors([&] {
-    members_->memory = MakeMemory(store.get(), options);
-    members_->collectives = std::make_unique<Collectives>(
-        members_->memory.get(), options.memory, timeout_);
+    joined_->memory = MakeMemory(store.get(), options);
+    joined_->collectives = std::make_unique<Collectives>(
+        joined_->memory.get(), options.memory, timeout_);
   });
 }
 
@@ -453,29 +453,29 @@ bool ProcessGroupShm::IsForked() const { return getpid() != process_; }
 
 void ProcessGroupShm::Leave() {
   if (IsForked()) return;
-  std::shared_ptr<Members> members;
+  std::shared_ptr<JoinedGroup> joined;
   std::vector<OperationQueue*> queues{queue_.get()};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    members = std::move(members_);
-    members_ = nullptr;
+    joined = std::move(joined_);
+    joined_ = nullptr;
     for (auto& item : pair_queues_) queues.push_back(item.second.get());
   }
-  if (!members) return;
-  members->memory->Leave();
+  if (!joined) return;
+  joined->memory->Leave();
   for (OperationQueue* queue : queues) queue->Stop();
 }
 
-std::shared_ptr<ProcessGroupShm::Members> ProcessGroupShm::members() const {
+std::shared_ptr<ProcessGroupShm::JoinedGroup> ProcessGroupShm::joined() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  PADDLE_ENFORCE_NOT_NULL(members_,
+  PADDLE_ENFORCE_NOT_NULL(joined_,
                           common::errors::Unavailable(
                               "Rank %d has left group %d, by "
                               "destroy_process_group or at exit. Make "
                               "a new group with paddle.distributed.new_group.",
                               rank_,
                               gid_));
-  return members_;
+  return joined_;
 }
 
 OperationQueue* ProcessGroupShm::PairQueue(CommType type, int peer) {
@@ -499,8 +499,10 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
                                                      bool sync_op,
                                                      Operation operation) {
   if (IsForked()) ThrowForked(process_);
-  const auto run = [members = members(), operation = std::move(operation)] {
-    RaisingPaddleErrors([&] { operation(members->collectives.get()); });
+  const auto run = [joined = joined(),
+                    operation = std::move(operation),
+                    timeout = timeout_] {
+    RaisingPaddleErrors([&] { operation(joined->collectives.get(), timeout); });
   };
   auto task = std::make_shared<ShmTask>(rank_, type, sync_op);
   if (sync_op) {
@@ -564,8 +566,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllReduce(
       [in = in_tensor,
        out = *out_tensor,
        type = ElementTypeOf(kType, in_tensor.dtype()),
-       reduction = ReductionOf(opts.reduce_op),
-       timeout = timeout_](Collectives* collectives) {
+       reduction = ReductionOf(opts.reduce_op)](Collectives* collectives,
+                                                Milliseconds timeout) {
         collectives->AllReduce(
             DataOf(in), DataOf(out), in.numel(), type, reduction, timeout);
       });
@@ -588,23 +590,23 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Reduce(
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
   EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 type = ElementTypeOf(kType, in_tensor.dtype()),
-                 reduction = ReductionOf(opts.reduce_op),
-                 root = opts.root_rank,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Reduce(DataOf(in),
-                                      DataOf(out),
-                                      in.numel(),
-                                      type,
-                                      reduction,
-                                      root,
-                                      timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor,
+       out = *out_tensor,
+       type = ElementTypeOf(kType, in_tensor.dtype()),
+       reduction = ReductionOf(opts.reduce_op),
+       root = opts.root_rank](Collectives* collectives, Milliseconds timeout) {
+        collectives->Reduce(DataOf(in),
+                            DataOf(out),
+                            in.numel(),
+                            type,
+                            reduction,
+                            root,
+                            timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
@@ -624,8 +626,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::ReduceScatter(
       [in = in_tensor,
        out = *out_tensor,
        type = ElementTypeOf(kType, in_tensor.dtype()),
-       reduction = ReductionOf(opts.reduce_op),
-       timeout = timeout_](Collectives* collectives) {
+       reduction = ReductionOf(opts.reduce_op)](Collectives* collectives,
+                                                Milliseconds timeout) {
         collectives->ReduceScatter(
             DataOf(in), DataOf(out), out.numel(), type, reduction, timeout);
       });
@@ -641,20 +643,17 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Broadcast(
   EnforceRank(kType, root);
   EnforceUsable(kType, *out_tensor, in_tensor);
   EnforceElements(kType, "output", out_tensor->numel(), in_tensor.numel());
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  if (is_root && DataOf(in) != DataOf(out)) {
-                    std::memmove(DataOf(out), DataOf(in), BytesOf(in));
-                  }
-                  collectives->Broadcast(
-                      DataOf(out), BytesOf(out), root, timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        if (is_root && DataOf(in) != DataOf(out)) {
+          std::memmove(DataOf(out), DataOf(in), BytesOf(in));
+        }
+        collectives->Broadcast(DataOf(out), BytesOf(out), root, timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
@@ -678,8 +677,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
   return Submit(queue_.get(),
                 kType,
                 sync_op,
-                [in = part, out = *out_tensor, timeout = timeout_](
-                    Collectives* collectives) {
+                [in = part, out = *out_tensor](Collectives* collectives,
+                                               Milliseconds timeout) {
                   collectives->AllGather(
                       DataOf(in), DataOf(out), BytesOf(in), timeout);
                 });
@@ -707,20 +706,18 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
         kType, "output", out_tensor->numel(), in_tensor.numel() * size_);
     EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Gather(DataOf(in),
-                                      is_root ? DataOf(out) : nullptr,
-                                      BytesOf(in),
-                                      root,
-                                      timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        collectives->Gather(DataOf(in),
+                            is_root ? DataOf(out) : nullptr,
+                            BytesOf(in),
+                            root,
+                            timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
@@ -739,20 +736,18 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
         kType, "input", in_tensor.numel(), out_tensor->numel() * size_);
     EnforceNoOverlap(kType, *out_tensor, in_tensor, rank_);
   }
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = in_tensor,
-                 out = *out_tensor,
-                 root,
-                 is_root = rank_ == root,
-                 timeout = timeout_](Collectives* collectives) {
-                  collectives->Scatter(is_root ? DataOf(in) : nullptr,
-                                       DataOf(out),
-                                       BytesOf(out),
-                                       root,
-                                       timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = *out_tensor, root, is_root = rank_ == root](
+          Collectives* collectives, Milliseconds timeout) {
+        collectives->Scatter(is_root ? DataOf(in) : nullptr,
+                             DataOf(out),
+                             BytesOf(out),
+                             root,
+                             timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
@@ -776,8 +771,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
       [in = in_tensor,
        out = *out_tensor,
        in_bytes = BytesPerRank(in_tensor, in_size_each_rank, size_),
-       out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_),
-       timeout = timeout_](Collectives* collectives) {
+       out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_)](
+          Collectives* collectives, Milliseconds timeout) {
         collectives->AllToAll(
             DataOf(in), in_bytes, DataOf(out), out_bytes, timeout);
       });
@@ -806,8 +801,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
   return Submit(queue_.get(),
                 kType,
                 sync_op,
-                [in = in_tensors, out = *out_tensors, timeout = timeout_](
-                    Collectives* collectives) {
+                [in = in_tensors, out = *out_tensors](Collectives* collectives,
+                                                      Milliseconds timeout) {
                   const Packed sent(in);
                   Packed received(out);
                   for (size_t i = 0; i < in.size(); ++i) {
@@ -837,14 +832,14 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Send(
     bool sync_op) {
   constexpr CommType kType = CommType::SEND;
   EnforceUsable(kType, tensor);
-  return Submit(
-      PairQueue(kType, dst_rank),
-      kType,
-      sync_op,
-      [part = PartOf(tensor, offset, numel), dst_rank, timeout = timeout_](
-          Collectives* collectives) {
-        collectives->Send(DataOf(part), BytesOf(part), dst_rank, timeout);
-      });
+  return Submit(PairQueue(kType, dst_rank),
+                kType,
+                sync_op,
+                [part = PartOf(tensor, offset, numel), dst_rank](
+                    Collectives* collectives, Milliseconds timeout) {
+                  collectives->Send(
+                      DataOf(part), BytesOf(part), dst_rank, timeout);
+                });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
@@ -860,14 +855,14 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
                                                    bool sync_op) {
   constexpr CommType kType = CommType::RECV;
   EnforceUsable(kType, *tensor);
-  return Submit(
-      PairQueue(kType, src_rank),
-      kType,
-      sync_op,
-      [part = PartOf(*tensor, offset, numel), src_rank, timeout = timeout_](
-          Collectives* collectives) {
-        collectives->Recv(DataOf(part), BytesOf(part), src_rank, timeout);
-      });
+  return Submit(PairQueue(kType, src_rank),
+                kType,
+                sync_op,
+                [part = PartOf(*tensor, offset, numel), src_rank](
+                    Collectives* collectives, Milliseconds timeout) {
+                  collectives->Recv(
+                      DataOf(part), BytesOf(part), src_rank, timeout);
+                });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(
@@ -875,7 +870,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(
   return Submit(queue_.get(),
                 CommType::BARRIER,
                 /*sync_op=*/true,
-                [timeout = timeout_](Collectives* collectives) {
+                [](Collectives* collectives, Milliseconds timeout) {
                   collectives->Barrier(timeout);
                 });
 }

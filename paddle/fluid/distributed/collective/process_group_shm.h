@@ -163,15 +163,17 @@ class ProcessGroupShm : public ProcessGroup {
   class ShmTask;
 
   // What the operations need. It lives until the last one has ended.
-  struct Members {
+  struct JoinedGroup {
     std::unique_ptr<phi::distributed::GroupMemory> memory;
     std::unique_ptr<phi::distributed::Collectives> collectives;
   };
-  using Operation = std::function<void(phi::distributed::Collectives*)>;
+  using Milliseconds = std::chrono::milliseconds;
+  using Operation =
+      std::function<void(phi::distributed::Collectives*, Milliseconds)>;
 
   bool IsForked() const;
   // Throws if this rank has left.
-  std::shared_ptr<Members> members() const;
+  std::shared_ptr<JoinedGroup> joined() const;
   // The queue of what is sent to a rank, or received from it.
   phi::distributed::OperationQueue* PairQueue(CommType type, int peer);
   // Runs an operation now, or has the queue's thread run it.
@@ -184,7 +186,7 @@ class ProcessGroupShm : public ProcessGroup {
   const int process_;  // that made the group
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Members> members_;  // guarded by mutex_; null after Leave
+  std::shared_ptr<JoinedGroup> joined_;  // guarded by mutex_; null after Leave
   // The operation whose result the binding splits, and that was called last.
   // Guarded by mutex_.
   std::weak_ptr<ShmTask> last_gather_;

@@ -51,11 +51,11 @@ ISOLATED_TEST(GroupMemoryTest, AllRanksHaveOneIdAndOneNumber) {
     EXPECT_EQ(group[rank]->rank(), rank);
     EXPECT_EQ(group[rank]->size(), 3);
     EXPECT_EQ(group[rank]->id(), group[0]->id());
-    EXPECT_EQ(group[rank]->number(), group[0]->number());
+    EXPECT_EQ(group[rank]->random_number(), group[0]->random_number());
     EXPECT_EQ(group[0]->process_of(rank), static_cast<uint32_t>(getpid()));
   }
   const auto other = GroupMemory::Create(2);
-  EXPECT_NE(group[0]->number(), other->number());
+  EXPECT_NE(group[0]->random_number(), other->random_number());
   EXPECT_EQ(other->process_of(1), 0);
   EXPECT_EQ(other->base_of(1), 0);
 }
@@ -68,13 +68,13 @@ ISOLATED_TEST(GroupMemoryTest, TheNumberIsAtTheBaseOfEveryRanksProcess) {
       const iovec to = {&number, sizeof(number)};
       const iovec from = {
           reinterpret_cast<void*>(  // NOLINT
-              group->base_of(rank) + GroupMemory::number_offset()),
+              group->base_of(rank) + GroupMemory::random_number_offset()),
           sizeof(number)};
       const auto got =
           process_vm_readv(group->process_of(rank), &to, 1, &from, 1, 0);
       // Some containers forbid it.
       if (got != -1) {
-        EXPECT_EQ(number, group->number());
+        EXPECT_EQ(number, group->random_number());
       }
     }
     Meet(group);
@@ -216,7 +216,7 @@ std::string IdWith(int fd, uint64_t number) {
 
 ISOLATED_TEST(GroupMemoryTest, AnotherFileIsNotTakenForAGroup) {
   const auto group = GroupMemory::Create(2);
-  const uint64_t number = group->number();
+  const uint64_t number = group->random_number();
   const Possessions before = Possessions::Now();
   FILE* const file = std::tmpfile();
   const int other = fileno(file);

@@ -47,7 +47,7 @@ constexpr uint64_t ProgressOf(uint64_t sequence, uint64_t phase) {
 // process can know of the file.
 struct GroupStart {
   uint64_t magic;
-  uint64_t number;  // random, of this group
+  uint64_t random_number;  // of this group
   uint64_t total_bytes;
   uint64_t staging_bytes;  // of one rank in the first channel
   uint32_t size;

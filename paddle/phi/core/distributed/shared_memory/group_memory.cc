@@ -110,7 +110,7 @@ constexpr char kFormat[] = "%" SCNu32 "-%" SCNu32 "-%" SCNx64;
 struct GroupPlace {
   uint32_t process;
   uint32_t fd;
-  uint64_t number;
+  uint64_t random_number;
 
   std::string Id() const {
     char text[64];
@@ -119,14 +119,15 @@ struct GroupPlace {
                   "%" PRIu32 "-%" PRIu32 "-%" PRIx64,
                   process,
                   fd,
-                  number);
+                  random_number);
     return text;
   }
 
   static GroupPlace Of(const std::string& id) {
     GroupPlace place = {};
-    std::sscanf(id.c_str(), kFormat, &place.process, &place.fd, &place.number);
-    if (place.Id() != id || place.number == 0) {
+    std::sscanf(
+        id.c_str(), kFormat, &place.process, &place.fd, &place.random_number);
+    if (place.Id() != id || place.random_number == 0) {
       throw CollectiveError(Kind::kInvalid,
                             -1,
                             "\"" + id +
@@ -187,7 +188,7 @@ std::string WhyUnfit(int fd, const GroupPlace& place, const GroupStart& start) {
   struct stat file = {};
   if (fstat(fd, &file) != 0) return std::strerror(errno);
   int seals = fcntl(fd, F_GET_SEALS);
-  if (start.magic != kMagic || start.number != place.number) {
+  if (start.magic != kMagic || start.random_number != place.random_number) {
     return "its descriptor " + std::to_string(place.fd) +
            " is not this group's memory any more, or that of another version";
   }
@@ -277,7 +278,7 @@ std::unique_ptr<GroupMemory> GroupMemory::Create(int size,
   CheckMemory(options.staging_bytes);
   GroupStart start = {};
   start.magic = kMagic;
-  start.number = RandomNumber();
+  start.random_number = RandomNumber();
   start.total_bytes = GroupLayout(size, options.staging_bytes).total_bytes();
   start.staging_bytes = options.staging_bytes;
   start.size = size;
@@ -288,7 +289,7 @@ std::unique_ptr<GroupMemory> GroupMemory::Create(int size,
     memory::FileDescriptor file = MakeFile(start);
     GroupPlace place = {static_cast<uint32_t>(getpid()),
                         static_cast<uint32_t>(file.get()),
-                        start.number};
+                        start.random_number};
     return std::unique_ptr<GroupMemory>(
         new GroupMemory(std::move(file), start, place.Id(), 0));  // NOLINT
   });
@@ -328,7 +329,7 @@ GroupMemory::GroupMemory(memory::FileDescriptor file,
       layout_(static_cast<int>(start.size), start.staging_bytes),
       mapping_(file_.get(), layout_.total_bytes()),
       id_(id),
-      number_(start.number),
+      random_number_(start.random_number),
       spin_(start.spin_microseconds),
       rank_(rank),
       channels_(1 + 2 * layout_.size()) {
@@ -543,7 +544,7 @@ void GroupMemory::LookAtRanks(uint32_t channel, uint64_t sequence) {
   }
 }
 
-void GroupMemory::LookNowAndThen(uint32_t channel, uint64_t sequence) {
+void GroupMemory::LookAtRanksIfDue(uint32_t channel, uint64_t sequence) {
   Clock::duration last(last_look_.load(std::memory_order_relaxed));
   if (Clock::now().time_since_epoch() - last >= kLookInterval) {
     LookAtRanks(channel, sequence);

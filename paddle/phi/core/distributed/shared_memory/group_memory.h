@@ -76,14 +76,14 @@ class GroupMemory {
   int size() const { return layout_.size(); }
 
   // The process of a rank, and the address of the group's memory in it; both
-  // are 0 before the rank has attached. At number_offset() from there is the
-  // group's random number, by which a reader of that process's memory can tell
-  // that it is the right one.
+  // are 0 before the rank has attached. At random_number_offset() from there is
+  // the group's random number, by which a reader of that process's memory can
+  // tell that it is the right one.
   uint32_t process_of(int rank) const;
   uint64_t base_of(int rank) const;
-  uint64_t number() const { return number_; }
-  static constexpr uint64_t number_offset() {
-    return offsetof(GroupStart, number);
+  uint64_t random_number() const { return random_number_; }
+  static constexpr uint64_t random_number_offset() {
+    return offsetof(GroupStart, random_number);
   }
 
   // Leaves the group. Operations that need this rank fail, also those that
@@ -146,7 +146,7 @@ class GroupMemory {
   // rank, or a rank has died that is no member of it.
   void LookAtRanks(uint32_t channel, uint64_t sequence);
   // The same, if this rank has not looked for a while.
-  void LookNowAndThen(uint32_t channel, uint64_t sequence);
+  void LookAtRanksIfDue(uint32_t channel, uint64_t sequence);
 
   void Fail(CollectiveError::Kind kind, int rank, const std::string& text);
   // Requires: the group has failed.
@@ -166,7 +166,7 @@ class GroupMemory {
   GroupLayout layout_;
   paddle::memory::allocation::Mapping mapping_;
   std::string id_;
-  uint64_t number_;
+  uint64_t random_number_;
   std::chrono::microseconds spin_;
   int rank_;
   std::vector<ChannelState> channels_;

@@ -263,7 +263,7 @@ void Operation::ThrowTimedOut(int member) {
 }
 
 void Operation::CheckRanks() {
-  group_->LookNowAndThen(channel_, sequence_);
+  group_->LookAtRanksIfDue(channel_, sequence_);
   group_->ThrowIfUnusable();
 }
 

@@ -89,7 +89,7 @@ std::string PeerMemory::CopyFrom(int rank,
   const iovec remote[] = {
       {reinterpret_cast<void*>(address), bytes},
       {reinterpret_cast<void*>(group_->base_of(rank) +
-                               GroupMemory::number_offset()),
+                               GroupMemory::random_number_offset()),
        sizeof(number)}};
   const ssize_t copied = process_vm_readv(
       static_cast<pid_t>(group_->process_of(rank)), local, 2, remote, 2, 0);
@@ -99,7 +99,7 @@ std::string PeerMemory::CopyFrom(int rank,
   if (static_cast<uint64_t>(copied) != bytes + sizeof(number)) {
     return "process_vm_readv: the memory is not readable as a whole";
   }
-  if (number != group_->number()) return "the process has ended";
+  if (number != group_->random_number()) return "the process has ended";
   return "";
 }
 
