@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 from concurrent_base import descriptors, wait_until
@@ -32,6 +33,7 @@ from shm_group_base import ON_LINUX, Error, Ranks, RanksTestCase
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed import shared_memory_group
 
 # How long an operation waits where a test is about that.
 SHORT = {"PADDLE_PG_TIMEOUT": "1000"}
@@ -120,6 +122,16 @@ def new_impatient_group() -> None:
 
 def barrier_of_new_group() -> None:
     dist.barrier(_kept["new"])
+
+
+def new_group_that_rank_1_misses() -> str:
+    brief = datetime.timedelta(milliseconds=300)
+    with mock.patch.object(shared_memory_group, "_SHORTEST_JOIN", brief):
+        try:
+            dist.new_group(timeout=brief)
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
 
 
 def refuse_timeout() -> str:
@@ -341,6 +353,11 @@ class TestShmFailure(RanksTestCase):
         ranks.call(new_impatient_group)
         ranks.begin(barrier_of_new_group, ranks=[0])
         self.assert_all_name(ranks.outcomes([0]), "rank 1", "500 ms")
+
+    def test_rank_that_does_not_make_the_group(self):
+        ranks = self.start_group(3)
+        for text in ranks.call(new_group_that_rank_1_misses, ranks=[0, 2]):
+            self.assertIn("for rank 1 ", text)
 
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)

@@ -11,8 +11,8 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The groups of the backend ``shm``: processes of one machine that communicate
-through shared memory.
+"""The groups of the backend ``shm``: processes that communicate through shared
+memory, and between machines by gloo.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
+import socket
+import time
 from typing import TYPE_CHECKING
 
+from paddle.base import core
 from paddle.base.cpp_module import find_cpp_module
 from paddle.framework import in_dynamic_mode
 
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
 
     from paddle.base.core import ProcessGroup, TCPStore
     from paddle.distributed.communication.group import Group
+    from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+# Ranks do not start at once, however short their operations may take.
+_SHORTEST_JOIN = datetime.timedelta(minutes=1)
 
 # The groups that this process has joined and not left.
-_joined: list[ProcessGroup] = []
+_joined: list[ProcessGroup | HierarchicalGroup] = []
 
 
 def check_mode(backend: str) -> None:
@@ -61,8 +67,8 @@ def join(
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
-) -> ProcessGroup:
-    """Makes a group together with its other ranks.
+) -> ProcessGroup | HierarchicalGroup:
+    """Makes a group together with its other ranks, on any machines.
 
     Args:
         store: what the ranks find each other by.
@@ -76,6 +82,64 @@ def join(
             f"The timeout of a group is {timeout}, but no operation ends in "
             "less than a millisecond. Pass a longer datetime.timedelta."
         )
+    machines = _exchange(
+        store, rank, world_size, group_id, max(timeout, _SHORTEST_JOIN)
+    )
+    if len(set(machines)) == 1:
+        group = _join_machine(store, rank, world_size, group_id, timeout)
+    else:
+        group = _join_machines(store, rank, machines, group_id, timeout)
+    if not _joined:
+        # The last registered runs first: before Paddle destroys its groups.
+        atexit.register(_leave_all)
+    _joined.append(group)
+    return group
+
+
+def machine() -> str:
+    """Returns what processes have in common that can share memory."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    # They open each other's descriptors, and the files that tensors are in.
+    processes = os.readlink("/proc/self/ns/pid")
+    memory = os.stat("/dev/shm").st_dev
+    return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
+
+
+def _exchange(
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> list[str]:
+    """Returns the machine of each rank, when all ranks have come."""
+    prefix = f"shm_group/{group_id}/machine"
+    store.set(f"{prefix}/{rank}", machine())
+    store.add(f"{prefix}/{rank}/is_set", 1)
+    deadline = time.monotonic() + timeout.total_seconds()
+    machines = []
+    for other in range(world_size):
+        # The wait of a store has no timeout.
+        while store.add(f"{prefix}/{other}/is_set", 0) == 0:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Rank {rank} of group {group_id} waited {timeout} for "
+                    f"rank {other} to make the group, which did not come. Let "
+                    "all its ranks make it, or pass a longer timeout."
+                )
+            time.sleep(0.002)
+        machines.append(store.get(f"{prefix}/{other}").decode())
+    return machines
+
+
+def _join_machine(
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> ProcessGroup:
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
@@ -83,7 +147,7 @@ def join(
             "Use the backend gloo."
         )
     storage = find_cpp_module("_shared_storage")
-    group = binding.ProcessGroupShm.create(
+    return binding.ProcessGroupShm.create(
         store,
         rank,
         world_size,
@@ -91,11 +155,37 @@ def join(
         timeout // _MILLISECOND,
         storage and storage.locator(),
     )
-    if not _joined:
-        # The last registered runs first: before Paddle destroys its groups.
-        atexit.register(_leave_all)
-    _joined.append(group)
-    return group
+
+
+def _join_machines(
+    store: TCPStore,
+    rank: int,
+    machines: list[str],
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> HierarchicalGroup:
+    from .hierarchical_group import HierarchicalGroup, Topology
+
+    topology = Topology.of(machines, rank)
+    here, leaders = topology.ranks_here(), topology.leaders()
+
+    def inner_id(number: int) -> int:
+        # No program looks up a group by a negative number.
+        return -(group_id << 12 | number) - 1
+
+    local = _join_machine(
+        store,
+        here.index(rank),
+        len(here),
+        inner_id(1 + topology.machine),
+        timeout,
+    )
+    between = None
+    if rank in leaders:
+        between = core.ProcessGroupGloo.create(
+            store, leaders.index(rank), len(leaders), inner_id(0)
+        )
+    return HierarchicalGroup(rank, topology, local, between)
 
 
 def leave(groups: Iterable[Group]) -> None:

@@ -1,0 +1,380 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Groups of the backend shm whose ranks are on several machines. These are
+processes of one machine that are told the name of another one, or have a
+/dev/shm of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import signal
+import subprocess
+import unittest
+from unittest import mock
+
+import numpy as np
+from shared_tensor_leaks import shared_files
+from shm_group_base import (
+    ON_LINUX,
+    Error,
+    RanksTestCase,
+    join_default_group,
+)
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed import shared_memory_group
+
+# Ranks of a machine need not follow each other, nor be as many as on others.
+MACHINES = ["a", "b", "a", "b", "a"]
+CLONE_NEWNS = 0x20000
+REDUCED_TYPES = [
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int32", "int64", "uint8"),
+]
+MOVED_TYPES = [*REDUCED_TYPES, "bool", "int16", "complex64"]
+
+
+def join_on(machines: list[str]) -> None:
+    """Joins the default group as if on machines of these names."""
+    name = machines[int(os.environ["PADDLE_TRAINER_ID"])]
+    with mock.patch.object(shared_memory_group, "machine", lambda: name):
+        dist.init_parallel_env()
+
+
+def numbers_of(rank: int, shape: list[int]) -> np.ndarray:
+    """Returns small integers, whose sums every type holds exactly."""
+    return np.asarray(np.random.RandomState(rank).randint(1, 4, shape))
+
+
+def mine(dtype: str, shape: list[int]) -> paddle.Tensor:
+    return paddle.to_tensor(numbers_of(dist.get_rank(), shape)).astype(dtype)
+
+
+def as_list(x: paddle.Tensor) -> list:
+    return (x.real() if x.is_complex() else x).astype("float64").tolist()
+
+
+def all_reduce(op: str, dtype: str, shape: list[int]) -> list:
+    x = mine(dtype, shape)
+    dist.all_reduce(x, getattr(dist.ReduceOp, op))
+    return as_list(x)
+
+
+def all_reduce_bits(size: int) -> bytes:
+    x = paddle.to_tensor(
+        np.random.RandomState(dist.get_rank()).rand(size).astype("float32")
+    )
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    return x.numpy().tobytes()
+
+
+def reduce(dst: int, sizes: list[int]) -> list:
+    x = mine("float32", sizes)
+    dist.reduce(x, dst)
+    return as_list(x)
+
+
+def reduce_scatter() -> list:
+    x = mine("float32", [2 * dist.get_world_size()])
+    out = paddle.zeros([2])
+    dist.reduce_scatter(out, list(x.split(dist.get_world_size())))
+    again = paddle.zeros([2])
+    dist.stream.reduce_scatter(again, x)
+    assert again.tolist() == out.tolist()
+    return as_list(out)
+
+
+def broadcast(src: int, dtype: str, shape: list[int]) -> list:
+    x = mine(dtype, shape)
+    dist.broadcast(x, src)
+    return as_list(x)
+
+
+def all_gather(dtype: str, shape: list[int]) -> list:
+    parts = []
+    dist.all_gather(parts, mine(dtype, shape))
+    return [as_list(part) for part in parts]
+
+
+def exchange_objects() -> list:
+    gathered, sent = [], [{"rank": dist.get_rank()}]
+    dist.all_gather_object(gathered, sent[0])
+    dist.broadcast_object_list(sent, 1)
+    return [gathered, sent]
+
+
+def reduce_in_order(count: int) -> list[float]:
+    """Begins operations without a wait; each uses the one before."""
+    x = paddle.ones([1000])
+    tasks = [dist.all_reduce(x, sync_op=False) for _ in range(count)]
+    for task in tasks:
+        task.wait()
+    assert tasks[-1].is_completed()
+    return [float(x.min()), float(x.max())]
+
+
+def wait_briefly() -> bool:
+    """Returns whether an operation has ended for which others do not come."""
+    task = dist.all_reduce(paddle.ones([10]), sync_op=False)
+    return task.wait(datetime.timedelta(milliseconds=10))
+
+
+def send() -> None:
+    dist.send(paddle.ones([1]), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def barrier_after_leaving() -> None:
+    group = dist.communication.group._get_global_group().process_group
+    dist.destroy_process_group()
+    group.barrier()
+
+
+def reduce_in_forked_child() -> str:
+    """Returns what an operation raises in a child of fork."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            dist.all_reduce(paddle.ones([1]))
+            text = "nothing"
+        except RuntimeError as error:
+            text = str(error)
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        found = result.read()
+    os.wait()
+    return found
+
+
+def refuse_bad_tensors() -> list[str]:
+    found = []
+    for call in (
+        lambda: dist.all_reduce(paddle.ones([2, 3]).transpose([1, 0])),
+        lambda: dist.all_reduce(paddle.ones([2], "int16")),
+        lambda: dist.all_reduce(paddle.ones([2], "int32"), dist.ReduceOp.AVG),
+        lambda: dist.stream.all_gather(paddle.ones([7]), paddle.ones([2])),
+        lambda: dist.stream.reduce_scatter(
+            paddle.ones([1], "int32"), paddle.ones([dist.get_world_size()])
+        ),
+    ):
+        try:
+            call()
+            found.append("nothing")
+        except ValueError as error:
+            found.append(str(error))
+    # Nobody waits for what was refused.
+    dist.barrier()
+    return found
+
+
+def train() -> bytes:
+    paddle.seed(3)
+    model = paddle.DataParallel(nn.Linear(16, 4))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    data = np.random.RandomState(dist.get_rank())
+    for _ in range(3):
+        x = paddle.to_tensor(data.rand(8, 16).astype("float32"))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def enter_own_memory(first: int | None) -> None:
+    """Mounts a /dev/shm of its own, or enters that of another process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if first is not None:
+        file = os.open(f"/proc/{first}/ns/mnt", os.O_RDONLY)
+        if libc.setns(file, CLONE_NEWNS) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(file)
+        return
+    if libc.unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
+
+
+def machines_in_use() -> list[list[int]]:
+    group = dist.communication.group._get_global_group()
+    return group.process_group.topology.machines
+
+
+def may_mount() -> bool:
+    return (
+        ON_LINUX
+        and subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev/shm"],
+            stderr=subprocess.DEVNULL,
+        ).returncode
+        == 0
+    )
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmMachines(RanksTestCase):
+    def setUp(self):
+        self.addCleanup(self.assertEqual, shared_files(), shared_files())
+
+    def start_on(self, machines, **environment):
+        ranks = self.start(len(machines), **environment)
+        ranks.call(join_on, machines)
+        return ranks
+
+    def test_operations_give_the_numbers_of_numpy(self):
+        ranks = self.start_on(MACHINES)
+        size = len(MACHINES)
+        reductions = {
+            "SUM": np.sum,
+            "MAX": np.max,
+            "MIN": np.min,
+            "PROD": np.prod,
+        }
+        for dtype in REDUCED_TYPES:
+            for op, function in reductions.items():
+                with self.subTest(dtype=dtype, op=op):
+                    parts = [numbers_of(r, [3, 5]) for r in range(size)]
+                    expected = function(parts, axis=0).tolist()
+                    for found in ranks.call(all_reduce, op, dtype, [3, 5]):
+                        self.assertEqual(found, expected)
+        for dtype in MOVED_TYPES:
+            for shape in ([3, 5], [], [0, 2]):
+                with self.subTest(dtype=dtype, shape=shape):
+                    parts = [numbers_of(r, shape) for r in range(size)]
+                    if dtype == "bool":
+                        parts = [part != 0 for part in parts]
+                    parts = [part.tolist() for part in parts]
+                    for found in ranks.call(all_gather, dtype, shape):
+                        self.assertEqual(found, parts)
+                    for found in ranks.call(broadcast, 3, dtype, shape):
+                        self.assertEqual(found, parts[3])
+
+    def test_reduce_changes_the_tensor_of_one_rank(self):
+        ranks = self.start_on(["a", "b", "b"])
+        parts = [numbers_of(r, [4]) for r in range(3)]
+        for dst in range(3):
+            expected = [part.tolist() for part in parts]
+            expected[dst] = sum(parts).tolist()
+            self.assertEqual(ranks.call(reduce, dst, [4]), expected)
+
+    def test_reduce_scatter_gives_each_rank_its_part(self):
+        ranks = self.start_on(["a", "b", "b"])
+        total = sum(numbers_of(r, [6]) for r in range(3))
+        self.assertEqual(
+            ranks.call(reduce_scatter), total.reshape([3, 2]).tolist()
+        )
+
+    def test_objects_are_gathered_in_the_order_of_ranks_and_broadcast(self):
+        ranks = self.start_on(["a", "b", "a"])
+        objects = [{"rank": rank} for rank in range(3)]
+        self.assertEqual(
+            ranks.call(exchange_objects), [[objects, [objects[1]]]] * 3
+        )
+
+    def test_results_are_the_same_bits_on_all_ranks_and_in_each_run(self):
+        found = []
+        for _ in range(2):
+            ranks = self.start_on(["a", "a", "b", "c"])
+            found += ranks.call(all_reduce_bits, 100003)
+        self.assertEqual(len(set(found)), 1)
+
+    def test_operations_run_in_the_order_of_the_calls(self):
+        ranks = self.start_on(["a", "b", "b"])
+        self.assertEqual(ranks.call(reduce_in_order, 5), [[3.0**5] * 2] * 3)
+
+    def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
+        ranks = self.start_on(["a", "b"])
+        self.assertEqual(ranks.call(wait_briefly, ranks=[0]), [False])
+
+    def test_data_parallel_gives_all_ranks_the_same_parameters(self):
+        ranks = self.start_on(["a", "b", "b"])
+        self.assertEqual(len(set(ranks.call(train))), 1)
+
+    def test_data_parallel_of_two_machines_gives_gloos_bits(self):
+        gloo = self.start(2, backend="gloo")
+        gloo.call(join_default_group)
+        self.assertEqual(
+            self.start_on(["a", "b"]).call(train), gloo.call(train)
+        )
+
+    def test_bad_tensors_are_refused_on_each_rank_alone(self):
+        ranks = self.start_on(["a", "b", "b"])
+        for found in ranks.call(refuse_bad_tensors):
+            for text, part in zip(
+                found,
+                ("contiguous()", "int16", "average", "7 elements", "int32"),
+            ):
+                self.assertIn(part, text)
+
+    def test_operation_that_is_not_offered_says_so(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.begin(send)
+        for outcome in ranks.outcomes():
+            self.assertEqual(outcome.kind, "NotImplementedError")
+            self.assertIn("gloo", outcome.text)
+
+    def test_operation_after_leaving(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.begin(barrier_after_leaving)
+        self.assert_all_raise(ranks.outcomes(), "has left", "new_group")
+
+    def test_forked_child_is_no_rank(self):
+        ranks = self.start_on(["a", "b"])
+        for text in ranks.call(reduce_in_forked_child):
+            self.assertIn("forked", text)
+
+    def assert_all_raise(self, outcomes, *parts):
+        for outcome in outcomes:
+            self.assertIsInstance(outcome, Error)
+            self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
+            for part in parts:
+                self.assertIn(part, outcome.text)
+
+    def test_killed_rank_fails_the_ranks_of_all_machines(self):
+        for victim in (0, 3):
+            with self.subTest(victim=victim):
+                ranks = self.start_on(["a", "a", "b", "b"])
+                survivors = [r for r in range(4) if r != victim]
+                ranks.begin(all_reduce, "SUM", "float32", [9], ranks=survivors)
+                ranks.signal(victim, signal.SIGKILL)
+                self.assert_all_raise(ranks.outcomes(survivors))
+
+    def test_machines_that_call_different_sizes_get_an_error(self):
+        ranks = self.start_on(["a", "b", "b"])
+        ranks.begin(all_reduce, "SUM", "float32", [9], ranks=[0])
+        ranks.begin(all_reduce, "SUM", "float32", [8], ranks=[1, 2])
+        self.assert_all_raise(
+            ranks.outcomes([0, 1]), "of 9 elements", "of 8 elements"
+        )
+        self.assert_all_raise(ranks.outcomes([2]))
+
+    @unittest.skipUnless(may_mount(), "needs the right to mount")
+    def test_processes_with_another_dev_shm_are_on_another_machine(self):
+        ranks = self.start(4)
+        ranks.call(enter_own_memory, None, ranks=[0, 1])
+        ranks.call(enter_own_memory, ranks.pids[0], ranks=[2])
+        ranks.call(enter_own_memory, ranks.pids[1], ranks=[3])
+        ranks.call(join_default_group)
+        self.assertEqual(ranks.call(machines_in_use), [[[0, 2], [1, 3]]] * 4)
+        self.assertEqual(len(set(ranks.call(all_reduce_bits, 1000))), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
