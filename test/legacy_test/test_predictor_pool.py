@@ -32,8 +32,10 @@ from inference_threads_base import (
     PredictorTestCase,
     hook_once,
     output,
+    save_layer,
 )
 
+import paddle
 from paddle.inference import Config, PredictorPool
 
 ONES = np.ones([1, 3, 4, 4], "float32")
@@ -138,6 +140,22 @@ class TestPredictorPool(PredictorTestCase):
                     pool.predict([wrong])
                 pool.predict([ONES])
                 self.assertIs(pool._predictors[0], first)
+
+    def test_rows_are_not_added_up_by_a_model_that_was_saved_for_one(self):
+        class Sum(paddle.nn.Layer):
+            def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+                return paddle.reshape(x, [x.shape[0], -1]).sum(1)
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "sum")
+            save_layer(Sum(), path, x=[1, 4])
+            config = Config(path + ".json", path + ".pdiparams")
+            config.disable_glog_info()
+            pool = PredictorPool(config, 1)
+        (one,) = pool.predict([np.ones([1, 4], "float32")])
+        np.testing.assert_array_equal(one, [4])
+        with self.assertRaisesRegex(ValueError, "None for the sizes"):
+            pool.predict([np.ones([2, 4], "float32")])
 
     def test_error_that_is_kept_keeps_no_predictor(self):
         pool = PredictorPool(self.config(PAIR), 1)

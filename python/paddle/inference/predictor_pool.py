@@ -204,7 +204,8 @@ class PredictorPool:
             ):
                 raise ValueError(
                     f"The input {name!r} has the shape {list(array.shape)}, "
-                    f"but the model takes {shape}, where -1 is any size. Pass "
-                    "an array of such a shape."
+                    f"but the model was saved for {shape}, where -1 is any "
+                    "size. Pass an array of such a shape, or save the model "
+                    "with None for the sizes that vary."
                 )
         return dict(inputs)
