@@ -82,11 +82,15 @@ def features() -> list[Feature]:
 
 
 def messages() -> list[str]:
-    """Returns the messages of the guide, without what varies in them."""
-    troubleshooting = read(GUIDE).split("\n## Troubleshooting\n")[1]
+    """Returns the messages of the guides, without what varies in them."""
+    troubleshooting = [
+        read(guide).split("\n## Troubleshooting\n")[1].split("\n## ")[0]
+        for guide in GUIDES
+    ]
     return [
         words.strip()
-        for cell, *_ in rows(troubleshooting.split("\n## ")[0])
+        for table in troubleshooting
+        for cell, *_ in rows(table)
         for message in re.findall("`([^`]*)`", cell)
         for words in message.split("…")
     ]
@@ -127,6 +131,7 @@ def sources() -> str:
     """Returns all of the project's own code, adjacent literals joined."""
     files = [
         *REPO.glob("paddle/**/*.cc"),
+        *REPO.glob("tools/extension/*.cc"),
         *REPO.glob("python/**/*.py"),
         *REPO.glob("patches/*.patch"),
     ]
