@@ -33,8 +33,8 @@ namespace {
 
 struct ThreadValue {
   PyObject_HEAD
-  // What stands for "not set".
-  PyObject* unset;
+      // What stands for "not set".
+      PyObject* unset;
   // The process's value.
   PyObject* process;
   // Whether a thread has ever set a value of its own. It spares Get the lookup.
@@ -117,11 +117,10 @@ void Dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyMethodDef methods[] = {
-    {"get", Get, METH_NOARGS, nullptr},
-    {"get_local", GetLocal, METH_NOARGS, nullptr},
-    {"set_local", SetLocal, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"get", Get, METH_NOARGS, nullptr},
+                         {"get_local", GetLocal, METH_NOARGS, nullptr},
+                         {"set_local", SetLocal, METH_O, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef members[] = {
     {"process", T_OBJECT_EX, offsetof(ThreadValue, process), 0, nullptr},
@@ -152,8 +151,8 @@ PyType_Spec spec = {
 void BindThreadValue(pybind11::module* m) {
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw pybind11::error_already_set();
-  m->add_object("ThreadValue", pybind11::reinterpret_steal<pybind11::object>(
-                                   type));
+  m->add_object("ThreadValue",
+                pybind11::reinterpret_steal<pybind11::object>(type));
 }
 
 }  // namespace paddle::pybind
