@@ -15,10 +15,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
 import unittest
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-from concurrent_base import WAIT_S
+from concurrent_base import WAIT_S, wait_until
 
 from paddle.base.threads.thread_value import (
     UNSET,
@@ -83,6 +88,43 @@ class TestThreadValue(ThreadValueTestCase):
             with ThreadPoolExecutor(1) as pool:
                 self.assertEqual(pool.submit(value.get).result(WAIT_S), 1)
 
+    def test_what_a_thread_has_set_is_dropped_with_the_thread(self):
+        class Own:
+            pass
+
+        value = ThreadValue(1)
+        own = Own()
+        dropped = weakref.ref(own)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(value.set_local, own).result(WAIT_S)
+            del own
+            self.assertIsNotNone(dropped())
+        wait_until(lambda: dropped() is None, "the value is dropped")
+
+    def test_what_is_replaced_or_removed_is_dropped(self):
+        class Own:
+            pass
+
+        value = ThreadValue(1)
+        for replaced_by in (2, UNSET):
+            own = Own()
+            dropped = weakref.ref(own)
+            value.set_local(own)
+            del own
+            value.set_local(replaced_by)
+            self.assertIsNone(dropped())
+
+    def test_cycle_through_the_process_value_is_collected(self):
+        class Holder:
+            pass
+
+        holder = Holder()
+        holder.value = ThreadValue(holder)
+        dropped = weakref.ref(holder)
+        del holder
+        gc.collect()
+        self.assertIsNone(dropped())
+
     def test_flag_tells_whether_any_thread_has_set_a_value(self):
         value = ThreadValue(1)
         value.process = 2
@@ -120,6 +162,32 @@ class TestMainThreadValue(ThreadValueTestCase):
         self.assertIs(self.on_thread(value.saved), UNSET)
         self.on_thread(value.swap, 2)
         self.assertEqual(self.on_thread(value.saved), 2)
+
+
+IN_PYTHON = """
+import importlib
+import unittest
+from unittest import mock
+from paddle.base import cpp_module
+from paddle.base.threads import thread_value
+with mock.patch.object(cpp_module, "find_cpp_module", return_value=None):
+    importlib.reload(thread_value)
+import test_thread_value
+base = thread_value._PythonThreadValue
+assert issubclass(test_thread_value.MainThreadValue, base)
+names = ["TestThreadValue", "TestMainThreadValue"]
+unittest.main(test_thread_value, argv=["", *names])
+"""
+
+
+class TestWithoutCpp(unittest.TestCase):
+    def test_all_of_this_holds_in_python(self):
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", IN_PYTHON],
+            cwd=os.path.dirname(os.path.abspath(__file__)),
+            check=True,
+            timeout=WAIT_S,
+        )
 
 
 if __name__ == "__main__":

@@ -47,6 +47,11 @@ import paddle
 import paddle.multiprocessing as mp
 """
 
+without_native_parts = unittest.skipUnless(
+    find_cpp_module("_thread_contexts") is None,
+    "this Paddle has its parts in C++",
+)
+
 
 def value_of(index):
     return paddle.to_tensor(index)
@@ -74,10 +79,7 @@ assert list(mp.Prefetcher(range(3))) == [0, 1, 2]
         )
 
 
-@unittest.skipUnless(
-    find_cpp_module("_thread_contexts") is None,
-    "this Paddle has its parts in C++",
-)
+@without_native_parts
 class TestErrors(unittest.TestCase):
     def check(self, message, function, *args, **kwargs):
         with self.assertRaisesRegex(
@@ -125,10 +127,7 @@ class TestErrors(unittest.TestCase):
             in_thread(run)
 
 
-@unittest.skipUnless(
-    find_cpp_module("_thread_contexts") is None,
-    "this Paddle has its parts in C++",
-)
+@without_native_parts
 class TestWorkersWithoutGenerators(unittest.TestCase):
     def test_worker_draws_from_the_generator_of_the_process(self):
         def draw():

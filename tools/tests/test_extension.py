@@ -87,6 +87,7 @@ def assert_defined(package, folder, define, other):
         "_program_cache.dir",
         "_shared_storage.dir",
         "_thread_contexts.dir",
+        "_thread_value.dir",
     ]
     for module in modules.values():
         for command in module:

@@ -21,6 +21,8 @@ from __future__ import annotations
 import threading
 from typing import Any, ClassVar, Generic, TypeVar, Union
 
+from paddle.base.cpp_module import find_cpp_module
+
 from .main_thread import is_main_thread
 
 __all__ = []
@@ -44,7 +46,48 @@ class _Local(threading.local):
     value: Any = UNSET
 
 
-class ThreadValue(Generic[T]):
+class _PythonThreadValue:
+    """What is in C++ in thread_value.cc, for a Paddle without that.
+
+    Args:
+        process: the process's value at first.
+        unset: UNSET.
+    """
+
+    __slots__ = ("_local", "any_thread_has_set", "process")
+
+    def __init__(self, process: Any, unset: Unset) -> None:
+        self._local = _Local()
+        self.process = process
+        # False until a thread sets a value of its own. It spares `get` the
+        # thread-local lookup, and never becomes False again.
+        self.any_thread_has_set = False
+
+    def get(self) -> Any:
+        """Returns the calling thread's own value, else the process's."""
+        if self.any_thread_has_set:
+            own = self._local.value
+            if own is not UNSET:
+                return own
+        return self.process
+
+    def get_local(self) -> Any:
+        """Returns the calling thread's own value, or UNSET."""
+        return self._local.value
+
+    def set_local(self, value: Any) -> None:
+        """Sets the calling thread's own value; UNSET removes it."""
+        self._local.value = value
+        if not self.any_thread_has_set and value is not UNSET:
+            self.any_thread_has_set = True
+
+
+_native = find_cpp_module("_thread_value")
+# The current device is looked up for each operator.
+_Base: Any = _PythonThreadValue if _native is None else _native.ThreadValue
+
+
+class ThreadValue(_Base, Generic[T]):
     """A value that each thread may set for itself.
 
     A thread without a value of its own, such as a new one, uses the process's,
@@ -57,32 +100,10 @@ class ThreadValue(Generic[T]):
         process: the process's value at first.
     """
 
-    __slots__ = ("_local", "any_thread_has_set", "process")
+    __slots__ = ()
 
     def __init__(self, process: T) -> None:
-        self._local = _Local()
-        self.process = process
-        # False until a thread sets a value of its own. It spares `get` the
-        # thread-local lookup, and never becomes False again.
-        self.any_thread_has_set = False
-
-    def get(self) -> T:
-        """Returns the calling thread's own value, else the process's."""
-        if self.any_thread_has_set:
-            own = self._local.value
-            if own is not UNSET:
-                return own
-        return self.process
-
-    def get_local(self) -> OrUnset[T]:
-        """Returns the calling thread's own value, or UNSET."""
-        return self._local.value
-
-    def set_local(self, value: OrUnset[T]) -> None:
-        """Sets the calling thread's own value; UNSET removes it."""
-        self._local.value = value
-        if not self.any_thread_has_set and value is not UNSET:
-            self.any_thread_has_set = True
+        super().__init__(process, UNSET)
 
 
 class MainThreadValue(ThreadValue[T]):
@@ -108,7 +129,7 @@ class MainThreadValue(ThreadValue[T]):
         Returns what restores the value that the calling thread has now: on the
         main thread the process's value, elsewhere the thread's own, or UNSET.
         """
-        return self.process if is_main_thread() else self._local.value
+        return self.process if is_main_thread() else self.get_local()
 
     def swap(self, value: OrUnset[T]) -> OrUnset[T]:
         """

@@ -1,0 +1,158 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/fluid/pybind/thread_value.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+
+// The current device is looked up for each operator, so this is written in
+// Python's own C interface: pybind11 takes longer for a call than the lookup.
+//
+// A thread's own value is an item of the dictionary that Python keeps per
+// thread, under the ThreadValue as the key. So it is dropped with the state of
+// the thread, by whichever thread Python lets do that: at the end of the
+// thread, after a fork and at exit.
+//
+// All functions need the GIL.
+
+namespace paddle::pybind {
+namespace {
+
+struct ThreadValue {
+  PyObject_HEAD
+      // What stands for "not set".
+      PyObject* unset;
+  // The process's value.
+  PyObject* process;
+  // Whether a thread has ever set a value of its own. It spares Get the lookup.
+  char any_thread_has_set;
+};
+
+ThreadValue* Cast(PyObject* self) {
+  return reinterpret_cast<ThreadValue*>(self);
+}
+
+PyObject* NewReference(PyObject* object) {
+  Py_INCREF(object);
+  return object;
+}
+
+// Returns the calling thread's own value, which is borrowed, or `unset`; null
+// with an exception set on an error.
+PyObject* OwnValue(PyObject* self) {
+  PyObject* values = PyThreadState_GetDict();
+  if (values == nullptr) return Cast(self)->unset;
+  PyObject* own = PyDict_GetItemWithError(values, self);
+  if (own == nullptr && !PyErr_Occurred()) return Cast(self)->unset;
+  return own;
+}
+
+PyObject* Get(PyObject* self, PyObject*) {
+  if (Cast(self)->any_thread_has_set) {
+    PyObject* own = OwnValue(self);
+    if (own == nullptr) return nullptr;
+    if (own != Cast(self)->unset) return NewReference(own);
+  }
+  return NewReference(Cast(self)->process);
+}
+
+PyObject* GetLocal(PyObject* self, PyObject*) {
+  PyObject* own = OwnValue(self);
+  return own == nullptr ? nullptr : NewReference(own);
+}
+
+PyObject* SetLocal(PyObject* self, PyObject* value) {
+  PyObject* values = PyThreadState_GetDict();
+  if (values == nullptr) return PyErr_NoMemory();
+  if (value != Cast(self)->unset) {
+    if (PyDict_SetItem(values, self, value) != 0) return nullptr;
+    Cast(self)->any_thread_has_set = 1;
+  } else if (PyDict_DelItem(values, self) != 0) {
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return nullptr;
+    PyErr_Clear();
+  }
+  Py_RETURN_NONE;
+}
+
+int Init(PyObject* self, PyObject* args, PyObject*) {
+  PyObject* process = nullptr;
+  PyObject* unset = nullptr;
+  if (!PyArg_ParseTuple(args, "OO:ThreadValue", &process, &unset)) return -1;
+  Py_XSETREF(Cast(self)->process, NewReference(process));
+  Py_XSETREF(Cast(self)->unset, NewReference(unset));
+  return 0;
+}
+
+int Traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(Cast(self)->process);
+  Py_VISIT(Cast(self)->unset);
+  return 0;
+}
+
+int Clear(PyObject* self) {
+  Py_CLEAR(Cast(self)->process);
+  Py_CLEAR(Cast(self)->unset);
+  return 0;
+}
+
+void Dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Clear(self);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {{"get", Get, METH_NOARGS, nullptr},
+                         {"get_local", GetLocal, METH_NOARGS, nullptr},
+                         {"set_local", SetLocal, METH_O, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef members[] = {
+    {"process", T_OBJECT_EX, offsetof(ThreadValue, process), 0, nullptr},
+    {"any_thread_has_set",
+     T_BOOL,
+     offsetof(ThreadValue, any_thread_has_set),
+     0,
+     nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot slots[] = {{Py_tp_init, reinterpret_cast<void*>(Init)},
+                       {Py_tp_traverse, reinterpret_cast<void*>(Traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(Clear)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(Dealloc)},
+                       {Py_tp_methods, methods},
+                       {Py_tp_members, members},
+                       {0, nullptr}};
+
+PyType_Spec spec = {
+    "paddle.base.libpaddle.ThreadValue",
+    sizeof(ThreadValue),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    slots};
+
+}  // namespace
+
+void BindThreadValue(pybind11::module* m) {
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw pybind11::error_already_set();
+  m->add_object("ThreadValue",
+                pybind11::reinterpret_steal<pybind11::object>(type));
+}
+
+}  // namespace paddle::pybind
