@@ -14,8 +14,8 @@
 """paddle.DataParallel and Join give the gradients that torch's DDP gives.
 
 The numbers were recorded from torch 2.13.0 on the CPU, over gloo, with two
-ranks: the same steps with torch.nn.Linear, DistributedDataParallel, its Join and
-SGD. Its weights have the transposed shape of Paddle's, and are flat here; a
+ranks: the same steps with torch.nn.Linear, DistributedDataParallel, its Join
+and SGD. Its weights have the transposed shape of Paddle's, and are flat here; a
 recorded step is the weight's gradient and the bias's. No difference is known in
 these cases.
 """
@@ -45,7 +45,10 @@ JOIN = {
 }
 AFTER_JOIN = {
     True: [[0.4043554663658142, -0.19224607944488525], [0.008964836597442627]],
-    False: [[0.3741406202316284, -0.10679689794778824], [-0.042578138411045074]],
+    False: [
+        [0.3741406202316284, -0.10679689794778824],
+        [-0.042578138411045074],
+    ],
 }
 NO_SYNC = [
     [
@@ -66,8 +69,8 @@ NO_SYNC = [
 LOCAL = [[[0.125, 0.25], [0.25]], [[1.25, 0.875], [1.0]]]
 AVERAGED = [[0.6875, 0.5625], [0.625]]
 # Of `left`, `right` and `never`, after each of two steps; rank 1 uses `right`,
-# in the first one. In the second list, two biases have gradients before, and the
-# last entry is rank 0's.
+# in the first one. In the second list, two biases have gradients before, and
+# the last entry is rank 0's.
 UNUSED = [
     ([1.5, 1.5, 2.0, 2.0], [1.0, 1.0], [1.0] * 4, [0.5, 0.5], None, None),
     ([3.0, 3.0, 4.0, 4.0], [2.0, 2.0], [1.0] * 4, [0.5, 0.5], None, None),

@@ -225,7 +225,7 @@ class _Exchange:
                     f"other ranks wait for it in {found.call}. Look for its "
                     "error, and start all threads again with new groups."
                 )
-        if time.monotonic() > deadline:
+        if missing and time.monotonic() > deadline:
             self._fail(
                 f"The ranks {missing} did not call {found.call} within "
                 f"{self._timeout} s. Give all ranks as many steps, or the "

@@ -65,10 +65,10 @@ def unreached(
 def _grad_fn(tensor: Tensor) -> object:
     """Returns `tensor.grad_fn` without keeping the graph for ever.
 
-    The property of Paddle 3.3.0 returns one reference too many.
+    The property of Paddle 3.3.0 returns one reference too many to a node.
     """
     node = tensor.grad_fn
-    if _adds_a_reference():
+    if node is not None and _adds_a_reference():
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
     return node
 
