@@ -544,6 +544,34 @@ def is_freed(group) -> bool:
     return [reducer() is None, float(layer[4].bias.grad.sum())]
 
 
+def is_kept_by_outputs(group) -> list:
+    wrapped = parallel(new_layer(0), group, find_unused_parameters=True)
+    outputs = wrapped(paddle.ones([1, 6]))
+    reducer = weakref.ref(wrapped._reducer)
+    del wrapped
+    gc.collect()
+    found = [reducer() is not None]
+    del outputs
+    gc.collect()
+    return [*found, reducer() is not None]
+
+
+class Anything:
+    """Something to which there are weak references."""
+
+
+def graph_is_freed(group) -> bool:
+    wrapped = parallel(new_layer(0), group, find_unused_parameters=True)
+    kept = Anything()
+    reference = weakref.ref(kept)
+    outputs = wrapped(paddle.ones([1, 6]))
+    outputs.register_hook(lambda gradient, kept=kept: None)
+    outputs.sum().backward()
+    del outputs, kept
+    gc.collect()
+    return [reference() is None]
+
+
 def average_during_backward(group) -> bool:
     """The last gradient waits until the first bucket has been averaged."""
     layer = new_layer(0)
@@ -815,6 +843,12 @@ class TestOverGloo(ReducerCases, RanksCase):
 
     def test_the_reducer_ends_with_its_data_parallel(self):
         self.assertEqual(self.call(is_freed), [[True, 0.0], [True, 3.0]])
+
+    def test_the_search_for_unused_parameters_keeps_no_graph(self):
+        self.assertEqual(self.call(graph_is_freed), [[True]] * 2)
+
+    def test_a_forward_without_backward_keeps_no_reducer(self):
+        self.assertEqual(self.call(is_kept_by_outputs), [[True, False]] * 2)
 
     def test_an_error_of_a_hook_is_raised_as_it_is(self):
         for error in self.errors(fail_in_hook_of_gradient):

@@ -54,7 +54,8 @@ class ReducerOptions:
 
 
 # A DataParallel may be dropped between forward and backward, which needs the
-# reducer.
+# reducer. The graph of the outputs keeps it, except for those that are
+# parameters, or that are hidden in an object of another type.
 _expecting_gradients: set[Reducer] = set()
 
 
@@ -125,9 +126,11 @@ class Reducer:
         """Expects the gradients of the forward pass that gave `outputs`."""
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
-        self._set_step(_Step.EXPECTED)
+        self._step = _Step.EXPECTED
+        tensors = list(find_tensors(outputs))
+        self._stay_for_backward(tensors)
         self._start_step()
-        unused = self._unused(outputs)
+        unused = self._unused(tensors)
         for index in range(len(self._parameters)):
             if self._hooks_per_step is not None:
                 self._due[index] = self._hooks_per_step[index]
@@ -142,14 +145,25 @@ class Reducer:
         """Leaves the gradients of the next backward pass as they are."""
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
-        self._set_step(_Step.LOCAL)
+        self._end_step(_Step.LOCAL)
 
-    def _set_step(self, step: _Step) -> None:
+    def _end_step(self, step: _Step) -> None:
         self._step = step
-        if step is _Step.EXPECTED:
+        _expecting_gradients.discard(self)
+
+    def _stay_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """Lets the graphs of the outputs keep the reducer alive."""
+        is_kept = bool(outputs)
+        for output in outputs:
+            if output.stop_gradient:
+                continue
+            if output.is_leaf:
+                # A parameter, whose hook would keep the reducer for ever.
+                is_kept = False
+            else:
+                output.register_hook(functools.partial(_keep, self))
+        if not is_kept:
             _expecting_gradients.add(self)
-        else:
-            _expecting_gradients.discard(self)
 
     def _start_step(self) -> None:
         self._has_begun = False
@@ -159,14 +173,13 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = set(bucket.members)
 
-    def _unused(self, outputs: object) -> set[int]:
+    def _unused(self, outputs: Sequence[Tensor]) -> set[int]:
         if self._hooks_per_step is not None:
             return {i for i, due in enumerate(self._hooks_per_step) if not due}
         if not self._options.find_unused_parameters or self._is_learning:
             return set()
-        tensors = list(find_tensors(outputs))
         # They are hidden in an object of another type.
-        return set(unreached(self._tensors, tensors)) if tensors else set()
+        return set(unreached(self._tensors, outputs)) if outputs else set()
 
     @property
     def _is_learning(self) -> bool:
@@ -277,7 +290,7 @@ class Reducer:
 
     def _give_up_step(self) -> None:
         """Leaves the gradients as they are, and forgets what was started."""
-        self._set_step(_Step.LOCAL)
+        self._end_step(_Step.LOCAL)
         self._has_begun = False
         self._use_flags = None
         # Operations under way keep the old buffers, which nobody reads.
@@ -306,7 +319,7 @@ class Reducer:
             self.times.add("waiting")
             self.times.add("communication")
             self.times.steps += 1
-            self._set_step(_Step.AVERAGED)
+            self._end_step(_Step.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
             self._agree_on_order()
 
@@ -327,7 +340,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.finish(self.factor)
             self._agree_on_order()
-        self._set_step(_Step.LOCAL)
+        self._end_step(_Step.LOCAL)
 
     def _learn(self) -> None:
         """Notes which hooks a step has, for all steps that follow."""
@@ -412,7 +425,7 @@ class Reducer:
             index for bucket in self._buckets for index in bucket.missing
         )
         names = ", ".join(str(self._parameters[index]) for index in missing)
-        self._set_step(_Step.LOCAL)
+        self._end_step(_Step.LOCAL)
         cure = (
             "static_graph=True needs the same parameters in each step; leave "
             "it out"
@@ -471,6 +484,10 @@ class Reducer:
 def _average(group: Group, bucket: Bucket) -> Future:
     """Averages gradients in their own type: what happens without a hook."""
     return start_mean(bucket.buffer(), group)
+
+
+def _keep(reducer: Reducer, gradient: Tensor) -> None:
+    """Does nothing: the graph whose hook it is keeps `reducer`."""
 
 
 def _call_reducer(reference: weakref.ref[Reducer], index: int) -> None:

@@ -15,9 +15,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import sys
 from typing import TYPE_CHECKING
 
+import paddle
 from paddle.base import core
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ def unreached(
     parameters: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> list[int]:
     """Returns the indices of parameters that no output depends on."""
-    nodes = [output.grad_fn for output in outputs if not output.stop_gradient]
+    nodes = [_grad_fn(output) for output in outputs if not output.stop_gradient]
     seen = set()
     while nodes:
         node = nodes.pop()
@@ -54,5 +58,25 @@ def unreached(
     return [
         index
         for index, parameter in enumerate(parameters)
-        if parameter.grad_fn.node_ptr() not in seen
+        if _grad_fn(parameter).node_ptr() not in seen
     ]
+
+
+def _grad_fn(tensor: Tensor) -> object:
+    """Returns `tensor.grad_fn` without keeping the graph for ever.
+
+    The property of Paddle 3.3.0 returns one reference too many to a node.
+    """
+    node = tensor.grad_fn
+    if node is not None and _adds_a_reference():
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
+    return node
+
+
+@functools.cache
+def _adds_a_reference() -> bool:
+    with paddle.enable_grad():
+        tensor = paddle.ones([1])
+        tensor.stop_gradient = False
+        node, other = (tensor * 1).grad_fn, object()
+    return sys.getrefcount(node) > sys.getrefcount(other)
