@@ -124,7 +124,9 @@ def _may_share_bucket(one: ReducedParameter, other: ReducedParameter) -> bool:
 class Bucket:
     """Gradients that are averaged together, as a communication hook sees them.
 
-    One thread at a time may use it.
+    One thread at a time may use it. It changes the buffer and its views by
+    `copy_` alone: on a device that lacks the kernel, another operation in place
+    gives a tensor new memory, apart from that of its views.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ class Bucket:
         gradient = parameter.grad
         self.missing.discard(index)
         if gradient is None:
-            view.zero_()
+            view.copy_(paddle.zeros_like(view), False)
             return
         if not gradient.is_dense():
             raise TypeError(
@@ -208,7 +210,7 @@ class Bucket:
     def take_nothing(self) -> None:
         """Fills the buffer with zeros, for a rank that has no inputs left."""
         self.missing.clear()
-        self._buffer.zero_()
+        self._buffer.copy_(paddle.zeros_like(self._buffer), False)
 
     def finish(self, factor: float) -> None:
         """Waits until the buffer has the averages, times `factor`."""
@@ -217,7 +219,7 @@ class Bucket:
             result = _wait(result)
         self._accept(result)
         if factor != 1:
-            self._buffer.scale_(factor)
+            self._buffer.copy_(self._buffer.scale(factor), False)
 
     def _accept(self, result: Tensor) -> None:
         """Puts what a communication hook returned into the buffer."""

@@ -47,15 +47,19 @@ def start_mean(tensor: Tensor, group: Group) -> Future:
 
 def divide(tensor: Tensor, divisor: int) -> Tensor:
     """Divides `tensor` in place, with the rounding of a division."""
-    if divisor & (divisor - 1) == 0:
-        # The inverse of a power of two is exact, and scale_ is much faster.
-        return tensor.scale_(1 / divisor)
-    if tensor.dtype in (paddle.float16, paddle.bfloat16):
-        # There is no division of these types on the CPU.
-        quotient = divide(tensor.astype("float32"), divisor)
-        tensor.copy_(quotient.astype(tensor.dtype), False)
-        return tensor
-    return tensor.divide_(paddle.full([], divisor, tensor.dtype))
+    is_wide = tensor.dtype not in (paddle.float16, paddle.bfloat16)
+    if tensor.place.is_cpu_place():
+        if divisor & (divisor - 1) == 0:
+            # The inverse of a power of two is exact, and scale_ much faster.
+            return tensor.scale_(1 / divisor)
+        if is_wide:
+            return tensor.divide_(paddle.full([], divisor, tensor.dtype))
+    # The CPU has no division of 16 bits. Another device may have no kernel that
+    # works in place: it would give the tensor new memory, apart from its views.
+    dividend = tensor if is_wide else tensor.astype("float32")
+    quotient = dividend.divide(paddle.full([], divisor, dividend.dtype))
+    tensor.copy_(quotient.astype(tensor.dtype), False)
+    return tensor
 
 
 def _start_mean_of_float16(tensor: Tensor, group: Group) -> Future:

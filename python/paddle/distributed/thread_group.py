@@ -1,0 +1,347 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Groups whose ranks are threads of one process."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+import paddle
+from paddle.base import core
+
+from .communication.group import Group
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle.base.core import Place
+
+__all__ = []
+
+# How often a rank that waits looks for threads that have ended.
+_LOOK_S = 0.02
+_FUNCTIONS = {
+    core.ReduceOp.SUM: "add",
+    core.ReduceOp.MAX: "maximum",
+    core.ReduceOp.MIN: "minimum",
+}
+
+
+def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
+    """Makes a group of threads of this process, one object per rank.
+
+    The thread that is rank ``r`` passes the object of that number as ``group``
+    to ``paddle.DataParallel``, or to ``all_reduce`` (``SUM``, ``MAX`` and
+    ``MIN``), ``broadcast`` and ``all_gather``; there are no other operations.
+    Numbers are added as a binary tree whose shape depends on the ranks alone:
+    all ranks get the same bits in every run.
+
+    When a thread that is a rank has ended, or does not come in time, the
+    operations of all other ranks raise an error that names it. A worker thread
+    that is asked to stop ends its wait.
+
+    Args:
+        nranks (int): the number of threads.
+        timeout (float, optional): how many seconds an operation waits for other
+            ranks. Default: 1800.
+
+    Returns:
+        list[Group]: the group as each of the ranks sees it.
+
+    Raises:
+        ValueError: the number of threads is less than 1.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def add(rank):
+            ...     x = paddle.full([1], rank + 1.0)
+            ...     dist.all_reduce(x, group=groups[rank])
+            ...     found[rank] = x.item()
+            >>> mp.start_threads(add, nthreads=2)
+            >>> print(sorted(found.items()))
+            [(0, 3.0), (1, 3.0)]
+    """
+    if nranks < 1:
+        raise ValueError(
+            f"A group needs at least 1 thread, but received nranks={nranks}. "
+            "Pass the number of threads that train."
+        )
+    exchange = _Exchange(nranks, timeout)
+    ranks = list(range(nranks))
+    return [
+        Group(rank, -1, ranks, ThreadProcessGroup(rank, exchange), "threads")
+        for rank in ranks
+    ]
+
+
+def is_thread_group(group: Group | None) -> bool:
+    """Returns whether the ranks of a group are threads."""
+    return group is not None and isinstance(group._pg, ThreadProcessGroup)
+
+
+class _Operation:
+    """An operation that all ranks call.
+
+    Attributes:
+        call (str): what the first rank has called, and all others must call.
+        first_rank (int): that rank.
+        arrived (set): the ranks that have called it.
+        waiting (dict): parts that wait for their neighbour in the tree, by the
+            first rank of the left one and the number of its ranks.
+        result: what all ranks get, once `is_done`.
+    """
+
+    def __init__(self, call: str, first_rank: int):
+        self.call = call
+        self.first_rank = first_rank
+        self.arrived: set[int] = set()
+        self.waiting: dict[tuple[int, int], Any] = {}
+        self.result: Any = None
+        self.is_done = False
+
+
+class _Exchange:
+    """What the threads of a group share. Thread-safe.
+
+    The first failure fails the group: after it, ranks could be at different
+    operations.
+    """
+
+    def __init__(self, size: int, timeout: float):
+        self._size = size
+        self._timeout = timeout
+        # It guards all that follows, and the operations.
+        self._changed = threading.Condition()
+        # By the number that an operation has on each rank.
+        self._operations: dict[int, _Operation] = {}
+        self._threads: list[threading.Thread | None] = [None] * size
+        self._error: str | None = None
+
+    def begin(self, rank: int, number: int, call: str) -> _Operation:
+        """Returns the operation of this number, which `rank` calls now."""
+        with self._changed:
+            self._raise_error()
+            self._threads[rank] = threading.current_thread()
+            found = self._operations.setdefault(number, _Operation(call, rank))
+            if found.call != call:
+                self._fail(
+                    f"Rank {found.first_rank} called {found.call}, but rank "
+                    f"{rank} called {call}. All ranks must call the same "
+                    "operations in the same order."
+                )
+            found.arrived.add(rank)
+            if len(found.arrived) == self._size:
+                del self._operations[number]
+            return found
+
+    def combine(
+        self,
+        found: _Operation,
+        rank: int,
+        part: Any,
+        function: Callable[[Any, Any], Any],
+    ) -> None:
+        """Combines the parts of ranks as a tree, each two by the later thread.
+
+        The last one makes the result.
+        """
+        begin, width = rank, 1
+        while width < self._size:
+            left = begin - begin % (2 * width)
+            if left + width < self._size:
+                key = left, width
+                with self._changed:
+                    if key not in found.waiting:
+                        found.waiting[key] = part
+                        return
+                    other = found.waiting.pop(key)
+                is_left = begin == left
+                part = (
+                    function(part, other) if is_left else function(other, part)
+                )
+            begin, width = left, 2 * width
+        with self._changed:
+            found.result, found.is_done = part, True
+            self._changed.notify_all()
+
+    def wait(self, found: _Operation) -> Any:
+        """Returns the result of an operation, once there is one."""
+        # Importing Paddle does not load it.
+        from paddle.incubate.multiprocessing.worker_thread import (
+            Waiters,
+            wait_for,
+        )
+
+        deadline = time.monotonic() + self._timeout
+        with self._changed:
+            while not found.is_done:
+                self._raise_error()
+                # It ends a worker thread that is asked to stop.
+                wait_for(Waiters(), lambda: True)
+                self._look_for_missing(found, deadline)
+                self._changed.wait(_LOOK_S)
+            return found.result
+
+    def fail(self, error: str) -> None:
+        """Makes operations of all ranks raise an error, if none has before."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _fail(self, error: str) -> None:
+        self.fail(error)
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+    def _look_for_missing(self, found: _Operation, deadline: float) -> None:
+        missing = sorted(set(range(self._size)) - found.arrived)
+        for rank in missing:
+            thread = self._threads[rank]
+            if thread is not None and not thread.is_alive():
+                self._fail(
+                    f"Rank {rank} (thread {thread.name!r}) has ended, but "
+                    f"other ranks wait for it in {found.call}. Look for its "
+                    "error, and start all threads again with new groups."
+                )
+        if missing and time.monotonic() > deadline:
+            self._fail(
+                f"The ranks {missing} did not call {found.call} within "
+                f"{self._timeout} s. Give all ranks as many steps, or the "
+                "group a longer timeout."
+            )
+
+
+class ThreadProcessGroup:
+    """The operations of one rank, which one thread at a time may call.
+
+    An operation reads its tensor until its task was waited for, and changes it
+    when it is waited for.
+    """
+
+    def __init__(self, rank: int, exchange: _Exchange):
+        self._rank = rank
+        self._exchange = exchange
+        self._number = 0
+
+    def name(self) -> str:
+        return "THREAD"
+
+    def all_reduce(self, tensor: Tensor, op: Any, sync_op: bool) -> _Task:
+        """Reduces tensors; types of 16 bits are added as float32."""
+        if op not in _FUNCTIONS:
+            raise ValueError(
+                f"A group of threads cannot reduce by {op}. Use SUM, MAX or "
+                "MIN."
+            )
+        function = getattr(paddle, _FUNCTIONS[op])
+        place, part = tensor.place, tensor
+        if tensor.dtype in (paddle.float16, paddle.bfloat16):
+            part = tensor.astype("float32")
+
+        def combine(one: Tensor, other: Tensor) -> Tensor:
+            return _settled(function(_moved(one, place), _moved(other, place)))
+
+        def take(total: Tensor) -> None:
+            if part is not tensor:
+                total = total.astype(tensor.dtype)
+            tensor.copy_(total, True)
+
+        return self._start(
+            f"all_reduce ({op.name}) of {_description(tensor)}",
+            _settled(part),
+            combine,
+            take,
+        )
+
+    def broadcast(self, tensor: Tensor, source: int, sync_op: bool) -> _Task:
+        return self._start(
+            f"broadcast from rank {source} of {_description(tensor)}",
+            _settled(tensor.clone()) if self._rank == source else None,
+            lambda one, other: other if one is None else one,
+            lambda value: tensor.copy_(value, True),
+        )
+
+    def all_gather(
+        self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
+    ) -> _Task:
+        def take(values: list[Tensor]) -> None:
+            for output, value in zip(outputs, values):
+                output.copy_(value, True)
+
+        return self._start(
+            f"all_gather of {_description(tensor)}",
+            [_settled(tensor.clone())],
+            operator.add,
+            take,
+        )
+
+    def _start(
+        self,
+        call: str,
+        part: Any,
+        combine: Callable[[Any, Any], Any],
+        take: Callable[[Any], None],
+    ) -> _Task:
+        found = self._exchange.begin(self._rank, self._number, call)
+        self._number += 1
+        try:
+            with paddle.no_grad():
+                self._exchange.combine(found, self._rank, part, combine)
+        except BaseException as error:
+            self._exchange.fail(f"Rank {self._rank} failed in {call}: {error}")
+            raise
+        return _Task(lambda: take(self._exchange.wait(found)))
+
+
+class _Task:
+    """An operation of a rank, which ends when it is waited for."""
+
+    def __init__(self, finish: Callable[[], None]):
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self) -> bool:
+        if self._finish is not None:
+            with paddle.no_grad():
+                self._finish()
+            self._finish = None
+        return True
+
+
+def _description(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)}"
+
+
+def _moved(tensor: Tensor, place: Place) -> Tensor:
+    return tensor if tensor.place == place else tensor._copy_to(place, True)
+
+
+def _settled(tensor: Tensor) -> Tensor:
+    """Returns a tensor that other threads may read on streams of their own.
+
+    On a device it is a copy, which waits for the work that computes the tensor.
+    """
+    if tensor.place.is_cpu_place():
+        return tensor
+    return tensor._copy_to(tensor.place, True)

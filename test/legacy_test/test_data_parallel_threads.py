@@ -1,0 +1,233 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""paddle.DataParallel whose ranks are threads of one process."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import unittest
+import weakref
+
+import numpy as np
+from concurrent_base import WAIT_S, Worker
+from data_parallel_base import RanksCase, loss_of, new_layer
+from test_data_parallel_join import JoinCases
+from test_data_parallel_reducer import ReducerCases
+from test_data_parallel_types import TypesCases
+from thread_device_base import device_lists
+
+import paddle
+import paddle.distributed as dist
+import paddle.multiprocessing as mp
+
+DEVICES = device_lists().get("custom_cpu", ["cpu"])[:-1]
+
+
+class ThreadsCase(RanksCase):
+    """Tests whose functions run on threads that are ranks."""
+
+    devices = "cpu"
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.ranks = ThreadRanks(cls.size, cls.devices)
+
+
+class ThreadRanks:
+    """Threads that are ranks, in place of the processes of `Ranks`."""
+
+    def __init__(self, size: int, devices):
+        self._size = size
+        self._devices = devices
+
+    def call(self, kind, function, *args) -> list:
+        answers = [None] * self._size
+        groups = dist.new_thread_groups(self._size, timeout=WAIT_S)
+
+        def answer(rank):
+            try:
+                answers[rank] = function(groups[rank], *args)
+            except Exception as error:
+                answers[rank] = f"{type(error).__name__}: {error}"
+
+        mp.start_threads(answer, nthreads=self._size, devices=self._devices)
+        return answers
+
+    def end(self) -> None:
+        pass
+
+
+class TestReducer(ReducerCases, ThreadsCase):
+    pass
+
+
+class TestReducerOfThreeRanks(ReducerCases, ThreadsCase):
+    size = 3
+
+
+class TestTypes(TypesCases, ThreadsCase):
+    pass
+
+
+class TestJoin(JoinCases, ThreadsCase):
+    pass
+
+
+@unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
+class TestReducerOnDevices(ReducerCases, ThreadsCase):
+    devices = DEVICES[:2]
+
+
+@unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
+class TestReducerOnThreeDevices(ReducerCases, ThreadsCase):
+    size = 3
+    devices = DEVICES[:3]
+
+
+def all_reduce(group, tensor, op=dist.ReduceOp.SUM) -> np.ndarray:
+    dist.all_reduce(tensor, op, group=group)
+    return tensor.numpy()
+
+
+def all_reduce_many(group, inputs, delays) -> list:
+    """Returns sums of tensors that are added at the same time."""
+    tensors = [paddle.to_tensor(each[group.rank]) for each in inputs]
+    tasks = []
+    for tensor, delay in zip(tensors, delays[group.rank]):
+        time.sleep(delay)
+        tasks.append(dist.all_reduce(tensor, group=group, sync_op=False))
+    for task in tasks:
+        task.wait()
+    return [tensor.numpy() for tensor in tensors]
+
+
+def fail_in_second_step(group) -> None:
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group)
+    for step in range(3):
+        loss = loss_of(wrapped, paddle.ones([2, 6]))
+        if step == 1 and group.rank == 1:
+            raise KeyError("of rank 1")
+        loss.backward()
+
+
+def start_plain_threads(size, function, *args, timeout=WAIT_S) -> list:
+    """Returns the worker of each rank, for whose end nobody has waited."""
+    groups = dist.new_thread_groups(size, timeout=timeout)
+    return [Worker(function, group, *args) for group in groups]
+
+
+class TestThreads(unittest.TestCase):
+    def setUp(self):
+        paddle.set_device("cpu")
+
+    def test_numbers_are_added_as_a_tree_whichever_thread_comes_first(self):
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        chosen = random.Random(seed)
+        numbers = np.random.RandomState(seed)
+        for size in (2, 3, 4, 5):
+            inputs = numbers.randn(20, size, 100).astype("float32")
+            delays = [
+                [chosen.choice([0, 0, 0.001]) for _ in inputs]
+                for _ in range(size)
+            ]
+            workers = start_plain_threads(size, all_reduce_many, inputs, delays)
+            for worker in workers:
+                for found, parts in zip(worker.result(), inputs):
+                    expected = sum_as_tree(list(parts))
+                    self.assertEqual(found.tobytes(), expected.tobytes())
+
+    def test_an_error_on_one_rank_is_that_of_start_threads(self):
+        groups = dist.new_thread_groups(3)
+        with self.assertRaisesRegex(KeyError, "of rank 1"):
+            mp.start_threads(
+                lambda rank: fail_in_second_step(groups[rank]), nthreads=3
+            )
+
+    def test_a_rank_that_has_ended_is_named_on_the_others(self):
+        first, second, third = start_plain_threads(3, fail_in_second_step)
+        for worker in (first, third):
+            with self.assertRaisesRegex(
+                RuntimeError, rf"Rank 1 \(thread '{second.name}'\) has ended"
+            ):
+                worker.result()
+        with self.assertRaises(KeyError):
+            second.result()
+
+    def test_a_rank_that_does_not_come_is_named_after_the_timeout(self):
+        groups = dist.new_thread_groups(2, timeout=0.1)
+        with self.assertRaisesRegex(
+            RuntimeError,
+            r"The ranks \[1\] did not call all_reduce \(SUM\) of "
+            r"paddle.float32 of shape \[2\] within 0.1 s",
+        ):
+            all_reduce(groups[0], paddle.ones([2]))
+
+    def test_ranks_that_call_different_operations_are_named(self):
+        groups = dist.new_thread_groups(2)
+        workers = [
+            Worker(all_reduce, group, paddle.ones([2 + group.rank]))
+            for group in groups
+        ]
+        for worker in workers:
+            with self.assertRaisesRegex(
+                RuntimeError,
+                r"Rank . called .*\[.\], but rank . called .*",
+            ):
+                worker.result()
+
+    def test_a_worker_that_is_asked_to_stop_ends_its_wait(self):
+        group, _ = dist.new_thread_groups(2)
+        worker = mp.WorkerThread(all_reduce, [group, paddle.ones([1])])
+        worker.start()
+        worker.stop()
+        worker.join(WAIT_S)
+        self.assertFalse(worker.is_alive())
+
+    def test_operations_that_a_group_of_threads_lacks_are_named(self):
+        group, _ = dist.new_thread_groups(2)
+        with self.assertRaisesRegex(ValueError, "PRODUCT. Use SUM, MAX or MIN"):
+            all_reduce(group, paddle.ones([1]), dist.ReduceOp.PROD)
+        with self.assertRaisesRegex(ValueError, "received nranks=0"):
+            dist.new_thread_groups(0)
+
+    def test_models_are_freed_when_their_threads_end(self):
+        layers = []
+
+        def train(group):
+            layer = new_layer(0)
+            layers.append(weakref.ref(layer))
+            loss_of(
+                paddle.DataParallel(layer, group=group), paddle.ones([2, 6])
+            ).backward()
+
+        for worker in start_plain_threads(2, train):
+            worker.result()
+        del worker
+        gc.collect()
+        self.assertEqual([each() for each in layers], [None, None])
+
+
+def sum_as_tree(parts: list) -> np.ndarray:
+    while len(parts) > 1:
+        pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+        parts = [pair[0] + pair[1] if pair[1:] else pair[0] for pair in pairs]
+    return parts[0]
+
+
+if __name__ == "__main__":
+    unittest.main()
