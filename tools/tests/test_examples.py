@@ -55,6 +55,19 @@ consume: done again: (?P<consumed>.*)
 (?P<results>[0-9]+) results, (?P<wrong>[0-9]+) wrong
 left: (?P<used>[0-9]+) bytes, (?P<segments>[0-9]+) foreign segments
 """
+DATA_PARALLEL = r"""2 processes
+equal to one process, part by part, to the last bit: True
+difference from one process, whole batches: (?P<rounding>\S+)
+difference with gradients sent as float16: (?P<float16>\S+)
+5 steps, means in ms
+forward .*
+backward, .*
+communication .*
+backward waits .*
+hidden behind backward +[0-9]+%
+bucket +KiB  parameters
+([0-9]+ +[0-9.]+  .*
+){3}"""
 
 
 @pytest.fixture
@@ -207,3 +220,9 @@ def test_pipeline_survives_the_kill_of_a_producer_and_a_consumer(run_example):
     assert output["consumed"] == "[12]"
     assert (output["results"], output["wrong"]) == ("24", "0")
     assert (output["used"], output["segments"]) == ("0", "0")
+
+
+def test_processes_that_average_gradients_learn_what_one_learns(run_example):
+    output = run_example("data_parallel.py", DATA_PARALLEL)
+    assert float(output["rounding"]) < 1e-6
+    assert 0 < float(output["float16"]) < 1e-4
