@@ -1,0 +1,235 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""paddle.DataParallel and Join give the gradients that torch's DDP gives.
+
+The numbers were recorded from torch 2.13.0 on the CPU, over gloo, with two
+ranks: the same steps with torch.nn.Linear, DistributedDataParallel, its Join
+and SGD. Its weights have the transposed shape of Paddle's, and are flat here; a
+recorded step is the weight's gradient and the bias's. No difference is known in
+these cases.
+"""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+from data_parallel_base import RanksCase, has_shared_memory_groups
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+JOIN = {
+    True: [
+        [[0.6875, 0.5625], [0.625]],
+        [[0.1523437201976776, -0.28281256556510925], [0.2953124940395355]],
+        [[0.11660163104534149, -0.8572264909744263], [0.24003911018371582]],
+    ],
+    False: [
+        [[0.6875, 0.5625], [0.625]],
+        [[0.3046874403953552, -0.5656251311302185], [0.590624988079071]],
+        [[0.26640644669532776, -1.428905963897705], [0.4601563811302185]],
+    ],
+}
+AFTER_JOIN = {
+    True: [[0.4043554663658142, -0.19224607944488525], [0.008964836597442627]],
+    False: [
+        [0.3741406202316284, -0.10679689794778824],
+        [-0.042578138411045074],
+    ],
+}
+NO_SYNC = [
+    [
+        [[0.125, 0.25], [0.25]],
+        [[0.1875, -0.125], [0.5]],
+        [[1.9375, -0.3125], [1.875]],
+        [[3.0, -2.75], [2.5]],
+    ],
+    [
+        [[1.25, 0.875], [1.0]],
+        [[2.3125, 1.375], [2.0]],
+        [[1.9375, -0.3125], [1.875]],
+        [[3.0, -2.75], [2.5]],
+    ],
+]
+# The gradients of one backward pass on each rank, where only the forward, or
+# only the backward pass was under no_sync().
+LOCAL = [[[0.125, 0.25], [0.25]], [[1.25, 0.875], [1.0]]]
+AVERAGED = [[0.6875, 0.5625], [0.625]]
+# Of `left`, `right` and `never`, after each of two steps; rank 1 uses `right`,
+# in the first one. In the second list, two biases have gradients before, and
+# the last entry is rank 0's.
+UNUSED = [
+    ([1.5, 1.5, 2.0, 2.0], [1.0, 1.0], [1.0] * 4, [0.5, 0.5], None, None),
+    ([3.0, 3.0, 4.0, 4.0], [2.0, 2.0], [1.0] * 4, [0.5, 0.5], None, None),
+]
+UNUSED_WITH_GRADIENTS = [
+    ([1.5, 1.5, 2.0, 2.0], [1.0, 1.0], [1.0] * 4, [1.5, 1.5], None, [3.0] * 2),
+    ([3.0, 3.0, 4.0, 4.0], [2.0, 2.0], [1.0] * 4, [1.5, 1.5], None, [3.0] * 2),
+]
+
+
+def new_linear() -> nn.Layer:
+    layer = nn.Linear(2, 1)
+    layer.weight.set_value(paddle.to_tensor([[0.5], [-0.25]]))
+    layer.bias.set_value(paddle.to_tensor([0.125]))
+    return layer
+
+
+def loss_of(layer, rank, step) -> paddle.Tensor:
+    inputs = [[rank + 1.0, step + 2.0], [0.5 * step, -1.0 * rank]]
+    return (layer(paddle.to_tensor(inputs)) ** 2).mean()
+
+
+def flat(tensors) -> list:
+    return [
+        None if each is None else each.flatten().tolist() for each in tensors
+    ]
+
+
+def gradients(layer) -> list:
+    return flat(each.grad for each in layer.parameters())
+
+
+def join(group, divides_by_all) -> list:
+    """Rank 0 has one input, and rank 1 three."""
+    layer = new_linear()
+    wrapped = paddle.DataParallel(layer, group=group)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    steps = []
+    with dist.Join([wrapped], divide_by_initial_world_size=divides_by_all):
+        for step in range(1 + 2 * group.rank):
+            loss_of(wrapped, group.rank, step).backward()
+            steps.append(gradients(layer))
+            optimizer.step()
+            optimizer.clear_grad()
+    return [steps, flat(layer.parameters())]
+
+
+def accumulate(group) -> list:
+    """Two parts under no_sync(), and two more."""
+    layer = new_linear()
+    wrapped = paddle.DataParallel(layer, group=group)
+    steps = []
+    with wrapped.no_sync():
+        for step in range(2):
+            loss_of(wrapped, group.rank, step).backward()
+            steps.append(gradients(layer))
+    for step in range(2, 4):
+        loss_of(wrapped, group.rank, step).backward()
+        steps.append(gradients(layer))
+    return steps
+
+
+def forward_under_no_sync(group) -> list:
+    layer = new_linear()
+    wrapped = paddle.DataParallel(layer, group=group)
+    with wrapped.no_sync():
+        loss = loss_of(wrapped, group.rank, 0)
+    loss.backward()
+    return gradients(layer)
+
+
+def backward_under_no_sync(group) -> list:
+    layer = new_linear()
+    wrapped = paddle.DataParallel(layer, group=group)
+    loss = loss_of(wrapped, group.rank, 0)
+    with wrapped.no_sync():
+        loss.backward()
+    return gradients(layer)
+
+
+class Branches(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.never = (nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x, uses_right):
+        return self.left(x) + (self.right(x) if uses_right else 0)
+
+
+def leave_out_parameters(group, has_gradients) -> list:
+    layer = Branches()
+    wrapped = paddle.DataParallel(
+        layer, group=group, find_unused_parameters=True
+    )
+    if has_gradients:
+        layer.never.bias.grad = paddle.full([2], 3.0 + group.rank)
+        layer.right.bias.grad = paddle.ones([2])
+    steps = []
+    for step in range(2):
+        inputs = paddle.to_tensor([[1.0 + group.rank, 2.0]])
+        wrapped(inputs, group.rank == 1 and step == 0).sum().backward()
+        steps.append(gradients(layer))
+    return steps
+
+
+class Cases:
+    def assert_close(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected):
+            if other is None:
+                self.assertIsNone(one)
+            else:
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+    def assert_steps(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected):
+            self.assert_close(one, other)
+
+    def test_uneven_inputs(self):
+        for divides_by_all, steps in JOIN.items():
+            first, second = self.call(join, divides_by_all)
+            self.assert_steps(first[0], steps[:1])
+            self.assert_steps(second[0], steps)
+            for _, last in (first, second):
+                self.assert_close(last, AFTER_JOIN[divides_by_all])
+
+    def test_accumulation_under_no_sync(self):
+        for found, expected in zip(self.call(accumulate), NO_SYNC):
+            self.assert_steps(found, expected)
+
+    def test_forward_decides_whether_gradients_are_averaged(self):
+        for found, expected in zip(self.call(forward_under_no_sync), LOCAL):
+            self.assert_close(found, expected)
+        for found in self.call(backward_under_no_sync):
+            self.assert_close(found, AVERAGED)
+
+    def test_unused_parameters(self):
+        for found in self.call(leave_out_parameters, False):
+            self.assert_steps(found, UNUSED)
+
+    def test_gradients_of_unused_parameters(self):
+        found = self.call(leave_out_parameters, True)
+        for rank, steps in enumerate(found):
+            # What nobody uses keeps each rank's own gradient.
+            own = [3.0 + rank] * 2
+            self.assert_steps(
+                steps, [[*each[:-1], own] for each in UNUSED_WITH_GRADIENTS]
+            )
+
+
+class TestOverGloo(Cases, RanksCase):
+    pass
+
+
+@has_shared_memory_groups
+class TestOverSharedMemory(Cases, RanksCase):
+    kind = "shm"
+
+
+if __name__ == "__main__":
+    unittest.main()
