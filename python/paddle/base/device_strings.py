@@ -166,6 +166,21 @@ def place_of(
     return core.CustomPlace(kind, number)
 
 
+def custom_device_id(device: str) -> int:
+    """
+    Returns the index of a custom device, one that a plugin has registered.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    place = place_of(device)
+    if not isinstance(place, core.CustomPlace):
+        raise _error(
+            f"The device must be one of a plugin, but received {device!r}."
+        )
+    return place.get_device_id()
+
+
 def place_of_memory(place: str) -> core.Place:
     """
     Returns the place that a function with an argument `place` allocates on: a
