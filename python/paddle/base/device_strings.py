@@ -142,6 +142,8 @@ def place_of(
     Raises:
         ValueError: there is no such device.
     """
+    if device == "cpu":  # The most frequent one, found at once.
+        return core.CPUPlace()
     name, colon, index = device.strip().partition(":")
     kind = _type_named(name, device)
     if kind == "cpu":
@@ -192,8 +194,9 @@ def place_of_memory(place: str) -> core.Place:
     name = place.lower()
     if name == "device":
         return core.Place()
-    kind = name.replace("cuda", "gpu").removesuffix("_pinned")
-    if kind != name and kind in _TYPES and _TYPES[kind].pinned_place:
-        _check_is_compiled(kind, place)
-        return _TYPES[kind].pinned_place()
+    if name.endswith("_pinned"):
+        kind = name[: -len("_pinned")].replace("cuda", "gpu")
+        if kind in _TYPES and _TYPES[kind].pinned_place:
+            _check_is_compiled(kind, place)
+            return _TYPES[kind].pinned_place()
     return place_of(place)
