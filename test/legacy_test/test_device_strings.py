@@ -172,6 +172,33 @@ class TestAccelerators(ErrorTestCase):
             device = f"{self.kind}:{index}"
             self.check_is_refused(device, f"'{device}'", "must be a number")
 
+    def test_statistics_of_memory_are_of_the_device_that_is_named(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs have statistics of their own")
+        if len(self.devices) == 2:
+            self.skipTest("one device alone here")
+        allocated = paddle.device.custom_device.memory_allocated
+        before = [allocated(device) for device in self.devices[:2]]
+        kept = paddle.zeros([1 << 16], device=self.devices[1])
+        after = [allocated(device) for device in self.devices[:2]]
+        self.assertEqual(after[0], before[0])
+        self.assertGreaterEqual(after[1] - before[1], 4 * kept.size)
+        self.assertEqual(allocated(self.kind), after[0])
+
+    def test_statistics_of_memory_refuse_what_is_no_device_of_a_plugin(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs have statistics of their own")
+        statistics = (
+            paddle.device.custom_device.max_memory_allocated,
+            paddle.device.custom_device.max_memory_reserved,
+            paddle.device.custom_device.memory_allocated,
+            paddle.device.custom_device.memory_reserved,
+            paddle.device.custom_device.current_stream,
+            paddle.device.custom_device.synchronize,
+        )
+        for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
+            self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
+
     def test_variable_of_launch_that_is_no_number_is_named(self):
         if self.kind == "gpu":
             self.skipTest("ParallelEnv reads the variable of GPUs")

@@ -47,6 +47,7 @@ NUMBERS = {
     "set_stream(s)": 1_000,
     "with stream_guard(s)": 500,
     "with stream_guard(Stream())": 50,
+    "with stream_guard(pooled stream)": 500,
     "zeros([1]) on the CPU": 500,
     "x * 2 on the CPU": 1_000,
     "zeros([1])": 300,
@@ -64,6 +65,8 @@ CASES = [
     *(("child", name) for name in NUMBERS),
     *(("child with a stream", name) for name in NUMBERS),
     *(("main while a child has a stream", name) for name in NUMBERS),
+    ("new child for each call", "with stream_guard(s)"),
+    ("new child for each call", "with stream_guard(pooled stream)"),
 ]
 
 THREADS = (1, 2, 4)
@@ -194,7 +197,9 @@ def main(argv: list[str] | None = None) -> int:
         "the other. *At first* is a process in which no stream was ever set.",
         "*Main* and *child* are on the default stream, of a process in which",
         "streams were set. `s` is a known stream: with `set_stream`, one of",
-        "two in turn.",
+        "two in turn. A pooled stream is the next one of ours: stock has no",
+        "pool, and enters a guard of `s`. *New child for each call* is a",
+        "thread's first guard, without the start of the thread.",
         "",
         *calls(*measured),
         "",

@@ -76,6 +76,10 @@ def calls(streams):
         "set_stream(s)": setting(streams),
         "with stream_guard(s)": entering(lambda: streams[0]),
         "with stream_guard(Stream())": entering(paddle.device.Stream),
+        "with stream_guard(pooled stream)": entering(
+            # Stock has no pool.
+            getattr(paddle.device, "get_stream_from_pool", lambda: streams[0])
+        ),
         "zeros([1]) on the CPU": lambda: paddle.zeros([1], device="cpu"),
         "x * 2 on the CPU": lambda: on_cpu * 2,
         "zeros([1])": lambda: paddle.zeros([1]),
@@ -91,6 +95,13 @@ def on_a_stream(stream, function):
         return function()
     finally:
         paddle.device.set_stream(previous)
+
+
+def once(call):
+    """Returns the seconds that one call takes."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 class Calls:
@@ -118,6 +129,8 @@ class Calls:
     def seconds(self, where, name, number):
         """Returns what so many calls took, the device's work included."""
         call = self._calls[name]
+        if where == "new child for each call":
+            return sum(on_a_thread(lambda: once(call)) for _ in range(number))
 
         def timed():
             begin = time.perf_counter()

@@ -142,6 +142,8 @@ def place_of(
     Raises:
         ValueError: there is no such device.
     """
+    if device == "cpu":  # The most frequent one, found at once.
+        return core.CPUPlace()
     name, colon, index = device.strip().partition(":")
     kind = _type_named(name, device)
     if kind == "cpu":
@@ -166,6 +168,21 @@ def place_of(
     return core.CustomPlace(kind, number)
 
 
+def custom_device_id(device: str) -> int:
+    """
+    Returns the index of a custom device, one that a plugin has registered.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    place = place_of(device)
+    if not isinstance(place, core.CustomPlace):
+        raise _error(
+            f"The device must be one of a plugin, but received {device!r}."
+        )
+    return place.get_device_id()
+
+
 def place_of_memory(place: str) -> core.Place:
     """
     Returns the place that a function with an argument `place` allocates on: a
@@ -177,8 +194,9 @@ def place_of_memory(place: str) -> core.Place:
     name = place.lower()
     if name == "device":
         return core.Place()
-    kind = name.replace("cuda", "gpu").removesuffix("_pinned")
-    if kind != name and kind in _TYPES and _TYPES[kind].pinned_place:
-        _check_is_compiled(kind, place)
-        return _TYPES[kind].pinned_place()
+    if name.endswith("_pinned"):
+        kind = name[: -len("_pinned")].replace("cuda", "gpu")
+        if kind in _TYPES and _TYPES[kind].pinned_place:
+            _check_is_compiled(kind, place)
+            return _TYPES[kind].pinned_place()
     return place_of(place)

@@ -1,0 +1,110 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Event.wait on another thread than the one that has recorded the event.
+
+The work before an event is delayed, so that a missing wait gives a wrong value.
+test_thread_stream_order.py has the other functions of events on threads.
+
+CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
+"""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from pathlib import Path
+
+from host_device_control import delay, with_ample_delay
+from test_host_device import name_of, setUpModule
+
+sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
+
+from concurrent_base import in_thread
+from thread_device_base import handle
+
+import paddle
+from paddle.device import Event, Stream, current_stream, stream_guard
+
+__all__ = ["setUpModule"]
+
+# In microseconds: plenty of time for an operation that does not wait.
+DELAY = 300_000
+
+
+class TestEventsOfThreads(unittest.TestCase):
+    def setUp(self) -> None:
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device(name_of(0))
+        self.addCleanup(paddle.device.synchronize)
+        self.x = paddle.ones([4])
+        current_stream().synchronize()
+        self.stream = Stream()
+
+    def scale_late(self) -> Event:
+        """Start to scale x by three; return the event of its completion."""
+        event = Event()
+        with stream_guard(self.stream):
+            with delay(0, DELAY, handle(self.stream)):
+                self.x.scale_(3.0)
+            event.record()
+        return event
+
+    def doubled(self) -> list[float]:
+        """Return twice x, as the current stream of the thread finds it."""
+        y = self.x * 2
+        current_stream().synchronize()
+        return y.tolist()
+
+    @with_ample_delay
+    def test_without_a_wait_the_work_is_not_ordered(self):
+        event = in_thread(self.scale_late)
+        self.assertEqual(self.doubled(), [2.0] * 4)
+        self.assertFalse(event.query())
+
+    def test_wait_orders_the_current_stream_of_the_calling_thread(self):
+        event = in_thread(self.scale_late)
+
+        def read() -> list[float]:
+            with stream_guard(Stream()):
+                event.wait()
+                return self.doubled()
+
+        self.assertEqual(in_thread(read), [6.0] * 4)
+
+    def test_wait_orders_the_stream_that_it_is_given(self):
+        event = in_thread(self.scale_late)
+        stream = Stream()
+        event.wait(stream)
+
+        def read() -> list[float]:
+            with stream_guard(stream):
+                return self.doubled()
+
+        self.assertEqual(in_thread(read), [6.0] * 4)
+
+    @with_ample_delay
+    def test_wait_does_not_hold_up_other_streams(self):
+        event = in_thread(self.scale_late)
+        event.wait(Stream())
+        self.assertEqual(self.doubled(), [2.0] * 4)
+
+    def test_time_cannot_be_measured_and_the_error_says_so(self):
+        first, last = Event(enable_timing=True), Event(enable_timing=True)
+        with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):
+            first.elapsed_time(last)
+
+
+if __name__ == "__main__":
+    unittest.main()
