@@ -25,6 +25,7 @@ import sys
 from tools.benchmark import (
     collectives,
     data_loader,
+    data_loader_threads,
     data_parallel,
     devices,
     predictors,
@@ -39,6 +40,7 @@ if __name__ == "__main__":
         predictors,
         shared_tensors,
         data_loader,
+        data_loader_threads,
         collectives,
         data_parallel,
     )

@@ -1,0 +1,191 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Measures the DataLoader with worker threads: against processes and torch.
+
+    python -m tools.benchmark.data_loader_threads [--visits N]
+                                                  [--report FILE.md]
+                                                  [--torch PYTHON]
+
+Needs torch. The sides take turns, one loop per visit: when the speed of the
+machine changes, it changes for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.benchmark.data_loader_threads_worker import BATCH_SIZE, DATA
+from tools.command_line import reports_errors
+from tools.environment import stock_and_ours
+from tools.tree import SUPPORTED
+from tools.wheel import REPO
+
+WORKER = Path(__file__).with_name("data_loader_threads_worker.py")
+# Each side: the environment, its library, the workers of its DataLoader.
+SIDES = {
+    "threads": ("ours", "paddlepaddle", "thread"),
+    "processes": ("ours", "paddlepaddle", "process"),
+    "stock": ("stock", "paddlepaddle", "process"),
+    "torch": ("torch", "torch", "process"),
+}
+WORKERS = (2, 4)
+BATCHES = 16
+
+# By what was measured, then by side, one value per visit.
+Values = dict[str, dict[str, list[float]]]
+
+
+class Side:
+    """A process that loads with the DataLoader of one side."""
+
+    def __init__(self, python: Path, library: str, worker_type: str) -> None:
+        self._worker_type = worker_type
+        self._process = subprocess.Popen(
+            [str(python), str(WORKER), library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.version = json.loads(self._process.stdout.readline())
+
+    def ask(
+        self, question: str, data: str, workers: int, last: object
+    ) -> float:
+        line = json.dumps([question, data, workers, self._worker_type, last])
+        print(line, file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def questions() -> dict[str, tuple]:
+    """Returns the questions, by the title of their row."""
+    rows = {
+        f"time of a batch: {data}, {workers} workers": (
+            "seconds",
+            data,
+            workers,
+            BATCHES,
+        )
+        for data, workers in itertools.product(DATA, WORKERS)
+    }
+    decoded = next(iter(DATA))
+    for method in ("fork", "spawn"):
+        rows[f"time to the first batch, 2 workers, {method}"] = (
+            "first_batch",
+            decoded,
+            2,
+            method,
+        )
+    rows["memory (PSS), 4 workers"] = ("memory", decoded, 4, BATCHES)
+    return rows
+
+
+def measure(sides: dict[str, Side], visits: int) -> Values:
+    values: Values = {row: {side: [] for side in SIDES} for row in questions()}
+    for visit in range(visits):
+        print(f"visit {visit + 1} of {visits}", flush=True)
+        for row, question in questions().items():
+            for name, side in sides.items():
+                values[row][name].append(side.ask(*question))
+    return values
+
+
+def table(values: Values) -> list[str]:
+    """Returns the ratios of the other sides to worker threads: the median of
+    those of the visits, and the quartiles."""
+    others = [side for side in SIDES if side != "threads"]
+    lines = [
+        f"| to worker threads | {' | '.join(others)} |",
+        f"|---|{'---:|' * len(others)}",
+    ]
+    for row, found in values.items():
+        cells = []
+        for other in others:
+            ratios = [b / a for a, b in zip(found["threads"], found[other])]
+            low, median, high = statistics.quantiles(ratios)
+            cells.append(f"{median:.2f} ({low:.2f} to {high:.2f})")
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return lines
+
+
+@reports_errors
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.benchmark.data_loader_threads"
+    )
+    parser.add_argument("--visits", type=int, default=15)
+    parser.add_argument(
+        "--torch", type=Path, default=Path(sys.executable), help="its Python"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "data_loader_threads.md",
+    )
+    args = parser.parse_args(argv)
+    stock, ours = stock_and_ours(SUPPORTED[0])
+    pythons = {"stock": stock, "ours": ours, "torch": args.torch}
+    with contextlib.ExitStack() as stack:
+        sides = {
+            name: stack.enter_context(
+                contextlib.closing(Side(pythons[python], *how))
+            )
+            for name, (python, *how) in SIDES.items()
+        }
+        load = os.getloadavg()[0]
+        values = measure(sides, args.visits)
+        versions = {name: side.version for name, side in sides.items()}
+    lines = table(values)
+    print(*lines, sep="\n")
+    text = [
+        "# DataLoader with worker threads",
+        "",
+        "Written by `nox -s bench`. Each value is that of the side over that",
+        "of our worker threads, in the same visit: above 1, threads are faster",
+        "or need less memory. Median of the visits (quartiles). A batch is",
+        f"{BATCH_SIZE} samples. `zlib and NumPy` decompresses images of",
+        "3 x 224 x 224 and makes them float32, which releases Python's",
+        "global lock; `pure Python` holds it. Memory is that of the process",
+        "and its workers in the middle of a loop. Worker threads are started",
+        "neither by fork nor by spawn.",
+        "",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}; {args.visits} visits, load average at "
+        f"the start {load:.0f}.",
+        "",
+        *(f"- {name}: {version}" for name, version in versions.items()),
+        "",
+        *lines,
+    ]
+    args.report.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(f"\nThe report is {args.report}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
