@@ -45,8 +45,9 @@ def record_stream(self: Tensor, stream: Stream) -> None:
 
     Raises:
         TypeError: `stream` is not a Stream.
-        ValueError: the stream is not on the device of the tensor.
-        RuntimeError: the memory was not allocated by Paddle.
+        ValueError: the stream is not on the device of the tensor, or Paddle has
+            not allocated the memory.
+        RuntimeError: the allocators of this process do not wait for streams.
 
     Examples:
         .. code-block:: python
