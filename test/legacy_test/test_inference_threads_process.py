@@ -26,12 +26,41 @@ from concurrent_base import (
 from inference_threads_base import IMAGE, IMAGE_LEGACY, PredictorTestCase
 
 FORK = """
+import ctypes
+import faulthandler
 import os
 import sys
 import threading
 import numpy as np
 from inference_threads_base import call, hook_once
 from paddle.inference import Config, PredictorPool, create_predictor
+
+def keep_variables_of_parents_threads():
+    # On Paddle 3.3.0 a thread that ends adds its memory statistics to those of
+    # another thread, which a child of a fork may not have. glibc frees
+    # thread_local variables of such a thread when a new one gets its stack. The
+    # stacks of the parent are too small for threads that ask for larger ones.
+    libc = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(256)
+    assert libc.pthread_attr_init(attributes) == 0
+    size = ctypes.c_size_t(64 << 20)
+    assert libc.pthread_attr_setstacksize(attributes, size) == 0
+    assert libc.pthread_setattr_default_np(attributes) == 0
+
+def print_stacks_later():
+    # Before the process is ended for having waited for too long.
+    faulthandler.dump_traceback_later(60)
+
+if sys.platform == "linux":
+    # Before the next handlers, which start a thread.
+    os.register_at_fork(after_in_child=keep_variables_of_parents_threads)
+print_stacks_later()
+os.register_at_fork(
+    # The child has no thread that could be cancelled.
+    before=faulthandler.cancel_dump_traceback_later,
+    after_in_parent=print_stacks_later,
+    after_in_child=print_stacks_later,
+)
 
 def config():
     path = sys.argv[1].rpartition(".")[0]
@@ -269,12 +298,11 @@ class TestForkAndExit(PredictorTestCase):
         run_command(
             self,
             [*script_command(script), path, *args],
-            # Children that make predictors crash at times on Paddle 3.3.0, when
-            # a thread that optimized a program ends and returns what glibc had
-            # cached for it. That is not what is tested here.
             {
                 **pristine_environment(),
-                "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+                # glibc unmaps no stack, which would free those variables that
+                # keep_variables_of_parents_threads keeps.
+                "GLIBC_TUNABLES": f"glibc.pthread.stack_cache_size={1 << 40}",
             },
         )
 
