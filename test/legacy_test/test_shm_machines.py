@@ -184,6 +184,20 @@ def refuse_bad_tensors() -> list[str]:
     return found
 
 
+def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
+    """Returns this rank's sums in groups of the ranks, one rank per machine."""
+    rank = dist.get_rank()
+    found = []
+    with mock.patch.object(shared_memory_group, "machine", lambda: str(rank)):
+        for ranks in groups:
+            group = dist.new_group(ranks, backend="shm")
+            if rank in ranks:
+                x = paddle.full([1], 2.0**rank)
+                dist.all_reduce(x, group=group)
+                found.append(x.item())
+    return found
+
+
 def train() -> bytes:
     paddle.seed(3)
     model = paddle.DataParallel(nn.Linear(16, 4))
@@ -298,6 +312,21 @@ class TestShmMachines(RanksTestCase):
     def test_operations_run_in_the_order_of_the_calls(self):
         ranks = self.start_on(["a", "b", "b"])
         self.assertEqual(ranks.call(reduce_in_order, 5), [[3.0**5] * 2] * 3)
+
+    def test_groups_that_overlap_reduce_among_their_own_ranks(self):
+        groups = 3 * [[0, 1, 2], [1, 2], [0, 2], [0, 1]]
+        found = self.start_on(["a", "b", "c"]).call(
+            reduce_in_new_groups, groups
+        )
+        for rank in range(3):
+            self.assertEqual(
+                found[rank],
+                [
+                    sum(2.0**r for r in ranks)
+                    for ranks in groups
+                    if rank in ranks
+                ],
+            )
 
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_on(["a", "b"])

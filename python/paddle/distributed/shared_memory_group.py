@@ -30,8 +30,9 @@ from paddle.framework import in_dynamic_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import ModuleType
 
-    from paddle.base.core import ProcessGroup, TCPStore
+    from paddle.base.core import ProcessGroup, Store
     from paddle.distributed.communication.group import Group
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
@@ -62,7 +63,7 @@ def host_backend() -> str:
 
 
 def join(
-    store: TCPStore,
+    store: Store,
     rank: int,
     world_size: int,
     group_id: int,
@@ -82,9 +83,12 @@ def join(
             f"The timeout of a group is {timeout}, but no operation ends in "
             "less than a millisecond. Pass a longer datetime.timedelta."
         )
-    machines = _exchange(
-        store, rank, world_size, group_id, max(timeout, _SHORTEST_JOIN)
+    time_to_join = max(timeout, _SHORTEST_JOIN)
+    # With keys of its own: gloo's are the same in each group.
+    store = _find_binding().GroupStore(
+        store, f"shm_group/{group_id}/", time_to_join // _MILLISECOND
     )
+    machines = _exchange(store, rank, world_size, group_id, time_to_join)
     if len(set(machines)) == 1:
         group = _join_machine(store, rank, world_size, group_id, timeout)
     else:
@@ -106,22 +110,31 @@ def machine() -> str:
     return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
 
 
+def _find_binding() -> ModuleType:
+    binding = find_cpp_module("_process_group_shm")
+    if binding is None:
+        raise NotImplementedError(
+            "This Paddle was built without the backend shm, a part in C++ for "
+            "Linux. Use the backend gloo."
+        )
+    return binding
+
+
 def _exchange(
-    store: TCPStore,
+    store: Store,
     rank: int,
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
 ) -> list[str]:
     """Returns the machine of each rank, when all ranks have come."""
-    prefix = f"shm_group/{group_id}/machine"
-    store.set(f"{prefix}/{rank}", machine())
-    store.add(f"{prefix}/{rank}/is_set", 1)
+    store.set(f"machine/{rank}", machine())
+    store.add(f"machine/{rank}/is_set", 1)
     deadline = time.monotonic() + timeout.total_seconds()
     machines = []
     for other in range(world_size):
-        # The wait of a store has no timeout.
-        while store.add(f"{prefix}/{other}/is_set", 0) == 0:
+        # The wait of a store names no rank in its error.
+        while store.add(f"machine/{other}/is_set", 0) == 0:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"Rank {rank} of group {group_id} waited {timeout} for "
@@ -129,25 +142,19 @@ def _exchange(
                     "all its ranks make it, or pass a longer timeout."
                 )
             time.sleep(0.002)
-        machines.append(store.get(f"{prefix}/{other}").decode())
+        machines.append(store.get(f"machine/{other}").decode())
     return machines
 
 
 def _join_machine(
-    store: TCPStore,
+    store: Store,
     rank: int,
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
 ) -> ProcessGroup:
-    binding = find_cpp_module("_process_group_shm")
-    if binding is None:
-        raise NotImplementedError(
-            "This Paddle was built without the backend shm, a part in C++ for "
-            "Linux. Use the backend gloo."
-        )
     storage = find_cpp_module("_shared_storage")
-    return binding.ProcessGroupShm.create(
+    return _find_binding().ProcessGroupShm.create(
         store,
         rank,
         world_size,
@@ -158,7 +165,7 @@ def _join_machine(
 
 
 def _join_machines(
-    store: TCPStore,
+    store: Store,
     rank: int,
     machines: list[str],
     group_id: int,
