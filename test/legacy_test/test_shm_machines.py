@@ -24,6 +24,7 @@ import os
 import signal
 import subprocess
 import unittest
+from typing import Callable
 from unittest import mock
 
 import numpy as np
@@ -55,6 +56,30 @@ def join_on(machines: list[str]) -> None:
     name = machines[int(os.environ["PADDLE_TRAINER_ID"])]
     with mock.patch.object(shared_memory_group, "machine", lambda: name):
         dist.init_parallel_env()
+
+
+def raise_error(*args) -> None:
+    raise OSError("no memory is left.")
+
+
+def kill_this_process(*args) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join_while_one_fails(
+    machines: list[str], failing: int, failure: Callable
+) -> None:
+    """Joins as on machines; `failure` is called where a rank joins its one."""
+    join = shared_memory_group._join_machine
+    if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
+        join = failure
+    with (
+        mock.patch.object(shared_memory_group, "_join_machine", join),
+        mock.patch.object(
+            shared_memory_group, "_SHORTEST_JOIN", datetime.timedelta(seconds=5)
+        ),
+    ):
+        join_on(machines)
 
 
 def numbers_of(rank: int, shape: list[int]) -> np.ndarray:
@@ -110,6 +135,30 @@ def all_gather(dtype: str, shape: list[int]) -> list:
     parts = []
     dist.all_gather(parts, mine(dtype, shape))
     return [as_list(part) for part in parts]
+
+
+def all_reduce_by(ops: list[str]) -> None:
+    all_reduce(ops[dist.get_rank()], "float32", [4])
+
+
+def all_reduce_of(dtypes: list[str]) -> None:
+    all_reduce("SUM", dtypes[dist.get_rank()], [4])
+
+
+def reduce_to(roots: list[int]) -> None:
+    reduce(roots[dist.get_rank()], [4])
+
+
+def broadcast_from(roots: list[int]) -> None:
+    broadcast(roots[dist.get_rank()], "float32", [4])
+
+
+def call_one(names: list[str]) -> None:
+    globals()[names[dist.get_rank()]]()
+
+
+def all_reduce_six() -> None:
+    all_reduce("SUM", "float32", [6])
 
 
 def exchange_objects() -> list:
@@ -289,11 +338,13 @@ class TestShmMachines(RanksTestCase):
             self.assertEqual(ranks.call(reduce, dst, [4]), expected)
 
     def test_reduce_scatter_gives_each_rank_its_part(self):
-        ranks = self.start_on(["a", "b", "b"])
         total = sum(numbers_of(r, [6]) for r in range(3))
-        self.assertEqual(
-            ranks.call(reduce_scatter), total.reshape([3, 2]).tolist()
-        )
+        for machines in (["a", "b", "b"], ["a", "b", "a"]):
+            with self.subTest(machines=machines):
+                self.assertEqual(
+                    self.start_on(machines).call(reduce_scatter),
+                    total.reshape([3, 2]).tolist(),
+                )
 
     def test_objects_are_gathered_in_the_order_of_ranks_and_broadcast(self):
         ranks = self.start_on(["a", "b", "a"])
@@ -376,6 +427,36 @@ class TestShmMachines(RanksTestCase):
             for part in parts:
                 self.assertIn(part, outcome.text)
 
+    def test_rank_that_fails_to_join_fails_the_ranks_of_all_machines(self):
+        for failing, machines in ((0, "abb"), (2, "aab")):
+            with self.subTest(failing=failing):
+                ranks = self.start(3)
+                ranks.begin(
+                    join_while_one_fails, list(machines), failing, raise_error
+                )
+                self.assertIn("no memory", ranks.outcomes([failing])[0].text)
+                self.assert_all_raise(
+                    ranks.outcomes([r for r in range(3) if r != failing]),
+                    f"Rank {failing}",
+                    "no memory",
+                )
+
+    def test_rank_that_dies_while_it_joins_fails_the_ranks_of_all_machines(
+        self,
+    ):
+        # The store of rank 0 would end with it.
+        for victim in (1, 2):
+            with self.subTest(victim=victim):
+                ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
+                ranks.begin(
+                    join_while_one_fails,
+                    ["a", "b", "b"],
+                    victim,
+                    kill_this_process,
+                )
+                self.assert_all_raise(ranks.outcomes([0]), f"rank {victim}")
+                self.assert_all_raise(ranks.outcomes([3 - victim]))
+
     def test_killed_rank_fails_the_ranks_of_all_machines(self):
         for victim in (0, 3):
             with self.subTest(victim=victim):
@@ -390,9 +471,33 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(all_reduce, "SUM", "float32", [9], ranks=[0])
         ranks.begin(all_reduce, "SUM", "float32", [8], ranks=[1, 2])
         self.assert_all_raise(
-            ranks.outcomes([0, 1]), "of 9 elements", "of 8 elements"
+            ranks.outcomes(), "of 9 elements", "of 8 elements"
         )
-        self.assert_all_raise(ranks.outcomes([2]))
+
+    def test_ranks_of_a_machine_that_call_different_operations_get_an_error(
+        self,
+    ):
+        for machines, function, argument, parts in (
+            ("aab", all_reduce_by, ["AVG", "SUM", "AVG"], ["SUM", "AVG"]),
+            (
+                "aab",
+                all_reduce_of,
+                ["float32", "float16", "float32"],
+                ["float32", "float16"],
+            ),
+            ("aab", reduce_to, [0, 1, 0], ["to rank 0", "to rank 1"]),
+            (
+                "aab",
+                call_one,
+                ["all_reduce_six", "reduce_scatter", "all_reduce_six"],
+                ["all_reduce", "reduce_scatter"],
+            ),
+            ("aabb", broadcast_from, [2, 3, 2, 2], ["rank 2", "rank 3"]),
+        ):
+            with self.subTest(machines=machines, argument=argument):
+                ranks = self.start_on(list(machines))
+                ranks.begin(function, argument)
+                self.assert_all_raise(ranks.outcomes(), *parts)
 
     @unittest.skipUnless(may_mount(), "needs the right to mount")
     def test_processes_with_another_dev_shm_are_on_another_machine(self):

@@ -22,6 +22,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
+import numpy as np
+
 import paddle
 from paddle.base.core import ReduceOp
 
@@ -41,8 +43,9 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
-# What a leader tells the others about an operation.
-_DESCRIPTION_BYTES = 256
+# What ranks tell each other about an operation, or of two that differ.
+_TEXT_BYTES = 512
+_DIFFERENCE = "Ranks called different operations: "
 
 
 class Topology(NamedTuple):
@@ -119,6 +122,38 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def _assign(tensor: Tensor, data: Tensor) -> None:
     """Replaces a tensor by what `_bytes_of` has returned of another one."""
     tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape), False)
+
+
+def _as_bytes(text: str) -> Tensor:
+    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+    return paddle.to_tensor(
+        np.frombuffer(data, "uint8"), place=paddle.CPUPlace()
+    )
+
+
+def _as_text(data: Tensor) -> str:
+    return data.numpy().tobytes().decode(errors="replace").strip()
+
+
+def _gather_texts(group: ProcessGroup, text: str, size: int) -> list[str]:
+    """Returns the text of each of a group's ranks."""
+    gathered = _empty(_TEXT_BYTES * size)
+    group.all_gather_into_tensor(gathered, _as_bytes(text), True).wait()
+    return [_as_text(data) for data in gathered.reshape([size, _TEXT_BYTES])]
+
+
+def _first_difference(ranks: list[int], texts: list[str]) -> str:
+    """Returns a text that says which ranks differ, or the text of all."""
+    for rank, text in zip(ranks, texts):
+        if text.startswith(_DIFFERENCE):
+            return text
+        if text != texts[0]:
+            return (
+                f"{_DIFFERENCE}rank {ranks[0]} called {texts[0]}, but rank "
+                f"{rank} called {text}. Let all ranks call the same operations "
+                "in the same order, with the same sizes and types."
+            )
+    return texts[0]
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
@@ -383,31 +418,24 @@ class HierarchicalGroup:
 
     def _agree(self, description: str) -> None:
         """
-        Raises an error if leaders call different operations: gloo ends the
-        process when sizes differ. Ranks of a machine find out by themselves.
+        Raises an error on all ranks if two call different operations: gloo ends
+        the process when sizes differ, and a machine's ranks would get results
+        of another operation.
         """
-        if self._leaders is None:
-            return
-        text = description.encode()[:_DESCRIPTION_BYTES]
-        mine = paddle.to_tensor(
-            list(text.ljust(_DESCRIPTION_BYTES)),
-            "uint8",
-            place=paddle.CPUPlace(),
+        here = self.topology.ranks_here()
+        text = _first_difference(
+            here, _gather_texts(self._local, description, len(here))
         )
-        all_ = _empty(_DESCRIPTION_BYTES * len(self.topology.machines))
-        self._leaders.all_gather_into_tensor(all_, mine, True).wait()
-        for leader, found in zip(
-            self.topology.leaders(),
-            all_.reshape([-1, _DESCRIPTION_BYTES]).numpy(),
-        ):
-            other = found.tobytes().strip()
-            if other != text:
-                raise RuntimeError(
-                    f"Rank {self._rank} called {description}, but rank "
-                    f"{leader} called {other.decode(errors='replace')}. Let "
-                    "all ranks call the same operations in the same order, "
-                    "with the same sizes and types."
-                )
+        if self._leaders is not None:
+            leaders = self.topology.leaders()
+            text = _first_difference(
+                leaders, _gather_texts(self._leaders, text, len(leaders))
+            )
+        data = _as_bytes(text)
+        self._local.broadcast(data, 0, True).wait()
+        text = _as_text(data)
+        if text.startswith(_DIFFERENCE):
+            raise RuntimeError(text)
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
         """Returns the reduction over all ranks; the same on each."""
