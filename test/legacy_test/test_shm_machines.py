@@ -195,11 +195,21 @@ def barrier_after_leaving() -> None:
 
 
 def reduce_in_forked_child() -> str:
-    """Returns what an operation raises in a child of fork."""
+    return in_forked_child(lambda: dist.all_reduce(paddle.ones([1])))
+
+
+def wait_in_forked_child() -> str:
+    """Waits in a child for an operation that other ranks do not call."""
+    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
+    return in_forked_child(task.wait)
+
+
+def in_forked_child(function: Callable) -> str:
+    """Returns what a function raises in a child of fork."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
-            dist.all_reduce(paddle.ones([1]))
+            function()
             text = "nothing"
         except RuntimeError as error:
             text = str(error)
@@ -418,6 +428,11 @@ class TestShmMachines(RanksTestCase):
     def test_forked_child_is_no_rank(self):
         ranks = self.start_on(["a", "b"])
         for text in ranks.call(reduce_in_forked_child):
+            self.assertIn("forked", text)
+
+    def test_forked_child_cannot_wait_for_an_operation(self):
+        ranks = self.start_on(["a", "b"])
+        for text in ranks.call(wait_in_forked_child, ranks=[0]):
             self.assertIn("forked", text)
 
     def assert_all_raise(self, outcomes, *parts):

@@ -79,10 +79,20 @@ class Topology(NamedTuple):
         )
 
 
+def _enforce_not_forked(process: int) -> None:
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"This process was forked from process {process}, which has joined "
+            "the group; a forked process is no rank of it. Communicate in the "
+            "parent, or start ranks by paddle.distributed.spawn."
+        )
+
+
 class Task:
     """An operation under way, or one that has ended."""
 
     def __init__(self):
+        self._process = os.getpid()
         self._ended = threading.Event()
         self._failure: str | None = None
 
@@ -98,6 +108,7 @@ class Task:
         Returns whether the operation has ended, and raises its error. After the
         timeout it goes on.
         """
+        _enforce_not_forked(self._process)
         seconds = None if timeout is None else timeout.total_seconds()
         if not self._ended.wait(seconds):
             return False
@@ -369,13 +380,7 @@ class HierarchicalGroup:
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
     ) -> Task:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"This process was forked from process {self._process}, which "
-                "has joined the group; a forked process is no rank of it. "
-                "Communicate in the parent, or start ranks by "
-                "paddle.distributed.spawn."
-            )
+        _enforce_not_forked(self._process)
         task = Task()
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
