@@ -188,6 +188,14 @@ def send() -> None:
     dist.send(paddle.ones([1]), (dist.get_rank() + 1) % dist.get_world_size())
 
 
+def reduce_on_calculation_stream() -> None:
+    dist.stream.all_reduce(paddle.ones([1]), use_calc_stream=True)
+
+
+def broadcast_on_calculation_stream() -> None:
+    dist.stream.broadcast(paddle.ones([1]), 0, use_calc_stream=True)
+
+
 def barrier_after_leaving() -> None:
     group = dist.communication.group._get_global_group().process_group
     dist.destroy_process_group()
@@ -415,10 +423,15 @@ class TestShmMachines(RanksTestCase):
 
     def test_operation_that_is_not_offered_says_so(self):
         ranks = self.start_on(["a", "b"])
-        ranks.begin(send)
-        for outcome in ranks.outcomes():
-            self.assertEqual(outcome.kind, "NotImplementedError")
-            self.assertIn("gloo", outcome.text)
+        for function in (
+            send,
+            reduce_on_calculation_stream,
+            broadcast_on_calculation_stream,
+        ):
+            ranks.begin(function)
+            for outcome in ranks.outcomes():
+                self.assertEqual(outcome.kind, "NotImplementedError")
+                self.assertIn("gloo", outcome.text)
 
     def test_operation_after_leaving(self):
         ranks = self.start_on(["a", "b"])

@@ -376,6 +376,8 @@ class HierarchicalGroup:
     all_to_all = all_to_all_tensor = _unsupported("alltoall")
     all_to_all_single = _unsupported("alltoall_single")
     send = recv = _unsupported("send and recv")
+    all_reduce_on_calc_stream = _unsupported("use_calc_stream=True")
+    broadcast_on_calc_stream = all_reduce_on_calc_stream
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
