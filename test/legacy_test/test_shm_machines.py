@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import shutil
 import signal
 import subprocess
 import unittest
@@ -301,6 +302,7 @@ def machines_in_use() -> list[list[int]]:
 def may_mount() -> bool:
     return (
         ON_LINUX
+        and shutil.which("unshare") is not None
         and subprocess.run(
             ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev/shm"],
             stderr=subprocess.DEVNULL,
