@@ -205,6 +205,33 @@ class TestThreads(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "received nranks=0"):
             dist.new_thread_groups(0)
 
+    def test_new_threads_need_new_groups(self):
+        groups = dist.new_thread_groups(2)
+
+        def reduce(rank):
+            dist.all_reduce(paddle.ones([1]), group=groups[rank])
+
+        mp.start_threads(reduce, nthreads=2)
+        with self.assertRaisesRegex(RuntimeError, "new groups for new threads"):
+            mp.start_threads(reduce, nthreads=2)
+
+    def test_types_that_maximum_lacks_are_refused_on_the_rank_alone(self):
+        groups = dist.new_thread_groups(2)
+
+        def reduce(rank):
+            for dtype in ("uint8", "bool", "int16"):
+                with self.assertRaisesRegex(ValueError, f"{dtype} by MAX"):
+                    dist.all_reduce(
+                        paddle.ones([1]).astype(dtype),
+                        dist.ReduceOp.MAX,
+                        group=groups[rank],
+                    )
+            x = paddle.ones([1])
+            dist.all_reduce(x, group=groups[rank])
+            self.assertEqual(x.item(), 2.0)
+
+        mp.start_threads(reduce, nthreads=2)
+
     def test_models_are_freed_when_their_threads_end(self):
         layers = []
 

@@ -21,9 +21,11 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import shutil
 import signal
 import subprocess
 import unittest
+from typing import Callable
 from unittest import mock
 
 import numpy as np
@@ -55,6 +57,30 @@ def join_on(machines: list[str]) -> None:
     name = machines[int(os.environ["PADDLE_TRAINER_ID"])]
     with mock.patch.object(shared_memory_group, "machine", lambda: name):
         dist.init_parallel_env()
+
+
+def raise_error(*args) -> None:
+    raise OSError("no memory is left.")
+
+
+def kill_this_process(*args) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join_while_one_fails(
+    machines: list[str], failing: int, failure: Callable
+) -> None:
+    """Joins as on machines; `failure` is called where a rank joins its one."""
+    join = shared_memory_group._join_machine
+    if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
+        join = failure
+    with (
+        mock.patch.object(shared_memory_group, "_join_machine", join),
+        mock.patch.object(
+            shared_memory_group, "_SHORTEST_JOIN", datetime.timedelta(seconds=5)
+        ),
+    ):
+        join_on(machines)
 
 
 def numbers_of(rank: int, shape: list[int]) -> np.ndarray:
@@ -112,6 +138,30 @@ def all_gather(dtype: str, shape: list[int]) -> list:
     return [as_list(part) for part in parts]
 
 
+def all_reduce_by(ops: list[str]) -> None:
+    all_reduce(ops[dist.get_rank()], "float32", [4])
+
+
+def all_reduce_of(dtypes: list[str]) -> None:
+    all_reduce("SUM", dtypes[dist.get_rank()], [4])
+
+
+def reduce_to(roots: list[int]) -> None:
+    reduce(roots[dist.get_rank()], [4])
+
+
+def broadcast_from(roots: list[int]) -> None:
+    broadcast(roots[dist.get_rank()], "float32", [4])
+
+
+def call_one(names: list[str]) -> None:
+    globals()[names[dist.get_rank()]]()
+
+
+def all_reduce_six() -> None:
+    all_reduce("SUM", "float32", [6])
+
+
 def exchange_objects() -> list:
     gathered, sent = [], [{"rank": dist.get_rank()}]
     dist.all_gather_object(gathered, sent[0])
@@ -139,6 +189,14 @@ def send() -> None:
     dist.send(paddle.ones([1]), (dist.get_rank() + 1) % dist.get_world_size())
 
 
+def reduce_on_calculation_stream() -> None:
+    dist.stream.all_reduce(paddle.ones([1]), use_calc_stream=True)
+
+
+def broadcast_on_calculation_stream() -> None:
+    dist.stream.broadcast(paddle.ones([1]), 0, use_calc_stream=True)
+
+
 def barrier_after_leaving() -> None:
     group = dist.communication.group._get_global_group().process_group
     dist.destroy_process_group()
@@ -146,11 +204,21 @@ def barrier_after_leaving() -> None:
 
 
 def reduce_in_forked_child() -> str:
-    """Returns what an operation raises in a child of fork."""
+    return in_forked_child(lambda: dist.all_reduce(paddle.ones([1])))
+
+
+def wait_in_forked_child() -> str:
+    """Waits in a child for an operation that other ranks do not call."""
+    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
+    return in_forked_child(task.wait)
+
+
+def in_forked_child(function: Callable) -> str:
+    """Returns what a function raises in a child of fork."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
-            dist.all_reduce(paddle.ones([1]))
+            function()
             text = "nothing"
         except RuntimeError as error:
             text = str(error)
@@ -181,6 +249,20 @@ def refuse_bad_tensors() -> list[str]:
             found.append(str(error))
     # Nobody waits for what was refused.
     dist.barrier()
+    return found
+
+
+def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
+    """Returns this rank's sums in groups of the ranks, one rank per machine."""
+    rank = dist.get_rank()
+    found = []
+    with mock.patch.object(shared_memory_group, "machine", lambda: str(rank)):
+        for ranks in groups:
+            group = dist.new_group(ranks, backend="shm")
+            if rank in ranks:
+                x = paddle.full([1], 2.0**rank)
+                dist.all_reduce(x, group=group)
+                found.append(x.item())
     return found
 
 
@@ -220,6 +302,7 @@ def machines_in_use() -> list[list[int]]:
 def may_mount() -> bool:
     return (
         ON_LINUX
+        and shutil.which("unshare") is not None
         and subprocess.run(
             ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev/shm"],
             stderr=subprocess.DEVNULL,
@@ -275,11 +358,13 @@ class TestShmMachines(RanksTestCase):
             self.assertEqual(ranks.call(reduce, dst, [4]), expected)
 
     def test_reduce_scatter_gives_each_rank_its_part(self):
-        ranks = self.start_on(["a", "b", "b"])
         total = sum(numbers_of(r, [6]) for r in range(3))
-        self.assertEqual(
-            ranks.call(reduce_scatter), total.reshape([3, 2]).tolist()
-        )
+        for machines in (["a", "b", "b"], ["a", "b", "a"]):
+            with self.subTest(machines=machines):
+                self.assertEqual(
+                    self.start_on(machines).call(reduce_scatter),
+                    total.reshape([3, 2]).tolist(),
+                )
 
     def test_objects_are_gathered_in_the_order_of_ranks_and_broadcast(self):
         ranks = self.start_on(["a", "b", "a"])
@@ -298,6 +383,21 @@ class TestShmMachines(RanksTestCase):
     def test_operations_run_in_the_order_of_the_calls(self):
         ranks = self.start_on(["a", "b", "b"])
         self.assertEqual(ranks.call(reduce_in_order, 5), [[3.0**5] * 2] * 3)
+
+    def test_groups_that_overlap_reduce_among_their_own_ranks(self):
+        groups = 3 * [[0, 1, 2], [1, 2], [0, 2], [0, 1]]
+        found = self.start_on(["a", "b", "c"]).call(
+            reduce_in_new_groups, groups
+        )
+        for rank in range(3):
+            self.assertEqual(
+                found[rank],
+                [
+                    sum(2.0**r for r in ranks)
+                    for ranks in groups
+                    if rank in ranks
+                ],
+            )
 
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_on(["a", "b"])
@@ -325,10 +425,15 @@ class TestShmMachines(RanksTestCase):
 
     def test_operation_that_is_not_offered_says_so(self):
         ranks = self.start_on(["a", "b"])
-        ranks.begin(send)
-        for outcome in ranks.outcomes():
-            self.assertEqual(outcome.kind, "NotImplementedError")
-            self.assertIn("gloo", outcome.text)
+        for function in (
+            send,
+            reduce_on_calculation_stream,
+            broadcast_on_calculation_stream,
+        ):
+            ranks.begin(function)
+            for outcome in ranks.outcomes():
+                self.assertEqual(outcome.kind, "NotImplementedError")
+                self.assertIn("gloo", outcome.text)
 
     def test_operation_after_leaving(self):
         ranks = self.start_on(["a", "b"])
@@ -340,12 +445,47 @@ class TestShmMachines(RanksTestCase):
         for text in ranks.call(reduce_in_forked_child):
             self.assertIn("forked", text)
 
+    def test_forked_child_cannot_wait_for_an_operation(self):
+        ranks = self.start_on(["a", "b"])
+        for text in ranks.call(wait_in_forked_child, ranks=[0]):
+            self.assertIn("forked", text)
+
     def assert_all_raise(self, outcomes, *parts):
         for outcome in outcomes:
             self.assertIsInstance(outcome, Error)
             self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
             for part in parts:
                 self.assertIn(part, outcome.text)
+
+    def test_rank_that_fails_to_join_fails_the_ranks_of_all_machines(self):
+        for failing, machines in ((0, "abb"), (2, "aab")):
+            with self.subTest(failing=failing):
+                ranks = self.start(3)
+                ranks.begin(
+                    join_while_one_fails, list(machines), failing, raise_error
+                )
+                self.assertIn("no memory", ranks.outcomes([failing])[0].text)
+                self.assert_all_raise(
+                    ranks.outcomes([r for r in range(3) if r != failing]),
+                    f"Rank {failing}",
+                    "no memory",
+                )
+
+    def test_rank_that_dies_while_it_joins_fails_the_ranks_of_all_machines(
+        self,
+    ):
+        # The store of rank 0 would end with it.
+        for victim in (1, 2):
+            with self.subTest(victim=victim):
+                ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
+                ranks.begin(
+                    join_while_one_fails,
+                    ["a", "b", "b"],
+                    victim,
+                    kill_this_process,
+                )
+                self.assert_all_raise(ranks.outcomes([0]), f"rank {victim}")
+                self.assert_all_raise(ranks.outcomes([3 - victim]))
 
     def test_killed_rank_fails_the_ranks_of_all_machines(self):
         for victim in (0, 3):
@@ -361,9 +501,33 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(all_reduce, "SUM", "float32", [9], ranks=[0])
         ranks.begin(all_reduce, "SUM", "float32", [8], ranks=[1, 2])
         self.assert_all_raise(
-            ranks.outcomes([0, 1]), "of 9 elements", "of 8 elements"
+            ranks.outcomes(), "of 9 elements", "of 8 elements"
         )
-        self.assert_all_raise(ranks.outcomes([2]))
+
+    def test_ranks_of_a_machine_that_call_different_operations_get_an_error(
+        self,
+    ):
+        for machines, function, argument, parts in (
+            ("aab", all_reduce_by, ["AVG", "SUM", "AVG"], ["SUM", "AVG"]),
+            (
+                "aab",
+                all_reduce_of,
+                ["float32", "float16", "float32"],
+                ["float32", "float16"],
+            ),
+            ("aab", reduce_to, [0, 1, 0], ["to rank 0", "to rank 1"]),
+            (
+                "aab",
+                call_one,
+                ["all_reduce_six", "reduce_scatter", "all_reduce_six"],
+                ["all_reduce", "reduce_scatter"],
+            ),
+            ("aabb", broadcast_from, [2, 3, 2, 2], ["rank 2", "rank 3"]),
+        ):
+            with self.subTest(machines=machines, argument=argument):
+                ranks = self.start_on(list(machines))
+                ranks.begin(function, argument)
+                self.assert_all_raise(ranks.outcomes(), *parts)
 
     @unittest.skipUnless(may_mount(), "needs the right to mount")
     def test_processes_with_another_dev_shm_are_on_another_machine(self):

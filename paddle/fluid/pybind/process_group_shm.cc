@@ -17,9 +17,15 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
+#include "paddle/phi/core/distributed/store/store.h"
+#include "paddle/phi/core/enforce.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
@@ -33,13 +39,83 @@ using distributed::ProcessGroupShm;
 using distributed::ProcessGroupShmOptions;
 using distributed::SharedTensorResolver;
 using memory::allocation::SharedLocator;
+using phi::distributed::Store;
+
+namespace {
+
+// The keys of one group in a store. Those of gloo are the same in each group.
+//
+// It waits for keys until a deadline, which starts when it is made. As
+// thread-safe as the store.
+class GroupStore : public Store {
+ public:
+  GroupStore(std::shared_ptr<Store> store,
+             std::string prefix,
+             std::chrono::milliseconds timeout)
+      : store_(std::move(store)),
+        prefix_(std::move(prefix)),
+        timeout_(timeout),
+        deadline_(std::chrono::steady_clock::now() + timeout) {}
+
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_->add(prefix_ + key, value);
+  }
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->set(prefix_ + key, value);
+  }
+
+  bool check(const std::string& key) override {
+    return store_->check(prefix_ + key);
+  }
+
+  void wait(const std::string& key) override {
+    while (!check(key)) {
+      if (std::chrono::steady_clock::now() > deadline_) {
+        PADDLE_THROW(common::errors::ExecutionTimeout(
+            "No rank set %s%s within %d ms, so that another rank of the group "
+            "has failed or has not come. Look for its error, or pass a longer "
+            "timeout.",
+            prefix_,
+            key,
+            timeout_.count()));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait(key);
+    return store_->get(prefix_ + key);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string prefix_;
+  const std::chrono::milliseconds timeout_;
+  const std::chrono::steady_clock::time_point deadline_;
+};
+
+}  // namespace
 
 void BindProcessGroupShm(py::module* m) {
+  py::class_<GroupStore, std::shared_ptr<GroupStore>, Store>(*m, "GroupStore")
+      .def(py::init([](std::shared_ptr<Store> store,
+                       std::string prefix,
+                       int64_t timeout_milliseconds) {
+             return std::make_shared<GroupStore>(
+                 std::move(store),
+                 std::move(prefix),
+                 std::chrono::milliseconds(timeout_milliseconds));
+           }),
+           py::arg("store"),
+           py::arg("prefix"),
+           py::arg("timeout_milliseconds"));
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
       *m, "ProcessGroupShm")
       .def_static(
           "create",
-          [](const std::shared_ptr<phi::distributed::Store>& store,
+          [](const std::shared_ptr<Store>& store,
              int rank,
              int world_size,
              int group_id,

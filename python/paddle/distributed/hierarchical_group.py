@@ -22,6 +22,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
+import numpy as np
+
 import paddle
 from paddle.base.core import ReduceOp
 
@@ -41,8 +43,9 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
-# What a leader tells the others about an operation.
-_DESCRIPTION_BYTES = 256
+# What ranks tell each other about an operation, or of two that differ.
+_TEXT_BYTES = 512
+_DIFFERENCE = "Ranks called different operations: "
 
 
 class Topology(NamedTuple):
@@ -76,10 +79,20 @@ class Topology(NamedTuple):
         )
 
 
+def _enforce_not_forked(process: int) -> None:
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"This process was forked from process {process}, which has joined "
+            "the group; a forked process is no rank of it. Communicate in the "
+            "parent, or start ranks by paddle.distributed.spawn."
+        )
+
+
 class Task:
     """An operation under way, or one that has ended."""
 
     def __init__(self):
+        self._process = os.getpid()
         self._ended = threading.Event()
         self._failure: str | None = None
 
@@ -95,6 +108,7 @@ class Task:
         Returns whether the operation has ended, and raises its error. After the
         timeout it goes on.
         """
+        _enforce_not_forked(self._process)
         seconds = None if timeout is None else timeout.total_seconds()
         if not self._ended.wait(seconds):
             return False
@@ -119,6 +133,38 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def _assign(tensor: Tensor, data: Tensor) -> None:
     """Replaces a tensor by what `_bytes_of` has returned of another one."""
     tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape), False)
+
+
+def _as_bytes(text: str) -> Tensor:
+    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+    return paddle.to_tensor(
+        np.frombuffer(data, "uint8"), place=paddle.CPUPlace()
+    )
+
+
+def _as_text(data: Tensor) -> str:
+    return data.numpy().tobytes().decode(errors="replace").strip()
+
+
+def _gather_texts(group: ProcessGroup, text: str, size: int) -> list[str]:
+    """Returns the text of each of a group's ranks."""
+    gathered = _empty(_TEXT_BYTES * size)
+    group.all_gather_into_tensor(gathered, _as_bytes(text), True).wait()
+    return [_as_text(data) for data in gathered.reshape([size, _TEXT_BYTES])]
+
+
+def _first_difference(ranks: list[int], texts: list[str]) -> str:
+    """Returns a text that says which ranks differ, or the text of all."""
+    for rank, text in zip(ranks, texts):
+        if text.startswith(_DIFFERENCE):
+            return text
+        if text != texts[0]:
+            return (
+                f"{_DIFFERENCE}rank {ranks[0]} called {texts[0]}, but rank "
+                f"{rank} called {text}. Let all ranks call the same operations "
+                "in the same order, with the same sizes and types."
+            )
+    return texts[0]
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
@@ -330,17 +376,13 @@ class HierarchicalGroup:
     all_to_all = all_to_all_tensor = _unsupported("alltoall")
     all_to_all_single = _unsupported("alltoall_single")
     send = recv = _unsupported("send and recv")
+    all_reduce_on_calc_stream = _unsupported("use_calc_stream=True")
+    broadcast_on_calc_stream = all_reduce_on_calc_stream
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
     ) -> Task:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"This process was forked from process {self._process}, which "
-                "has joined the group; a forked process is no rank of it. "
-                "Communicate in the parent, or start ranks by "
-                "paddle.distributed.spawn."
-            )
+        _enforce_not_forked(self._process)
         task = Task()
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
@@ -383,31 +425,24 @@ class HierarchicalGroup:
 
     def _agree(self, description: str) -> None:
         """
-        Raises an error if leaders call different operations: gloo ends the
-        process when sizes differ. Ranks of a machine find out by themselves.
+        Raises an error on all ranks if two call different operations: gloo ends
+        the process when sizes differ, and a machine's ranks would get results
+        of another operation.
         """
-        if self._leaders is None:
-            return
-        text = description.encode()[:_DESCRIPTION_BYTES]
-        mine = paddle.to_tensor(
-            list(text.ljust(_DESCRIPTION_BYTES)),
-            "uint8",
-            place=paddle.CPUPlace(),
+        here = self.topology.ranks_here()
+        text = _first_difference(
+            here, _gather_texts(self._local, description, len(here))
         )
-        all_ = _empty(_DESCRIPTION_BYTES * len(self.topology.machines))
-        self._leaders.all_gather_into_tensor(all_, mine, True).wait()
-        for leader, found in zip(
-            self.topology.leaders(),
-            all_.reshape([-1, _DESCRIPTION_BYTES]).numpy(),
-        ):
-            other = found.tobytes().strip()
-            if other != text:
-                raise RuntimeError(
-                    f"Rank {self._rank} called {description}, but rank "
-                    f"{leader} called {other.decode(errors='replace')}. Let "
-                    "all ranks call the same operations in the same order, "
-                    "with the same sizes and types."
-                )
+        if self._leaders is not None:
+            leaders = self.topology.leaders()
+            text = _first_difference(
+                leaders, _gather_texts(self._leaders, text, len(leaders))
+            )
+        data = _as_bytes(text)
+        self._local.broadcast(data, 0, True).wait()
+        text = _as_text(data)
+        if text.startswith(_DIFFERENCE):
+            raise RuntimeError(text)
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
         """Returns the reduction over all ranks; the same on each."""

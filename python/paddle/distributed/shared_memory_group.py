@@ -30,14 +30,16 @@ from paddle.framework import in_dynamic_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import ModuleType
 
-    from paddle.base.core import ProcessGroup, TCPStore
+    from paddle.base.core import ProcessGroup, Store
     from paddle.distributed.communication.group import Group
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 # Ranks do not start at once, however short their operations may take.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
+_JOINED = "joined"
 
 # The groups that this process has joined and not left.
 _joined: list[ProcessGroup | HierarchicalGroup] = []
@@ -62,7 +64,7 @@ def host_backend() -> str:
 
 
 def join(
-    store: TCPStore,
+    store: Store,
     rank: int,
     world_size: int,
     group_id: int,
@@ -82,13 +84,21 @@ def join(
             f"The timeout of a group is {timeout}, but no operation ends in "
             "less than a millisecond. Pass a longer datetime.timedelta."
         )
-    machines = _exchange(
-        store, rank, world_size, group_id, max(timeout, _SHORTEST_JOIN)
+    time_to_join = max(timeout, _SHORTEST_JOIN)
+    # With keys of its own: gloo's are the same in each group.
+    store = _find_binding().GroupStore(
+        store, f"shm_group/{group_id}/", time_to_join // _MILLISECOND
+    )
+    _publish(store, "machine", rank, machine())
+    machines = _collect(
+        store, "machine", rank, world_size, group_id, time_to_join
     )
     if len(set(machines)) == 1:
         group = _join_machine(store, rank, world_size, group_id, timeout)
     else:
-        group = _join_machines(store, rank, machines, group_id, timeout)
+        group = _join_machines(
+            store, rank, machines, group_id, timeout, time_to_join
+        )
     if not _joined:
         # The last registered runs first: before Paddle destroys its groups.
         atexit.register(_leave_all)
@@ -106,22 +116,35 @@ def machine() -> str:
     return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
 
 
-def _exchange(
-    store: TCPStore,
+def _find_binding() -> ModuleType:
+    binding = find_cpp_module("_process_group_shm")
+    if binding is None:
+        raise NotImplementedError(
+            "This Paddle was built without the backend shm, a part in C++ for "
+            "Linux. Use the backend gloo."
+        )
+    return binding
+
+
+def _publish(store: Store, key: str, rank: int, text: str) -> None:
+    store.set(f"{key}/{rank}", text)
+    store.add(f"{key}/{rank}/is_set", 1)
+
+
+def _collect(
+    store: Store,
+    key: str,
     rank: int,
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
 ) -> list[str]:
-    """Returns the machine of each rank, when all ranks have come."""
-    prefix = f"shm_group/{group_id}/machine"
-    store.set(f"{prefix}/{rank}", machine())
-    store.add(f"{prefix}/{rank}/is_set", 1)
+    """Returns what each rank has published, when all have."""
     deadline = time.monotonic() + timeout.total_seconds()
-    machines = []
+    texts = []
     for other in range(world_size):
-        # The wait of a store has no timeout.
-        while store.add(f"{prefix}/{other}/is_set", 0) == 0:
+        # The wait of a store names no rank in its error.
+        while store.add(f"{key}/{other}/is_set", 0) == 0:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"Rank {rank} of group {group_id} waited {timeout} for "
@@ -129,25 +152,19 @@ def _exchange(
                     "all its ranks make it, or pass a longer timeout."
                 )
             time.sleep(0.002)
-        machines.append(store.get(f"{prefix}/{other}").decode())
-    return machines
+        texts.append(store.get(f"{key}/{other}").decode())
+    return texts
 
 
 def _join_machine(
-    store: TCPStore,
+    store: Store,
     rank: int,
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
 ) -> ProcessGroup:
-    binding = find_cpp_module("_process_group_shm")
-    if binding is None:
-        raise NotImplementedError(
-            "This Paddle was built without the backend shm, a part in C++ for "
-            "Linux. Use the backend gloo."
-        )
     storage = find_cpp_module("_shared_storage")
-    return binding.ProcessGroupShm.create(
+    return _find_binding().ProcessGroupShm.create(
         store,
         rank,
         world_size,
@@ -158,11 +175,12 @@ def _join_machine(
 
 
 def _join_machines(
-    store: TCPStore,
+    store: Store,
     rank: int,
     machines: list[str],
     group_id: int,
     timeout: datetime.timedelta,
+    time_to_join: datetime.timedelta,
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
 
@@ -173,18 +191,38 @@ def _join_machines(
         # No program looks up a group by a negative number.
         return -(group_id << 12 | number) - 1
 
-    local = _join_machine(
-        store,
-        here.index(rank),
-        len(here),
-        inner_id(1 + topology.machine),
-        timeout,
-    )
-    between = None
-    if rank in leaders:
-        between = core.ProcessGroupGloo.create(
-            store, leaders.index(rank), len(leaders), inner_id(0)
+    try:
+        local = _join_machine(
+            store,
+            here.index(rank),
+            len(here),
+            inner_id(1 + topology.machine),
+            timeout,
         )
+    except Exception as error:
+        _publish(store, "joined", rank, str(error))
+        raise
+    try:
+        # A leader that waits in gloo would not hear of a rank that has failed.
+        _publish(store, "joined", rank, _JOINED)
+        outcomes = _collect(
+            store, "joined", rank, len(machines), group_id, time_to_join
+        )
+        for other, outcome in enumerate(outcomes):
+            if outcome != _JOINED:
+                raise RuntimeError(
+                    f"Rank {other} of group {group_id} failed to join the "
+                    f"ranks of its machine: {outcome} Mend that, and make a "
+                    "new group."
+                )
+        between = None
+        if rank in leaders:
+            between = core.ProcessGroupGloo.create(
+                store, leaders.index(rank), len(leaders), inner_id(0)
+            )
+    except BaseException:
+        local.leave()
+        raise
     return HierarchicalGroup(rank, topology, local, between)
 
 

@@ -39,6 +39,16 @@ _FUNCTIONS = {
     core.ReduceOp.MIN: "minimum",
 }
 
+# Those that MAX and MIN have kernels for, and float16, which becomes float32.
+_COMPARED_TYPES = (
+    paddle.float16,
+    paddle.bfloat16,
+    paddle.float32,
+    paddle.float64,
+    paddle.int32,
+    paddle.int64,
+)
+
 
 def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
     """Makes a group of threads of this process, one object per rank.
@@ -48,6 +58,8 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
     ``MIN``), ``broadcast`` and ``all_gather``; there are no other operations.
     Numbers are added as a binary tree whose shape depends on the ranks alone:
     all ranks get the same bits in every run.
+
+    Groups are for one set of threads: make new groups for new threads.
 
     When a thread that is a rank has ended, or does not come in time, the
     operations of all other ranks raise an error that names it. A worker thread
@@ -140,7 +152,15 @@ class _Exchange:
         """Returns the operation of this number, which `rank` calls now."""
         with self._changed:
             self._raise_error()
-            self._threads[rank] = threading.current_thread()
+            thread = threading.current_thread()
+            earlier = self._threads[rank] or thread
+            if earlier is not thread and not earlier.is_alive():
+                self._fail(
+                    f"Thread {thread.name!r} called {call} as rank {rank}, "
+                    f"which was thread {earlier.name!r} that has ended. Make "
+                    "new groups for new threads."
+                )
+            self._threads[rank] = thread
             found = self._operations.setdefault(number, _Operation(call, rank))
             if found.call != call:
                 self._fail(
@@ -255,6 +275,11 @@ class ThreadProcessGroup:
                 f"A group of threads cannot reduce by {op}. Use SUM, MAX or "
                 "MIN."
             )
+        if op != core.ReduceOp.SUM and tensor.dtype not in _COMPARED_TYPES:
+            raise ValueError(
+                f"A group of threads cannot reduce {tensor.dtype} by {op.name}."
+                " Cast the tensor to int32, for example."
+            )
         function = getattr(paddle, _FUNCTIONS[op])
         place, part = tensor.place, tensor
         if tensor.dtype in (paddle.float16, paddle.bfloat16):
@@ -265,7 +290,7 @@ class ThreadProcessGroup:
 
         def take(total: Tensor) -> None:
             if part is not tensor:
-                total = total.astype(tensor.dtype)
+                total = _moved(total, place).astype(tensor.dtype)
             tensor.copy_(total, True)
 
         return self._start(
