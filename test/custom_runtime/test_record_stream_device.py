@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from host_device_control import delay, with_ample_delay
-from test_host_device import name_of, setUpModule
+from test_host_device import name_of, run_python, setUpModule
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
@@ -50,6 +50,18 @@ __all__ = ["setUpModule"]
 DELAY = 300_000
 # Large enough for the allocator to give a tensor a chunk of its own.
 SIZE = 1 << 16
+
+
+# Prints the error that record_stream raises.
+RECORD_CURRENT_STREAM = """
+import paddle
+paddle.set_device("custom_cpu:0")
+x = paddle.ones([1024])
+try:
+    x.record_stream(paddle.device.current_stream())
+except RuntimeError as error:
+    print(error)
+"""
 
 
 def filled(value: float) -> paddle.Tensor:
@@ -224,8 +236,20 @@ class TestErrors(RecordTestCase):
     def test_stream_of_another_device_is_refused(self):
         for device in ("cpu", name_of(1)):
             x = paddle.ones([2], device=device)
-            with self.assertRaisesRegex(ValueError, "tensor is on"):
+            with self.assertRaisesRegex(ValueError, "tensor is on") as caught:
                 x.record_stream(self.stream)
+            self.assertIn(device, str(caught.exception))
+
+    def test_allocators_that_do_not_wait_for_streams_are_refused(self):
+        for flag, value in (
+            ("FLAGS_allocator_strategy", "naive_best_fit"),
+            ("FLAGS_use_system_allocator", "1"),
+            ("FLAGS_use_stream_safe_cuda_allocator", "0"),
+        ):
+            refused = run_python(RECORD_CURRENT_STREAM, **{flag: value})
+            self.assertEqual(refused.returncode, 0, refused.stderr)
+            for part in (name_of(0), flag):
+                self.assertIn(part, refused.stdout)
 
     def test_tensor_without_memory_is_not_recorded(self):
         paddle.empty([0]).record_stream(self.stream)

@@ -22,6 +22,7 @@ from thread_device_base import on_every_device_list
 
 import paddle
 from paddle.base import core, device_strings, framework
+from paddle.incubate.multiprocessing import device_names
 
 # What converts a string, each with its own default index.
 CONVERTERS = (
@@ -41,9 +42,6 @@ def on_a_machine_with_gpus(count):
         ),
         mock.patch.object(core, "CUDAPlace", lambda index: ("gpu", index)),
         mock.patch.object(core, "CUDAPinnedPlace", lambda: ("gpu", "pinned")),
-        mock.patch.object(
-            core, "get_available_device", lambda: ["gpu:0", "gpu:1"]
-        ),
     ):
         yield
 
@@ -101,6 +99,10 @@ class TestGpus(ErrorTestCase):
             for name in ("gpu:1", "GPU:1", "cuda:1", "dcu:1"):
                 self.assertEqual(convert(name), ("gpu", 1))
 
+    def test_error_of_a_tensor_sent_here_names_them(self):
+        with self.assertRaisesRegex(RuntimeError, "'gpu:0', 'gpu:1'"):
+            device_names.place_of("gpu:2")
+
     def test_index_that_does_not_exist_is_refused(self):
         self.check_is_refused("gpu:99", "'gpu:99'", "2 of type 'gpu'", "gpu:1")
 
@@ -122,7 +124,7 @@ class TestGpus(ErrorTestCase):
 
     def test_pinned_memory_is_a_place_but_no_device(self):
         pinned = ("gpu", "pinned")
-        for name in ("gpu_pinned", "GPU_pinned", "cuda_pinned"):
+        for name in ("gpu_pinned", "GPU_pinned", "cuda_pinned", " gpu_pinned"):
             self.assertEqual(framework._get_paddle_place(name), pinned)
         self.check_is_refused("gpu_pinned", converters=CONVERTERS[:2])
 
@@ -198,6 +200,27 @@ class TestAccelerators(ErrorTestCase):
         )
         for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
             self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
+
+    def test_statistics_of_memory_refuse_another_plugin(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs have statistics of their own")
+        types = ["first_plugin", self.kind]
+        with (
+            mock.patch.object(
+                core, "get_all_custom_device_type", lambda: types
+            ),
+            mock.patch.object(core, "get_custom_device_count", lambda kind: 1),
+            self.assertRaisesRegex(ValueError, "'first_plugin'.*received"),
+        ):
+            device_strings.custom_device_id(self.kind)
+
+    def test_extract_device_id_takes_those_that_exist_alone(self):
+        def device_id_of(device):
+            return paddle.device.extract_device_id(device, "a test")
+
+        self.assertEqual(device_id_of(self.devices[0]), 0)
+        for wrong in ("nonsense:0", f"{self.kind}:x"):
+            self.check_is_refused(wrong, wrong, converters=(device_id_of,))
 
     def test_variable_of_launch_that_is_no_number_is_named(self):
         if self.kind == "gpu":

@@ -128,8 +128,10 @@ class TestForkedDevices(DevicesTestCase):
 
     def test_gpu_in_a_process_that_is_forked(self):
         with (
-            mock.patch.multiple(paddle, is_compiled_with_cuda=lambda: True),
-            mock.patch.multiple(paddle.device.cuda, device_count=lambda: 2),
+            mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
+            mock.patch.object(
+                core, "get_cuda_device_count", lambda: 2, create=True
+            ),
         ):
             for devices in ("gpu", ["cpu", "gpu:1"]):
                 with self.assertRaisesRegex(

@@ -18,6 +18,7 @@ test/custom_runtime/host_device.
 """
 
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 from concurrent_base import in_thread
@@ -67,6 +68,8 @@ class TestDefaultStream(StreamTestCase):
         place = paddle.device._convert_to_place(self.devices[0])
         self.assertEqual(handle(default_stream(place)), self.defaults[0])
         self.assertEqual(handle(default_stream(0)), self.defaults[0])
+        of_tensor = paddle.zeros([1]).place
+        self.assertEqual(handle(default_stream(of_tensor)), self.defaults[0])
 
     def test_setting_it_leaves_a_thread_without_a_stream_of_its_own(self):
         def own():
@@ -129,6 +132,28 @@ class TestStreamOfAnotherDevice(StreamTestCase):
                 return in_thread(place_of_zeros), place_of_zeros()
 
         self.assertEqual(in_thread(enter), (self.devices[0], self.second))
+
+    def test_threads_without_a_device_follow_the_main_thread_into_it(self):
+        with stream_guard(Stream(self.second)):
+            self.assertEqual(in_thread(place_of_zeros), self.second)
+            self.assertEqual(in_thread(self.current), self.defaults)
+        self.assertEqual(in_thread(place_of_zeros), self.devices[0])
+
+    def test_current_device_of_cuda_is_the_stream_s_inside_the_guard(self):
+        first, second = Stream(self.devices[0]), Stream(self.second)
+        set_devices = [7]
+        stand_in = SimpleNamespace(
+            CUDAPlace=type(second.device),
+            get_cuda_current_device_id=lambda: set_devices[-1],
+            set_cuda_current_device_id=set_devices.append,
+        )
+        with mock.patch.object(stream_scope, "core", stand_in):
+            with stream_guard(first):
+                self.assertEqual(set_devices, [7, 0])
+                with self.assertRaises(KeyError), stream_guard(second):
+                    self.assertEqual(set_devices, [7, 0, 1])
+                    raise KeyError
+        self.assertEqual(set_devices, [7, 0, 1, 0, 7])
 
     def test_device_comes_back_after_an_error(self):
         @self.on_main_and_child

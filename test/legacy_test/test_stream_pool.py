@@ -17,6 +17,7 @@ For all devices that have streams: GPUs, and those of the plugin in
 test/custom_runtime/host_device.
 """
 
+import re
 import unittest
 from unittest import mock
 
@@ -81,6 +82,10 @@ class TestStreamPool(StreamTestCase):
         stream = get_stream_from_pool(second)
         self.assertEqual(stream.device, paddle.device._convert_to_place(second))
 
+    def test_place_of_a_tensor_names_its_device(self):
+        taken = self.take(SIZE, paddle.zeros([1]).place)
+        self.assertEqual(self.take(SIZE), taken)
+
     def test_priorities_have_the_meaning_that_stream_gives_them(self):
         made = self.counted(FUNCTIONS, "_create_stream_base")
         for priority in (-1, 1, 0, 2):
@@ -124,8 +129,8 @@ class TestStreamPool(StreamTestCase):
         self.assertEqual(len({*self.take(SIZE)}), SIZE)
 
     def test_priority_that_does_not_exist_is_refused(self):
-        for wrong in (3, -2, "high", None):
-            with self.assertRaisesRegex(ValueError, repr(wrong)):
+        for wrong in (3, -2, "high", None, []):
+            with self.assertRaisesRegex(ValueError, re.escape(repr(wrong))):
                 get_stream_from_pool(priority=wrong)
 
     def test_cpu_has_no_pool(self):

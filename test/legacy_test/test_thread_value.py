@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from concurrent_base import WAIT_S, wait_until
 
+from paddle.base.cpp_module import find_cpp_module
 from paddle.base.threads.thread_value import (
     UNSET,
     MainThreadValue,
@@ -125,6 +126,20 @@ class TestThreadValue(ThreadValueTestCase):
         gc.collect()
         self.assertIsNone(dropped())
 
+    def test_deleted_process_value_is_an_error(self):
+        value = ThreadValue(1)
+        del value.process
+        with self.assertRaisesRegex(AttributeError, "process"):
+            value.get()
+        value.process = 2
+        self.assertEqual(value.get(), 2)
+
+    def test_object_that_was_not_initialised_is_an_error(self):
+        for name, *args in (("get",), ("get_local",), ("set_local", 1)):
+            value = ThreadValue.__new__(ThreadValue)
+            with self.assertRaises(AttributeError):
+                getattr(value, name)(*args)
+
     def test_flag_tells_whether_any_thread_has_set_a_value(self):
         value = ThreadValue(1)
         value.process = 2
@@ -162,6 +177,24 @@ class TestMainThreadValue(ThreadValueTestCase):
         self.assertIs(self.on_thread(value.saved), UNSET)
         self.on_thread(value.swap, 2)
         self.assertEqual(self.on_thread(value.saved), 2)
+
+
+@unittest.skipIf(
+    find_cpp_module("_thread_contexts") is None,
+    "this Paddle has no parts in C++",
+)
+class TestInCpp(unittest.TestCase):
+    def test_base_is_the_type_of_the_module_that_it_names(self):
+        base = ThreadValue.__mro__[1]
+        module = find_cpp_module("_thread_value")
+        self.assertIs(base, module.ThreadValue)
+        self.assertEqual(base.__module__, module.__name__)
+
+    def test_flag_does_not_stand_in_for_what_init_sets(self):
+        value = ThreadValue.__new__(ThreadValue)
+        value.any_thread_has_set = True
+        with self.assertRaisesRegex(AttributeError, "unset"):
+            value.get()
 
 
 IN_PYTHON = """

@@ -33,9 +33,9 @@ namespace {
 
 struct ThreadValue {
   PyObject_HEAD
-      // What stands for "not set".
+      // What stands for "not set". Null before Init.
       PyObject* unset;
-  // The process's value.
+  // The process's value. Null before Init, and once it was deleted.
   PyObject* process;
   // Whether a thread has ever set a value of its own. It spares Get the lookup.
   char any_thread_has_set;
@@ -50,9 +50,20 @@ PyObject* NewReference(PyObject* object) {
   return object;
 }
 
+// Returns whether an attribute has a value; if not, with an AttributeError set.
+bool HasValue(PyObject* attribute, const char* name) {
+  if (attribute != nullptr) return true;
+  PyErr_Format(PyExc_AttributeError,
+               "The ThreadValue has no '%s': it was deleted, or __init__ has "
+               "not been called. Please make a new ThreadValue.",
+               name);
+  return false;
+}
+
 // Returns the calling thread's own value, which is borrowed, or `unset`; null
 // with an exception set on an error.
 PyObject* OwnValue(PyObject* self) {
+  if (!HasValue(Cast(self)->unset, "unset")) return nullptr;
   PyObject* values = PyThreadState_GetDict();
   if (values == nullptr) return Cast(self)->unset;
   PyObject* own = PyDict_GetItemWithError(values, self);
@@ -66,7 +77,8 @@ PyObject* Get(PyObject* self, PyObject*) {
     if (own == nullptr) return nullptr;
     if (own != Cast(self)->unset) return NewReference(own);
   }
-  return NewReference(Cast(self)->process);
+  PyObject* process = Cast(self)->process;
+  return HasValue(process, "process") ? NewReference(process) : nullptr;
 }
 
 PyObject* GetLocal(PyObject* self, PyObject*) {
@@ -75,6 +87,7 @@ PyObject* GetLocal(PyObject* self, PyObject*) {
 }
 
 PyObject* SetLocal(PyObject* self, PyObject* value) {
+  if (!HasValue(Cast(self)->unset, "unset")) return nullptr;
   PyObject* values = PyThreadState_GetDict();
   if (values == nullptr) return PyErr_NoMemory();
   if (value != Cast(self)->unset) {
@@ -140,7 +153,7 @@ PyType_Slot slots[] = {{Py_tp_init, reinterpret_cast<void*>(Init)},
                        {0, nullptr}};
 
 PyType_Spec spec = {
-    "paddle.base.libpaddle.ThreadValue",
+    "paddle.base.libpaddle._thread_value.ThreadValue",
     sizeof(ThreadValue),
     0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
@@ -149,10 +162,12 @@ PyType_Spec spec = {
 }  // namespace
 
 void BindThreadValue(pybind11::module* m) {
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr) throw pybind11::error_already_set();
-  m->add_object("ThreadValue",
-                pybind11::reinterpret_steal<pybind11::object>(type));
+  const auto type =
+      pybind11::reinterpret_steal<pybind11::object>(PyType_FromSpec(&spec));
+  if (!type) throw pybind11::error_already_set();
+  // The module has another name where it is an extension module of its own.
+  type.attr("__module__") = m->attr("__name__");
+  m->add_object("ThreadValue", type);
 }
 
 }  // namespace paddle::pybind

@@ -27,6 +27,7 @@ from typing import Callable, NamedTuple
 import paddle
 
 from . import core
+from .device_counts import device_counts, device_names
 
 __all__ = []
 
@@ -38,7 +39,6 @@ class _Type(NamedTuple):
 
     toolkit: str
     is_compiled: Callable[[], bool]
-    count: Callable[[], int]
     place: Callable[[int], core.Place]
     pinned_place: Callable[[], core.Place] | None = None
 
@@ -48,28 +48,25 @@ _TYPES = {
     "gpu": _Type(
         "CUDA",
         lambda: core.is_compiled_with_cuda(),
-        lambda: core.get_cuda_device_count(),
         lambda index: core.CUDAPlace(index),
         lambda: core.CUDAPinnedPlace(),
     ),
     "xpu": _Type(
         "XPU",
         lambda: core.is_compiled_with_xpu(),
-        lambda: core.get_xpu_device_count(),
         lambda index: core.XPUPlace(index),
         lambda: core.XPUPinnedPlace(),
     ),
     "ipu": _Type(
         "IPU",
         lambda: core.is_compiled_with_ipu(),
-        lambda: core.get_ipu_device_count(),
         lambda index: core.IPUPlace(),
     ),
 }
 
 
 def _error(reason: str) -> ValueError:
-    devices = ", ".join(["cpu", *core.get_available_device()])
+    devices = ", ".join(device_names())
     return ValueError(f"{reason} The devices of this process are {devices}.")
 
 
@@ -154,23 +151,21 @@ def place_of(
             )
         return core.CPUPlace()
     number = parse_index(index, device) if colon else default_index(kind)
-    of_paddle = _TYPES.get(kind)
-    count = (
-        of_paddle.count() if of_paddle else core.get_custom_device_count(kind)
-    )
+    count = device_counts()[kind]
     if number >= count:
         raise _error(
             f"There is no device '{kind}:{number}', since this process has "
             f"{count} of type {kind!r}."
         )
-    if of_paddle:
-        return of_paddle.place(number)
+    if kind in _TYPES:
+        return _TYPES[kind].place(number)
     return core.CustomPlace(kind, number)
 
 
 def custom_device_id(device: str) -> int:
     """
-    Returns the index of a custom device, one that a plugin has registered.
+    Returns the index of a device of the type that `paddle.device.custom_device`
+    is for: the first one that a plugin has registered.
 
     Raises:
         ValueError: there is no such device.
@@ -179,6 +174,12 @@ def custom_device_id(device: str) -> int:
     if not isinstance(place, core.CustomPlace):
         raise _error(
             f"The device must be one of a plugin, but received {device!r}."
+        )
+    kind = core.get_all_custom_device_type()[0]
+    if place.get_device_type() != kind:
+        raise _error(
+            f"The device must be of type {kind!r}, which "
+            f"paddle.device.custom_device is for, but received {device!r}."
         )
     return place.get_device_id()
 
@@ -191,7 +192,7 @@ def place_of_memory(place: str) -> core.Place:
     Raises:
         ValueError: there is no such place.
     """
-    name = place.lower()
+    name = place.strip().lower()
     if name == "device":
         return core.Place()
     if name.endswith("_pinned"):

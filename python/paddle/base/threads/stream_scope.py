@@ -24,6 +24,8 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, Callable
 
+from paddle.base import core
+
 from . import device_scope
 from .devices import current_place, set_place
 
@@ -53,12 +55,20 @@ def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     restore = functools.partial(set_stream, set_stream(stream))
     place = stream.device
     # By the hash, as Place compares, but without its slower operator.
-    if hash(place) == hash(current_place.get()):
+    is_current = hash(place) == hash(current_place.get())
+    is_gpu = isinstance(place, core.CUDAPlace)
+    if is_current and not is_gpu:
         return restore
     with contextlib.ExitStack() as stack:
         stack.callback(restore)
-        stack.callback(set_place, current_place.saved())
-        set_place(place)
+        if is_gpu:
+            # Events are made on CUDA's current device, not on Paddle's.
+            before = core.get_cuda_current_device_id()
+            stack.callback(core.set_cuda_current_device_id, before)
+            core.set_cuda_current_device_id(place.get_device_id())
+        if not is_current:
+            stack.callback(set_place, current_place.saved())
+            set_place(place)
         return stack.pop_all().close
 
 
@@ -78,7 +88,8 @@ def enter(
     """
     Enters `guard`, in which the streams are the current ones of the calling
     thread, each on its device. A single stream makes its device the current
-    one, too; a sequence leaves the current device as it is. Thread-safe.
+    one, too, on the main thread also for threads that have set no device; a
+    sequence leaves the current device as it is. Thread-safe.
 
     Args:
         guard (object): the context that `leave` is called with.

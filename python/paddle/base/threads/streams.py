@@ -38,7 +38,7 @@ from paddle.base import core
 from paddle.base.cpp_module import find_cpp_module
 
 from . import fork
-from .devices import current_place, set_place
+from .devices import concrete_place, current_place, set_place
 from .main_thread import is_main_thread
 from .thread_value import UNSET, ThreadValue
 
@@ -112,7 +112,8 @@ def _bind_process_context(stream: StreamBase) -> None:
 
 def default_stream(place: core.Place) -> StreamBase:
     """
-    Returns the default stream of a device. Thread-safe.
+    Returns the default stream of a device, which may be given by a tensor's
+    place. Thread-safe.
 
     Requires: the first call for a device comes before any thread has set
     another stream there.
@@ -120,6 +121,7 @@ def default_stream(place: core.Place) -> StreamBase:
     Raises:
         TypeError: the device is not a GPU and not a custom device.
     """
+    place = concrete_place(place)
     if not isinstance(place, _PLACES_OF_STREAMS):
         raise TypeError(
             "The device must be a GPU or a custom device, which have streams, "

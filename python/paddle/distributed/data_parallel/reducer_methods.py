@@ -11,7 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What ``paddle.DataParallel`` does through its reducer."""
+"""What ``paddle.DataParallel`` does through its reducer.
+
+The reducer's modules are imported where they are used: every import of Paddle
+gets here, and would pay for them in programs that have no reducer.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +23,14 @@ from typing import TYPE_CHECKING
 
 import paddle
 
-from .buckets import ReducedParameter
-from .equal_models import broadcast_buffers, check_models_equal
-from .reducer import Reducer, ReducerOptions
-from .statistics import as_dict, as_table
-from .unused_parameters import find_tensors
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from paddle import Tensor
     from paddle.nn import Layer
 
-    from .buckets import Bucket
+    from .buckets import Bucket, ReducedParameter
     from .future import Future
-
 
 class ReducerMethods:
     """Base class of `DataParallel`: gradient averaging, hooks, statistics.
@@ -43,6 +40,9 @@ class ReducerMethods:
 
     def init_reducer(self) -> None:
         """Checks that the models of all ranks are equal; makes the reducer."""
+        from .equal_models import check_models_equal
+        from .reducer import Reducer, ReducerOptions
+
         delayed = dict(self._delay_all_reduce_named_params or ())
         parameters = list(_reduced_parameters(self._layers, delayed))
         check_models_equal(parameters, self.group)
@@ -95,10 +95,14 @@ class ReducerMethods:
                 "There are no statistics of a DataParallel of one rank. Start "
                 "several ranks, by paddle.distributed.launch or spawn."
             )
+        from .statistics import as_dict
+
         return as_dict(self._reducer.times, self._reducer.buckets)
 
     def statistics_table(self) -> str:
         """Returns `statistics()` as a table of text, of one page."""
+        from .statistics import as_table
+
         return as_table(self.statistics())
 
     def _before_forward(self) -> None:
@@ -116,6 +120,8 @@ class ReducerMethods:
 
     def _synchronize_buffers(self, source: int) -> None:
         if self.training and self._broadcast_buffers:
+            from .equal_models import broadcast_buffers
+
             with paddle.no_grad():
                 broadcast_buffers(self._layers, self.group, source)
 
@@ -147,6 +153,8 @@ class ReducerMethods:
 
 
 def _need_no_gradients(outputs: object) -> bool:
+    from .unused_parameters import find_tensors
+
     tensors = list(find_tensors(outputs))
     return bool(tensors) and all(tensor.stop_gradient for tensor in tensors)
 
@@ -154,6 +162,8 @@ def _need_no_gradients(outputs: object) -> bool:
 def _reduced_parameters(
     layer: Layer, delayed: dict[str, Tensor]
 ) -> Iterator[ReducedParameter]:
+    from .buckets import ReducedParameter
+
     seen = set()
     for prefix, sublayer in layer.named_sublayers(include_self=True):
         sparse = isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse

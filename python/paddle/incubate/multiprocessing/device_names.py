@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import paddle
 from paddle.base import core
+from paddle.base.device_counts import device_counts, device_names
 
 if TYPE_CHECKING:
     from paddle._typing import PlaceLike
@@ -43,22 +44,6 @@ def parse(name: str) -> DeviceName:
         int(number) if number.isdecimal() else None,
         re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name) is not None,
     )
-
-
-def device_counts() -> dict[str, int]:
-    """
-    Returns the number of devices per type, keyed by the name that
-    `paddle.set_device` takes. The CPU is not included.
-    """
-    counts = {
-        kind: core.get_custom_device_count(kind)
-        for kind in core.get_all_custom_device_type()
-    }
-    if paddle.is_compiled_with_cuda():
-        counts["gpu"] = paddle.device.cuda.device_count()
-    if paddle.is_compiled_with_xpu():
-        counts["xpu"] = paddle.device.xpu.device_count()
-    return counts
 
 
 def name_of(device: PlaceLike) -> str:
@@ -86,7 +71,7 @@ def place_of(device: str) -> core.Place:
     if (index or 0) >= there:
         raise RuntimeError(
             f"Cannot place the received object on {device!r}: this process has "
-            f"only {['cpu', *paddle.device.get_available_device()]}. Send "
+            f"only {device_names()}. Send "
             "paddle.incubate.multiprocessing.by_value(tensor, device) with a "
             "device it has; 'cpu' always works."
         )

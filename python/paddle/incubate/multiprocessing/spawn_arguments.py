@@ -23,7 +23,9 @@ import sys
 from collections.abc import Sequence
 from typing import Callable
 
-from .device_names import device_counts, parse
+from paddle.base.device_counts import device_counts
+
+from .device_names import parse
 
 _INSTALL_HINTS = {
     "gpu": "This Paddle was built without CUDA: install paddlepaddle-gpu.",

@@ -25,6 +25,15 @@
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #include "paddle/phi/core/memory/allocation/storage_watcher.h"
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+#include "paddle/phi/backends/gpu/gpu_info.h"
+#include "paddle/phi/core/memory/allocation/stream_safe_cuda_allocator.h"
+#else
+#include "paddle/phi/core/memory/allocation/stream_safe_custom_device_allocator.h"
+#endif
+#ifdef PADDLE_WITH_CUDA
+#include "paddle/phi/core/memory/allocation/cuda_malloc_async_allocator.h"
+#endif
 
 namespace paddle {
 namespace memory {
@@ -68,6 +77,11 @@ class RecordedStorage : public StorageWatcher {
     const std::shared_ptr<phi::Allocation> freed(allocation(),
                                                  [](phi::Allocation*) {});
     try {
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+      // The allocator makes its events on the current device.
+      const phi::backends::gpu::GPUDeviceGuard guard(
+          freed->place().GetDeviceId());
+#endif
       for (const auto& [stream, owner] : owners_) {
         AllocatorFacade::Instance().RecordStream(freed, stream);
       }
@@ -84,12 +98,17 @@ class RecordedStorage : public StorageWatcher {
   std::map<RawStream, std::shared_ptr<void>> owners_;
 };
 
-// Returns whether the allocators of a storage wait for the events of streams.
-bool WaitsForEvents(const std::shared_ptr<phi::Allocation>& storage,
-                    RawStream stream) {
-  auto& allocators = AllocatorFacade::Instance();
-  return allocators.RecordStream(storage, stream) ||
-         allocators.GetStream(storage) == stream;
+// Returns whether a storage is one of an allocator that waits for streams.
+bool IsStreamSafe(const phi::Allocation* storage) {
+#ifdef PADDLE_WITH_CUDA
+  if (dynamic_cast<const CUDAMallocAsyncAllocation*>(storage)) return true;
+#endif
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+  return dynamic_cast<const StreamSafeCUDAAllocation*>(storage) != nullptr;
+#else
+  return dynamic_cast<const StreamSafeCustomDeviceAllocation*>(storage) !=
+         nullptr;
+#endif
 }
 
 }  // namespace
@@ -101,16 +120,19 @@ void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
       StorageWatcher::CanWatch(storage),
       true,
       common::errors::InvalidArgument(
-          "record_stream cannot delay the reuse of memory that Paddle has not "
-          "allocated, such as that of another framework. Keep the tensor until "
-          "stream.synchronize() has returned."));
+          "record_stream cannot delay the reuse of memory on %s that Paddle "
+          "has "
+          "not allocated, such as that of another framework. Keep the tensor "
+          "until stream.synchronize() has returned.",
+          storage->place()));
   PADDLE_ENFORCE_EQ(
-      WaitsForEvents(storage, stream),
+      IsStreamSafe(storage.get()),
       true,
       common::errors::PreconditionNotMet(
           "record_stream needs an allocator that waits for streams, which the "
           "flags of this process have turned off for %s. Set "
-          "FLAGS_use_stream_safe_cuda_allocator to true.",
+          "FLAGS_allocator_strategy=auto_growth, FLAGS_use_system_allocator=0 "
+          "and FLAGS_use_stream_safe_cuda_allocator=1 before Paddle starts.",
           storage->place()));
   auto& all = RecordedStorages::Instance();
   const std::lock_guard<std::mutex> lock(all.mutex);

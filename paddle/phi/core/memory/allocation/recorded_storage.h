@@ -28,7 +28,7 @@ namespace memory {
 namespace allocation {
 
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-using RawStream = gpuStream_t;
+using RawStream = phi::gpuStream_t;
 #elif defined(PADDLE_WITH_CUSTOM_DEVICE)
 using RawStream = phi::stream::stream_t;
 #endif

@@ -1,0 +1,51 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The devices of this process, other than the CPU."""
+
+from __future__ import annotations
+
+from . import core
+
+__all__ = []
+
+
+def device_counts() -> dict[str, int]:
+    """
+    Returns the number of devices per type, for the types that Paddle was
+    compiled with and those of plugins, keyed by the name that
+    `paddle.set_device` takes. Thread-safe.
+    """
+    counts = {
+        kind: core.get_custom_device_count(kind)
+        for kind in core.get_all_custom_device_type() or []
+    }
+    if core.is_compiled_with_cuda():
+        counts["gpu"] = core.get_cuda_device_count()
+    if core.is_compiled_with_xpu():
+        counts["xpu"] = core.get_xpu_device_count()
+    if core.is_compiled_with_ipu():
+        counts["ipu"] = core.get_ipu_device_count()
+    return counts
+
+
+def device_names() -> list[str]:
+    """Returns the names of all devices, the CPU first. Thread-safe."""
+    return [
+        "cpu",
+        *(
+            f"{kind}:{index}"
+            for kind, count in device_counts().items()
+            for index in range(count)
+        ),
+    ]
