@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 import unittest
@@ -111,7 +112,9 @@ class TestErrors(unittest.TestCase):
     def test_backend_shm(self):
         self.check(
             "without the backend shm",
-            lambda: shared_memory_group.join(None, 0, 1, 0, 1000),
+            lambda: shared_memory_group.join(
+                None, 0, 1, 0, datetime.timedelta(seconds=1)
+            ),
         )
 
     def test_program_on_a_second_thread(self):
