@@ -87,6 +87,7 @@ ON_THE_CPU_ALONE = (
 # The tests of devices, modes, names and threads, which run on the wheel without
 # native parts, too.
 ON_ANY_PLATFORM = (
+    "test/legacy_test/test_batch_source.py",
     "test/legacy_test/test_dataloader_threads.py",
     "test/legacy_test/test_tensor_names.py",
     "test/legacy_test/test_thread_device.py",
@@ -106,6 +107,8 @@ ON_ANY_PLATFORM = (
 NEEDS_NATIVE_PARTS = tuple(
     f"test/legacy_test/test_{test}"
     for test in (
+        "batch_source.py::TestBatches"
+        "::test_the_seed_alone_determines_what_a_reader_gets",
         "dataloader_threads.py::TestSameAsProcesses",
         "thread_device.py::TestStateOfTheTracer_custom_cpu"
         "::test_to_static_on_a_thread_is_as_on_the_main_thread",

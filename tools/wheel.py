@@ -468,10 +468,13 @@ def main(argv: list[str] | None = None) -> int:
         base = official_wheel(args.base, folder, args.platform, args.python)
     else:
         base = Path(args.base)
-        if args.platform and not base.stem.endswith(args.platform):
+        version_of(base)  # Raises if the file's name is not one of a wheel.
+        tags = parse_wheel_filename(base.name)[3]
+        platforms = {tag.platform for tag in tags}
+        if args.platform and args.platform not in platforms:
             raise PatchError(
-                f"{base.name} is not for {args.platform}; name the platform at"
-                " the end of the file's name"
+                f"{base.name} is not for {args.platform}; pass one of"
+                f" {', '.join(sorted(platforms))}"
             )
     print(build(base, args.output, native=args.platform is None))
     return 0

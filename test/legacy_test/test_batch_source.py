@@ -265,6 +265,16 @@ class TestErrors(SourceTestCase):
         with self.assertRaisesRegex(RuntimeError, "StopIteration"):
             list(BatchSource(Stopping(3), 1).reader(0))
 
+    def test_a_collate_fn_that_raises_stop_iteration_does_not_end_the_epoch(
+        self,
+    ):
+        def collate(samples):
+            raise StopIteration
+
+        for dataset in (Numbers(3), Stream()):
+            with self.assertRaisesRegex(RuntimeError, "StopIteration"):
+                list(BatchSource(dataset, 1, collate_fn=collate).reader(0))
+
     def test_each_reader_is_returned_once(self):
         source = BatchSource(Numbers(3), 2)
         kept = source.reader(1)
@@ -272,10 +282,13 @@ class TestErrors(SourceTestCase):
             RuntimeError, "Reader 1 .* returned before"
         ):
             source.reader(1)
-        for rank in (2, -1, "0"):
-            with self.assertRaisesRegex(
-                ValueError, f"2, but received {rank!r}"
-            ):
+        for error, message, rank in (
+            (ValueError, "2, but received 2", 2),
+            (ValueError, "2, but received -1", -1),
+            (TypeError, "an integer, but received '0'", "0"),
+            (TypeError, "an integer, but received 0.0", 0.0),
+        ):
+            with self.assertRaisesRegex(error, message):
                 source.reader(rank)
         del kept
 
@@ -463,6 +476,19 @@ class TestStress(SourceTestCase):
             for rank, mine in enumerate(taken):
                 expected = itertools.cycle(range(rank, length, nreaders))
                 self.assertEqual(mine, [*itertools.islice(expected, len(mine))])
+            counts = [
+                len(range(rank, length, nreaders)) for rank in range(nreaders)
+            ]
+            # The earliest reader to leave gets its number, and the others as
+            # many batches of that epoch, if they have as many.
+            epoch, last = min(
+                divmod(leave - 1, count)
+                for leave, count in zip(leave_at, counts)
+            )
+            for mine, count in zip(taken, counts):
+                self.assertGreaterEqual(
+                    len(mine), epoch * count + min(last + 1, count)
+                )
 
 
 class Devices(SourceTestCase):

@@ -22,6 +22,7 @@ import sys
 import time
 import unittest
 import weakref
+from collections import deque
 
 from concurrent_base import WAIT_S, Worker, in_threads, wait_until
 
@@ -158,6 +159,17 @@ class TestShutDown(unittest.TestCase):
         items = BlockingQueue()
         with items._mutex:
             items.shutdown()
+        with self.assertRaises(ShutDown):
+            items.get()
+
+    def test_an_immediate_one_while_an_item_is_taken(self):
+        class DroppedMeanwhile(deque):
+            def popleft(self):
+                items.shutdown(immediate=True)
+                return super().popleft()
+
+        items = BlockingQueue()
+        items._items = DroppedMeanwhile([1])
         with self.assertRaises(ShutDown):
             items.get()
 

@@ -239,6 +239,13 @@ class TestFuture(Stop):
         future.set_result(5)
         self.assertEqual(worker.result(), 5)
 
+    def test_calls_that_time_out_leave_nothing_behind(self):
+        future = Future()
+        for _ in range(5):
+            with self.assertRaises(TimeoutError):
+                wait_for_result(future, timeout=0)
+        self.assertEqual(len(future._done_callbacks), 1)
+
     def test_errors_arrive(self):
         future, cancelled = Future(), Future()
         with self.assertRaises(TimeoutError):

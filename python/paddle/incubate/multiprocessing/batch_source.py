@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from numbers import Integral
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable
@@ -25,6 +26,10 @@ import numpy as np
 
 import paddle
 from paddle.base.framework import _current_expected_place
+from paddle.base.threads.host_context import (
+    cpu_generator,
+    is_available as has_generators,
+)
 from paddle.io import IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.fetcher import (
@@ -34,7 +39,7 @@ from paddle.io.dataloader.fetcher import (
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 
 from .blocking_queue import BlockingQueue, ShutDown
-from .worker_thread import WorkerThread
+from .worker_thread import WorkerThread, checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +62,7 @@ class _Batches:
         drop_last: bool,
         batch_sampler: BatchSampler | None,
         collate_fn: Callable[[list], Any],
+        seed: int,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
@@ -64,26 +70,33 @@ class _Batches:
         self._drop_last = drop_last
         self._batch_sampler = batch_sampler
         self._collate_fn = collate_fn
+        self._seed = seed
 
     def of_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
         """Makes the batches of an epoch on `thread`, the calling one."""
-        settings = (self._dataset, True, self._collate_fn, self._drop_last)
         # Looked at between the samples of a batch.
         stop = SimpleNamespace(is_set=thread.should_stop)
         if isinstance(self._dataset, IterableDataset):
-            fetcher = _IterableDatasetFetcher(*settings)
+            fetcher = _IterableDatasetFetcher(
+                self._dataset, True, None, self._drop_last
+            )
             while True:
                 try:
-                    batch = fetcher.fetch(range(self._batch_size), stop)
+                    samples = fetcher.fetch(range(self._batch_size), stop)
                 except StopIteration:
                     return
-                yield batch
-        fetcher = _MapDatasetFetcher(*settings)
-        for samples in self._samples(epoch, thread.seed):
+                if samples is None:
+                    return
+                # Called here, where a StopIteration becomes a RuntimeError.
+                yield self._collate_fn(samples)
+        fetcher = _MapDatasetFetcher(
+            self._dataset, True, self._collate_fn, self._drop_last
+        )
+        for samples in self._samples(epoch):
             # A StopIteration becomes a RuntimeError: this is a generator.
             yield fetcher.fetch(samples, stop)
 
-    def _samples(self, epoch: int, seed: int) -> Iterator[list[int]]:
+    def _samples(self, epoch: int) -> Iterator[list[int]]:
         if self._batch_sampler is not None:
             if hasattr(self._batch_sampler, "set_epoch"):
                 self._batch_sampler.set_epoch(epoch)
@@ -91,7 +104,7 @@ class _Batches:
             return
         order = np.arange(len(self._dataset))
         if self._shuffle:
-            np.random.default_rng([seed, epoch]).shuffle(order)
+            np.random.default_rng([self._seed, epoch]).shuffle(order)
         for begin in range(0, len(order), self._batch_size):
             samples = order[begin : begin + self._batch_size].tolist()
             if len(samples) == self._batch_size or not self._drop_last:
@@ -242,13 +255,15 @@ class BatchSource:
 
     The thread begins at once, before there is a model, and makes up to
     ``capacity`` batches ahead for each reader. So all of the readers have to
-    read: one that is ahead waits for the others. The thread ends when a reader
-    leaves, or when Python exits. Other readers may then take as many batches as
-    that one, and get an error if they go on.
+    read: one that is ahead waits for the others. When a reader leaves, the
+    other readers may take as many batches as that one, and get an error if they
+    go on. The thread ends when it has made these batches, or when Python exits.
 
     The thread is a :class:`WorkerThread`, so that Paddle's random operators in
-    the dataset depend on the seed, too. The global generators of ``random`` and
-    ``numpy.random`` do not.
+    the dataset depend on the seed, too. In a Paddle that was built without
+    generators per thread, a part in C++ for Linux, these use the generator of
+    the process. The global generators of ``random`` and ``numpy.random`` do not
+    depend on the seed.
 
     The design follows Caffe's ``DataReader`` (Berkeley Vision and Learning
     Center), which reads a source once for all solvers.
@@ -324,6 +339,9 @@ class BatchSource:
                 "or `shuffle`, since the dataset decides the order. Shuffle in "
                 "the dataset."
             )
+        self._seed = (
+            cpu_generator().random() if seed is None else checked_seed(seed)
+        )
         batches = _Batches(
             dataset,
             batch_size,
@@ -331,18 +349,24 @@ class BatchSource:
             drop_last,
             batch_sampler,
             collate_fn or default_collate_fn,
+            self._seed,
         )
         # The arrays of the default collation belong to nobody else.
         self._zero_copy = collate_fn is None
         # The ranks that have a reader, which may have been dropped.
         self._taken: dict[int, object] = {}
-        self._thread = _SourceThread(batches, nreaders, capacity, seed)
+        self._thread = _SourceThread(
+            batches,
+            nreaders,
+            capacity,
+            self._seed if has_generators() else None,
+        )
         self._thread.start()
 
     @property
     def seed(self) -> int:
         """The seed, given or drawn."""
-        return self._thread.seed
+        return self._seed
 
     def reader(self, rank: int) -> BatchReader:
         """Returns the reader of a rank, once.
@@ -355,10 +379,18 @@ class BatchSource:
             be used by one thread at a time.
 
         Raises:
+            TypeError: the rank is not an integer.
             ValueError: there is no such rank.
             RuntimeError: the reader of this rank was returned before.
         """
         nreaders = len(self._thread.queues)
+        try:
+            rank = operator.index(rank)
+        except TypeError:
+            raise TypeError(
+                "The rank of a reader must be an integer, but received "
+                f"{rank!r}."
+            ) from None
         if rank not in range(nreaders):
             raise ValueError(
                 "The rank of a reader must be at least 0 and less than "

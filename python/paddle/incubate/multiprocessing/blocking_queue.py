@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -41,9 +42,10 @@ class BlockingQueue(Generic[T]):
     """A queue for several producers and consumers, which are threads.
 
     Its methods are those of Python's ``queue.Queue``, and :meth:`shutdown` of
-    Python 3.13, with two differences: a :class:`WorkerThread` that is asked to
-    stop ends in :meth:`get` and :meth:`put`, and :meth:`shutdown` may be called
-    by finalizers and signal handlers.
+    Python 3.13, with three differences: a :class:`WorkerThread` that is asked
+    to stop ends in :meth:`get` and :meth:`put`, :meth:`shutdown` may be called
+    by finalizers and signal handlers, and there are no ``task_done`` and
+    ``join``.
 
     Args:
         maxsize (int, optional): the number of items from which on :meth:`put`
@@ -173,7 +175,8 @@ class BlockingQueue(Generic[T]):
                     _remaining(deadline),
                 )
             with self._mutex:
-                if self._items:
+                # Not looked for before, since `shutdown` may drop it meanwhile.
+                with contextlib.suppress(IndexError):
                     item = self._items.popleft()
                     break
                 self._raise_if_shut_down()

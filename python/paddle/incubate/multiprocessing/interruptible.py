@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from .worker_thread import Waiters, wait_for
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = []
 
 T = TypeVar("T")
+
+_waiters_of: weakref.WeakKeyDictionary[Future, Waiters] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class InterruptibleEvent:
@@ -98,6 +103,8 @@ class InterruptibleLock:
 
     A :class:`WorkerThread` that is asked to stop ends there, without the lock.
     What it has to do then, such as in ``finally``, needs a ``threading.Lock``.
+    A signal handler must not wait for the lock, which the thread that it
+    interrupts may hold.
 
     Examples:
         .. code-block:: python
@@ -201,7 +208,10 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
             ...     print(mp.wait_for_result(pool.submit(max, 3, 5)))
             5
     """
-    waiters = Waiters()
-    future.add_done_callback(lambda _: waiters.notify_all())
+    waiters = _waiters_of.get(future)
+    if waiters is None:
+        # One callback for all calls, since a future does not remove any.
+        waiters = _waiters_of.setdefault(future, Waiters())
+        future.add_done_callback(lambda _: waiters.notify_all())
     wait_for(waiters, future.done, timeout)
     return future.result(timeout=0)

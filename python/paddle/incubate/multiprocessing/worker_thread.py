@@ -277,7 +277,7 @@ class WorkerThread(threading.Thread):
         super().__init__(
             target=target, args=args, kwargs=kwargs, name=name, daemon=daemon
         )
-        self._seed = None if seed is None else _checked_seed(seed)
+        self._seed = None if seed is None else _own_seed(seed)
         self._generator = core.Generator() if has_generators() else None
         self._process: int | None = None
         self._in_state: Callable[[Callable[[], None]], None] | None = None
@@ -446,7 +446,9 @@ class WorkerThread(threading.Thread):
             self._wake = outer
 
 
-def _checked_seed(seed: int) -> int:
+def checked_seed(seed: int) -> int:
+    """Returns the seed of a thread as an `int`, or raises TypeError or
+    ValueError."""
     try:
         value = operator.index(seed)
     except TypeError:
@@ -459,6 +461,11 @@ def _checked_seed(seed: int) -> int:
             "The seed of a WorkerThread must be at least 0 and less than "
             f"2**64, but received {seed}."
         )
+    return value
+
+
+def _own_seed(seed: int) -> int:
+    value = checked_seed(seed)
     if not has_generators():
         raise NotImplementedError(
             f"A WorkerThread cannot have the seed {seed}: this Paddle was built"

@@ -39,6 +39,7 @@ from paddle.profiler.utils import RecordEvent, in_profiler_mode
 from ...framework import in_dynamic_mode
 from .collate import default_collate_fn
 from .dataloader_iter import _DataLoaderIterBase
+from .dataset_errors import refuses_stop_iteration
 from .flat import _flatten_batch, _restore_batch
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
@@ -112,7 +113,7 @@ class _BatchMaker:
         self._init = loader._worker_init_fn
         self._fetcher_settings = (
             loader._auto_collate_batch,
-            loader._collate_fn,
+            refuses_stop_iteration(loader._collate_fn),
             loader._drop_last,
         )
         (self._place,) = loader._places

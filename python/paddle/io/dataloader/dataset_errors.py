@@ -1,0 +1,111 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Raises the errors of a dataset or collate_fn where batches are taken."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+from .worker import _DatasetKind
+
+if TYPE_CHECKING:
+    import threading
+
+    from paddle.io import Dataset
+
+__all__ = []
+
+
+def keeps_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
+    """
+    Returns a method that keeps the exception of `thread_loop`, which puts
+    batches into the queue of an iterator, and ends the queue after these.
+    """
+
+    @functools.wraps(thread_loop)
+    def wrapped(iterator: Any, *args: Any) -> None:
+        try:
+            thread_loop(iterator, *args)
+        except BaseException as error:  # raised by __next__
+            iterator._error = error
+            iterator._exit_thread_expectedly()
+
+    return wrapped
+
+
+def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """
+    Returns a `__next__` that raises the exception that `keeps_error` has kept,
+    once, when there are no more batches.
+    """
+
+    @functools.wraps(next_batch)
+    def wrapped(iterator: Any) -> Any:
+        try:
+            return next_batch(iterator)
+        except (StopIteration, SystemError):
+            error = vars(iterator).pop("_error", None)
+            if error is None:
+                raise
+        try:
+            raise error
+        finally:
+            # Its traceback refers to this frame.
+            del error
+
+    return wrapped
+
+
+def refuses_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Returns a function that raises RuntimeError where `function`, a part of a
+    dataset or a collate_fn, raises StopIteration. That would end the epoch.
+    """
+
+    def checked(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except StopIteration as error:
+            raise RuntimeError(
+                "The dataset or the collate_fn raised StopIteration, which "
+                "only the iterator of an IterableDataset may raise, at its "
+                "end. Raise another exception there."
+            ) from error
+
+    return checked
+
+
+class CheckedFetcher:
+    """Makes batches as the fetchers of `_DatasetKind` do, but raises
+    StopIteration only at the end of an iterable dataset."""
+
+    def __init__(
+        self,
+        kind: int,
+        dataset: Dataset,
+        auto_collate_batch: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+    ) -> None:
+        fetcher = _DatasetKind.create_fetcher(
+            kind,
+            dataset,
+            auto_collate_batch,
+            refuses_stop_iteration(collate_fn),
+            drop_last,
+        )
+        self.fetch: Callable[[Any, threading.Event], Any] = fetcher.fetch
+        if kind == _DatasetKind.MAP:
+            self.fetch = refuses_stop_iteration(fetcher.fetch)

@@ -1,0 +1,169 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Errors of what a DataLoader without workers calls."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+import unittest
+
+import numpy as np
+from concurrent_base import in_thread, wait_until
+
+from paddle.io import DataLoader, Dataset, IterableDataset
+
+
+class DeliberateError(Exception):
+    pass
+
+
+class Numbers(Dataset):
+    """The numbers from 0 to 7, of which number 4 raises `error`."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def __getitem__(self, i):
+        if i == 4 and self.error is not None:
+            raise self.error
+        return np.array(i)
+
+    def __len__(self):
+        return 8
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(np.arange(8))
+
+
+class TestErrors(unittest.TestCase):
+    def setUp(self):
+        self.before = set(threading.enumerate())
+
+    def tearDown(self):
+        gc.collect()
+        wait_until(
+            lambda: set(threading.enumerate()) <= self.before,
+            "the threads of the loaders have ended",
+        )
+
+    def check(self, dataset, error, message, **options):
+        """Checks that `error` follows the batches before it, and returns its
+        traceback as text."""
+
+        def read():
+            taken = []
+            try:
+                for batch in DataLoader(dataset, batch_size=2, **options):
+                    taken.append(batch.tolist())
+            except error as raised:
+                self.assertRegex(str(raised), message)
+                return taken, traceback.format_exc()
+            raise AssertionError("the epoch has ended")
+
+        # On a thread, since a loop that never ends must not end the test.
+        taken, trace = in_thread(read)
+        self.assertEqual(taken, [[0, 1], [2, 3]])
+        return trace
+
+    def test_an_error_of_the_dataset_is_raised_with_its_traceback(self):
+        for buffered in (True, False):
+            trace = self.check(
+                Numbers(DeliberateError("sample 4")),
+                DeliberateError,
+                "sample 4",
+                use_buffer_reader=buffered,
+            )
+            self.assertIn("__getitem__", trace)
+
+    def test_an_exception_that_ends_programs_is_raised_too(self):
+        self.check(Numbers(SystemExit(3)), SystemExit, "3")
+
+    def test_an_error_of_the_collate_function(self):
+        def collate(samples):
+            if 4 in samples:
+                raise DeliberateError("sample 4")
+            return np.stack(samples)
+
+        for dataset in (Numbers(), Stream()):
+            trace = self.check(
+                dataset, DeliberateError, "sample 4", collate_fn=collate
+            )
+            self.assertIn("in collate", trace)
+
+    def test_an_error_of_the_sampler(self):
+        def samples():
+            yield [0, 1]
+            yield [2, 3]
+            raise DeliberateError
+
+        def read():
+            return list(DataLoader(Numbers(), batch_sampler=samples()))
+
+        with self.assertRaises(DeliberateError):
+            in_thread(read)
+
+    def test_a_batch_that_cannot_become_tensors(self):
+        def collate(samples):
+            return np.array([object()])
+
+        def read():
+            return list(DataLoader(Numbers(), collate_fn=collate))
+
+        with self.assertRaisesRegex(ValueError, "(?i)dtype|type"):
+            in_thread(read)
+
+    def test_stop_iteration_of_a_dataset_does_not_end_the_epoch(self):
+        self.check(Numbers(StopIteration()), RuntimeError, "StopIteration")
+
+    def test_stop_iteration_of_a_collate_function_does_not_end_the_epoch(self):
+        def collate(samples):
+            if 4 in samples:
+                raise StopIteration
+            return np.stack(samples)
+
+        for dataset in (Numbers(), Stream()):
+            self.check(
+                dataset, RuntimeError, "StopIteration", collate_fn=collate
+            )
+
+    def test_worker_threads_refuse_stop_iteration_of_a_collate_function(self):
+        def collate(samples):
+            raise StopIteration
+
+        with self.assertRaisesRegex(RuntimeError, "StopIteration"):
+            next(
+                iter(
+                    DataLoader(
+                        Stream(),
+                        collate_fn=collate,
+                        num_workers=1,
+                        worker_type="thread",
+                    )
+                )
+            )
+
+    def test_an_epoch_without_an_error_ends(self):
+        for dataset in (Numbers(), Stream()):
+            self.assertEqual(
+                [b.tolist() for b in DataLoader(dataset, batch_size=4)],
+                [[0, 1, 2, 3], [4, 5, 6, 7]],
+            )
+
+
+if __name__ == "__main__":
+    unittest.main()
