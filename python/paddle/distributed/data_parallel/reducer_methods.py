@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .buckets import Bucket, ReducedParameter
     from .future import Future
 
+
 class ReducerMethods:
     """Base class of `DataParallel`: gradient averaging, hooks, statistics.
 
