@@ -170,8 +170,8 @@ def _serve(connection, strategy: str, kept: dict[str, Any]) -> None:
         # A forked peer also has its parent's end of the connection, so it would
         # not notice that the parent has ended.
         end_with(parent)
-    # Garbage of the tests before a fork is never collected here: interpreters of
-    # programs may be in it, which wait for threads that a child does not have.
+    # Garbage of the tests before a fork is never collected here: interpreters
+    # of programs may be in it, which wait for threads that a child has not.
     gc.freeze()
     faulthandler.register(signal.SIGUSR1, file=2)
     sharing.set_sharing_strategy(strategy)
