@@ -22,7 +22,6 @@ from thread_device_base import on_every_device_list
 
 import paddle
 from paddle.base import core, device_strings, framework
-from paddle.incubate.multiprocessing import device_names
 
 # What converts a string, each with its own default index.
 CONVERTERS = (
@@ -98,10 +97,6 @@ class TestGpus(ErrorTestCase):
         for convert in CONVERTERS:
             for name in ("gpu:1", "GPU:1", "cuda:1", "dcu:1"):
                 self.assertEqual(convert(name), ("gpu", 1))
-
-    def test_error_of_a_tensor_sent_here_names_them(self):
-        with self.assertRaisesRegex(RuntimeError, "'gpu:0', 'gpu:1'"):
-            device_names.place_of("gpu:2")
 
     def test_index_that_does_not_exist_is_refused(self):
         self.check_is_refused("gpu:99", "'gpu:99'", "2 of type 'gpu'", "gpu:1")
