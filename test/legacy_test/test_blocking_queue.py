@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import queue
 import random
 import sys
@@ -66,7 +67,11 @@ class TestItems(unittest.TestCase):
 
     def test_without_waiting_a_full_or_empty_queue_is_an_error(self):
         items = BlockingQueue(maxsize=1)
-        for call in (items.get_nowait, lambda: items.get(timeout=0)):
+        for call in (
+            items.get_nowait,
+            lambda: items.get(timeout=0),
+            lambda: items.get(block=False, timeout=-1),
+        ):
             with self.assertRaises(queue.Empty):
                 call()
         items.put_nowait(1)
@@ -83,7 +88,7 @@ class TestItems(unittest.TestCase):
 
     def test_a_consumer_waits_for_an_item(self):
         items = BlockingQueue()
-        for timeout in (None, WAIT_S):
+        for timeout in (None, WAIT_S, 1e300, math.inf):
             consumer = Worker(lambda t=timeout: items.get(timeout=t))
             wait_until(lambda: items._not_empty._locked, "the consumer waits")
             items.put(3)
@@ -111,6 +116,11 @@ class TestItems(unittest.TestCase):
                 ValueError,
                 "received -2",
                 lambda: BlockingQueue().get(timeout=-2),
+            ),
+            (
+                ValueError,
+                "received nan",
+                lambda: BlockingQueue().put(1, timeout=math.nan),
             ),
         ):
             with self.assertRaisesRegex(error, message):

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import random
 import sys
@@ -207,6 +208,13 @@ class TestLock(Stop):
         lock.release()
         with self.assertRaises(RuntimeError):
             lock.release()
+
+    def test_a_bad_timeout_is_named(self):
+        for arguments in ((True, -5), (True, math.nan), (False, 5)):
+            lock = InterruptibleLock()
+            with self.assertRaisesRegex(ValueError, f"{arguments[1]}"):
+                lock.acquire(*arguments)
+            self.assertFalse(lock.locked())
 
     def test_one_thread_at_a_time_has_it(self):
         lock = InterruptibleLock()

@@ -131,9 +131,9 @@ class BlockingQueue(Generic[T]):
         Raises:
             queue.Full: there was no room in time.
             ShutDown: the queue was shut down; the item was not added.
-            ValueError: the timeout is negative.
+            ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout)
+        deadline = _deadline(timeout) if block else None
         while True:
             if block:
                 wait_for(
@@ -164,9 +164,9 @@ class BlockingQueue(Generic[T]):
         Raises:
             queue.Empty: there was no item in time.
             ShutDown: the queue was shut down and has no items.
-            ValueError: the timeout is negative.
+            ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout)
+        deadline = _deadline(timeout) if block else None
         while True:
             if block:
                 wait_for(
@@ -229,7 +229,7 @@ class BlockingQueue(Generic[T]):
 def _deadline(timeout: float | None) -> float | None:
     if timeout is None:
         return None
-    if timeout < 0:
+    if not timeout >= 0:
         raise ValueError(
             f"A timeout must be at least 0 seconds, but received {timeout}."
         )

@@ -142,9 +142,19 @@ class InterruptibleLock:
 
         Returns:
             bool: whether the calling thread now has the lock.
+
+        Raises:
+            ValueError: the timeout is negative or not a number, or given to a
+                call that does not wait.
         """
-        if not blocking:
+        if not blocking and timeout == -1:
             return self._lock.acquire(blocking=False)
+        if not blocking or (timeout != -1 and not timeout >= 0):
+            raise ValueError(
+                "The timeout of a lock must be at least 0 seconds, or -1 for "
+                "no limit and for a call that does not wait, but received "
+                f"{timeout}."
+            )
         deadline = None if timeout == -1 else time.monotonic() + timeout
         remaining = None
         while True:

@@ -69,7 +69,10 @@ class Waiters:
         remaining = -1.0
         while not predicate():
             if deadline is not None:
-                remaining = deadline - time.monotonic()
+                # A lock does not wait for longer than that at a time.
+                remaining = min(
+                    deadline - time.monotonic(), threading.TIMEOUT_MAX
+                )
                 if remaining <= 0:
                     return False
             lock = threading.Lock()
