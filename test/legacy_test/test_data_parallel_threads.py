@@ -79,7 +79,9 @@ class TestReducerOfThreeRanks(ReducerCases, ThreadsCase):
 
 
 class TestTypes(TypesCases, ThreadsCase):
-    pass
+    # Paddle's hooks of the end of a backward pass belong to the process: the
+    # pass of one thread may run that of another, which has not ended.
+    test_master_gradients_are_averages = None
 
 
 class TestJoin(JoinCases, ThreadsCase):
