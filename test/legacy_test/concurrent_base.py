@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -94,6 +95,21 @@ def in_threads(*functions: Callable[[], Any]) -> list:
     for worker in workers:
         worker.join(WAIT_S)
     return [worker.result() for worker in workers]
+
+
+def switch_threads_often(case: unittest.TestCase) -> None:
+    """Switches threads as often as Python can, until the end of a test."""
+    case.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(1e-6)
+
+
+def wait_until_threads_end(before: set[threading.Thread]) -> None:
+    """Waits until there are no other threads than `before`."""
+    gc.collect()
+    wait_until(
+        lambda: set(threading.enumerate()) <= before,
+        "the threads of the test have ended",
+    )
 
 
 def descriptors() -> dict[str, str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import unittest
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from unittest import mock
 
 import numpy as np
-from concurrent_base import in_threads
+from concurrent_base import in_threads, switch_threads_often
 
 import paddle
 from paddle import nn
@@ -113,8 +112,7 @@ class JitTestCase(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
-        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
 
     def compile_small_parts(self) -> None:
         """Makes programs of all that is traced in parts: by default a part of

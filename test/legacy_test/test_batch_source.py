@@ -32,6 +32,7 @@ from concurrent_base import (
     in_threads,
     run_command,
     script_command,
+    switch_threads_often,
     wait_until,
 )
 from thread_device_base import on_every_device_list, run_script
@@ -444,9 +445,7 @@ class TestStress(SourceTestCase):
         seed = time.time_ns() % 2**32
         print(f"seed {seed}", file=sys.stderr)
         rng = random.Random(seed)
-        interval = sys.getswitchinterval()
-        self.addCleanup(sys.setswitchinterval, interval)
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
         for _ in range(25):
             nreaders = rng.randint(1, 4)
             length = rng.randint(1, 60)

@@ -25,7 +25,13 @@ import unittest
 import weakref
 from collections import deque
 
-from concurrent_base import WAIT_S, Worker, in_threads, wait_until
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_threads,
+    switch_threads_often,
+    wait_until,
+)
 
 from paddle.incubate.multiprocessing import (
     BlockingQueue,
@@ -189,9 +195,7 @@ class TestShutDown(unittest.TestCase):
 
 class TestStress(unittest.TestCase):
     def setUp(self):
-        interval = sys.getswitchinterval()
-        self.addCleanup(sys.setswitchinterval, interval)
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
 
     def test_each_item_goes_to_one_consumer_in_the_order_of_its_producer(self):
         seed = time.time_ns() % 2**32

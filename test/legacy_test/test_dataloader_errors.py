@@ -15,13 +15,12 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import traceback
 import unittest
 
 import numpy as np
-from concurrent_base import in_thread, wait_until
+from concurrent_base import in_thread, wait_until_threads_end
 
 from paddle.io import DataLoader, Dataset, IterableDataset
 
@@ -55,11 +54,7 @@ class TestErrors(unittest.TestCase):
         self.before = set(threading.enumerate())
 
     def tearDown(self):
-        gc.collect()
-        wait_until(
-            lambda: set(threading.enumerate()) <= self.before,
-            "the threads of the loaders have ended",
-        )
+        wait_until_threads_end(self.before)
 
     def check(self, dataset, error, message, **options):
         """Checks that `error` follows the batches before it, and returns its

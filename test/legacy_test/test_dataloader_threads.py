@@ -30,6 +30,7 @@ from concurrent_base import (
     in_threads,
     run_command,
     script_command,
+    switch_threads_often,
     wait_until,
 )
 from test_dataloader_shared_memory import Items, Numbers, plain
@@ -473,9 +474,7 @@ class TestEnd(unittest.TestCase):
 
 class TestStress(unittest.TestCase):
     def setUp(self):
-        interval = sys.getswitchinterval()
-        self.addCleanup(sys.setswitchinterval, interval)
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
 
     def test_random_loaders_left_at_random_times(self):
         seed = time.time_ns() % 2**32

@@ -26,7 +26,14 @@ import unittest
 from concurrent.futures import CancelledError, Future, TimeoutError
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker, in_threads, wait_until
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_threads,
+    switch_threads_often,
+    wait_until,
+    wait_until_threads_end,
+)
 
 from paddle.incubate.multiprocessing import (
     BlockingQueue,
@@ -69,11 +76,7 @@ class Stop(unittest.TestCase):
         self.before = set(threading.enumerate())
 
     def tearDown(self):
-        gc.collect()
-        wait_until(
-            lambda: set(threading.enumerate()) <= self.before,
-            "the threads of the test have ended",
-        )
+        wait_until_threads_end(self.before)
 
     def check(self, wait):
         """Checks that a worker that waits ends when it is stopped, and that one
@@ -218,9 +221,7 @@ class TestLock(Stop):
 
     def test_one_thread_at_a_time_has_it(self):
         lock = InterruptibleLock()
-        interval = sys.getswitchinterval()
-        self.addCleanup(sys.setswitchinterval, interval)
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
         total = [0]
 
         def add():
@@ -305,9 +306,7 @@ class TestStress(Stop):
         seed = time.time_ns() % 2**32
         print(f"seed {seed}", file=sys.stderr)
         rng = random.Random(seed)
-        interval = sys.getswitchinterval()
-        self.addCleanup(sys.setswitchinterval, interval)
-        sys.setswitchinterval(1e-6)
+        switch_threads_often(self)
         lock, event = InterruptibleLock(), InterruptibleEvent()
         items = BlockingQueue(maxsize=2)
 

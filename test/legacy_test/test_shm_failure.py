@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import os
 import random
@@ -27,7 +28,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
-from concurrent_base import descriptors, wait_until
+from concurrent_base import descriptors, in_threads, wait_until
 from shared_tensor_leaks import shared_files
 from shm_group_base import ON_LINUX, Error, Ranks, RanksTestCase
 
@@ -208,59 +209,33 @@ def same_from_threads(rounds: int) -> None:
     groups = _kept.setdefault(
         "groups", [dist.new_group(backend="shm") for _ in range(4)]
     )
-    errors = []
 
     def run(number: int) -> None:
-        try:
-            for i in range(rounds):
-                x = paddle.full([100 * (number + 1)], float(i + number))
-                dist.all_reduce(x, group=groups[number])
-                np.testing.assert_array_equal(
-                    x.numpy(), dist.get_world_size() * (i + number)
-                )
-        except BaseException as error:
-            errors.append(error)
+        for i in range(rounds):
+            x = paddle.full([100 * (number + 1)], float(i + number))
+            dist.all_reduce(x, group=groups[number])
+            np.testing.assert_array_equal(
+                x.numpy(), dist.get_world_size() * (i + number)
+            )
 
-    running = [
-        threading.Thread(target=run, args=(number,)) for number in range(4)
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(*[functools.partial(run, number) for number in range(4)])
 
 
 def gather_from_threads(rounds: int) -> None:
     """Several threads gather in one group, each its own values."""
     rank = dist.get_rank()
-    errors = []
 
     def run(number: int) -> None:
-        try:
-            for i in range(rounds):
-                value = float(i * 10 + number)
-                parts = []
-                dist.all_gather(
-                    parts, paddle.full([20000], value), sync_op=False
-                )
-                # Before any wait: the call has split what it gathered.
-                np.testing.assert_array_equal(parts[rank].numpy(), value)
-                other = parts[1 - rank].numpy()
-                np.testing.assert_array_equal(other, other[0])
-        except BaseException as error:
-            errors.append(error)
+        for i in range(rounds):
+            value = float(i * 10 + number)
+            parts = []
+            dist.all_gather(parts, paddle.full([20000], value), sync_op=False)
+            # Before any wait: the call has split what it gathered.
+            np.testing.assert_array_equal(parts[rank].numpy(), value)
+            other = parts[1 - rank].numpy()
+            np.testing.assert_array_equal(other, other[0])
 
-    running = [
-        threading.Thread(target=run, args=(number,)) for number in range(3)
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(*[functools.partial(run, number) for number in range(3)])
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")

@@ -24,7 +24,7 @@ import time
 import unittest
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker
+from concurrent_base import WAIT_S, Worker, switch_threads_often
 from thread_device_base import (
     needs_another_device,
     on_every_device_list,
@@ -35,11 +35,6 @@ import paddle
 
 SEED = int(os.environ.get("THREAD_DEVICE_SEED", random.randrange(2**32)))
 ROUNDS = int(os.environ.get("THREAD_DEVICE_ROUNDS", 1000))
-
-
-def switch_threads_often(case: unittest.TestCase):
-    case.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
-    sys.setswitchinterval(1e-6)
 
 
 def run_together(count, function):

@@ -29,7 +29,12 @@ import weakref
 from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_thread, wait_until
+from concurrent_base import (
+    WAIT_S,
+    in_thread,
+    wait_until,
+    wait_until_threads_end,
+)
 from shared_tensor_base import setUpModule, tearDownModule
 from thread_device_base import run_script
 
@@ -99,11 +104,7 @@ class WorkerTestCase(unittest.TestCase):
         self.addCleanup(self.check_nothing_is_left, before)
 
     def check_nothing_is_left(self, before):
-        gc.collect()
-        wait_until(
-            lambda: set(threading.enumerate()) <= before,
-            "the threads of the test have ended",
-        )
+        wait_until_threads_end(before)
         self.assertEqual(self.reports, [])
 
     def take_reports(self):

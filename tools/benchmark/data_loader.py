@@ -52,11 +52,13 @@ Rates = dict[tuple[str, int, str], list[float]]
 
 
 class Loader:
-    """A process that loads epochs with the DataLoader of one library."""
+    """A process that loads with the DataLoader of one library."""
 
-    def __init__(self, python: Path, library: str) -> None:
+    def __init__(
+        self, python: Path, library: str, worker: Path = WORKER
+    ) -> None:
         self._process = subprocess.Popen(
-            [str(python), str(WORKER), library],
+            [str(python), str(worker), library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -65,11 +67,15 @@ class Loader:
         )
         self.version = json.loads(self._process.stdout.readline())
 
+    def ask(self, *question: object) -> float:
+        """Returns what the worker answers."""
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
     def rate(self, data: str, workers: int) -> float:
         """Returns how many batches per second it loaded."""
-        question = [data, workers, BATCHES[data]]
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        return BATCHES[data] / json.loads(self._process.stdout.readline())
+        batches = BATCHES[data]
+        return batches / self.ask(data, workers, batches)
 
     def close(self) -> None:
         self._process.stdin.close()

@@ -26,14 +26,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
+from tools.benchmark.data_loader import Loader
 from tools.benchmark.data_loader_threads_worker import BATCH_SIZE, DATA
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
@@ -53,33 +52,6 @@ BATCHES = 16
 
 # By what was measured, then by side, one value per visit.
 Values = dict[str, dict[str, list[float]]]
-
-
-class Side:
-    """A process that loads with the DataLoader of one side."""
-
-    def __init__(self, python: Path, library: str, worker_type: str) -> None:
-        self._worker_type = worker_type
-        self._process = subprocess.Popen(
-            [str(python), str(WORKER), library],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self.version = json.loads(self._process.stdout.readline())
-
-    def ask(
-        self, question: str, data: str, workers: int, last: object
-    ) -> float:
-        line = json.dumps([question, data, workers, self._worker_type, last])
-        print(line, file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
 
 
 def questions() -> dict[str, tuple]:
@@ -105,13 +77,14 @@ def questions() -> dict[str, tuple]:
     return rows
 
 
-def measure(sides: dict[str, Side], visits: int) -> Values:
+def measure(sides: dict[str, Loader], visits: int) -> Values:
     values: Values = {row: {side: [] for side in SIDES} for row in questions()}
     for visit in range(visits):
         print(f"visit {visit + 1} of {visits}", flush=True)
-        for row, question in questions().items():
+        for row, (*what, last) in questions().items():
             for name, side in sides.items():
-                values[row][name].append(side.ask(*question))
+                worker_type = SIDES[name][2]
+                values[row][name].append(side.ask(*what, worker_type, last))
     return values
 
 
@@ -153,9 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         sides = {
             name: stack.enter_context(
-                contextlib.closing(Side(pythons[python], *how))
+                contextlib.closing(Loader(pythons[python], library, WORKER))
             )
-            for name, (python, *how) in SIDES.items()
+            for name, (python, library, _) in SIDES.items()
         }
         load = os.getloadavg()[0]
         values = measure(sides, args.visits)

@@ -20,23 +20,34 @@ from . import core
 __all__ = []
 
 
+def device_count(kind: str) -> int:
+    """
+    Returns the number of devices of a type that Paddle was compiled with, or of
+    a plugin, by the name that `paddle.set_device` takes. Thread-safe.
+    """
+    if kind == "gpu":
+        return core.get_cuda_device_count()
+    if kind == "xpu":
+        return core.get_xpu_device_count()
+    if kind == "ipu":
+        return core.get_ipu_device_count()
+    return core.get_custom_device_count(kind)
+
+
 def device_counts() -> dict[str, int]:
     """
     Returns the number of devices per type, for the types that Paddle was
     compiled with and those of plugins, keyed by the name that
     `paddle.set_device` takes. Thread-safe.
     """
-    counts = {
-        kind: core.get_custom_device_count(kind)
-        for kind in core.get_all_custom_device_type() or []
-    }
+    kinds = list(core.get_all_custom_device_type() or [])
     if core.is_compiled_with_cuda():
-        counts["gpu"] = core.get_cuda_device_count()
+        kinds.append("gpu")
     if core.is_compiled_with_xpu():
-        counts["xpu"] = core.get_xpu_device_count()
+        kinds.append("xpu")
     if core.is_compiled_with_ipu():
-        counts["ipu"] = core.get_ipu_device_count()
-    return counts
+        kinds.append("ipu")
+    return {kind: device_count(kind) for kind in kinds}
 
 
 def device_names() -> list[str]:

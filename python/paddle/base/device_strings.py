@@ -27,7 +27,7 @@ from typing import Callable, NamedTuple
 import paddle
 
 from . import core
-from .device_counts import device_counts, device_names
+from .device_counts import device_count, device_names
 
 __all__ = []
 
@@ -151,7 +151,7 @@ def place_of(
             )
         return core.CPUPlace()
     number = parse_index(index, device) if colon else default_index(kind)
-    count = device_counts()[kind]
+    count = device_count(kind)
     if number >= count:
         raise _error(
             f"There is no device '{kind}:{number}', since this process has "

@@ -121,9 +121,8 @@ void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
       true,
       common::errors::InvalidArgument(
           "record_stream cannot delay the reuse of memory on %s that Paddle "
-          "has "
-          "not allocated, such as that of another framework. Keep the tensor "
-          "until stream.synchronize() has returned.",
+          "has not allocated, such as that of another framework. Keep the "
+          "tensor until stream.synchronize() has returned.",
           storage->place()));
   PADDLE_ENFORCE_EQ(
       IsStreamSafe(storage.get()),
