@@ -109,6 +109,8 @@ NEEDS_NATIVE_PARTS = tuple(
     for test in (
         "batch_source.py::TestBatches"
         "::test_the_seed_alone_determines_what_a_reader_gets",
+        "batch_source.py::TestBatches"
+        "::test_a_seed_that_is_not_given_is_drawn_from_paddles_generator",
         "dataloader_threads.py::TestSameAsProcesses",
         "thread_device.py::TestStateOfTheTracer_custom_cpu"
         "::test_to_static_on_a_thread_is_as_on_the_main_thread",
