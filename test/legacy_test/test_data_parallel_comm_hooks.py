@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from data_parallel_base import (
@@ -36,6 +38,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import comm_hooks
+from paddle.distributed.data_parallel import communication
 
 
 def one_step(group, hook, state=None, **options) -> list:
@@ -174,6 +177,31 @@ def see_buckets(group) -> list:
     sizes = {"comm_buffer_size": EACH_ALONE}
     found = one_step(group, hook, "a state", **sizes)
     return [seen, {float(each.min()) for each in found}]
+
+
+def see_where_buffers_are(group, share_of_free, is_full) -> list:
+    """Returns whether the buffers of buckets are in shared memory, of which one
+    may take a part of what is free, and which is used up if it is full."""
+    seen = []
+
+    def hook(_, bucket):
+        seen.append(bucket.buffer().is_shared())
+        return bucket.buffer()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.object(
+                communication, "_SHARE_OF_FREE_MEMORY", share_of_free
+            )
+        )
+        if is_full:
+            stack.enter_context(
+                mock.patch.object(
+                    paddle.Tensor, "share_memory_", side_effect=MemoryError
+                )
+            )
+        one_step(group, hook, comm_buffer_size=EACH_ALONE)
+    return seen
 
 
 def double(group, kind) -> list:
@@ -389,6 +417,10 @@ class TestOverGloo(HookCases, RanksCase):
             )
             self.assertEqual(found, {7.0})
 
+    def test_buffers_are_not_in_shared_memory(self):
+        for seen in self.call(see_where_buffers_are, 1.0, False):
+            self.assertEqual(seen, [False] * 6)
+
     def test_what_it_returns_is_checked(self):
         for call, pattern in (
             (
@@ -431,6 +463,17 @@ class TestOverGloo(HookCases, RanksCase):
 @has_shared_memory_groups
 class TestOverSharedMemory(HookCases, RanksCase):
     kind = "shm"
+
+    def test_buffers_are_in_shared_memory_if_there_is_enough(self):
+        for share_of_free, is_full, is_shared in (
+            (1.0, False, True),
+            (0.0, False, False),
+            (1.0, True, False),
+        ):
+            for seen in self.call(
+                see_where_buffers_are, share_of_free, is_full
+            ):
+                self.assertEqual(seen, [is_shared] * 6)
 
 
 class TestOverLateGroup(HookCases, RanksCase):

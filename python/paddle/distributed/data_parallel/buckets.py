@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from .communication import move_near_others
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paddle import Tensor
+    from paddle.distributed.communication.group import Group
 
     from .future import Future
 
@@ -134,6 +137,7 @@ class Bucket:
         number: int,
         members: dict[int, ReducedParameter],
         is_last: bool,
+        group: Group,
     ):
         self._number = number
         self._is_last = is_last
@@ -145,6 +149,7 @@ class Bucket:
         self._buffer = paddle.concat(
             [parameter.detach().flatten() for parameter in parameters]
         )
+        move_near_others(self._buffer, group)
         self._begins: dict[int, int] = {}
         begin = 0
         for index, member in members.items():

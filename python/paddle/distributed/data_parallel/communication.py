@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import paddle
@@ -29,6 +31,24 @@ if TYPE_CHECKING:
 
 # Their means have the rounding of a sum, in the order of ranks, and a division.
 _AVERAGING_BACKENDS = ("SHM",)
+
+
+# Which part of the free shared memory a buffer may take, as others need some.
+_SHARE_OF_FREE_MEMORY = 0.25
+
+
+def move_near_others(buffer: Tensor, group: Group) -> None:
+    """Moves a buffer into shared memory, where ranks of the backend `shm` read
+    it without a copy. Leaves it where it is if there is little of that memory.
+    """
+    if group.backend != "SHM" or not buffer.place.is_cpu_place():
+        return
+    memory = os.statvfs("/dev/shm")
+    free = memory.f_bavail * memory.f_frsize
+    if buffer.size * buffer.element_size() <= _SHARE_OF_FREE_MEMORY * free:
+        # The limit on what this process shares may be lower.
+        with contextlib.suppress(MemoryError):
+            buffer.share_memory_()
 
 
 def start_mean(tensor: Tensor, group: Group) -> Future:

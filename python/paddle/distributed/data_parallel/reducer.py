@@ -418,7 +418,7 @@ class Reducer:
         members = {index: self._parameters[index] for index in part}
         if self._parameters[part[0]].has_sparse_gradient:
             return SparseBucket(part[0], members[part[0]], self._group)
-        return Bucket(number, members, is_last)
+        return Bucket(number, members, is_last, self._group)
 
     def _raise_missing(self) -> None:
         missing = sorted(
