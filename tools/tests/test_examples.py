@@ -18,6 +18,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,19 @@ hidden behind backward +[0-9]+%
 bucket +KiB  parameters
 ([0-9]+ +[0-9.]+  .*
 ){3}"""
+
+SEVERAL_MACHINES = r"""4 ranks on 2 machines
+epoch 0: loss (?P<first>[0-9.]+)
+epoch 1: loss .*
+epoch 2: loss .*
+epoch 3: loss (?P<last>[0-9.]+)
+"""
+# Runs a command with processes, a host name and a /dev/shm of its own.
+ON_A_MACHINE = (
+    *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"),
+    *("sh", "-c"),
+    'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"',
+)
 
 
 @pytest.fixture
@@ -226,3 +241,63 @@ def test_processes_that_average_gradients_learn_what_one_learns(run_example):
     output = run_example("data_parallel.py", DATA_PARALLEL)
     assert float(output["rounding"]) < 1e-6
     assert 0 < float(output["float16"]) < 1e-4
+
+
+@pytest.fixture
+def launch_on_machines(tmp_path):
+    """
+    Starts two ranks of an example on each of two machines, which are processes
+    of this one, as a user does, and returns what the first rank has printed.
+    """
+    python = os.environ.get("PADDLE_PYTHON")
+    if not python:
+        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
+    if subprocess.run([*ON_A_MACHINE, "probe", "true"]).returncode != 0:
+        pytest.skip("this system does not let a program have namespaces")
+
+    def run(example, *arguments):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        variables = {
+            **os.environ,
+            "PADDLE_DISTRI_BACKEND": "shm",
+            # Nothing knows the address of these hosts.
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        # With a device at hand the launcher gives each rank one.
+        variables.pop("CUSTOM_DEVICE_ROOT", None)
+        launchers = [
+            subprocess.Popen(
+                [
+                    *(*ON_A_MACHINE, machine),
+                    *(python, "-m", "paddle.distributed.launch"),
+                    *("--master", f"127.0.0.1:{port}", "--nnodes", "2"),
+                    *("--nproc_per_node", "2", "--rank", str(rank)),
+                    *("--log_dir", tmp_path / machine),
+                    *(REPO / "examples" / example, *arguments),
+                ],
+                env=variables,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, machine in enumerate(["machine-a", "machine-b"])
+        ]
+        try:
+            for launcher in launchers:
+                _, printed = launcher.communicate(timeout=300)
+                assert launcher.returncode == 0, printed
+        finally:
+            for launcher in launchers:
+                launcher.kill()
+        return (tmp_path / "machine-a" / "workerlog.0").read_text()
+
+    return run
+
+
+def test_two_machines_train_one_model(launch_on_machines):
+    printed = launch_on_machines("several_machines.py")
+    output = re.search(SEVERAL_MACHINES, printed)
+    assert output, printed
+    assert float(output["last"]) < float(output["first"]) / 2
