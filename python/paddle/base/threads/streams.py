@@ -100,8 +100,7 @@ def _current(place: core.Place) -> StreamBase:
     return core._get_current_stream(place.get_device_id())
 
 
-def _bind_process_context(stream: StreamBase) -> None:
-    place = stream.place
+def _bind_process_context(stream: StreamBase, place: core.Place) -> None:
     if isinstance(place, core.CustomPlace):
         core._set_current_custom_device_stream(
             place.get_device_type(), place.get_device_id(), stream
@@ -141,15 +140,6 @@ def _context_of(stream: StreamBase) -> Any:
         made = native.StreamContext(stream)
         context = _contexts.setdefault(stream, made)
     return context
-
-
-def _keep_default_context(place: core.Place) -> None:
-    key = hash(place)
-    if key not in _set_by_main_thread:
-        context = _context_of(default_stream(place))
-        native.become_main_thread()
-        native.keep_default_context(context)
-        _set_by_main_thread.add(key)
 
 
 def set_stream(stream: StreamBase) -> StreamBase | None:
@@ -196,15 +186,20 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
 
 def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
-    # While a CUDA graph is captured no context can be made. Threads that have
-    # set no stream then move with the main thread, as in Paddle 3.3.0.
-    default_stream(place)
-    if not native.is_capturing():
-        _keep_default_context(place)
+    key = hash(place)
+    if key not in _set_by_main_thread:
+        # Known from before the caller sets another stream.
+        default = default_stream(place)
+        # While a CUDA graph is captured no context can be made. Threads that
+        # have set no stream then move with the main thread, as in Paddle 3.3.0.
+        if not native.is_capturing():
+            native.become_main_thread()
+            native.keep_default_context(_context_of(default))
+            _set_by_main_thread.add(key)
     previous = _current(place)
     native.use_memory_of(stream)
     try:
-        _bind_process_context(stream)
+        _bind_process_context(stream, place)
     except BaseException:
         native.use_memory_of(previous)
         raise
