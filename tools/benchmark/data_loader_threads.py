@@ -48,7 +48,7 @@ SIDES = {
     "torch": ("torch", "torch", "process"),
 }
 WORKERS = (2, 4)
-BATCHES = 16
+BATCHES = 48
 
 # By what was measured, then by side, one value per visit.
 Values = dict[str, dict[str, list[float]]]

@@ -113,9 +113,15 @@ class Library:
             paddle.set_device("cpu")
         self._name, self._loader = name, DataLoader
 
-    def _load(self, data, workers, worker_type, batches, **options):
+    def _load(self, data, workers, worker_type, batches, start_method="fork"):
+        options = {}
         if worker_type == "thread":
             options["worker_type"] = "thread"
+        elif self._name == "torch":
+            options["multiprocessing_context"] = start_method
+        else:
+            # It holds until the next call.
+            multiprocessing.set_start_method(start_method, force=True)
         return self._loader(
             DATA[data](batches),
             batch_size=BATCH_SIZE,
@@ -124,20 +130,20 @@ class Library:
         )
 
     def seconds(self, data, workers, worker_type, batches):
-        loader = self._load(data, workers, worker_type, WARM_UP + batches)
+        last = WARM_UP + batches
+        loader = self._load(data, workers, worker_type, last)
         for number, _ in enumerate(loader, 1):
             if number == WARM_UP:
                 start = time.perf_counter()
-        return time.perf_counter() - start
+            # Not the end of the loop, where processes end.
+            if number == last:
+                seconds = time.perf_counter() - start
+        return seconds
 
     def first_batch(self, data, workers, worker_type, start_method):
-        options = {}
-        if worker_type == "process":
-            if self._name == "torch":
-                options["multiprocessing_context"] = start_method
-            else:
-                multiprocessing.set_start_method(start_method, force=True)
-        loader = self._load(data, workers, worker_type, 4 * workers, **options)
+        loader = self._load(
+            data, workers, worker_type, 4 * workers, start_method
+        )
         start = time.perf_counter()
         batches = iter(loader)
         next(batches)

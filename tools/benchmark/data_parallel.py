@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tools.benchmark.data_parallel"
     )
     parser.add_argument("--visits", type=int, default=15)
-    parser.add_argument("--backend", default="gloo", help="of ours")
+    parser.add_argument("--backend", default="shm", help="of ours")
     parser.add_argument(
         "--report",
         type=Path,
