@@ -89,6 +89,7 @@ ON_THE_CPU_ALONE = (
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
     "test/legacy_test/test_dataloader_threads.py",
+    "test/legacy_test/test_prefetcher.py",
     "test/legacy_test/test_tensor_names.py",
     "test/legacy_test/test_thread_device.py",
     "test/legacy_test/test_thread_device_context.py",
@@ -121,9 +122,9 @@ NEEDS_NATIVE_PARTS = tuple(
         "worker_thread.py::TestRandomNumbers",
         "worker_thread.py::TestErrors"
         "::test_what_prevents_the_start_is_raised_by_join",
-        "worker_thread.py::TestPrefetcher"
+        "prefetcher.py::TestPrefetcher"
         "::test_random_items_do_not_depend_on_what_the_consumer_draws",
-        "worker_thread.py::TestPrefetcher"
+        "prefetcher.py::TestPrefetcher"
         "::test_what_prevents_the_start_of_the_thread_reaches_the_consumer",
         "worker_thread.py::TestFork::test_a_fork_of_a_worker_goes_on_in_its_state",
     )

@@ -38,7 +38,8 @@ from concurrent_base import (
 from thread_device_base import on_every_device_list, run_script
 
 import paddle
-from paddle.incubate.multiprocessing import BatchSource, start_threads
+from paddle.incubate.multiprocessing.batch_source import BatchSource
+from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
 
 

@@ -33,11 +33,11 @@ from concurrent_base import (
     wait_until,
 )
 
-from paddle.incubate.multiprocessing import (
+from paddle.incubate.multiprocessing.blocking_queue import (
     BlockingQueue,
     ShutDown,
-    WorkerThread,
 )
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class TestItems(unittest.TestCase):
