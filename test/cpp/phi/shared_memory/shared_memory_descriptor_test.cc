@@ -94,6 +94,18 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, ALostDescriptorCanBeClosed) {
   EXPECT_TRUE(next.IsIntact());
 }
 
+ISOLATED_TEST(SharedMemoryDescriptorTest,
+              ALostDescriptorIsReplacedByOneOfTheSameNumber) {
+  const FileDescriptor other = NewFile();
+  FileDescriptor file = Again(other);
+  const int fd = file.get();
+  close(fd);
+  file = Again(other);
+  EXPECT_EQ(file.get(), fd);
+  EXPECT_TRUE(file.IsIntact());
+  EXPECT_TRUE(file.SameFile(other));
+}
+
 ISOLATED_TEST(SharedMemoryDescriptorTest, FilesAreToldApartEvenOnceClosed) {
   FileDescriptor file = NewFile();
   const FileDescriptor again = Again(file);

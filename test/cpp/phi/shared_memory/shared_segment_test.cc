@@ -190,6 +190,18 @@ ISOLATED_TEST(SharedSegmentTest, MemoryThatCannotBeReservedIsAnError) {
   EXPECT_NE(std::strstr(error->what(), "ulimit -f"), nullptr);
 }
 
+ISOLATED_TEST(SharedSegmentTest, AClosedDescriptorIsOpenedAgainByTheName) {
+  auto file = NewSegment(kFile);
+  close(file->fd());
+  EXPECT_THROW(file->fd(), SharedMemoryError);
+  EXPECT_TRUE(file->Usable());
+  EXPECT_TRUE(file->RemoveIfAlone());
+  auto memfd = NewSegment(kMemfd);
+  close(memfd->fd());
+  EXPECT_FALSE(memfd->Usable());
+  EXPECT_FALSE(memfd->CanBeOpened());
+}
+
 ISOLATED_TEST(SharedSegmentTest, ADetachedSegmentLeavesThePagesThatAreKept) {
   auto segment = NewSegment(kFile);
   const SegmentId id = segment->id();

@@ -309,6 +309,16 @@ ISOLATED_TEST(SharedSlotsTest, AFileOfTheFamilyStaysUntilItsMessagesExpire) {
   EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
+ISOLATED_TEST(SharedSlotsTest, ALockThatOtherCodeDroppedIsTakenAgain) {
+  SharedFamily family(Family());
+  // The number of the descriptor is the next one to be given away.
+  const int fd = OpenFile("/dev/null", O_RDONLY).get() - 1;
+  ASSERT_EQ(close(fd), 0);
+  family.EnsureLocked();
+  const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+  EXPECT_TRUE(IsLocked(folder.get(), static_cast<int64_t>(Family() >> 2)));
+}
+
 ISOLATED_TEST(SharedSlotsTest, TheLastToLeaveAFamilyRemovesItsFiles) {
   NamedBook();
   SharedFamily first(Family(1));
