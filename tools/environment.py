@@ -64,18 +64,33 @@ def add_packages(python: Path, packages: tuple[str, ...]) -> None:
         run(python, "-m", "pip", "install", "-q", *packages)
 
 
-def stock_and_ours(version: str) -> tuple[Path, Path]:
-    """
-    Returns the Pythons of two environments: one with the official wheel of
-    `version`, one with the custom wheel made from it.
-    """
+def _environment(name: str, version: str, wheel: Path) -> Path:
     tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
-    official = official_wheel(version, BUILD / "official")
-    ours = build(official, BUILD / "wheels")
-    return (
-        environment(BUILD / "environments" / f"stock-{tag}", official),
-        environment(BUILD / "environments" / f"ours-{tag}", ours),
-    )
+    return environment(BUILD / "environments" / f"{name}-{tag}", wheel)
+
+
+def official_here(version: str) -> Path:
+    """Returns the official wheel of `version` for this machine."""
+    return official_wheel(version, BUILD / "official")
+
+
+def stock_python(version: str) -> Path:
+    """Returns the Python of an environment with the official wheel."""
+    return _environment("stock", version, official_here(version))
+
+
+def our_python(version: str) -> Path:
+    """
+    Returns the Python of an environment with the custom wheel made from the
+    official one.
+    """
+    wheel = build(official_here(version), BUILD / "wheels")
+    return _environment("ours", version, wheel)
+
+
+def stock_and_ours(version: str) -> tuple[Path, Path]:
+    """Returns the Pythons of the environments with either wheel."""
+    return stock_python(version), our_python(version)
 
 
 def without_native_parts(version: str) -> Path:
@@ -84,10 +99,8 @@ def without_native_parts(version: str) -> Path:
     can have: the one without native parts, made from this machine's official
     wheel of `version`.
     """
-    tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
-    official = official_wheel(version, BUILD / "official")
-    wheel = build(official, BUILD / "wheels", native=False)
-    return environment(BUILD / "environments" / f"no-native-{tag}", wheel)
+    wheel = build(official_here(version), BUILD / "wheels", native=False)
+    return _environment("no-native", version, wheel)
 
 
 def site_packages(python: Path) -> Path:
