@@ -20,6 +20,7 @@ import contextlib
 import gc
 import itertools
 import os
+import pathlib
 import random
 import tempfile
 import threading
@@ -254,8 +255,46 @@ class TestMemoryOfTheCaller(PredictorTestCase):
         gc.collect()
         np.testing.assert_array_equal(handle.copy_to_cpu(), expected)
 
+    def test_new_handle_may_have_the_address_of_a_dropped_one(self):
+        predictor = self.predictor(PAIR)
+        handle = predictor.get_input_handle("x")
+        dropped = predictor.get_input_handle("y")
+        dropped.copy_from_cpu(Y)
+        made = []
+        # Called when the object in C++ has been destroyed.
+        seen = weakref.ref(
+            dropped,
+            lambda _: made.extend(
+                predictor.get_input_handle("x") for _ in range(50)
+            ),
+        )
+        del dropped
+        self.assertIsNone(seen())
+        for new in made:
+            handle.copy_from_cpu(X)
+            in_thread(new.copy_from_cpu, X * 10)
+            with self.assertRaisesRegex(RuntimeError, "has overwritten 'x'"):
+                predictor.run()
+
 
 class TestConfigs(PredictorTestCase):
+    def test_model_in_memory(self):
+        path = os.path.join(self.folder, IMAGE_LEGACY)
+        program, parameters = (
+            pathlib.Path(path + suffix).read_bytes()
+            for suffix in (".pdmodel", ".pdiparams")
+        )
+        config = Config()
+        config.set_model_buffer(
+            program, len(program), parameters, len(parameters)
+        )
+        config.disable_glog_info()
+        config.disable_mkldnn()
+        predictor = create_predictor(config)
+        expected = call(self.predictor(IMAGE_LEGACY), ONES)
+        for each in (predictor, predictor.clone()):
+            np.testing.assert_array_equal(call(each, ONES), expected)
+
     def test_what_is_no_config_is_a_type_error(self):
         for make in (Predictor, create_predictor):
             for config in (None, "model"):

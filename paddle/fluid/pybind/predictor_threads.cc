@@ -86,49 +86,31 @@ struct Thread {
                            kHowToFix);
 }
 
-// A predictor and its clones, of a model whose parameters they share. In Paddle
-// 3.3.0 each clears the parameters when it is destroyed. So they are destroyed
-// together, when the program has dropped all.
-class Clones {
+// Predictors that the program has dropped, of a model whose parameters they
+// share with others. In Paddle 3.3.0 each clears the parameters when it is
+// destroyed. So they are destroyed together, when all were dropped.
+class DroppedClones {
  public:
-  Clones() = default;
-  Clones(const Clones&) = delete;
-  Clones& operator=(const Clones&) = delete;
-  // Requires: the GIL, and that no Python object of a clone is alive.
-  ~Clones() {
-    if (process_ != getpid()) return;  // see KeepPredictorsOfParent
-    for (Predictor* clone : clones_) {
+  DroppedClones() = default;
+  DroppedClones(const DroppedClones&) = delete;
+  DroppedClones& operator=(const DroppedClones&) = delete;
+  // Requires: the GIL, and that the program has dropped all.
+  ~DroppedClones() {
+    if (process_ != getpid()) return;  // see DestroyPredictor
+    for (Predictor* const clone : clones_) {
       // The class that inference_api.cc has bound destroys it.
       py::cast(clone, py::return_value_policy::take_ownership);
     }
   }
-  void Keep(std::unique_ptr<Predictor> clone) {
-    clones_.push_back(clone.release());
-  }
-
-  // Frees the tensors of a clone when `object`, its Python object, goes.
-  static void ClearWith(const py::object& object,
-                        std::shared_ptr<Clones> clones) {
-    struct Dropped {
-      Predictor* clone;
-      std::shared_ptr<Clones> clones;
-      pid_t process;
-    };
-    const py::capsule dropped(
-        std::make_unique<Dropped>(
-            Dropped{object.cast<Predictor*>(), std::move(clones), getpid()})
-            .release(),
-        [](void* data) {
-          const std::unique_ptr<Dropped> gone(static_cast<Dropped*>(data));
-          if (gone->process != getpid()) return;
-          try {
-            gone->clone->ClearIntermediateTensor();
-          } catch (const std::exception&) {
-            // Paddle refuses it for programs in PIR, which keep no
-            // intermediate tensors after a run.
-          }
-        });
-    py::detail::keep_alive_impl(object, dropped);
+  // Keeps a predictor, whose tensors are freed.
+  void Keep(Predictor* clone) {
+    clones_.push_back(clone);
+    try {
+      clone->ClearIntermediateTensor();
+    } catch (const std::exception&) {
+      // Paddle refuses it for programs in PIR, which keep no intermediate
+      // tensors after a run.
+    }
   }
 
  private:
@@ -266,7 +248,7 @@ class PredictorState {
   // That made the predictor.
   const pid_t process = getpid();
   // Nothing where the predictor has parameters of its own.
-  std::shared_ptr<Clones> clones;
+  std::shared_ptr<DroppedClones> dropped_clones;
   // That a clone loads.
   std::vector<std::string> files;
   // Whether its work keeps the GIL, as in Paddle 3.3.0. With oneDNN it does:
@@ -370,69 +352,75 @@ class PredictorState {
 
 // What a handle belongs to.
 struct Bound {
+  py::object predictor;
   std::shared_ptr<PredictorState> state;
   std::string name;
   bool is_input;
 };
 
-// By the objects in C++. An entry goes with the Python object.
-template <typename Value>
-class ByObject {
- public:
-  Value* Find(const void* object) {
-    const auto found = values_.find(object);
-    return found == values_.end() ? nullptr : &found->second;
-  }
-  Value* Add(const void* object, py::handle owner, Value value) {
-    Value* const added =
-        &values_.insert_or_assign(object, std::move(value)).first->second;
-    struct Entry {
-      ByObject* in;
-      const void* object;
-    };
-    const py::capsule entry(
-        std::make_unique<Entry>(Entry{this, object}).release(), [](void* data) {
-          const std::unique_ptr<Entry> gone(static_cast<Entry*>(data));
-          gone->in->values_.erase(gone->object);
-        });
-    py::detail::keep_alive_impl(owner, entry);
-    return added;
-  }
-
- private:
-  std::unordered_map<const void*, Value> values_;
-};
-
+// By the objects in C++. An entry is taken out before its object is destroyed,
+// since a new object may have the address from then on.
+//
 // Never destroyed: objects may go while the process exits.
-auto& states =
-    *std::make_unique<ByObject<std::shared_ptr<PredictorState>>>().release();
-auto& bound_handles = *std::make_unique<ByObject<Bound>>().release();
+using States =
+    std::unordered_map<const Predictor*, std::shared_ptr<PredictorState>>;
+using BoundHandles = std::unordered_map<const Handle*, Bound>;
+auto& states = *std::make_unique<States>().release();
+auto& bound_handles = *std::make_unique<BoundHandles>().release();
 
 std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   auto* const object = predictor.cast<Predictor*>();
-  if (auto* const found = states.Find(object)) return *found;
-  return *states.Add(
-      object, predictor, std::make_shared<PredictorState>(object));
+  const auto found = states.find(object);
+  if (found != states.end()) return found->second;
+  if (!reinterpret_cast<py::detail::instance*>(predictor.ptr())->owned) {
+    // Its pool in C++ destroys it.
+    py::detail::keep_alive_impl(
+        predictor, py::capsule(object, [](void* gone) {
+          states.erase(static_cast<const Predictor*>(gone));
+        }));
+  }
+  return states.emplace(object, std::make_shared<PredictorState>(object))
+      .first->second;
 }
+
+const Bound* FindBound(const Handle* handle) {
+  const auto found = bound_handles.find(handle);
+  return found == bound_handles.end() ? nullptr : &found->second;
+}
+
+using Destroy = void (*)(py::detail::value_and_holder&);
+// Those that pybind11 has made for the classes of inference_api.cc.
+Destroy destroy_predictor;
+Destroy destroy_handle;
 
 // A child of a fork must not destroy the predictors of its parent: they wait
 // for threads that the child does not have. It leaves them in its memory, which
 // it shares with its parent as long as neither writes into it. CPython destroys
 // the values of other threads' threading.local before it calls handlers of a
 // fork, so that no handler could keep the predictors that are among these.
-void KeepPredictorsOfParent(const py::object& type) {
+void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
+  auto* const object = predictor.value_ptr<Predictor>();
+  const auto entry = states.extract(object);
+  const bool is_of_parent = entry && entry.mapped()->process != getpid();
+  const bool is_shared = entry && entry.mapped()->dropped_clones;
+  if (!is_of_parent && !is_shared) {
+    destroy_predictor(predictor);
+    return;
+  }
+  if (!is_of_parent) entry.mapped()->dropped_clones->Keep(object);
+  predictor.set_holder_constructed(false);
+  predictor.value_ptr() = nullptr;
+}
+
+void DestroyHandle(py::detail::value_and_holder& handle) {  // NOLINT
+  const auto entry = bound_handles.extract(handle.value_ptr<Handle>());
+  destroy_handle(handle);
+}
+
+Destroy ReplaceDestroy(const py::object& type, Destroy destroy) {
   auto* const info =
       py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(type.ptr()));
-  static const auto destroy = info->dealloc;
-  info->dealloc = [](py::detail::value_and_holder& predictor) {
-    const auto* const state = states.Find(predictor.value_ptr());
-    if (state == nullptr || (*state)->process == getpid()) {
-      destroy(predictor);
-      return;
-    }
-    predictor.set_holder_constructed(false);
-    predictor.value_ptr() = nullptr;
-  };
+  return std::exchange(info->dealloc, destroy);
 }
 
 // What a clone is made of.
@@ -449,13 +437,15 @@ struct Model {
       return config.attr(name)().cast<std::string>();
     };
     uses_onednn = config.attr("mkldnn_enabled")().cast<bool>();
+    shares_parameters = true;
+    // Then its "files" are their contents.
+    if (config.attr("model_from_memory")().cast<bool>()) return;
     const std::filesystem::path program = text("prog_file");
     shares_parameters =
-        config.attr("model_from_memory")().cast<bool>() ||
-        (program.empty()
-             ? !std::filesystem::exists(
-                   std::filesystem::path(text("model_dir")) / "__model__.json")
-             : program.extension() != ".json");
+        program.empty()
+            ? !std::filesystem::exists(
+                  std::filesystem::path(text("model_dir")) / "__model__.json")
+            : program.extension() != ".json";
     if (!shares_parameters && !program.empty()) {
       for (const char* name : {"prog_file", "params_file"}) {
         // A model without parameters is saved without a file of them.
@@ -468,7 +458,9 @@ struct Model {
 
 void SetModel(py::handle predictor, Model model) {
   const auto state = StateOf(predictor);
-  if (model.shares_parameters) state->clones = std::make_shared<Clones>();
+  if (model.shares_parameters) {
+    state->dropped_clones = std::make_shared<DroppedClones>();
+  }
   state->files = std::move(model.files);
   state->keeps_gil = model.uses_onednn;
 }
@@ -529,22 +521,12 @@ py::object Clone(const py::object& predictor, void* stream) {
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
       MakeAlone(state->keeps_gil, [&] { return original->Clone(stream); });
-  Predictor* const pointer = made.get();
-  if (!state->clones) {
-    py::object clone =
-        py::cast(made.release(), py::return_value_policy::take_ownership);
-    const auto of_clone = StateOf(clone);
-    of_clone->files = state->files;
-    of_clone->keeps_gil = state->keeps_gil;
-    return clone;
-  }
-  state->clones->Keep(std::move(made));
-  py::object clone = py::cast(pointer, py::return_value_policy::reference);
+  py::object clone =
+      py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
-  of_clone->clones = state->clones;
+  of_clone->dropped_clones = state->dropped_clones;
+  of_clone->files = state->files;
   of_clone->keeps_gil = state->keeps_gil;
-  py::detail::keep_alive_impl(clone, predictor);
-  Clones::ClearWith(clone, state->clones);
   return clone;
 }
 
@@ -672,7 +654,7 @@ void Replace(const py::object& type, const char* name, Make make) {
 void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) {
-      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      const Bound* const found = FindBound(self.cast<Handle*>());
       if (found == nullptr) {
         old(self, *args);
         return;
@@ -695,7 +677,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
 void ReplaceReader(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self) -> py::object {
-      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      const Bound* const found = FindBound(self.cast<Handle*>());
       if (found == nullptr) return old(self);
       const Bound bound = *found;
       PredictorState::Call call(bound.state, name);
@@ -717,9 +699,8 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const std::string& of) {
       py::object handle = old(self, of);
-      bound_handles.Add(
-          handle.cast<Handle*>(), handle, Bound{StateOf(self), of, is_input});
-      py::detail::keep_alive_impl(handle, self);
+      bound_handles.insert_or_assign(handle.cast<const Handle*>(),
+                                     Bound{self, StateOf(self), of, is_input});
       return handle;
     };
   });
@@ -771,7 +752,7 @@ void ReplaceClone(const py::object& type) {
 
 void BindPredictorThreads(py::module* core) {
   const py::object type = core->attr("PaddleInferPredictor");
-  KeepPredictorsOfParent(type);
+  destroy_predictor = ReplaceDestroy(type, &DestroyPredictor);
   ReplaceRun(type);
   type.attr("__init__") =
       py::cpp_function(&Construct,
@@ -794,6 +775,7 @@ void BindPredictorThreads(py::module* core) {
     ReplaceAlone(type, name);
   }
   const py::object handle_type = core->attr("PaddleInferTensor");
+  destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
   for (const char* name : {"reshape", "set_lod"}) {
     ReplaceSetter(handle_type, name, false);
   }
