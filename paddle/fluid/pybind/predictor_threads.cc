@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -603,12 +604,36 @@ bool CopyFromCpu(const PredictorState& state,
   }
 }
 
+// Returns the name in NumPy, or null for a type that inference_api.cc refuses.
+const char* NumpyName(paddle_infer::DataType type) {
+  switch (type) {
+    case paddle_infer::DataType::FLOAT32:
+      return "float32";
+    case paddle_infer::DataType::FLOAT64:
+      return "float64";
+    case paddle_infer::DataType::FLOAT16:
+      return "float16";
+    case paddle_infer::DataType::BFLOAT16:
+      return "uint16";
+    case paddle_infer::DataType::INT64:
+      return "int64";
+    case paddle_infer::DataType::INT32:
+      return "int32";
+    case paddle_infer::DataType::INT8:
+      return "int8";
+    case paddle_infer::DataType::UINT8:
+      return "uint8";
+    case paddle_infer::DataType::BOOL:
+      return "bool";
+    default:
+      return nullptr;
+  }
+}
+
 template <typename T>
-py::object CopyTo(const PredictorState& state,
-                  const Handle& handle,
-                  const char* dtype) {
+py::object CopyTo(const PredictorState& state, const Handle& handle) {
   const auto shape = handle.shape();
-  py::array array(py::dtype(dtype),
+  py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
   Do(state, [&] { handle.CopyToCpu(values); });
@@ -619,26 +644,38 @@ py::object CopyTo(const PredictorState& state,
 py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(state, handle, "float32");
+      return CopyTo<float>(state, handle);
     case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(state, handle, "float64");
+      return CopyTo<double>(state, handle);
     case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(state, handle, "float16");
+      return CopyTo<phi::dtype::float16>(state, handle);
     case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(state, handle, "uint16");
+      return CopyTo<phi::dtype::bfloat16>(state, handle);
     case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(state, handle, "int64");
+      return CopyTo<int64_t>(state, handle);
     case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(state, handle, "int32");
+      return CopyTo<int32_t>(state, handle);
     case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(state, handle, "int8");
+      return CopyTo<int8_t>(state, handle);
     case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(state, handle, "uint8");
+      return CopyTo<uint8_t>(state, handle);
     case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(state, handle, "bool");
+      return CopyTo<bool>(state, handle);
     default:
       return py::none();
   }
+}
+
+std::map<std::string, std::string> InputTypes(Predictor* predictor) {
+  std::map<std::string, std::string> names;
+  try {
+    for (const auto& [input, type] : predictor->GetInputTypes()) {
+      if (const char* const name = NumpyName(type)) names[input] = name;
+    }
+  } catch (const std::exception&) {
+    // Paddle refuses models with other types, such as strings.
+  }
+  return names;
 }
 
 // Replaces a method. `make` gets the old one and returns the new one.
@@ -761,6 +798,11 @@ void BindPredictorThreads(py::module* core) {
                        py::detail::is_new_style_constructor(),
                        py::arg("config"));
   ReplaceClone(type);
+  type.attr("_input_types") = py::cpp_function(
+      &InputTypes,
+      py::name("_input_types"),
+      py::is_method(type),
+      "Returns NumPy's names of the types of the inputs that are known.");
   type.attr("_input_shapes") = py::cpp_function(
       [](Predictor* self) { return self->GetInputTensorShape(); },
       py::name("_input_shapes"),
