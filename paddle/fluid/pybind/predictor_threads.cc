@@ -252,10 +252,7 @@ class PredictorState {
   std::shared_ptr<DroppedClones> dropped_clones;
   // That a clone loads.
   std::vector<std::string> files;
-  // Whether its work keeps the GIL, as in Paddle 3.3.0. With oneDNN it does:
-  // all predictors share a cache of primitives, and what one of them evicts or
-  // clears another one may be about to use.
-  bool keeps_gil = true;
+  bool uses_onednn = true;  // unless it is known not to
 
  private:
   // Of a thread: the inputs that it sets, until their outputs were read.
@@ -405,7 +402,11 @@ void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
   const bool is_of_parent = entry && entry.mapped()->process != getpid();
   const bool is_shared = entry && entry.mapped()->dropped_clones;
   if (!is_of_parent && !is_shared) {
-    destroy_predictor(predictor);
+    // It clears its part of oneDNN's cache.
+    WorkWithoutGil::RunInTurn([&] {
+      const py::gil_scoped_acquire gil;  // for its hooks
+      destroy_predictor(predictor);
+    });
     return;
   }
   if (!is_of_parent) entry.mapped()->dropped_clones->Keep(object);
@@ -463,14 +464,16 @@ void SetModel(py::handle predictor, Model model) {
     state->dropped_clones = std::make_shared<DroppedClones>();
   }
   state->files = std::move(model.files);
-  state->keeps_gil = model.uses_onednn;
+  state->uses_onednn = model.uses_onednn;
 }
 
-// Calls `work`, without the GIL where that is safe.
+// Calls `work` without the GIL. All predictors with oneDNN share a cache of
+// primitives, where one of them evicts or clears what another may be about to
+// use, so that they work in turn.
 template <typename Work>
-void Do(const PredictorState& state, Work work) {
-  if (state.keeps_gil) {
-    work();
+void Do(bool uses_onednn, Work work) {
+  if (uses_onednn) {
+    WorkWithoutGil::RunInTurn(work);
   } else {
     WorkWithoutGil::Run(work);
   }
@@ -482,17 +485,12 @@ void Do(const PredictorState& state, Work work) {
 std::mutex making;
 
 template <typename Make>
-std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
+std::unique_ptr<Predictor> MakeAlone(bool uses_onednn, Make make) {
   std::unique_ptr<Predictor> made;
-  const auto make_alone = [&] {
+  Do(uses_onednn, [&] {
     const std::lock_guard<std::mutex> lock(making);
     made = make();
-  };
-  if (keeps_gil) {
-    make_alone();
-  } else {
-    WorkWithoutGil::Run(make_alone);
-  }
+  });
   return made;
 }
 
@@ -500,7 +498,7 @@ std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  self.value_ptr() = MakeAlone(false, [&] {
+  self.value_ptr() = MakeAlone(model.uses_onednn, [&] {
                        return std::make_unique<Predictor>(config);
                      }).release();
   SetModel(reinterpret_cast<PyObject*>(self.inst), std::move(model));
@@ -521,13 +519,13 @@ py::object Clone(const py::object& predictor, void* stream) {
   }
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
-      MakeAlone(state->keeps_gil, [&] { return original->Clone(stream); });
+      MakeAlone(state->uses_onednn, [&] { return original->Clone(stream); });
   py::object clone =
       py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
   of_clone->dropped_clones = state->dropped_clones;
   of_clone->files = state->files;
-  of_clone->keeps_gil = state->keeps_gil;
+  of_clone->uses_onednn = state->uses_onednn;
   return clone;
 }
 
@@ -537,7 +535,7 @@ void Run(const py::object& self) {
   call.CheckMayRun();
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
-  Do(*state, [&] { predictor->Run(); });
+  Do(state->uses_onednn, [&] { predictor->Run(); });
   call.EndRun();
 }
 
@@ -549,7 +547,7 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
   std::vector<paddle::Tensor> outputs;
-  Do(*state, [&] {
+  Do(state->uses_onednn, [&] {
     predictor->Run(inputs, &outputs);
     // The next run writes into the outputs of this one.
     for (paddle::Tensor& output : outputs) {
@@ -564,12 +562,10 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
 }
 
 template <typename T>
-bool CopyFrom(const PredictorState& state,
-              Handle* handle,
-              const py::array& data) {
+bool CopyFrom(Handle* handle, const py::array& data) {
   const auto* const values = static_cast<const T*>(data.data());
   const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
-  Do(state, [&] {
+  WorkWithoutGil::Run([&] {
     handle->Reshape(shape);
     handle->CopyFromCpu(values);
   });
@@ -578,9 +574,7 @@ bool CopyFrom(const PredictorState& state,
 
 // Returns false, having done nothing, for values that inference_api.cc converts
 // or refuses.
-bool CopyFromCpu(const PredictorState& state,
-                 Handle* handle,
-                 const py::array& data) {
+bool CopyFromCpu(Handle* handle, const py::array& data) {
   if ((data.flags() & py::array::c_style) == 0 ||
       !data.attr("dtype").attr("isnative").cast<bool>()) {
     return false;
@@ -588,17 +582,17 @@ bool CopyFromCpu(const PredictorState& state,
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':
-      if (size == 2) return CopyFrom<phi::dtype::float16>(state, handle, data);
-      if (size == 4) return CopyFrom<float>(state, handle, data);
-      return size == 8 && CopyFrom<double>(state, handle, data);
+      if (size == 2) return CopyFrom<phi::dtype::float16>(handle, data);
+      if (size == 4) return CopyFrom<float>(handle, data);
+      return size == 8 && CopyFrom<double>(handle, data);
     case 'i':
-      if (size == 1) return CopyFrom<int8_t>(state, handle, data);
-      if (size == 4) return CopyFrom<int32_t>(state, handle, data);
-      return size == 8 && CopyFrom<int64_t>(state, handle, data);
+      if (size == 1) return CopyFrom<int8_t>(handle, data);
+      if (size == 4) return CopyFrom<int32_t>(handle, data);
+      return size == 8 && CopyFrom<int64_t>(handle, data);
     case 'u':
-      return size == 1 && CopyFrom<uint8_t>(state, handle, data);
+      return size == 1 && CopyFrom<uint8_t>(handle, data);
     case 'b':
-      return CopyFrom<bool>(state, handle, data);
+      return CopyFrom<bool>(handle, data);
     default:
       return false;
   }
@@ -636,7 +630,7 @@ py::object CopyTo(const PredictorState& state, const Handle& handle) {
   py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  Do(state, [&] { handle.CopyToCpu(values); });
+  Do(state.uses_onednn, [&] { handle.CopyToCpu(values); });
   return std::move(array);
 }
 
@@ -701,8 +695,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
       call.DropInput(bound.name);
       if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
           std::string(name) != "_copy_from_cpu_bind" ||
-          !CopyFromCpu(
-              *bound.state, self.cast<Handle*>(), args[0].cast<py::array>())) {
+          !CopyFromCpu(self.cast<Handle*>(), args[0].cast<py::array>())) {
         old(self, *args);
       }
       if (is_data) call.SetInput(bound.name);
@@ -753,6 +746,33 @@ void ReplaceAlone(const py::object& type, const char* name) {
   });
 }
 
+// Returns a function in Python that calls another one out of turn.
+py::cpp_function OutOfTurn(const py::function& function) {
+  return py::cpp_function([function](const py::args& args) -> py::object {
+    const WorkWithoutGil::OutOfTurn out_of_turn;
+    return function(*args);
+  });
+}
+
+// A class whose instances are called in a run.
+void CallOutOfTurn(const py::object& type) {
+  Replace(type, "__call__", [](const py::object& old) {
+    return [old](const py::object& self, const py::args& args) -> py::object {
+      const WorkWithoutGil::OutOfTurn out_of_turn;
+      return old(self, *args);
+    };
+  });
+}
+
+void ReplaceRegisterHook(const py::object& type, const char* name) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const py::function& hook) {
+      const PredictorState::Call call(StateOf(self), name);
+      old(self, OutOfTurn(hook));
+    };
+  });
+}
+
 void ReplaceRun(const py::object& type) {
   const auto run = py::cpp_function(&Run,
                                     py::name("run"),
@@ -787,7 +807,7 @@ void ReplaceClone(const py::object& type) {
 
 }  // namespace
 
-void BindPredictorThreads(py::module* core) {
+void BindPredictorThreads(py::module* core, py::module* module) {
   const py::object type = core->attr("PaddleInferPredictor");
   destroy_predictor = ReplaceDestroy(type, &DestroyPredictor);
   ReplaceRun(type);
@@ -810,11 +830,11 @@ void BindPredictorThreads(py::module* core) {
       "Returns the shapes of the inputs by name, -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
-  for (const char* name : {"clear_intermediate_tensor",
-                           "try_shrink_memory",
-                           "register_input_hook",
-                           "register_output_hook"}) {
+  for (const char* name : {"clear_intermediate_tensor", "try_shrink_memory"}) {
     ReplaceAlone(type, name);
+  }
+  for (const char* name : {"register_input_hook", "register_output_hook"}) {
+    ReplaceRegisterHook(type, name);
   }
   const py::object handle_type = core->attr("PaddleInferTensor");
   destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
@@ -839,6 +859,10 @@ void BindPredictorThreads(py::module* core) {
       py::name("create_predictor"),
       py::arg("config"),
       "Makes a predictor. Other Python threads run meanwhile.");
+
+  module->def("call_out_of_turn",
+              &CallOutOfTurn,
+              "Lets other predictors run while an instance is called.");
 
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {
