@@ -38,8 +38,8 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("predictors_worker.py")
 # Calls per round.
 CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
-# Where the memory of a process lies can make its calls faster or slower than
-# those of another process of the same wheel, for as long as it lives.
+# A predictor can be faster or slower than another one of the same wheel and
+# model for as long as its process lives.
 ROUNDS_OF_A_PROCESS = 3
 QUESTIONS = (
     ("seconds",),
@@ -143,8 +143,8 @@ def main(argv: list[str] | None = None) -> int:
         "and ours take turns; ratios are medians of the rounds' ratios. A call",
         "copies the input, runs and copies the output. Two threads have a",
         "predictor each, one the clone of the other. The other thread, whose",
-        "longest pause is given, runs nothing but Python. oneDNN is off where it",
-        "is not named, and `OMP_NUM_THREADS` is 1.",
+        "longest pause is given, runs nothing but Python. oneDNN is off where",
+        "it is not named, and `OMP_NUM_THREADS` is 1.",
         f"Each wheel has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
