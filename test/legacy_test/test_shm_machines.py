@@ -29,6 +29,11 @@ from typing import Callable
 from unittest import mock
 
 import numpy as np
+from process_group_methods import (
+    call_missing_methods,
+    check_refusals,
+    check_task,
+)
 from shared_tensor_leaks import shared_files
 from shm_group_base import (
     ON_LINUX,
@@ -40,7 +45,10 @@ from shm_group_base import (
 import paddle
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed import shared_memory_group
+from paddle.distributed import hierarchical_group, shared_memory_group
+from paddle.distributed.communication.batch_isend_irecv import (
+    _coalescing_manager,
+)
 
 # Ranks of a machine need not follow each other, nor be as many as on others.
 MACHINES = ["a", "b", "a", "b", "a"]
@@ -183,6 +191,40 @@ def wait_briefly() -> bool:
     """Returns whether an operation has ended for which others do not come."""
     task = dist.all_reduce(paddle.ones([10]), sync_op=False)
     return task.wait(datetime.timedelta(milliseconds=10))
+
+
+def call_as_older_code() -> list:
+    """Calls methods with the arguments that code of Paddle passes in places."""
+    group = dist.communication.group._get_global_group().process_group
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = paddle.full([2], rank + 1.0)
+    gathered = paddle.zeros([2 * size])
+    group.all_gather(x, gathered).wait()
+    total, sent, to_one = x.clone(), x.clone(), x.clone()
+    tasks = []
+    with _coalescing_manager(None, tasks):
+        tasks += [
+            group.allreduce(total),
+            group.broadcast(sent, 1),
+            group.reduce(to_one, 0),
+        ]
+    for task in tasks:
+        assert not task.is_sync()
+        assert task.wait(datetime.timedelta(0))
+        assert task.is_completed()
+    return [as_list(each) for each in (gathered, total, sent, to_one)]
+
+
+def call_what_is_missing() -> dict[str, str]:
+    return call_missing_methods(
+        dist.communication.group._get_global_group().process_group
+    )
+
+
+def send_in_batch() -> None:
+    dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, paddle.ones([1]), 1 - dist.get_rank())]
+    )
 
 
 def send() -> None:
@@ -423,9 +465,28 @@ class TestShmMachines(RanksTestCase):
             ):
                 self.assertIn(part, text)
 
+    def test_code_that_calls_methods_of_the_group_works(self):
+        found = self.start_on(["a", "b", "b"]).call(call_as_older_code)
+        gathered = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+        for rank in range(3):
+            reduced = 6.0 if rank == 0 else rank + 1.0
+            self.assertEqual(
+                found[rank], [gathered, [6.0] * 2, [2.0] * 2, [reduced] * 2]
+            )
+
+    def test_each_method_that_the_group_lacks_says_so(self):
+        for found in self.start_on(["a", "b"]).call(call_what_is_missing):
+            check_refusals(
+                self, found, "several machines, here [[0], [1]],", "gloo"
+            )
+
+    def test_tasks_have_the_methods_of_paddles(self):
+        check_task(self, hierarchical_group.Task)
+
     def test_operation_that_is_not_offered_says_so(self):
         ranks = self.start_on(["a", "b"])
         for function in (
+            send_in_batch,
             send,
             reduce_on_calculation_stream,
             broadcast_on_calculation_stream,

@@ -27,6 +27,8 @@ import numpy as np
 import paddle
 from paddle.base.core import ReduceOp
 
+from .python_process_group import PythonProcessGroup
+
 if TYPE_CHECKING:
     import datetime
 
@@ -91,8 +93,9 @@ def _enforce_not_forked(process: int) -> None:
 class Task:
     """An operation under way, or one that has ended."""
 
-    def __init__(self):
+    def __init__(self, sync_op: bool):
         self._process = os.getpid()
+        self._sync_op = sync_op
         self._ended = threading.Event()
         self._failure: str | None = None
 
@@ -103,13 +106,16 @@ class Task:
     def is_completed(self) -> bool:
         return self._ended.is_set()
 
+    def is_sync(self) -> bool:
+        return self._sync_op
+
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """
         Returns whether the operation has ended, and raises its error. After the
-        timeout it goes on.
+        timeout it goes on; one of zero is none, as with other groups.
         """
         _enforce_not_forked(self._process)
-        seconds = None if timeout is None else timeout.total_seconds()
+        seconds = timeout.total_seconds() if timeout else None
         if not self._ended.wait(seconds):
             return False
         if self._failure is not None:
@@ -210,19 +216,8 @@ def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
         )
 
 
-def _unsupported(name: str) -> Callable:
-    def raise_error(self: HierarchicalGroup, *args: object) -> None:
-        raise NotImplementedError(
-            f"A group of the backend shm whose ranks are on several machines, "
-            f"here {self.topology.machines}, has no {name}. Make a group of "
-            "ranks of one machine, or use the backend gloo."
-        )
-
-    return raise_error
-
-
-class HierarchicalGroup:
-    """The group of this process, with the methods of a ProcessGroup in Python.
+class HierarchicalGroup(PythonProcessGroup):
+    """The group of this process.
 
     Operations run one after the other, in the order of the calls, on a thread
     of the group. The first error fails the group: later operations raise it
@@ -245,6 +240,13 @@ class HierarchicalGroup:
         leaders: ProcessGroup | None,
     ):
         self.topology = topology
+        self._kind = (
+            "A group of the backend shm whose ranks are on several machines, "
+            f"here {topology.machines},"
+        )
+        self._cure = (
+            "Make a group of ranks of one machine, or use the backend gloo."
+        )
         self._rank = rank
         self._size = sum(map(len, topology.machines))
         self._local = local
@@ -276,7 +278,12 @@ class HierarchicalGroup:
             self._calls.put(None)
         self._thread.join()
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, sync_op: bool) -> Task:
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        sync_op: bool = False,
+    ) -> Task:
         _enforce_usable("all_reduce", tensor)
         _enforce_reducible("all_reduce", tensor, op)
         return self._submit(
@@ -286,8 +293,14 @@ class HierarchicalGroup:
             sync_op,
         )
 
+    allreduce = all_reduce
+
     def reduce(
-        self, tensor: Tensor, dst: int, op: ReduceOp, sync_op: bool
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: ReduceOp = ReduceOp.SUM,
+        sync_op: bool = False,
     ) -> Task:
         _enforce_usable("reduce", tensor)
         _enforce_reducible("reduce", tensor, op)
@@ -322,7 +335,9 @@ class HierarchicalGroup:
         joined = paddle.concat([part.reshape([-1]) for part in tensors])
         return self.reduce_scatter_tensor(out, joined, op, sync_op)
 
-    def broadcast(self, tensor: Tensor, src: int, sync_op: bool) -> Task:
+    def broadcast(
+        self, tensor: Tensor, src: int, sync_op: bool = False
+    ) -> Task:
         _enforce_usable("broadcast", tensor)
         machine, index = self.topology.locate(src)
 
@@ -350,7 +365,7 @@ class HierarchicalGroup:
             sync_op,
         )
 
-    def all_gather(
+    def _all_gather_into_list(
         self, tensors: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> Task:
         _enforce_usable("all_gather", *tensors, tensor)
@@ -371,19 +386,11 @@ class HierarchicalGroup:
     def barrier(self, device_id: int = -1) -> Task:
         return self._submit("barrier", _empty(0), self._meet, True)
 
-    gather = _unsupported("gather")
-    scatter = scatter_tensor = _unsupported("scatter")
-    all_to_all = all_to_all_tensor = _unsupported("alltoall")
-    all_to_all_single = _unsupported("alltoall_single")
-    send = recv = _unsupported("send and recv")
-    all_reduce_on_calc_stream = _unsupported("use_calc_stream=True")
-    broadcast_on_calc_stream = all_reduce_on_calc_stream
-
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
     ) -> Task:
         _enforce_not_forked(self._process)
-        task = Task()
+        task = Task(sync_op)
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
             operation = self._meet
