@@ -283,6 +283,13 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.stream.reduce_scatter(
             paddle.ones([1], "int32"), paddle.ones([dist.get_world_size()])
         ),
+        # As many elements in all as there should be.
+        lambda: dist.reduce_scatter(
+            paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
+        ),
+        lambda: dist.reduce_scatter(
+            paddle.ones([2]), [paddle.ones([n]) for n in (2, 4)]
+        ),
     ):
         try:
             call()
@@ -461,7 +468,15 @@ class TestShmMachines(RanksTestCase):
         for found in ranks.call(refuse_bad_tensors):
             for text, part in zip(
                 found,
-                ("contiguous()", "int16", "average", "7 elements", "int32"),
+                (
+                    "contiguous()",
+                    "int16",
+                    "average",
+                    "7 elements",
+                    "int32",
+                    "1 elements and one of 2",
+                    "list of 2 tensors",
+                ),
             ):
                 self.assertIn(part, text)
 

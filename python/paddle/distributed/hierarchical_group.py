@@ -197,8 +197,17 @@ def _enforce_usable(name: str, *tensors: Tensor) -> None:
 def _enforce_elements(name: str, larger: Tensor, part: Tensor, parts: int):
     if larger.size != part.size * parts:
         raise ValueError(
-            f"{name} got a tensor of {larger.size} elements for {parts} ranks "
-            f"with {part.size} each. Pass one of {part.size * parts} elements."
+            f"{name} got a tensor of {larger.size} elements and one of "
+            f"{part.size}. Pass one of {part.size * parts} elements for the "
+            "first."
+        )
+
+
+def _enforce_one_per_rank(name: str, tensors: list[Tensor], ranks: int):
+    if len(tensors) != ranks:
+        raise ValueError(
+            f"{name} got a list of {len(tensors)} tensors, but the group has "
+            f"{ranks} ranks. Pass one tensor per rank."
         )
 
 
@@ -331,7 +340,10 @@ class HierarchicalGroup(PythonProcessGroup):
     def reduce_scatter(
         self, out: Tensor, tensors: list[Tensor], op: ReduceOp, sync_op: bool
     ) -> Task:
-        _enforce_usable("reduce_scatter", *tensors)
+        _enforce_usable("reduce_scatter", out, *tensors)
+        _enforce_one_per_rank("reduce_scatter", tensors, self._size)
+        for part in tensors:
+            _enforce_elements("reduce_scatter", part, out, 1)
         joined = paddle.concat([part.reshape([-1]) for part in tensors])
         return self.reduce_scatter_tensor(out, joined, op, sync_op)
 
@@ -369,11 +381,7 @@ class HierarchicalGroup(PythonProcessGroup):
         self, tensors: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> Task:
         _enforce_usable("all_gather", *tensors, tensor)
-        if len(tensors) != self._size:
-            raise ValueError(
-                f"all_gather got a list of {len(tensors)} tensors, but the "
-                f"group has {self._size} ranks. Pass one tensor per rank."
-            )
+        _enforce_one_per_rank("all_gather", tensors, self._size)
         for out in tensors:
             _enforce_elements("all_gather", out, tensor, 1)
 
