@@ -315,6 +315,18 @@ def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
     return found
 
 
+def reduce_in_group_of_number(number: int) -> float:
+    name = "ab"[dist.get_rank()]
+    with (
+        mock.patch.object(dist.collective, "_custom_gid", number),
+        mock.patch.object(shared_memory_group, "machine", lambda: name),
+    ):
+        group = dist.new_group([0, 1], backend="shm")
+    x = paddle.ones([1])
+    dist.all_reduce(x, group=group)
+    return x.item()
+
+
 def train() -> bytes:
     paddle.seed(3)
     model = paddle.DataParallel(nn.Linear(16, 4))
@@ -446,6 +458,19 @@ class TestShmMachines(RanksTestCase):
                     for ranks in groups
                     if rank in ranks
                 ],
+            )
+
+    def test_numbers_of_groups_that_are_too_large_are_refused(self):
+        ranks = self.start_on(["a", "b"])
+        largest = 2**19 - 1
+        self.assertEqual(
+            ranks.call(reduce_in_group_of_number, largest), [2.0, 2.0]
+        )
+        ranks.begin(reduce_in_group_of_number, largest + 1)
+        for outcome in ranks.outcomes():
+            self.assertEqual(outcome.kind, "ValueError")
+            self.assertIn(
+                f"{largest + 1}: the largest is {largest}", outcome.text
             )
 
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
