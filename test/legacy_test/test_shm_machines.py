@@ -59,6 +59,9 @@ REDUCED_TYPES = [
 ]
 MOVED_TYPES = [*REDUCED_TYPES, "bool", "int16", "complex64"]
 
+# An operation that a call in a rank has begun, and its tensor.
+_begun: list = []
+
 
 def join_on(machines: list[str]) -> None:
     """Joins the default group as if on machines of these names."""
@@ -187,10 +190,28 @@ def reduce_in_order(count: int) -> list[float]:
     return [float(x.min()), float(x.max())]
 
 
-def wait_briefly() -> bool:
-    """Returns whether an operation has ended for which others do not come."""
-    task = dist.all_reduce(paddle.ones([10]), sync_op=False)
-    return task.wait(datetime.timedelta(milliseconds=10))
+def begin() -> None:
+    x = paddle.ones([10])
+    _begun[:] = [dist.all_reduce(x, sync_op=False), x]
+
+
+def wait_briefly() -> list:
+    """Waits for an operation for which other ranks do not come."""
+    begin()
+    task, x = _begun
+    waited = task.wait(datetime.timedelta(milliseconds=10))
+    return [waited, task.is_completed(), x.tolist()]
+
+
+def wait_again() -> list:
+    task, x = _begun
+    return [task.wait(), task.is_completed(), x.tolist()]
+
+
+def all_reduce_ones() -> float:
+    x = paddle.ones([10])
+    dist.all_reduce(x)
+    return x[0].item()
 
 
 def call_as_older_code() -> list:
@@ -475,7 +496,13 @@ class TestShmMachines(RanksTestCase):
 
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_on(["a", "b"])
-        self.assertEqual(ranks.call(wait_briefly, ranks=[0]), [False])
+        self.assertEqual(
+            ranks.call(wait_briefly, ranks=[0]), [[False, False, [1.0] * 10]]
+        )
+        self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [2.0])
+        self.assertEqual(
+            ranks.call(wait_again, ranks=[0]), [[True, True, [2.0] * 10]]
+        )
 
     def test_data_parallel_gives_all_ranks_the_same_parameters(self):
         ranks = self.start_on(["a", "b", "b"])
