@@ -29,6 +29,7 @@ from typing import Callable
 from unittest import mock
 
 import numpy as np
+from concurrent_base import wait_until
 from process_group_methods import (
     call_missing_methods,
     check_refusals,
@@ -58,6 +59,8 @@ REDUCED_TYPES = [
     *("int32", "int64", "uint8"),
 ]
 MOVED_TYPES = [*REDUCED_TYPES, "bool", "int16", "complex64"]
+
+_exchanged: list[str] = []
 
 # An operation that a call in a rank has begun, and its tensor.
 _begun: list = []
@@ -246,6 +249,24 @@ def send_in_batch() -> None:
     dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, paddle.ones([1]), 1 - dist.get_rank())]
     )
+
+
+def exchange_often() -> None:
+    """Has the leaders exchange texts often, and notes those of this one."""
+    group = dist.communication.group._get_global_group().process_group
+    exchange = group._exchange
+
+    def noted(text: str) -> list[str]:
+        _exchanged.append(text)
+        return exchange(text)
+
+    group._interval = datetime.timedelta(milliseconds=20)
+    group._exchange = noted
+
+
+def wait_for_exchanges(count: int) -> None:
+    expected = len(_exchanged) + count
+    wait_until(lambda: len(_exchanged) >= expected, "exchanges of leaders")
 
 
 def send() -> None:
@@ -623,6 +644,60 @@ class TestShmMachines(RanksTestCase):
                 ranks.begin(all_reduce, "SUM", "float32", [9], ranks=survivors)
                 ranks.signal(victim, signal.SIGKILL)
                 self.assert_all_raise(ranks.outcomes(survivors))
+
+    def test_leaders_keep_in_touch_while_ranks_are_late(self):
+        # Gloo waits for 30 seconds for a leader that does not.
+        for machines, late in (("ab", 1), ("abb", 2)):
+            with self.subTest(machines=machines):
+                ranks = self.start_on(list(machines))
+                ranks.call(exchange_often)
+                others = [r for r in range(len(machines)) if r != late]
+                ranks.call(begin, ranks=others)
+                ranks.call(wait_for_exchanges, 5, ranks=[0])
+                self.assertEqual(
+                    ranks.call(all_reduce_ones, ranks=[late]),
+                    [float(len(machines))],
+                )
+                ranks.call(wait_again, ranks=others)
+
+    def test_leaders_keep_in_touch_between_operations(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.call(exchange_often)
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
+        ranks.call(wait_for_exchanges, 5)
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
+
+    def test_rank_that_does_not_come_is_named_after_the_timeout(self):
+        for machines, late, parts in (
+            ("abb", 0, ["[[0]]"]),
+            # By its machine or by rank 0, whichever has waited first.
+            ("abb", 2, ["[1, 2]"]),
+            ("aab", 2, ["[[2]]"]),
+        ):
+            with self.subTest(machines=machines, late=late):
+                ranks = self.start_on(list(machines), PADDLE_PG_TIMEOUT="3000")
+                others = [r for r in range(3) if r != late]
+                ranks.begin(all_reduce_ones, ranks=others)
+                self.assert_all_raise(ranks.outcomes(others), *parts)
+                ranks.begin(all_reduce_ones, ranks=[late])
+                self.assert_all_raise(ranks.outcomes([late]), "new group")
+
+    def test_rank_that_dies_is_named_on_all_machines(self):
+        ranks = self.start_on(["a", "a", "b", "b"])
+        ranks.begin(all_reduce_ones, ranks=[0, 1, 2])
+        ranks.signal(3, signal.SIGKILL)
+        self.assert_all_raise(
+            ranks.outcomes([0, 1, 2]), "has died", "make a new group"
+        )
+
+    def test_leaders_are_named_when_one_of_them_dies(self):
+        ranks = self.start_on(["a", "b", "b"])
+        ranks.begin(all_reduce_ones, ranks=[1, 2])
+        ranks.signal(0, signal.SIGKILL)
+        self.assert_all_raise(
+            ranks.outcomes([1]), "ranks [0, 1]", "make a new group"
+        )
+        self.assert_all_raise(ranks.outcomes([2]))
 
     def test_machines_that_call_different_sizes_get_an_error(self):
         ranks = self.start_on(["a", "b", "b"])

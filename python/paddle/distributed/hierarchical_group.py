@@ -17,10 +17,13 @@ memory inside a machine, and one rank per machine, its leader, by gloo.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING, Callable, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -30,7 +33,7 @@ from paddle.base.core import ReduceOp
 from .python_process_group import PythonProcessGroup
 
 if TYPE_CHECKING:
-    import datetime
+    from collections.abc import Generator
 
     from paddle import Tensor
     from paddle.base.core import ProcessGroup
@@ -45,9 +48,14 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
-# What ranks tell each other about an operation, or of two that differ.
-_TEXT_BYTES = 512
-_DIFFERENCE = "Ranks called different operations: "
+# What ranks tell each other about an operation. Texts that begin with the mark
+# say why it fails on all of them.
+_TEXT_BYTES = 1024
+_FAILURE = "!"
+# What a leader says whose machine's ranks have not all come to an operation,
+# and how often it says that: gloo waits for 30 seconds and no longer.
+_NOT_YET = "?"
+_LONGEST_INTERVAL = datetime.timedelta(seconds=2)
 
 
 class Topology(NamedTuple):
@@ -152,25 +160,44 @@ def _as_text(data: Tensor) -> str:
     return data.numpy().tobytes().decode(errors="replace").strip()
 
 
-def _gather_texts(group: ProcessGroup, text: str, size: int) -> list[str]:
-    """Returns the text of each of a group's ranks."""
+def _begin_to_gather(
+    group: ProcessGroup, text: str, size: int, sync_op: bool
+) -> tuple[Tensor, Any]:
+    """Begins to gather a text of each of a group's ranks."""
     gathered = _empty(_TEXT_BYTES * size)
-    group.all_gather_into_tensor(gathered, _as_bytes(text), True).wait()
-    return [_as_text(data) for data in gathered.reshape([size, _TEXT_BYTES])]
+    task = group.all_gather_into_tensor(gathered, _as_bytes(text), sync_op)
+    return gathered, task
 
 
-def _first_difference(ranks: list[int], texts: list[str]) -> str:
-    """Returns a text that says which ranks differ, or the text of all."""
-    for rank, text in zip(ranks, texts):
-        if text.startswith(_DIFFERENCE):
+def _texts_of(gathered: Tensor) -> list[str]:
+    return [_as_text(data) for data in gathered.reshape([-1, _TEXT_BYTES])]
+
+
+def _combined(ranks: list[int], texts: list[str]) -> str:
+    """Returns the text of all ranks, or one of a failure, or _NOT_YET."""
+    for text in texts:
+        if text.startswith(_FAILURE):
             return text
+    if _NOT_YET in texts:
+        return _NOT_YET
+    for rank, text in zip(ranks, texts):
         if text != texts[0]:
             return (
-                f"{_DIFFERENCE}rank {ranks[0]} called {texts[0]}, but rank "
-                f"{rank} called {text}. Let all ranks call the same operations "
-                "in the same order, with the same sizes and types."
+                f"{_FAILURE}Ranks called different operations: rank {ranks[0]} "
+                f"called {texts[0]}, but rank {rank} called {text}. Let all "
+                "ranks call the same operations in the same order, with the "
+                "same sizes and types."
             )
     return texts[0]
+
+
+class _GroupError(RuntimeError):
+    """An error that says all ranks by their numbers in the whole group."""
+
+
+def _raise_failure(text: str) -> None:
+    if text.startswith(_FAILURE):
+        raise _GroupError(text[len(_FAILURE) :])
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
@@ -231,14 +258,19 @@ class HierarchicalGroup(PythonProcessGroup):
     Operations run one after the other, in the order of the calls, on a thread
     of the group. The first error fails the group: later operations raise it
     too, and the other ranks of this machine get one at once, because this rank
-    leaves. On other machines operations fail when gloo has lost this machine's
-    leader, or has waited for it for 30 seconds.
+    leaves. On other machines operations fail when this machine's leader says
+    so, or gloo has lost it, or has waited for it for 30 seconds.
+
+    Leaders exchange texts again and again, also between operations, until those
+    of all say that their machines' ranks have come to one. So gloo does not
+    wait for ranks that are late, but for leaders that are stopped.
 
     Args:
         rank: this process's rank.
         topology: where the ranks are.
         local: the group of this machine's ranks.
         leaders: that of the leaders; None unless this rank is one.
+        timeout: how long an operation waits for ranks.
     """
 
     def __init__(
@@ -247,6 +279,7 @@ class HierarchicalGroup(PythonProcessGroup):
         topology: Topology,
         local: ProcessGroup,
         leaders: ProcessGroup | None,
+        timeout: datetime.timedelta,
     ):
         self.topology = topology
         self._kind = (
@@ -260,6 +293,8 @@ class HierarchicalGroup(PythonProcessGroup):
         self._size = sum(map(len, topology.machines))
         self._local = local
         self._leaders = leaders
+        self._timeout = timeout
+        self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
         self._mutex = threading.Lock()  # with it, nothing follows the last None
@@ -358,7 +393,8 @@ class HierarchicalGroup(PythonProcessGroup):
             if machine == self.topology.machine:
                 self._local.broadcast(data, index, True).wait()
             if self._leaders is not None:
-                self._leaders.broadcast(data, machine, True).wait()
+                with self._naming_leaders():
+                    self._leaders.broadcast(data, machine, True).wait()
             if machine != self.topology.machine:
                 self._local.broadcast(data, 0, True).wait()
             _assign(tensor, data)
@@ -416,7 +452,7 @@ class HierarchicalGroup(PythonProcessGroup):
 
     @paddle.no_grad()
     def _run_calls(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next_call()) is not None:
             task, description, operation = call
             if self._failure is None:
                 try:
@@ -429,35 +465,118 @@ class HierarchicalGroup(PythonProcessGroup):
             del call, operation
             task.end(self._failure)
 
+    def _next_call(self) -> tuple[Task, str, Callable] | None:
+        while self._leaders is not None and self._failure is None:
+            try:
+                return self._calls.get(timeout=self._interval.total_seconds())
+            except queue.Empty:
+                pass
+            try:
+                texts = self._exchange(_NOT_YET)
+                _raise_failure(_combined(self.topology.leaders(), texts))
+            except Exception as error:
+                self._fail("The group", error)
+        return self._calls.get()
+
     def _fail(self, description: str, error: Exception) -> None:
+        if not isinstance(error, _GroupError):
+            error = self._name_ranks(error)
         self._failure = (
-            f"{description} failed on rank {self._rank}, whose machine has the "
-            f"ranks {self.topology.ranks_here()}, numbered from 0 in what "
-            f"follows: {error}"
+            f"{description} failed on rank {self._rank}. {error} Mend that, "
+            "and make a new group or start all ranks again."
         )
         # So that the other ranks of this machine need not wait.
         self._local.leave()
 
+    def _name_ranks(self, error: Exception) -> str:
+        return (
+            f"On the machine of the ranks {self.topology.ranks_here()}, which "
+            f"are numbered from 0 in what follows: {error}"
+        )
+
     def _agree(self, description: str) -> None:
         """
-        Raises an error on all ranks if two call different operations: gloo ends
-        the process when sizes differ, and a machine's ranks would get results
-        of another operation.
+        Waits for all ranks. Raises an error on each of them if two call
+        different operations: gloo ends the process when sizes differ, and a
+        machine's ranks would get results of another operation.
         """
-        here = self.topology.ranks_here()
-        text = _first_difference(
-            here, _gather_texts(self._local, description, len(here))
-        )
         if self._leaders is not None:
-            leaders = self.topology.leaders()
-            text = _first_difference(
-                leaders, _gather_texts(self._leaders, text, len(leaders))
-            )
+            text = self._lead(description)
+        else:
+            size = len(self.topology.ranks_here())
+            _begin_to_gather(self._local, description, size, True)
+            text = _NOT_YET
+            while text == _NOT_YET:
+                text = self._tell_ranks_here("")
+        _raise_failure(text)
+
+    def _lead(self, description: str) -> str:
+        """Returns what the leaders agree on, which the ranks here hear, too."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        here, leaders = self.topology.ranks_here(), self.topology.leaders()
+        gathered, task = _begin_to_gather(
+            self._local, description, len(here), False
+        )
+        text = agreed = _NOT_YET
+        texts: list[str] = []
+        they_listen = False  # the ranks here, which have come
+        while agreed == _NOT_YET:
+            try:
+                if they_listen:
+                    self._tell_ranks_here(_NOT_YET)
+                    if time.monotonic() > deadline:
+                        text = self._failure_of_late(description, texts)
+                elif task.wait(self._interval):
+                    they_listen = True
+                    text = _combined(here, _texts_of(gathered))
+            except Exception as error:
+                they_listen = False
+                text = f"{_FAILURE}{self._name_ranks(error)}"
+            texts = self._exchange(text)
+            agreed = _combined(leaders, texts)
+        if they_listen:
+            self._tell_ranks_here(agreed)
+        return agreed
+
+    def _tell_ranks_here(self, text: str) -> str:
+        """Returns the leader's text on each of a machine's ranks."""
         data = _as_bytes(text)
         self._local.broadcast(data, 0, True).wait()
-        text = _as_text(data)
-        if text.startswith(_DIFFERENCE):
-            raise RuntimeError(text)
+        return _as_text(data)
+
+    def _exchange(self, text: str) -> list[str]:
+        """Returns the text of each leader."""
+        with self._naming_leaders():
+            size = len(self.topology.machines)
+            gathered, task = _begin_to_gather(self._leaders, text, size, True)
+            task.wait()
+        return _texts_of(gathered)
+
+    def _failure_of_late(self, description: str, texts: list[str]) -> str:
+        late = [
+            ranks
+            for ranks, text in zip(self.topology.machines, texts)
+            if text == _NOT_YET
+        ]
+        return (
+            f"{_FAILURE}Rank {self._rank} waited {self._timeout} in "
+            f"{description} for the machines with the ranks {late}, of which "
+            "at least one did not come each. See why it is stopped, slow "
+            "or elsewhere, or pass a longer timeout."
+        )
+
+    @contextlib.contextmanager
+    def _naming_leaders(self) -> Generator[None, None, None]:
+        """Names the ranks in an error of gloo, which knows none."""
+        try:
+            yield
+        except Exception as error:
+            raise _GroupError(
+                f"The leaders of the machines, ranks {self.topology.leaders()},"
+                " have lost each other: one has died, has left the group, or "
+                "was stopped for 30 seconds. Look for its error. Gloo said: "
+                f"{error}"
+            ) from error
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
         """Returns the reduction over all ranks; the same on each."""
@@ -468,7 +587,8 @@ class HierarchicalGroup(PythonProcessGroup):
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
-            self._leaders.all_reduce(total, inner, True).wait()
+            with self._naming_leaders():
+                self._leaders.all_reduce(total, inner, True).wait()
             if op == ReduceOp.AVG:
                 divisor = paddle.full_like(total, self._size)
                 total = total.divide(divisor)
@@ -487,7 +607,10 @@ class HierarchicalGroup(PythonProcessGroup):
         self._local.all_gather_into_tensor(of_machine, data, True).wait()
         if self._leaders is not None:
             here[: of_machine.size] = of_machine
-            self._leaders.all_gather_into_tensor(everything, here, True).wait()
+            with self._naming_leaders():
+                self._leaders.all_gather_into_tensor(
+                    everything, here, True
+                ).wait()
         self._local.broadcast(everything, 0, True).wait()
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))
@@ -496,5 +619,6 @@ class HierarchicalGroup(PythonProcessGroup):
     def _meet(self) -> None:
         self._local.barrier().wait()
         if self._leaders is not None:
-            self._leaders.barrier().wait()
+            with self._naming_leaders():
+                self._leaders.barrier().wait()
         self._local.barrier().wait()

@@ -232,7 +232,7 @@ def _join_machines(
     except BaseException:
         local.leave()
         raise
-    return HierarchicalGroup(rank, topology, local, between)
+    return HierarchicalGroup(rank, topology, local, between, timeout)
 
 
 def leave(groups: Iterable[Group]) -> None:
