@@ -21,9 +21,11 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import unittest
 from typing import Callable
 from unittest import mock
@@ -122,6 +124,29 @@ def all_reduce_bits(size: int) -> bytes:
     )
     dist.all_reduce(x, dist.ReduceOp.AVG)
     return x.numpy().tobytes()
+
+
+def move_rows() -> list:
+    """Broadcasts and gathers the second row of a tensor."""
+    x = paddle.to_tensor([[-1.0], [float(dist.get_rank())]])
+    received, gathered = x.clone(), []
+    dist.broadcast(received[1:], 1)
+    dist.all_gather(gathered, x[1:])
+    return [received.tolist(), [row.item() for row in gathered]]
+
+
+def look_after_barrier(folder: str) -> bool:
+    """Returns whether the last rank has come when the barrier ends."""
+    pathlib.Path(folder, f"begun{dist.get_rank()}").touch()
+    dist.barrier()
+    return pathlib.Path(folder, "last").exists()
+
+
+def come_last_to_barrier(folder: str) -> None:
+    others = dist.get_world_size() - 1
+    wait_until(lambda: len(os.listdir(folder)) == others, "the other ranks")
+    pathlib.Path(folder, "last").touch()
+    dist.barrier()
 
 
 def reduce(dst: int, sizes: list[int]) -> list:
@@ -451,6 +476,29 @@ class TestShmMachines(RanksTestCase):
                         self.assertEqual(found, parts)
                     for found in ranks.call(broadcast, 3, dtype, shape):
                         self.assertEqual(found, parts[3])
+
+    def test_average_divides_by_the_number_of_all_ranks(self):
+        ranks = self.start_on(["a", "b", "b", "b"])
+        expected = (sum(numbers_of(r, [6]) for r in range(4)) / 4).tolist()
+        for dtype in ("float16", "bfloat16", "float32", "float64"):
+            with self.subTest(dtype=dtype):
+                for found in ranks.call(all_reduce, "AVG", dtype, [6]):
+                    self.assertEqual(found, expected)
+
+    def test_parts_of_larger_tensors_are_moved(self):
+        ranks = self.start_on(["a", "b", "b"])
+        for found in ranks.call(move_rows):
+            self.assertEqual(found, [[[-1.0], [1.0]], [0.0, 1.0, 2.0]])
+
+    def test_barrier_waits_for_the_ranks_of_all_machines(self):
+        for late in (0, 1, 2):
+            with self.subTest(late=late):
+                ranks = self.start_on(["a", "b", "b"])
+                others = [r for r in range(3) if r != late]
+                with tempfile.TemporaryDirectory() as folder:
+                    ranks.begin(look_after_barrier, folder, ranks=others)
+                    ranks.call(come_last_to_barrier, folder, ranks=[late])
+                    self.assertEqual(ranks.outcomes(others), [True, True])
 
     def test_reduce_changes_the_tensor_of_one_rank(self):
         ranks = self.start_on(["a", "b", "b"])

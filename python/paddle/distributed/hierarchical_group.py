@@ -252,6 +252,10 @@ def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
         )
 
 
+def _meet() -> None:
+    """Does nothing: ranks have met when they have agreed on an operation."""
+
+
 class HierarchicalGroup(PythonProcessGroup):
     """The group of this process.
 
@@ -428,7 +432,7 @@ class HierarchicalGroup(PythonProcessGroup):
         return self._submit("all_gather", tensor, run, sync_op)
 
     def barrier(self, device_id: int = -1) -> Task:
-        return self._submit("barrier", _empty(0), self._meet, True)
+        return self._submit("barrier", _empty(0), _meet, True)
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
@@ -437,7 +441,7 @@ class HierarchicalGroup(PythonProcessGroup):
         task = Task(sync_op)
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
-            operation = self._meet
+            operation = _meet
         with self._mutex:
             if self._left:
                 raise RuntimeError(
@@ -615,10 +619,3 @@ class HierarchicalGroup(PythonProcessGroup):
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))
         return [rows[machine, index].clone() for machine, index in places]
-
-    def _meet(self) -> None:
-        self._local.barrier().wait()
-        if self._leaders is not None:
-            with self._naming_leaders():
-                self._leaders.barrier().wait()
-        self._local.barrier().wait()
