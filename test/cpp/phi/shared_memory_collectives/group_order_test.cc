@@ -296,6 +296,16 @@ ISOLATED_TEST(GroupOrderTest, ARankThatLeavesAfterTheEndHasEnded) {
       [&] { EXPECT_EQ(s.failure, ""); });
 }
 
+// Who sleeps later sees it after the interval.
+ISOLATED_TEST(GroupOrderTest, ARankThatLeavesWakesThoseThatSleep) {
+  Scene s;
+  s.Begin();
+  EXPECT_FALSE(s.WaitForRank0());
+  EXPECT_TRUE(s.fell_asleep);
+  s.groups[0]->Leave();
+  s.ExpectNoSleeper();
+}
+
 ISOLATED_TEST(GroupOrderTest, WhoSeesThatARankHasAttachedKnowsItsProcess) {
   Scene s;
   uint64_t base = 0;
