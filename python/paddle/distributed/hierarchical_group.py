@@ -192,7 +192,7 @@ def _combined(ranks: list[int], texts: list[str]) -> str:
 
 
 class _GroupError(RuntimeError):
-    """An error that says all ranks by their numbers in the whole group."""
+    """An error that has the ranks' numbers in the whole group."""
 
 
 def _raise_failure(text: str) -> None:
@@ -483,10 +483,11 @@ class HierarchicalGroup(PythonProcessGroup):
         return self._calls.get()
 
     def _fail(self, description: str, error: Exception) -> None:
+        reason = error
         if not isinstance(error, _GroupError):
-            error = self._name_ranks(error)
+            reason = self._name_ranks(error)
         self._failure = (
-            f"{description} failed on rank {self._rank}. {error} Mend that, "
+            f"{description} failed on rank {self._rank}. {reason} Mend that, "
             "and make a new group or start all ranks again."
         )
         # So that the other ranks of this machine need not wait.
@@ -564,9 +565,9 @@ class HierarchicalGroup(PythonProcessGroup):
         ]
         return (
             f"{_FAILURE}Rank {self._rank} waited {self._timeout} in "
-            f"{description} for the machines with the ranks {late}, of which "
-            "at least one did not come each. See why it is stopped, slow "
-            "or elsewhere, or pass a longer timeout."
+            f"{description} for the machines {late}, given by their ranks, "
+            "which did not all come. See why one is stopped, slow or "
+            "elsewhere, or pass a longer timeout."
         )
 
     @contextlib.contextmanager
