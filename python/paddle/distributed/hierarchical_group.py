@@ -519,8 +519,9 @@ class HierarchicalGroup(PythonProcessGroup):
         """Returns what the leaders agree on, which the ranks here hear, too."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         here, leaders = self.topology.ranks_here(), self.topology.leaders()
+        # One that is alone waits for nobody, and need not change threads.
         gathered, task = _begin_to_gather(
-            self._local, description, len(here), False
+            self._local, description, len(here), len(here) == 1
         )
         text = agreed = _NOT_YET
         texts: list[str] = []
