@@ -90,6 +90,7 @@ class BlockingQueue(Generic[T]):
         # Held while items are counted and one is added or taken, not in waits.
         self._mutex = threading.Lock()
         self._is_shut_down = False
+        self._drops_items = False
         self._not_empty = Waiters()
         self._not_full = Waiters()
 
@@ -145,7 +146,11 @@ class BlockingQueue(Generic[T]):
                 self._raise_if_shut_down()
                 if not self.full():
                     self._items.append(item)
-                    break
+                    if not self._drops_items:
+                        break
+                    # `shutdown` may have dropped the items before this one.
+                    self._items.clear()
+                    self._raise_if_shut_down()
             if not block or _remaining(deadline) == 0:
                 raise queue.Full
         self._not_empty.notify_all()
@@ -211,9 +216,11 @@ class BlockingQueue(Generic[T]):
         """
         # Without the mutex, which the thread that a finalizer interrupts may
         # hold. A `put` that has passed its check completes; `get` looks for
-        # items first, with the mutex, and so takes what it has added.
+        # items first, with the mutex, and so takes what it has added. A `put`
+        # that adds its item after these are dropped sees that, and drops it.
         self._is_shut_down = True
         if immediate:
+            self._drops_items = True
             self._items.clear()
         self._not_empty.notify_all()
         self._not_full.notify_all()
