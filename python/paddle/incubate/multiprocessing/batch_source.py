@@ -137,8 +137,10 @@ class _SourceThread(WorkerThread):
     def _deal(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
         for epoch in itertools.count():
-            for number, batch in enumerate(batches.of_epoch(epoch, self)):
-                turn, rank = divmod(number, nreaders)
+            # enumerate() would keep each batch until the next one is made.
+            numbers = itertools.count()
+            for batch in batches.of_epoch(epoch, self):
+                turn, rank = divmod(next(numbers), nreaders)
                 # Others take as many batches as a reader that has left, so that
                 # those that all leave after the same number get no error.
                 if rank == 0 and self._ends_at((epoch, turn)):
