@@ -43,6 +43,8 @@ from .main_thread import is_main_thread
 from .thread_value import UNSET, ThreadValue
 
 if TYPE_CHECKING:
+    from paddle.device import Event
+
     StreamBase = Union[core.CUDAStream, core.CustomDeviceStream]
 
 __all__ = []
@@ -217,6 +219,31 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
         own = _OwnStreams()
         _own_streams.set_local(own)
     own.use(by_place)
+
+
+def threads_have_streams(place: core.Place) -> bool:
+    """
+    Returns whether a thread can have a current stream of its own on a device.
+    Thread-safe. Requires what `default_stream` does.
+    """
+    return (
+        native is not None
+        and isinstance(place, _PLACES_OF_STREAMS)
+        and isinstance(default_stream(place), native.stream_types)
+    )
+
+
+def event_after_work(place: core.Place) -> Event:
+    """
+    Returns an event after the work that the calling thread has started on its
+    current stream of a device. Thread-safe.
+    """
+    from paddle.device import current_stream, stream_guard
+
+    stream = current_stream(place)
+    # An event is one of the current device, which the guard sets.
+    with stream_guard(stream):
+        return stream.record_event()
 
 
 def others_have_streams(place: core.Place) -> bool:
