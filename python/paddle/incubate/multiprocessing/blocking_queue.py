@@ -134,13 +134,13 @@ class BlockingQueue(Generic[T]):
             ShutDown: the queue was shut down; the item was not added.
             ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout) if block else None
+        deadline = deadline_after(timeout) if block else None
         while True:
             if block:
                 wait_for(
                     self._not_full,
                     lambda: self._is_shut_down or not self.full(),
-                    _remaining(deadline),
+                    remaining_until(deadline),
                 )
             with self._mutex:
                 self._raise_if_shut_down()
@@ -151,7 +151,7 @@ class BlockingQueue(Generic[T]):
                     # `shutdown` may have dropped the items before this one.
                     self._items.clear()
                     self._raise_if_shut_down()
-            if not block or _remaining(deadline) == 0:
+            if not block or remaining_until(deadline) == 0:
                 raise queue.Full
         self._not_empty.notify_all()
 
@@ -171,13 +171,13 @@ class BlockingQueue(Generic[T]):
             ShutDown: the queue was shut down and has no items.
             ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout) if block else None
+        deadline = deadline_after(timeout) if block else None
         while True:
             if block:
                 wait_for(
                     self._not_empty,
                     lambda: self._is_shut_down or self._items,
-                    _remaining(deadline),
+                    remaining_until(deadline),
                 )
             with self._mutex:
                 # Not looked for before, since `shutdown` may drop it meanwhile.
@@ -185,7 +185,7 @@ class BlockingQueue(Generic[T]):
                     item = self._items.popleft()
                     break
                 self._raise_if_shut_down()
-            if not block or _remaining(deadline) == 0:
+            if not block or remaining_until(deadline) == 0:
                 raise queue.Empty
         self._not_full.notify_all()
         return item
@@ -233,7 +233,9 @@ class BlockingQueue(Generic[T]):
             )
 
 
-def _deadline(timeout: float | None) -> float | None:
+def deadline_after(timeout: float | None) -> float | None:
+    """Returns when a timeout ends, None if it is None. Raises ValueError if it
+    is negative or not a number."""
     if timeout is None:
         return None
     if not timeout >= 0:
@@ -243,7 +245,8 @@ def _deadline(timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def _remaining(deadline: float | None) -> float | None:
+def remaining_until(deadline: float | None) -> float | None:
+    """Returns the seconds until a deadline, at least 0, None if it is None."""
     if deadline is None:
         return None
     return max(0, deadline - time.monotonic())
