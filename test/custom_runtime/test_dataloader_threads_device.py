@@ -34,7 +34,7 @@ __all__ = ["setUpModule"]
 class Made(Dataset):
     """The items that a function makes."""
 
-    def __init__(self, make, length=6):
+    def __init__(self, make, length):
         self.make, self.length = make, length
 
     def __getitem__(self, i):
@@ -44,9 +44,12 @@ class Made(Dataset):
         return self.length
 
 
-def load(make, **options):
+def load(make, length=6, num_workers=2, **options):
     return DataLoader(
-        Made(make), num_workers=2, worker_type="thread", **options
+        Made(make, length),
+        num_workers=num_workers,
+        worker_type="thread",
+        **options,
     )
 
 
@@ -90,8 +93,10 @@ class TestDevice(StreamTest):
             handles.append(handle(current_stream()))
             return paddle.full([2], float(i)) * 2
 
+        # Batches for the current device are made on streams of their own.
         with stream_guard(stream):
-            batches = [batch.tolist() for batch in load(make)]
+            loader = load(make, places=paddle.CPUPlace())
+            batches = [batch.tolist() for batch in loader]
         self.assertEqual(set(handles), {handle(stream)})
         self.assertEqual(batches, [[[2.0 * i] * 2] for i in range(6)])
 

@@ -61,7 +61,7 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
-class _Epoch:
+class Epoch:
     """One pass over the dataset, and what its workers have made.
 
     Neither it nor a worker refers to the iterator, so that dropping the
@@ -74,6 +74,13 @@ class _Epoch:
         # Fetchers look at it between the samples of a batch.
         self.closed = threading.Event()
 
+    def begin(self, worker: int) -> None:
+        """Prepares the calling thread, which is this worker, for its tasks."""
+
+    def outcome(self, batch: Any) -> Any:
+        """Returns what the calling worker puts for a batch that it has made."""
+        return batch
+
     def put(self, index: int, outcome: object) -> None:
         self._outcomes[index] = outcome
         self._waiters.notify_all()
@@ -84,7 +91,7 @@ class _Epoch:
 
 
 class _Task(NamedTuple):
-    epoch: _Epoch
+    epoch: Epoch
     index: int
     samples: Any
 
@@ -137,10 +144,13 @@ class _BatchMaker:
                     raise init_error
                 if task.epoch is not epoch:
                     epoch = task.epoch
+                    epoch.begin(info.id)
                     fetcher = _DatasetKind.create_fetcher(
                         self._kind, info.dataset, *self._fetcher_settings
                     )
-                outcome = self._batch(fetcher.fetch(task.samples, epoch.closed))
+                outcome = epoch.outcome(
+                    self._batch(fetcher.fetch(task.samples, epoch.closed))
+                )
             except BaseException as error:
                 if threading.current_thread().should_stop():
                     return
@@ -215,7 +225,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
 
     def __init__(self, loader: DataLoader) -> None:
         # First, because __del__ needs them.
-        self._epoch = _Epoch()
+        self._epoch = Epoch()
         self._workers: list[WorkerThread] = []
         super().__init__(loader)
         if not in_dynamic_mode():
@@ -265,11 +275,14 @@ class ThreadWorkersIter(_DataLoaderIterBase):
 
     def _begin_epoch(self) -> None:
         self._epoch.closed.set()
-        self._epoch = _Epoch()
+        self._epoch = self._new_epoch()
         self._exhausted: set[int] = set()
         self._next_task = self._next_batch = 0
         for _ in range(self._capacity):
             self._put_task()
+
+    def _new_epoch(self) -> Epoch:
+        return Epoch()
 
     def _reset(self) -> None:
         """Begins another epoch with the same workers."""
