@@ -18,9 +18,12 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import threading
+import time
 import unittest
 
 import numpy as np
+from host_device_control import delay, with_ample_delay
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import StreamTest, handle, in_thread
 
@@ -29,6 +32,10 @@ from paddle.device import Stream, current_stream, stream_guard
 from paddle.io import DataLoader, Dataset
 
 __all__ = ["setUpModule"]
+
+
+# In microseconds: plenty of time for a thread to run.
+DELAY = 100_000
 
 
 class Made(Dataset):
@@ -84,6 +91,27 @@ class TestDevice(StreamTest):
                 [b[:, 0].tolist() for b in batches],
                 [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]],
             )
+
+    @with_ample_delay
+    def test_other_threads_run_while_a_worker_copies_to_the_device(self):
+        """The copy waits for the work of the stream."""
+
+        def make(i):
+            with delay(0, DELAY, handle(current_stream())):
+                paddle.full([2], 1.0)
+            return array(i)
+
+        def count_and_load():
+            loading = threading.Thread(target=list, args=[load(make, length=1)])
+            loading.start()
+            while loading.is_alive():
+                times.append(time.monotonic_ns())
+
+        times = []
+        trace = self.trace_of(count_and_load)
+        (full,) = [each for each in trace if each.kind == "full"]
+        half = (full.begin_ns + full.end_ns) // 2
+        self.assertNotEqual([t for t in times if half < t < full.end_ns], [])
 
     def test_workers_compute_on_the_streams_of_the_creator(self):
         stream = Stream()

@@ -125,10 +125,7 @@ class _BatchMaker:
         )
         (self._place,) = loader._places
         # The arrays of the default collation belong to nobody else.
-        self._zero_copy = (
-            loader._collate_fn is default_collate_fn
-            and self._place.is_cpu_place()
-        )
+        self._zero_copy = loader._collate_fn is default_collate_fn
 
     def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
         """Does tasks until the thread is asked to stop."""
@@ -175,9 +172,13 @@ class _BatchMaker:
 
     def _tensor(self, field: np.ndarray | paddle.Tensor) -> paddle.Tensor:
         if not isinstance(field, paddle.Tensor):
-            return paddle.Tensor(
-                value=field, place=self._place, zero_copy=self._zero_copy
+            # A copy of an array to a device would stop all threads, unlike one
+            # of a tensor, which releases the GIL.
+            field = paddle.Tensor(
+                value=field, place=paddle.CPUPlace(), zero_copy=self._zero_copy
             )
+            if self._place.is_cpu_place():
+                return field
         if field.place._equals(self._place):
             return field.detach()
         return field.detach()._copy_to(self._place, True)
