@@ -351,6 +351,56 @@ class TestEnd(SourceTestCase):
                     taken += numbers([batch])
         self.assertEqual(taken[:1], [1])
 
+    def test_a_slow_reader_gets_as_many_batches_as_one_that_has_left(self):
+        has_left = threading.Event()
+        self.addCleanup(has_left.set)
+
+        class Held(Numbers):
+            def __getitem__(self, i):
+                if i == 7:
+                    has_left.wait(WAIT_S)
+                return super().__getitem__(i)
+
+        source = BatchSource(Held(100), 2, capacity=3)
+        first, second = source.reader(0), source.reader(1)
+        batches = iter(first)
+        self.assertEqual(numbers(next(batches) for _ in range(4)), [0, 2, 4, 6])
+        # The last batch of the second reader is made when it has no room.
+        del first, batches
+        has_left.set()
+        wait_until(
+            lambda: source._thread._wake or not source_threads(),
+            "the thread waits for room",
+        )
+        taken = []
+        with self.assertRaisesRegex(RuntimeError, "reader 0 has left after 4"):
+            for batch in second:
+                taken += numbers([batch])
+        self.assertEqual(taken, [1, 3, 5, 7])
+
+    def test_no_epoch_begins_after_a_reader_has_left(self):
+        has_left, made = threading.Event(), []
+        self.addCleanup(has_left.set)
+
+        class Sampler(BatchSampler):
+            def __init__(self):
+                pass
+
+            def __iter__(self):
+                yield [0]
+                has_left.wait(WAIT_S)
+
+        source = BatchSource(
+            Numbers(1),
+            1,
+            batch_sampler=Sampler(),
+            collate_fn=lambda samples: made.append(len(samples)),
+        )
+        next(iter(source.reader(0)))
+        has_left.set()
+        wait_until(lambda: not source_threads(), "the source's thread ends")
+        self.assertEqual(made, [1])
+
     def test_the_source_keeps_no_batch_that_was_taken(self):
         gate = threading.Event()
         self.addCleanup(gate.set)
