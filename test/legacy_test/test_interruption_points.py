@@ -286,6 +286,24 @@ class TestDataLoader(Stop):
     def test_a_worker_that_waits_for_the_process_itself_ends(self):
         self.check_loader(threading.Event())
 
+    def test_stopping_a_worker_that_has_its_batch_leaves_the_loader_alone(self):
+        gate, go_on, taken = threading.Event(), threading.Event(), []
+        gate.set()
+        self.addCleanup(go_on.set)
+        batches = iter(DataLoader(Held(gate)))
+
+        def take():
+            taken.append(next(batches).item())
+            go_on.wait(WAIT_S)
+
+        worker = WorkerThread(take)
+        worker.start()
+        wait_until(lambda: taken, "the worker has a batch")
+        worker.stop()
+        go_on.set()
+        end(worker)
+        self.assertEqual([batch.item() for batch in batches], [*range(1, 8)])
+
     def test_a_worker_that_waits_for_worker_threads_ends(self):
         self.check_loader(
             threading.Event(), num_workers=2, worker_type="thread"
