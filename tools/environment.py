@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
 import venv
@@ -33,6 +34,12 @@ from tools.wheel import (
 )
 
 TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
+# Without its libraries of mathematics, whose packages have more than 1 GB.
+CUDA_HEADERS = (
+    "nvidia-cuda-cccl-cu12==12.6.77",
+    "nvidia-cuda-nvcc-cu12==12.6.77",
+    "nvidia-cuda-runtime-cu12==12.6.77",
+)
 # Further packages that Paddle's own tests import.
 UPSTREAM_TESTS = (
     "parameterized==0.9.0",
@@ -97,6 +104,22 @@ def site_packages(python: Path) -> Path:
         [str(python), "-c", code], capture_output=True, text=True, check=True
     )
     return Path(done.stdout.strip())
+
+
+def cuda_headers() -> list[Path]:
+    """Returns the folders with CUDA's headers, which are downloaded once."""
+    folder = BUILD / "cuda-headers"
+    stamp = folder / "made-of.txt"
+    made_of = "\n".join(CUDA_HEADERS)
+    if not stamp.exists() or stamp.read_text() != made_of:
+        with step(f"downloading the headers of CUDA to {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)
+            run(
+                *(sys.executable, "-m", "pip", "install", "-q", "--no-deps"),
+                *("--target", folder, *CUDA_HEADERS),
+            )
+            stamp.write_text(made_of)
+    return sorted(folder.glob("nvidia/*/include"))
 
 
 # One run of a tool asks for the same programs more than once.

@@ -84,6 +84,10 @@ function(paddle_module name)
     ${name} PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\"
                     PYBIND11_STDLIB=\"\" PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
   if(cuda_version)
+    # Those of Paddle's headers that are for CUDA include ATen's.
+    target_include_directories(
+      ${name} SYSTEM
+      PRIVATE "${PADDLE_ROOT}/include/paddle/phi/api/include/compat")
     # By the library that Paddle has loaded, if it is used at all.
     target_link_libraries(${name} PRIVATE CUDA::cudart)
   endif()

@@ -106,6 +106,7 @@ def test_modules_for_cuda_read_paddles_headers_as_it_does(tmp_path, toolkit):
     for module in commands(tmp_path / "paddle", tmp_path / "build").values():
         for command in module:
             assert str(toolkit / "include") in command
+            assert "include/paddle/phi/api/include/compat " in command
 
 
 def test_modules_for_the_cpu_read_paddles_headers_as_it_does(tmp_path):
