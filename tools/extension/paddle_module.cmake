@@ -65,9 +65,17 @@ else()
   set(paddle_device PADDLE_WITH_CUSTOM_DEVICE)
 endif()
 
+# Adds an extension module.
 function(paddle_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
+  use_paddle(${name})
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                                           VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
 
+# Has a target compiled with Paddle's headers, and linked to those of Paddle's
+# libraries that it calls.
+function(use_paddle name)
   # Errors name the file that they were raised in: by its path in this
   # repository.
   target_compile_options(${name} PRIVATE -Wall -Wextra
@@ -101,6 +109,4 @@ function(paddle_module name)
   # call.
   target_link_options(${name} PRIVATE LINKER:-z,now LINKER:--as-needed
                       LINKER:--strip-all)
-  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
-                                           VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

@@ -88,6 +88,7 @@ def assert_defined(package, folder, define, other):
         "_shared_storage.dir",
         "_thread_contexts.dir",
         "_thread_value.dir",
+        "paddle_device_guards.dir",
     ]
     for module in modules.values():
         for command in module:

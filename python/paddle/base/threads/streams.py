@@ -100,6 +100,10 @@ def _current(place: core.Place) -> StreamBase:
     return core._get_current_stream(place.get_device_id())
 
 
+def _current_of_process(place: core.Place) -> StreamBase:
+    return native.with_process_contexts(_current, place)
+
+
 def _bind_process_context(stream: StreamBase) -> None:
     place = stream.place
     if isinstance(place, core.CustomPlace):
@@ -130,7 +134,9 @@ def default_stream(place: core.Place) -> StreamBase:
     key = hash(place)
     stream = _default_streams.get(key)
     if stream is None:
-        stream = _default_streams.setdefault(key, _current(place))
+        # Code in C++ may have set another stream for this thread.
+        find = _current if native is None else _current_of_process
+        stream = _default_streams.setdefault(key, find(place))
     return stream
 
 
@@ -170,6 +176,8 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
     Raises:
         NotImplementedError: it has none at all, and this is another thread.
+        RuntimeError: the thread is inside a guard of C++ code that has set a
+            stream of this device. Nothing is changed.
     """
     if native is None and not is_main_thread():
         raise NotImplementedError(
@@ -183,6 +191,7 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
             # Known from before the caller sets another stream.
             default_stream(place)
         return None
+    native.enforce_no_context_guard(place)
     if is_main_thread():
         return _set_process_stream(stream, place)
     default = default_stream(place)
