@@ -149,13 +149,16 @@ def _context_of(stream: StreamBase) -> Any:
     return context
 
 
-def _keep_default_context(place: core.Place) -> None:
-    key = hash(place)
-    if key not in _set_by_main_thread:
-        context = _context_of(default_stream(place))
-        native.become_main_thread()
-        native.keep_default_context(context)
-        _set_by_main_thread.add(key)
+def _prepare_process_stream(place: core.Place) -> None:
+    default = default_stream(place)
+    # While a CUDA graph is captured no context can be made. Threads that have
+    # set no stream then move with the main thread, as in Paddle 3.3.0.
+    if native.is_capturing():
+        return
+    context = _context_of(default)
+    native.become_main_thread()
+    native.keep_default_context(context)
+    _set_by_main_thread.add(hash(place))
 
 
 def set_stream(stream: StreamBase) -> StreamBase | None:
@@ -194,9 +197,9 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
     native.enforce_no_context_guard(place)
     if is_main_thread():
         return _set_process_stream(stream, place)
-    default = default_stream(place)
-    by_place = dict(_own_streams.get().by_place)
     key = hash(place)
+    default = _default_streams.get(key) or default_stream(place)
+    by_place = dict(_own_streams.get().by_place)
     previous, _ = by_place.pop(key, (default, None))
     if stream.raw_stream != default.raw_stream:
         by_place[key] = (stream, _context_of(stream))
@@ -205,11 +208,8 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
 
 def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
-    # While a CUDA graph is captured no context can be made. Threads that have
-    # set no stream then move with the main thread, as in Paddle 3.3.0.
-    default_stream(place)
-    if not native.is_capturing():
-        _keep_default_context(place)
+    if hash(place) not in _set_by_main_thread:
+        _prepare_process_stream(place)
     previous = _current(place)
     native.use_memory_of(stream)
     try:
