@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
 import venv
@@ -33,6 +34,12 @@ from tools.wheel import (
 )
 
 TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
+# Without its libraries of mathematics, whose packages have more than 1 GB.
+CUDA_HEADERS = (
+    "nvidia-cuda-cccl-cu12==12.6.77",
+    "nvidia-cuda-nvcc-cu12==12.6.77",
+    "nvidia-cuda-runtime-cu12==12.6.77",
+)
 # Further packages that Paddle's own tests import.
 UPSTREAM_TESTS = (
     "parameterized==0.9.0",
@@ -64,18 +71,33 @@ def add_packages(python: Path, packages: tuple[str, ...]) -> None:
         run(python, "-m", "pip", "install", "-q", *packages)
 
 
-def stock_and_ours(version: str) -> tuple[Path, Path]:
-    """
-    Returns the Pythons of two environments: one with the official wheel of
-    `version`, one with the custom wheel made from it.
-    """
+def _environment(name: str, version: str, wheel: Path) -> Path:
     tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
-    official = official_wheel(version, BUILD / "official")
-    ours = build(official, BUILD / "wheels")
-    return (
-        environment(BUILD / "environments" / f"stock-{tag}", official),
-        environment(BUILD / "environments" / f"ours-{tag}", ours),
-    )
+    return environment(BUILD / "environments" / f"{name}-{tag}", wheel)
+
+
+def official_here(version: str) -> Path:
+    """Returns the official wheel of `version` for this machine."""
+    return official_wheel(version, BUILD / "official")
+
+
+def stock_python(version: str) -> Path:
+    """Returns the Python of an environment with the official wheel."""
+    return _environment("stock", version, official_here(version))
+
+
+def our_python(version: str) -> Path:
+    """
+    Returns the Python of an environment with the custom wheel made from the
+    official one.
+    """
+    wheel = build(official_here(version), BUILD / "wheels")
+    return _environment("ours", version, wheel)
+
+
+def stock_and_ours(version: str) -> tuple[Path, Path]:
+    """Returns the Pythons of the environments with either wheel."""
+    return stock_python(version), our_python(version)
 
 
 def without_native_parts(version: str) -> Path:
@@ -84,10 +106,8 @@ def without_native_parts(version: str) -> Path:
     can have: the one without native parts, made from this machine's official
     wheel of `version`.
     """
-    tag = f"{version}-cp{sys.version_info[0]}{sys.version_info[1]}"
-    official = official_wheel(version, BUILD / "official")
-    wheel = build(official, BUILD / "wheels", native=False)
-    return environment(BUILD / "environments" / f"no-native-{tag}", wheel)
+    wheel = build(official_here(version), BUILD / "wheels", native=False)
+    return _environment("no-native", version, wheel)
 
 
 def site_packages(python: Path) -> Path:
@@ -97,6 +117,22 @@ def site_packages(python: Path) -> Path:
         [str(python), "-c", code], capture_output=True, text=True, check=True
     )
     return Path(done.stdout.strip())
+
+
+def cuda_headers() -> list[Path]:
+    """Returns the folders with CUDA's headers, which are downloaded once."""
+    folder = BUILD / "cuda-headers"
+    stamp = folder / "made-of.txt"
+    made_of = "\n".join(CUDA_HEADERS)
+    if not stamp.exists() or stamp.read_text() != made_of:
+        with step(f"downloading the headers of CUDA to {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)
+            run(
+                *(sys.executable, "-m", "pip", "install", "-q", "--no-deps"),
+                *("--target", folder, *CUDA_HEADERS),
+            )
+            stamp.write_text(made_of)
+    return sorted(folder.glob("nvidia/*/include"))
 
 
 # One run of a tool asks for the same programs more than once.

@@ -15,13 +15,13 @@
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run, as many parts side by side as there are CPUs.
-Each part has a /dev/shm of its own; where the system does not allow that, the
-tests under our wheel are one part, and the programs in C++ run after the tests
-in Python. The output of a part is printed when it has ended. With arguments,
-pytest alone runs with these arguments: under our wheel, on the test device and
-on each GPU there is, or, for files under tools/, in the environment of the
-tools.
+Without arguments all tests run, twice as many parts side by side as there are
+CPUs, each as soon as what it needs is built. Each part has a /dev/shm of its
+own; where the system does not allow that, the tests under our wheel are one
+part, and the programs in C++ run after the tests in Python. The output of a
+part is printed when it has ended. With arguments, pytest alone runs with these
+arguments: under our wheel, on the test device and on each GPU there is, or, for
+files under tools/, in the environment of the tools.
 
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
@@ -34,7 +34,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,17 +42,21 @@ from tools.command_line import reports_errors
 from tools.environment import (
     cpp_tests,
     host_device,
+    official_here,
+    our_python,
     site_packages,
     stand_in_driver,
     stand_in_gpu,
     stock_and_ours,
+    stock_python,
     without_native_parts,
 )
 from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from concurrent.futures import Future
     from pathlib import Path
 
 
@@ -67,6 +71,12 @@ OWN_SHM = (
 # As many parts have the tests under our wheel: enough for each CPU to have work
 # until the end.
 PADDLE_PARTS = 8
+
+# As many parts run at once for each CPU: tests of several processes spend most
+# of their time waiting.
+PARTS_PER_CPU = 2
+
+SANITIZERS = ("", "address", "thread")
 
 # The tests of what can be tested on a machine that has the CPU alone.
 ON_THE_CPU_ALONE = (
@@ -89,6 +99,7 @@ ON_THE_CPU_ALONE = (
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
     "test/legacy_test/test_dataloader_threads.py",
+    "test/legacy_test/test_prefetcher.py",
     "test/legacy_test/test_tensor_names.py",
     "test/legacy_test/test_thread_device.py",
     "test/legacy_test/test_thread_device_context.py",
@@ -121,9 +132,9 @@ NEEDS_NATIVE_PARTS = tuple(
         "worker_thread.py::TestRandomNumbers",
         "worker_thread.py::TestErrors"
         "::test_what_prevents_the_start_is_raised_by_join",
-        "worker_thread.py::TestPrefetcher"
+        "prefetcher.py::TestPrefetcher"
         "::test_random_items_do_not_depend_on_what_the_consumer_draws",
-        "worker_thread.py::TestPrefetcher"
+        "prefetcher.py::TestPrefetcher"
         "::test_what_prevents_the_start_of_the_thread_reaches_the_consumer",
         "worker_thread.py::TestFork::test_a_fork_of_a_worker_goes_on_in_its_state",
     )
@@ -223,14 +234,11 @@ def any_platform_part(stock: Path) -> Part:
     )
 
 
-def core_parts(stock: Path) -> list[Part]:
-    """Returns the programs in C++, plain and under each sanitizer."""
+def core_part(stock: Path, sanitizer: str) -> Part:
+    """Returns the programs in C++, plain or under a sanitizer."""
+    title = f"C++ under the {sanitizer} sanitizer" if sanitizer else "C++"
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
-    programs = [("C++", cpp_tests(stock))]
-    for sanitizer in ("address", "thread"):
-        title = f"C++ under the {sanitizer} sanitizer"
-        programs.append((title, cpp_tests(stock, sanitizer)))
-    return [Part(title, (*ctest, folder)) for title, folder in programs]
+    return Part(title, (*ctest, cpp_tests(stock, sanitizer)))
 
 
 def can_have_own_shm() -> bool:
@@ -242,10 +250,10 @@ def can_have_own_shm() -> bool:
     return done.returncode == 0
 
 
-def all_pass(parts: list[Part], at_once: int | None) -> bool:
+def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
     """
     Runs parts in their order, some of them at once, and returns whether all
-    succeeded.
+    succeeded. A batch of parts starts when the iterator has it.
     """
     printing = threading.Lock()
 
@@ -262,7 +270,81 @@ def all_pass(parts: list[Part], at_once: int | None) -> bool:
         return done.returncode == 0
 
     with ThreadPoolExecutor(at_once) as pool:
-        return all(list(pool.map(passes, parts)))
+        passed = [
+            pool.submit(passes, part) for batch in batches for part in batch
+        ]
+    return all(each.result() for each in passed)
+
+
+def stock_with_plugins(version: str) -> Path:
+    """
+    Returns the Python of an environment with the official wheel. From then on
+    the test device and the driver of the stand-in for a GPU are found built.
+    """
+    stock = stock_python(version)
+    host_device(stock)
+    stand_in_driver(stock)
+    return stock
+
+
+def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
+    """
+    Returns the tests under our wheel, as `count` parts, and those of the tools.
+    """
+    paddle = paddle_part(stock, ours, [])
+    return [
+        *split(paddle, files_of_tests(), count),
+        tools_part(stock, ours, ["tools/tests"]),
+        cpu_part(ours),
+    ]
+
+
+def demonstration_part(builds: list[Future[list[Part]]]) -> Part:
+    """Returns the demonstration, which would build what is missing."""
+    wait(builds)
+    command = (sys.executable, "-m", "tools.demonstration")
+    return Part("demonstration", command)
+
+
+def all_tests_pass(version: str) -> bool:
+    """
+    Builds and runs all tests, each part as soon as what it needs is built.
+    Returns whether all passed.
+    """
+    has_own_shm = can_have_own_shm()
+    count = PADDLE_PARTS if has_own_shm else 1
+    # Both threads start from it. Each does in order what is submitted to it.
+    official_here(version)
+    with ThreadPoolExecutor(1) as wheels, ThreadPoolExecutor(1) as programs:
+        stock = programs.submit(stock_with_plugins, version)
+        python = [
+            wheels.submit(
+                lambda: python_parts(our_python(version), stock.result(), count)
+            ),
+            wheels.submit(lambda: [any_platform_part(stock.result())]),
+        ]
+        core = [
+            programs.submit(
+                lambda sanitizer: [core_part(stock.result(), sanitizer)],
+                sanitizer,
+            )
+            for sanitizer in SANITIZERS
+        ]
+        builds = [*python, *core]
+        python.append(wheels.submit(lambda: [demonstration_part(builds)]))
+        at_once = PARTS_PER_CPU * (os.cpu_count() or 1)
+        if has_own_shm:
+            batches = built([*python, *core])
+            apart = ([p.with_own_shm() for p in batch] for batch in batches)
+            return all_pass(apart, at_once)
+        print("No /dev/shm for each part: C++ runs after Python.", flush=True)
+        passed = [all_pass(built(python), at_once), all_pass(built(core), 1)]
+        return all(passed)
+
+
+def built(batches: list[Future[list[Part]]]) -> Iterator[list[Part]]:
+    """Yields batches of parts, each when what it needs is built."""
+    return (batch.result() for batch in as_completed(batches))
 
 
 @reports_errors
@@ -272,29 +354,13 @@ def main(argv: list[str] | None = None) -> int:
     # Programs that a shell starts in the background ignore Ctrl-C, and their
     # children inherit that; some tests interrupt processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    stock, ours = stock_and_ours(SUPPORTED[0])
-    if arguments:
-        of_tools = any(word.startswith("tools/") for word in arguments)
-        part = tools_part if of_tools else paddle_part
-        return 1 if part(stock, ours, arguments).run().returncode else 0
-    paddle = paddle_part(stock, ours, [])
-    core = core_parts(stock)
-    tools = tools_part(stock, ours, ["tools/tests"])
-    others = [
-        cpu_part(ours),
-        any_platform_part(stock),
-        Part("demonstration", (sys.executable, "-m", "tools.demonstration")),
-    ]
-    at_once = os.cpu_count()
-    if can_have_own_shm():
-        parts = [tools, *core, *split(paddle, files_of_tests(), PADDLE_PARTS)]
-        parts = [part.with_own_shm() for part in (*parts, *others)]
-        passed = all_pass(parts, at_once)
-    else:
-        print("No /dev/shm for each part: C++ runs after Python.", flush=True)
-        python = [*split(paddle, files_of_tests(), 1), tools, *others]
-        passed = all([all_pass(python, at_once), all_pass(core, 1)])
-    return 0 if passed else 1
+    version = SUPPORTED[0]
+    if not arguments:
+        return 0 if all_tests_pass(version) else 1
+    stock, ours = stock_and_ours(version)
+    of_tools = any(word.startswith("tools/") for word in arguments)
+    part = tools_part if of_tools else paddle_part
+    return 1 if part(stock, ours, arguments).run().returncode else 0
 
 
 if __name__ == "__main__":

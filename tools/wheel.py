@@ -65,6 +65,7 @@ LOCAL_LABEL = "threadsafe"
 # Follows LOCAL_LABEL where the wheel has no native parts.
 PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
+PUBLIC_HEADERS = Path("paddle", "phi", "api", "include")
 TENSOR_STUB = Path("tensor", "tensor.pyi")
 TENSOR_METHODS = Path("python", "paddle", "base", "tensor_sharing.py")
 COMPILERS = ("c++", "g++", "clang++")
@@ -316,7 +317,9 @@ def pybind_abi(library: Path) -> str:
 
 
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
-    """Compiles the extension modules for an unpacked wheel and adds them to it.
+    """
+    Compiles the extension modules for an unpacked wheel, and adds them and the
+    headers of their functions to it.
 
     Args:
         repo: the repository that has the sources.
@@ -336,6 +339,11 @@ def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
     )
     for module in scratch.glob("*.so"):
         shutil.copy(module, package / "base")
+    shutil.copytree(
+        repo / PUBLIC_HEADERS,
+        package / "include" / PUBLIC_HEADERS,
+        dirs_exist_ok=True,
+    )
 
 
 def _stub(function: ast.FunctionDef) -> str:

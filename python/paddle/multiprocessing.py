@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         shared_memory_stats as shared_memory_stats,
         shared_memory_summary as shared_memory_summary,
         start_threads as start_threads,
+        wait_for_key as wait_for_key,
         wait_for_result as wait_for_result,
     )
     from paddle.incubate.multiprocessing.spawn import (

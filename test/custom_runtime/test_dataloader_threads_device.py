@@ -18,9 +18,12 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import threading
+import time
 import unittest
 
 import numpy as np
+from host_device_control import delay, with_ample_delay
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import StreamTest, handle, in_thread
 
@@ -31,10 +34,14 @@ from paddle.io import DataLoader, Dataset
 __all__ = ["setUpModule"]
 
 
+# In microseconds: plenty of time for a thread to run.
+DELAY = 100_000
+
+
 class Made(Dataset):
     """The items that a function makes."""
 
-    def __init__(self, make, length=6):
+    def __init__(self, make, length):
         self.make, self.length = make, length
 
     def __getitem__(self, i):
@@ -44,9 +51,12 @@ class Made(Dataset):
         return self.length
 
 
-def load(make, **options):
+def load(make, length=6, num_workers=2, **options):
     return DataLoader(
-        Made(make), num_workers=2, worker_type="thread", **options
+        Made(make, length),
+        num_workers=num_workers,
+        worker_type="thread",
+        **options,
     )
 
 
@@ -82,6 +92,27 @@ class TestDevice(StreamTest):
                 [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]],
             )
 
+    @with_ample_delay
+    def test_other_threads_run_while_a_worker_copies_to_the_device(self):
+        """The copy waits for the work of the stream."""
+
+        def make(i):
+            with delay(0, DELAY, handle(current_stream())):
+                paddle.full([2], 1.0)
+            return array(i)
+
+        def count_and_load():
+            loading = threading.Thread(target=list, args=[load(make, length=1)])
+            loading.start()
+            while loading.is_alive():
+                times.append(time.monotonic_ns())
+
+        times = []
+        trace = self.trace_of(count_and_load)
+        (full,) = [each for each in trace if each.kind == "full"]
+        half = (full.begin_ns + full.end_ns) // 2
+        self.assertNotEqual([t for t in times if half < t < full.end_ns], [])
+
     def test_workers_compute_on_the_streams_of_the_creator(self):
         stream = Stream()
         handles = []
@@ -90,8 +121,10 @@ class TestDevice(StreamTest):
             handles.append(handle(current_stream()))
             return paddle.full([2], float(i)) * 2
 
+        # Batches for the current device are made on streams of their own.
         with stream_guard(stream):
-            batches = [batch.tolist() for batch in load(make)]
+            loader = load(make, places=paddle.CPUPlace())
+            batches = [batch.tolist() for batch in loader]
         self.assertEqual(set(handles), {handle(stream)})
         self.assertEqual(batches, [[[2.0 * i] * 2] for i in range(6)])
 

@@ -24,9 +24,10 @@ import os
 import tempfile
 import threading
 import unittest
+from typing import TYPE_CHECKING
 
 import numpy as np
-from host_device_control import delay
+from host_device_control import delay, take_trace
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
@@ -41,8 +42,17 @@ from test_thread_stream_order import (
 import paddle
 from paddle.device import Stream, current_stream, set_stream, stream_guard
 from paddle.distributed.communication.group import Group
+from paddle.inference import (
+    Config,
+    Predictor,
+    PredictorPool,
+    create_predictor,
+)
 from paddle.io import DataLoader, Dataset
 from paddle.nn.functional import relu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["setUpModule"]
 
@@ -54,6 +64,17 @@ class Doubling(paddle.nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return relu(self.linear(x) * 2)
+
+
+class TwiceItsWeight(paddle.nn.Layer):
+    """A predictor computes the factor once, when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([4, 4])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return relu(paddle.matmul(x, self.weight * 2))
 
 
 class Numbers(Dataset):
@@ -156,33 +177,122 @@ class TestStaticGraphs(StreamTest):
         with stream_guard(Stream()):
             in_thread(self.check_executor)
 
-    def test_predictor_reads_what_a_thread_has_pending(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "model")
-            net = paddle.jit.to_static(
-                Doubling(),
-                full_graph=True,
-                input_spec=[paddle.static.InputSpec([None, 4], "float32")],
-            )
-            paddle.jit.save(net, path)
-            ones = paddle.ones([2, 4])
-            expected = net(ones * 5).numpy()
-            config = paddle.inference.Config(
-                path + ".json", path + ".pdiparams"
-            )
-            config.disable_glog_info()
-            config.enable_custom_device("custom_cpu", 0)
-            predictor = paddle.inference.create_predictor(config)
 
+class TestPredictors(StreamTest):
+    """They run on the stream of the process, ordered with the thread's."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.path = os.path.join(temporary.name, "model")
+        net = paddle.jit.to_static(
+            TwiceItsWeight(),
+            full_graph=True,
+            input_spec=[paddle.static.InputSpec([None, 4], "float32")],
+        )
+        paddle.jit.save(net, self.path)
+        self.ones = paddle.ones([2, 4])
+        self.expected = net(self.ones * 5).numpy()
+        self.predictor = self.make(create_predictor)
+
+    def make(self, function: Callable[[Config], Predictor]) -> Predictor:
+        config = Config(self.path + ".json", self.path + ".pdiparams")
+        config.disable_glog_info()
+        config.enable_custom_device("custom_cpu", 0)
+        return function(config)
+
+    def run_predictor(self, predictor: Predictor) -> None:
+        (name,) = predictor.get_input_names()
+        # The predictor does not keep the memory of the tensor.
+        self.input = self.ones * 5
+        predictor.get_input_handle(name).share_external_data(self.input)
+        predictor.run()
+
+    def check_output(self, predictor: Predictor) -> None:
+        (name,) = predictor.get_output_names()
+        output = predictor.get_output_handle(name).copy_to_cpu()
+        np.testing.assert_allclose(output, self.expected, rtol=1e-6)
+
+    def check(self, predictor: Predictor) -> None:
+        self.run_predictor(predictor)
+        self.check_output(predictor)
+
+    def assert_runs_on(
+        self, stream: Stream, run: Callable[[], object], *kernels: str
+    ) -> None:
+        streams = {each.kind: each.stream for each in self.trace_of(run)}
+        for kernel in kernels:
+            self.assertEqual(streams[kernel], handle(stream), kernel)
+
+    def check_runs_on(self, stream: Stream) -> None:
+        self.check(self.predictor)
+        self.assert_runs_on(stream, self.predictor.run, "matmul", "relu")
+
+    def test_run_reads_what_a_thread_has_pending(self):
         def predict():
             with stream_guard(Stream()), slow(current_stream()):
-                (name,) = predictor.get_input_names()
-                predictor.get_input_handle(name).share_external_data(ones * 5)
-                predictor.run()
-                (name,) = predictor.get_output_names()
-                return predictor.get_output_handle(name).copy_to_cpu()
+                self.check(self.predictor)
 
-        np.testing.assert_allclose(in_thread(predict), expected, rtol=1e-6)
+        in_thread(predict)
+
+    def test_work_of_a_thread_comes_before_its_run_and_after_it(self):
+        def predict():
+            with stream_guard(Stream()):
+                self.check(self.predictor)
+                self.finish()
+                take_trace()
+                with slow(current_stream()):
+                    self.run_predictor(self.predictor)
+                with slow(self.default):
+                    self.predictor.run()
+                relu(self.ones)
+                stream = handle(current_stream())
+                self.finish()
+            operations = [
+                (each.kind, each.stream == stream) for each in take_trace()
+            ]
+            run = operations.index(("matmul", False))
+            self.assertLess(operations.index(("scale", True)), run)
+            self.assertEqual(operations[-1], ("relu", True))
+
+        in_thread(predict)
+
+    def test_run_is_on_the_stream_of_the_process(self):
+        def predict():
+            with stream_guard(Stream()):
+                self.check_runs_on(self.default)
+
+        in_thread(predict)
+
+    def test_run_is_on_the_current_stream_of_the_main_thread(self):
+        stream = Stream()
+        with stream_guard(stream):
+            self.check_runs_on(stream)
+            in_thread(self.check_runs_on, stream)
+        in_thread(self.check_runs_on, self.default)
+
+    def test_predictor_is_made_on_the_stream_of_the_process(self):
+        def make_and_run(function):
+            with stream_guard(Stream()):
+                self.assert_runs_on(
+                    self.default,
+                    lambda: made.append(self.make(function)),
+                    "scale",
+                )
+                self.check(made[-1])
+
+        made = []
+        for function in (
+            create_predictor,
+            Predictor,
+            lambda config: PredictorPool(config, 1).retrieve(0),
+        ):
+            in_thread(make_and_run, function)
+        in_thread(make_and_run, lambda _: self.predictor.clone())
+        gc.collect()
+        for predictor in made:
+            self.check(predictor)
 
 
 class TestWorkForAThread(StreamTest):

@@ -18,18 +18,31 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import unittest
 import warnings
 
 from host_device_control import take_trace
 from test_host_device import name_of, setUpModule
-from test_thread_stream_order import WAIT_S, StreamTest, handle, in_thread
+from test_thread_stream_order import (
+    SIZE,
+    WAIT_S,
+    StreamTest,
+    handle,
+    in_thread,
+    slow,
+)
 
 import paddle
 from paddle.base import core
 from paddle.device import Stream, current_stream, stream_guard
-from paddle.incubate.multiprocessing import Prefetcher, WorkerThread
+from paddle.incubate.multiprocessing import (
+    BatchSource,
+    Prefetcher,
+    WorkerThread,
+)
+from paddle.io import Dataset
 
 __all__ = ["setUpModule"]
 
@@ -150,6 +163,54 @@ class TestDevice(StreamTest):
             prefetcher = Prefetcher(batches())
         places = {str(batch.place) for batch in prefetcher}
         self.assertEqual(places, {f"Place({name_of(2)})"})
+
+
+def made_slowly(i):
+    with slow(current_stream()):
+        return paddle.full([SIZE], float(i))
+
+
+class TestOrder(StreamTest):
+    """Of work on the stream of a thread that makes tensors."""
+
+    def read(self, source, device):
+        """Returns the values that a reader gets on a stream of its own, or on
+        the CPU."""
+
+        def read():
+            paddle.set_device(device)
+            on_stream = contextlib.nullcontext()
+            if device != "cpu":
+                on_stream = stream_guard(Stream())
+            with on_stream:
+                copies = [batch * 1 for batch in source.reader(0)]
+                return [set(copy.numpy().tolist()) for copy in copies]
+
+        return in_thread(read)
+
+    def test_a_batch_source_hands_out_tensors_that_are_complete(self):
+        class Slow(Dataset):
+            def __getitem__(self, i):
+                return made_slowly(i)
+
+            def __len__(self):
+                return 4
+
+        for device in (name_of(0), name_of(1), "cpu"):
+            source = BatchSource(Slow(), 1, collate_fn=lambda batch: batch[0])
+            with self.subTest(device):
+                self.assertEqual(
+                    self.read(source, device), [{float(i)} for i in range(4)]
+                )
+
+    def test_a_prefetcher_hands_out_tensors_in_order_on_its_creators_stream(
+        self,
+    ):
+        for stream in (self.default, Stream()):
+            with stream_guard(stream):
+                items = Prefetcher(made_slowly(i) for i in range(4))
+                for i, item in enumerate(items):
+                    self.assert_holds(item * 1, i)
 
 
 class TestStreams(StreamTest):

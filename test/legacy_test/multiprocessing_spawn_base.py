@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import unittest
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
@@ -29,7 +30,10 @@ from unittest import mock
 from concurrent_base import WAIT_S, descriptors, wait_until
 
 import paddle
-import paddle.multiprocessing as mp
+from paddle.incubate.multiprocessing.spawn import (
+    ProcessException,
+    start_processes,
+)
 
 START_METHODS = ("fork", "spawn", "forkserver")
 
@@ -79,7 +83,7 @@ class SpawnTestCase(unittest.TestCase):
 
     def start(self, function, *args, nprocs=2, **options):
         """Returns the context of processes that run a function."""
-        return mp.start_processes(
+        return start_processes(
             function,
             args,
             nprocs,
@@ -88,10 +92,10 @@ class SpawnTestCase(unittest.TestCase):
             **options,
         )
 
-    def failure(self, function, *args, **options) -> mp.ProcessException:
+    def failure(self, function, *args, **options) -> ProcessException:
         """Returns the error with which such processes end."""
         context = self.start(function, *args, **options)
-        with self.assertRaises(mp.ProcessException) as caught:
+        with self.assertRaises(ProcessException) as caught:
             self.join(context)
         return caught.exception
 
@@ -133,3 +137,16 @@ def parent_of(pid: int) -> int | None:
             return int(stat.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+# Functions for processes.
+
+
+def wait_forever(rank):
+    time.sleep(10 * WAIT_S)
+
+
+def exit_with(rank, code):
+    if rank == 1:
+        sys.exit(code)
+    wait_forever(rank)

@@ -23,14 +23,11 @@ import struct
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from concurrent_base import descriptors
 
-import paddle.incubate.multiprocessing as sharing
-
-if TYPE_CHECKING:
-    from shared_tensor_base import Peer
+from paddle.base.shared_storage import native
 
 SETTLE_S = 60
 SHM = "/dev/shm"
@@ -54,13 +51,14 @@ class Resources(NamedTuple):
 def resources(kept: dict[str, Any] | None = None) -> Resources:
     """Returns what this process holds, after it has freed what it can."""
     gc.collect()
-    sharing.collect_shared_memory()
+    native.collect(None)
+    native.collect_cuda()
     return Resources(
         frozenset(shared_files()),
         Counter(descriptors().values()),
         Counter(mapped_bytes(os.getpid())),
         frozenset(_own_segments()),
-        sharing.shared_memory_stats()["used"],
+        native.stats()["used"],
     )
 
 
@@ -165,11 +163,12 @@ def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def no_leak(*peers: Peer, settle_s: float = SETTLE_S):
+def no_leak(*peers: Any, settle_s: float = SETTLE_S):
     """
     Fails with a list of leaks, in this process or in a peer, if more is held
     `settle_s` seconds after the body than before it. It waits because other
-    processes release memory when they come to it.
+    processes release memory when they come to it. A peer calls a function, as
+    those of shared_tensor_base.py do.
     """
 
     def measure() -> list[Resources]:

@@ -193,6 +193,7 @@ class Ranks:
                 if time.monotonic() > deadline:
                     os.kill(pid, signal.SIGKILL)
                     raise AssertionError(f"process {pid} did not end: killed")
+                time.sleep(0.01)
 
 
 class RanksTestCase(unittest.TestCase):

@@ -24,10 +24,12 @@ import threading
 import time
 import traceback
 import unittest
+import weakref
 
 import numpy as np
 from concurrent_base import (
     WAIT_S,
+    Worker,
     in_thread,
     in_threads,
     run_command,
@@ -38,7 +40,8 @@ from concurrent_base import (
 from thread_device_base import on_every_device_list, run_script
 
 import paddle
-from paddle.incubate.multiprocessing import BatchSource, start_threads
+from paddle.incubate.multiprocessing.batch_source import BatchSource
+from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
 
 
@@ -335,6 +338,90 @@ class TestEnd(SourceTestCase):
         with self.assertRaisesRegex(RuntimeError, "reader 0 has left"):
             list(first)
 
+    def test_a_reader_may_leave_in_a_later_epoch(self):
+        source = BatchSource(Numbers(4), 2)
+        first, second = source.reader(0), source.reader(1)
+        self.assertEqual([numbers(first), numbers(second)], [[0, 2], [1, 3]])
+        next(iter(first))
+        taken = []
+        with self.assertRaisesRegex(
+            RuntimeError, "reader 0 has left after 1 batches of epoch 1"
+        ):
+            while True:
+                for batch in second:
+                    taken += numbers([batch])
+        self.assertEqual(taken[:1], [1])
+
+    def test_a_slow_reader_gets_as_many_batches_as_one_that_has_left(self):
+        has_left = threading.Event()
+        self.addCleanup(has_left.set)
+
+        class Held(Numbers):
+            def __getitem__(self, i):
+                if i == 7:
+                    has_left.wait(WAIT_S)
+                return super().__getitem__(i)
+
+        source = BatchSource(Held(100), 2, capacity=3)
+        first, second = source.reader(0), source.reader(1)
+        batches = iter(first)
+        self.assertEqual(numbers(next(batches) for _ in range(4)), [0, 2, 4, 6])
+        # The last batch of the second reader is made when it has no room.
+        del first, batches
+        has_left.set()
+        wait_until(
+            lambda: source._thread._wake or not source_threads(),
+            "the thread waits for room",
+        )
+        taken = []
+        with self.assertRaisesRegex(RuntimeError, "reader 0 has left after 4"):
+            for batch in second:
+                taken += numbers([batch])
+        self.assertEqual(taken, [1, 3, 5, 7])
+
+    def test_no_epoch_begins_after_a_reader_has_left(self):
+        has_left, made = threading.Event(), []
+        self.addCleanup(has_left.set)
+
+        class Sampler(BatchSampler):
+            def __init__(self):
+                pass
+
+            def __iter__(self):
+                yield [0]
+                has_left.wait(WAIT_S)
+
+        source = BatchSource(
+            Numbers(1),
+            1,
+            batch_sampler=Sampler(),
+            collate_fn=lambda samples: made.append(len(samples)),
+        )
+        next(iter(source.reader(0)))
+        has_left.set()
+        wait_until(lambda: not source_threads(), "the source's thread ends")
+        self.assertEqual(made, [1])
+
+    def test_the_source_keeps_no_batch_that_was_taken(self):
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+
+        class Batch:
+            pass
+
+        def collate(samples):
+            if samples != [0]:
+                gate.wait(WAIT_S)
+            return Batch()
+
+        source = BatchSource(range(2), 1, collate_fn=collate)
+        batches = iter(source.reader(0))
+        batch = weakref.ref(next(batches))
+        waiting = Worker(next, batches)
+        wait_until(lambda: batch() is None, "the batch has been dropped")
+        gate.set()
+        self.assertIsInstance(waiting.result(), Batch)
+
     def test_readers_that_leave_after_the_same_number_get_no_error(self):
         source = BatchSource(Numbers(100), 3, capacity=1)
 
@@ -448,33 +535,33 @@ class TestStress(SourceTestCase):
         switch_threads_often(self)
         for _ in range(25):
             nreaders = rng.randint(1, 4)
-            length = rng.randint(1, 60)
+            # Each reader gets batches in each epoch.
+            length = rng.randint(nreaders, 60)
             source = BatchSource(
                 range(length), nreaders, capacity=rng.randint(1, 3)
             )
             leave_at = [rng.randint(1, 100) for _ in range(nreaders)]
 
             def one(rank, source=source, leave_at=leave_at):
-                taken, reader = [], source.reader(rank)
+                epochs, reader = [], source.reader(rank)
                 try:
-                    while len(taken) < leave_at[rank]:
+                    while True:
+                        epochs.append([])
                         for batch in reader:
-                            taken.append(batch.item())
-                            if len(taken) == leave_at[rank]:
-                                break
+                            epochs[-1].append(batch.item())
+                            if sum(map(len, epochs)) == leave_at[rank]:
+                                return epochs
                 except RuntimeError as error:
                     self.assertIn("has left", str(error))
-                return taken
+                return epochs
 
-            # A reader may get nothing in an epoch, and so never leave.
-            if nreaders > length:
-                continue
             taken = in_threads(
                 *[lambda r=rank: one(r) for rank in range(nreaders)]
             )
-            for rank, mine in enumerate(taken):
-                expected = itertools.cycle(range(rank, length, nreaders))
-                self.assertEqual(mine, [*itertools.islice(expected, len(mine))])
+            for rank, (*ended, begun) in enumerate(taken):
+                expected = [*range(rank, length, nreaders)]
+                self.assertEqual(ended, [expected] * len(ended))
+                self.assertEqual(begun, expected[: len(begun)])
             counts = [
                 len(range(rank, length, nreaders)) for rank in range(nreaders)
             ]
@@ -484,9 +571,9 @@ class TestStress(SourceTestCase):
                 divmod(leave - 1, count)
                 for leave, count in zip(leave_at, counts)
             )
-            for mine, count in zip(taken, counts):
+            for epochs, count in zip(taken, counts):
                 self.assertGreaterEqual(
-                    len(mine), epoch * count + min(last + 1, count)
+                    sum(map(len, epochs)), epoch * count + min(last + 1, count)
                 )
 
 

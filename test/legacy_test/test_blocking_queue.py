@@ -33,11 +33,11 @@ from concurrent_base import (
     wait_until,
 )
 
-from paddle.incubate.multiprocessing import (
+from paddle.incubate.multiprocessing.blocking_queue import (
     BlockingQueue,
     ShutDown,
-    WorkerThread,
 )
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class TestItems(unittest.TestCase):
@@ -109,6 +109,22 @@ class TestItems(unittest.TestCase):
         self.assertEqual(items.get(), 1)
         producer.result()
         self.assertEqual(items.get(), 2)
+
+    def test_two_producers_do_not_get_the_same_room(self):
+        class AddedMeanwhile(deque):
+            def append(self, item):
+                if item == 1:
+                    producers.append(Worker(items.put_nowait, 2))
+                    # Time for it to add its item, if it were allowed to.
+                    producers[0].join(0.1)
+                super().append(item)
+
+        items, producers = BlockingQueue(maxsize=1), []
+        items._items = AddedMeanwhile()
+        items.put(1)
+        with self.assertRaises(queue.Full):
+            producers[0].result()
+        self.assertEqual(items.qsize(), 1)
 
     def test_bad_arguments_are_named(self):
         for error, message, call in (
@@ -188,6 +204,18 @@ class TestShutDown(unittest.TestCase):
         items._items = DroppedMeanwhile([1])
         with self.assertRaises(ShutDown):
             items.get()
+
+    def test_an_immediate_one_while_an_item_is_added_leaves_no_item(self):
+        class ShutDownMeanwhile(deque):
+            def append(self, item):
+                items.shutdown(immediate=True)
+                super().append(item)
+
+        items = BlockingQueue()
+        items._items = ShutDownMeanwhile()
+        with self.assertRaises(ShutDown):
+            items.put(1)
+        self.assertTrue(items.empty())
 
     def test_it_is_the_exception_of_the_standard_library_if_that_has_one(self):
         self.assertIs(ShutDown, getattr(queue, "ShutDown", ShutDown))

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import random
 import time
@@ -24,6 +25,11 @@ import weakref
 import numpy as np
 from concurrent_base import WAIT_S, Worker
 from data_parallel_base import RanksCase, loss_of, new_layer
+from process_group_methods import (
+    call_missing_methods,
+    check_refusals,
+    check_task,
+)
 from test_data_parallel_join import JoinCases
 from test_data_parallel_reducer import ReducerCases
 from test_data_parallel_types import TypesCases
@@ -32,6 +38,7 @@ from thread_device_base import device_lists
 import paddle
 import paddle.distributed as dist
 import paddle.multiprocessing as mp
+from paddle.distributed import thread_group
 
 DEVICES = device_lists().get("custom_cpu", ["cpu"])[:-1]
 
@@ -206,6 +213,58 @@ class TestThreads(unittest.TestCase):
             all_reduce(group, paddle.ones([1]), dist.ReduceOp.PROD)
         with self.assertRaisesRegex(ValueError, "received nranks=0"):
             dist.new_thread_groups(0)
+
+    def test_each_method_that_the_group_lacks_says_so(self):
+        group = dist.new_thread_groups(2)[0].process_group
+        check_refusals(
+            self, call_missing_methods(group), "of threads", "all_gather"
+        )
+
+    def test_tasks_have_the_methods_of_paddles(self):
+        check_task(self, thread_group._Task)
+
+    def test_barrier_waits_for_all_threads(self):
+        groups = dist.new_thread_groups(2)
+        task = groups[0].process_group.barrier()
+        self.assertFalse(task.is_completed())
+        Worker(dist.barrier, groups[1]).result()
+        self.assertTrue(task.is_completed())
+
+    def test_tensors_are_gathered_into_one(self):
+        def gather(group):
+            gathered = [paddle.zeros([4]) for _ in range(2)]
+            x = paddle.full([2], group.rank + 1.0)
+            dist.stream.all_gather(gathered[0], x, group=group)
+            group.process_group.all_gather(x, gathered[1]).wait()
+            return [each.tolist() for each in gathered]
+
+        for worker in start_plain_threads(2, gather):
+            self.assertEqual(worker.result(), [[1.0, 1.0, 2.0, 2.0]] * 2)
+
+    def test_an_operation_goes_on_after_a_wait_with_a_timeout(self):
+        groups = dist.new_thread_groups(2)
+        x = paddle.ones([1])
+        task = dist.all_reduce(x, group=groups[0], sync_op=False)
+        self.assertFalse(task.is_completed())
+        self.assertFalse(task.wait(datetime.timedelta(milliseconds=1)))
+        self.assertEqual(x.item(), 1.0)
+        Worker(all_reduce, groups[1], paddle.ones([1])).result()
+        self.assertTrue(task.is_completed())
+        self.assertEqual(x.item(), 2.0)
+        self.assertTrue(task.wait())
+        self.assertEqual(x.item(), 2.0)
+
+    def test_to_ask_for_completion_names_a_rank_that_has_ended(self):
+        groups = dist.new_thread_groups(2)
+        ended = Worker(
+            lambda: groups[1].process_group.allreduce(paddle.ones([1]))
+        )
+        task = dist.all_reduce(paddle.ones([1]), group=groups[0], sync_op=False)
+        ended.result()
+        task.wait()
+        task = dist.all_reduce(paddle.ones([1]), group=groups[0], sync_op=False)
+        with self.assertRaisesRegex(RuntimeError, "Rank 1 .* has ended"):
+            task.is_completed()
 
     def test_new_threads_need_new_groups(self):
         groups = dist.new_thread_groups(2)

@@ -218,6 +218,40 @@ class TestWorkers(unittest.TestCase):
         wait_until(lambda: len(made) == 7, "one more")
         del iterator
 
+    def test_tasks_of_an_epoch_that_was_left_are_not_done(self):
+        made, began, go_on = [], threading.Event(), threading.Event()
+
+        def make(i):
+            made.append(i)
+            if i == 1:
+                began.set()
+                go_on.wait(WAIT_S)
+            return np.array(i)
+
+        loader = load(
+            Items(make, 8),
+            num_workers=1,
+            prefetch_factor=8,
+            persistent_workers=True,
+        )
+        next(iter(loader))
+        self.assertTrue(began.wait(WAIT_S))
+        second = iter(loader)
+        go_on.set()
+        self.assertEqual([batch.item() for batch in second], [*range(8)])
+        self.assertEqual(made, [0, 1, *range(8)])
+
+    def test_a_worker_that_waits_keeps_no_batch(self):
+        class Batch:
+            pass
+
+        iterator = iter(
+            load(Items(number, 1), num_workers=1, collate_fn=lambda _: Batch())
+        )
+        batch = weakref.ref(next(iterator))
+        wait_until(lambda: batch() is None, "the batch has been dropped")
+        self.assertEqual(len(workers_alive()), 1)
+
     def test_several_threads_load_at_once(self):
         def epoch():
             loader = load(Items(number, 40), num_workers=2)

@@ -14,21 +14,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 import unittest
-from multiprocessing import get_context
 
 import numpy as np
 from concurrent_base import WAIT_S, in_thread
-from shared_tensor_base import Peer
 
 import paddle
-from paddle import inference
 from paddle.base import core
 from paddle.base.shared_storage import native
-from paddle.base.threads import streams
 from paddle.base.threads.host_context import host_context
 from paddle.distributed.fleet.utils import recompute
 
@@ -239,67 +233,13 @@ class TestScope(HostTestCase):
         answers = (in_thread(lambda: leave(ident)) for _ in range(1000))
         self.assertIs(next(filter(None, answers), None), True)
 
-    def test_thread_that_ends_inside_leaves_it_before_its_context_goes(self):
-        peer = Peer(get_context("spawn"), "file_system")
-        self.addCleanup(peer.close)
-        answers = peer.call(end_threads_inside)
-        self.assertEqual(answers, [False] * 20)
-
-
-def draw_in_shared_memory(kept):
-    return draw(), is_shared()
-
 
 class Doubled(paddle.nn.Layer):
     def forward(self, x):
         return paddle.nn.functional.dropout(x + x)
 
 
-def predictor_of(layer, x):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "layer")
-        paddle.jit.save(layer, path, input_spec=[x])
-        config = inference.Config(f"{path}.json", f"{path}.pdiparams")
-        config.disable_gpu()
-        config.disable_glog_info()
-        return inference.create_predictor(config)
-
-
-def predict(predictor, x):
-    name = predictor.get_input_names()[0]
-    predictor.get_input_handle(name).copy_from_cpu(x.numpy())
-    predictor.run()
-    name = predictor.get_output_names()[0]
-    return paddle.to_tensor(predictor.get_output_handle(name).copy_to_cpu())
-
-
-def run_programs_inside_and_outside(kept):
-    paddle.set_device("cpu")
-    x = paddle.ones([8])
-    predictor = predictor_of(Doubled(), x)
-    compiled = {
-        "to_static": paddle.jit.to_static(Doubled(), full_graph=True),
-        "predictor": lambda x: predict(predictor, x),
-    }
-    values = {}
-    for name, function in compiled.items():
-        with host_context(allocator=native.allocator()):
-            function(x)
-        # Reuse the memory that the context had.
-        paddle.to_tensor([[0.0] * 8] * 100)
-        values[name] = set(function(x).tolist())
-    return values
-
-
 class TestPrograms(HostTestCase):
-    def test_program_built_inside_runs_outside(self):
-        peer = Peer(get_context("spawn"), "file_system")
-        self.addCleanup(peer.close)
-        values = peer.call(run_programs_inside_and_outside)
-        self.assertLessEqual(values["to_static"], {0.0, 4.0})
-        # A saved program applies no dropout.
-        self.assertEqual(values["predictor"], {2.0})
-
     def test_program_draws_from_the_generator_of_the_process(self):
         def dropped():
             function = paddle.jit.to_static(Doubled(), full_graph=True)
@@ -313,45 +253,6 @@ class TestPrograms(HostTestCase):
             first = draw()
         with host_context(generator=seeded(5)):
             self.assertEqual(draw(), first)
-
-
-class Asking:
-    """Records where its thread makes tensors when the object is destroyed."""
-
-    def __init__(self, answers):
-        self._answers = answers
-
-    def __del__(self):
-        self._answers.append(is_shared())
-
-
-def end_threads_inside(kept):
-    contexts, answers = [], []
-    mine = threading.local()
-
-    def end_inside():
-        contexts.append(host_context(allocator=native.allocator()))
-        contexts[-1].__enter__()
-        mine.last = Asking(answers)
-
-    for _ in range(20):
-        thread = threading.Thread(target=end_inside)
-        thread.start()
-        thread.join()
-    # Destroying them would leave them on this thread, which is an error.
-    streams.native.keep_forever(contexts)
-    return answers
-
-
-class TestFork(HostTestCase):
-    def test_a_forked_process_is_inside_what_it_was_forked_in(self):
-        with host_context(generator=seeded(5)):
-            expected = draw()
-        with host_context(allocator=native.allocator(), generator=seeded(5)):
-            peer = Peer(get_context("fork"), "file_system")
-        self.addCleanup(peer.close)
-        answer = peer.call(draw_in_shared_memory)
-        self.assertEqual(answer, (expected, True))
 
 
 if __name__ == "__main__":

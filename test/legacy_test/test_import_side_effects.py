@@ -74,6 +74,36 @@ LATER = {
     "paddle.incubate.multiprocessing.worker_thread",
 }
 
+# The packages that only threads, processes and their communication need, and
+# all that an import of Paddle may load of them.
+PACKAGES = (
+    "paddle.base.threads.",
+    "paddle.distributed.comm_hooks.",
+    "paddle.distributed.data_parallel.",
+    "paddle.incubate.multiprocessing.",
+)
+LOADED = {
+    "paddle.base.threads.device_scope",
+    "paddle.base.threads.devices",
+    "paddle.base.threads.fork",
+    "paddle.base.threads.host_context",
+    "paddle.base.threads.main_thread",
+    "paddle.base.threads.names",
+    "paddle.base.threads.operator_device",
+    "paddle.base.threads.programs",
+    "paddle.base.threads.stream_pool",
+    "paddle.base.threads.stream_scope",
+    "paddle.base.threads.streams",
+    "paddle.base.threads.thread_value",
+    "paddle.distributed.data_parallel.join",
+    "paddle.distributed.data_parallel.reducer_methods",
+    "paddle.incubate.multiprocessing.event_reductions",
+    "paddle.incubate.multiprocessing.names",
+    "paddle.incubate.multiprocessing.other_reductions",
+    "paddle.incubate.multiprocessing.reductions",
+    "paddle.incubate.multiprocessing.spawn",
+}
+
 
 class TestImport(unittest.TestCase):
     @classmethod
@@ -109,6 +139,10 @@ class TestImport(unittest.TestCase):
 
     def test_what_shares_tensors_is_not_loaded(self):
         self.assertEqual(LATER & set(self.modules), set())
+
+    def test_no_further_module_is_loaded(self):
+        found = {name for name in self.modules if name.startswith(PACKAGES)}
+        self.assertEqual(found - LOADED, set())
 
 
 class TestProcessTree(unittest.TestCase):

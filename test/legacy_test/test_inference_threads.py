@@ -20,6 +20,7 @@ import contextlib
 import gc
 import itertools
 import os
+import pathlib
 import random
 import tempfile
 import threading
@@ -80,6 +81,15 @@ class TestOtherThreadsRun(PredictorTestCase):
         predictor = self.predictor()
         predictor.get_input_handle("x").copy_from_cpu(LARGE)
         self.check(predictor.run)
+
+    def test_while_a_predictor_with_onednn_runs(self):
+        predictor = self.predictor(onednn=True)
+        predictor.get_input_handle("x").copy_from_cpu(LARGE)
+        self.check(predictor.run)
+
+    def test_while_a_predictor_with_onednn_is_cloned(self):
+        predictor = self.predictor(onednn=True)
+        self.check(predictor.clone)
 
     def test_while_a_predictor_runs_on_tensors(self):
         predictor = self.predictor()
@@ -150,6 +160,36 @@ class TestPythonInsideARun(PredictorTestCase):
         met.wait()
         worker.result()
 
+    def check_hook_that_waits_for_a_run(self, onednn: bool) -> None:
+        predictor = self.predictor(onednn=onednn)
+        expected = call(predictor, ONES)
+        other = predictor.clone()
+        answers = []
+        predictor.register_input_hook(
+            hook_once(lambda: answers.append(in_thread(call, other, ONES)))
+        )
+        answers.append(call(predictor, ONES))
+        self.assertEqual(len(answers), 2)
+        for answer in answers:
+            np.testing.assert_array_equal(answer, expected)
+
+    def test_hook_may_wait_for_a_run_of_another_predictor(self):
+        for onednn in (False, True):
+            with self.subTest(onednn=onednn):
+                self.check_hook_that_waits_for_a_run(onednn)
+
+    def test_hook_may_make_and_drop_predictors_with_onednn(self):
+        predictor = self.predictor(onednn=True)
+        expected = call(predictor, ONES)
+
+        def make_and_drop() -> None:
+            call(predictor.clone(), ONES)
+            call(self.predictor(onednn=True), ONES)
+            gc.collect()
+
+        predictor.register_output_hook(hook_once(make_and_drop))
+        np.testing.assert_array_equal(call(predictor, ONES), expected)
+
     def test_error_of_a_hook_reaches_the_caller(self):
         predictor = self.predictor(IMAGE_LEGACY)
 
@@ -160,26 +200,34 @@ class TestPythonInsideARun(PredictorTestCase):
         with self.assertRaisesRegex(KeyError, "from the hook"):
             in_thread(call, predictor, ONES)
 
-    def test_py_func_of_predictors_on_threads(self):
+    def predictor_of_py_func(
+        self, function: Callable[[Any], np.ndarray]
+    ) -> Predictor:
+        """Returns a predictor that calls a function, by default with oneDNN."""
         path = os.path.join(self.folder, "python")
-        idents = []
-
-        def twice(x: Any) -> np.ndarray:
-            idents.append(threading.get_ident())
-            return np.asarray(x) * 2
 
         def build(x: Any) -> Any:
             block = paddle.static.default_main_program().current_block()
             out = block.create_var(
                 name="doubled", dtype="float32", shape=[-1, 4]
             )
-            y = paddle.static.py_func(twice, paddle.static.nn.fc(x, 4), out)
+            y = paddle.static.py_func(function, paddle.static.nn.fc(x, 4), out)
             return paddle.scale(y, 0.5)
 
         save_legacy(build, path, [None, 3])
         config = Config(path + ".pdmodel", path + ".pdiparams")
         config.disable_glog_info()
-        first = create_predictor(config)
+        config.enable_mkldnn()
+        return create_predictor(config)
+
+    def test_py_func_of_predictors_on_threads(self):
+        idents = []
+
+        def twice(x: Any) -> np.ndarray:
+            idents.append(threading.get_ident())
+            return np.asarray(x) * 2
+
+        first = self.predictor_of_py_func(twice)
         x = np.ones([1, 3], "float32")
         expected = call(first, x)
 
@@ -192,6 +240,19 @@ class TestPythonInsideARun(PredictorTestCase):
                 for answer in answers:
                     np.testing.assert_array_equal(answer, expected)
         self.assertEqual(len(set(idents)), 4)
+
+    def test_py_func_may_wait_for_a_run_of_another_predictor(self):
+        other = self.predictor(onednn=True)
+        expected = call(other, ONES)
+        answers = []
+
+        def twice(x: Any) -> np.ndarray:
+            answers.append(in_thread(call, other, ONES))
+            return np.asarray(x) * 2
+
+        call(self.predictor_of_py_func(twice), np.ones([1, 3], "float32"))
+        self.assertEqual(len(answers), 1)
+        np.testing.assert_array_equal(answers[0], expected)
 
     def test_memory_of_an_array_is_freed_by_the_run_that_replaces_it(self):
         class Array(np.ndarray):
@@ -254,8 +315,46 @@ class TestMemoryOfTheCaller(PredictorTestCase):
         gc.collect()
         np.testing.assert_array_equal(handle.copy_to_cpu(), expected)
 
+    def test_new_handle_may_have_the_address_of_a_dropped_one(self):
+        predictor = self.predictor(PAIR)
+        handle = predictor.get_input_handle("x")
+        dropped = predictor.get_input_handle("y")
+        dropped.copy_from_cpu(Y)
+        made = []
+        # Called when the object in C++ has been destroyed.
+        seen = weakref.ref(
+            dropped,
+            lambda _: made.extend(
+                predictor.get_input_handle("x") for _ in range(50)
+            ),
+        )
+        del dropped
+        self.assertIsNone(seen())
+        for new in made:
+            handle.copy_from_cpu(X)
+            in_thread(new.copy_from_cpu, X * 10)
+            with self.assertRaisesRegex(RuntimeError, "has overwritten 'x'"):
+                predictor.run()
+
 
 class TestConfigs(PredictorTestCase):
+    def test_model_in_memory(self):
+        path = os.path.join(self.folder, IMAGE_LEGACY)
+        program, parameters = (
+            pathlib.Path(path + suffix).read_bytes()
+            for suffix in (".pdmodel", ".pdiparams")
+        )
+        config = Config()
+        config.set_model_buffer(
+            program, len(program), parameters, len(parameters)
+        )
+        config.disable_glog_info()
+        config.disable_mkldnn()
+        predictor = create_predictor(config)
+        expected = call(self.predictor(IMAGE_LEGACY), ONES)
+        for each in (predictor, predictor.clone()):
+            np.testing.assert_array_equal(call(each, ONES), expected)
+
     def test_what_is_no_config_is_a_type_error(self):
         for make in (Predictor, create_predictor):
             for config in (None, "model"):

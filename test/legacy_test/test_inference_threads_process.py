@@ -66,7 +66,10 @@ def config():
     path = sys.argv[1].rpartition(".")[0]
     model = Config(sys.argv[1], path + ".pdiparams")
     model.disable_glog_info()
-    model.disable_mkldnn()
+    if "ONEDNN" in os.environ:
+        model.enable_mkldnn()
+    else:
+        model.disable_mkldnn()
     return model
 """
 
@@ -292,7 +295,11 @@ entered.wait()
 @unittest.skipUnless(hasattr(os, "fork"), "needs fork and signals")
 class TestForkAndExit(PredictorTestCase):
     def run_script(
-        self, script: str, *args: str, program: str = IMAGE + ".json"
+        self,
+        script: str,
+        *args: str,
+        program: str = IMAGE + ".json",
+        onednn: bool = False,
     ) -> None:
         path = os.path.join(self.folder, program)
         run_command(
@@ -300,6 +307,7 @@ class TestForkAndExit(PredictorTestCase):
             [*script_command(script), path, *args],
             {
                 **pristine_environment(),
+                **({"ONEDNN": "1"} if onednn else {}),
                 # glibc unmaps no stack, which would free those variables that
                 # keep_variables_of_parents_threads keeps.
                 "GLIBC_TUNABLES": f"glibc.pthread.stack_cache_size={1 << 40}",
@@ -307,13 +315,17 @@ class TestForkAndExit(PredictorTestCase):
         )
 
     def test_child_of_a_fork_while_threads_run_predictors(self):
-        self.run_script(FORK_IN_RUNS)
+        for onednn in (False, True):
+            with self.subTest(onednn=onednn):
+                self.run_script(FORK_IN_RUNS, onednn=onednn)
 
     def test_handler_of_a_fork_may_wait_for_a_request_of_another_thread(self):
         self.run_script(FORK_WITH_LOCK)
 
     def test_child_has_no_predictor_that_a_thread_used_at_the_fork(self):
-        self.run_script(FORK_IN_HOOK)
+        for onednn in (False, True):
+            with self.subTest(onednn=onednn):
+                self.run_script(FORK_IN_HOOK, onednn=onednn)
 
     def test_child_may_drop_the_predictors_of_its_parent(self):
         for program in (IMAGE + ".json", IMAGE_LEGACY + ".pdmodel"):
@@ -324,6 +336,11 @@ class TestForkAndExit(PredictorTestCase):
         for what in ("run", "copy", "pool", "make"):
             with self.subTest(what=what):
                 self.run_script(EXIT, what)
+
+    def test_exit_while_daemon_threads_use_predictors_with_onednn(self):
+        for what in ("run", "make"):
+            with self.subTest(what=what):
+                self.run_script(EXIT, what, onednn=True)
 
     def test_exit_while_a_hook_waits(self):
         self.run_script(EXIT_IN_HOOK)

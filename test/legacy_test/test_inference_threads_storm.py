@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import math
 import os
 import random
 import threading
@@ -51,7 +52,8 @@ SEED = int(
 )
 THREADS = 4
 CASES = [(m, o) for m in (IMAGE, IMAGE_LEGACY) for o in (False, True)]
-CALLS = (1_000_000 if LONG else 4_000) // (len(CASES) * 6 * THREADS)
+# Of a thread, for each case and test.
+CALLS = math.ceil((1_000_000 if LONG else 4_000) / (len(CASES) * 6 * THREADS))
 SHAPES = 20
 # Calls before the memory is measured, without oneDNN and with it, which keeps
 # 1,024 primitives, a few for each shape.

@@ -15,9 +15,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import multiprocessing
 import random
 import sys
 import threading
@@ -25,7 +23,6 @@ import time
 import unittest
 from concurrent.futures import CancelledError, Future, TimeoutError
 
-import numpy as np
 from concurrent_base import (
     WAIT_S,
     Worker,
@@ -35,15 +32,14 @@ from concurrent_base import (
     wait_until_threads_end,
 )
 
-from paddle.incubate.multiprocessing import (
-    BlockingQueue,
+from paddle.incubate.multiprocessing.blocking_queue import BlockingQueue
+from paddle.incubate.multiprocessing.interruptible import (
     InterruptibleEvent,
     InterruptibleLock,
-    WorkerThread,
-    start_threads,
     wait_for_result,
 )
-from paddle.io import DataLoader, Dataset
+from paddle.incubate.multiprocessing.thread_group import start_threads
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class DeliberateError(Exception):
@@ -54,21 +50,6 @@ def end(worker):
     worker.join(WAIT_S)
     if worker.is_alive():
         raise AssertionError(f"{worker.name} has not ended in {WAIT_S} s")
-
-
-class Held(Dataset):
-    """Its samples are made when `gate` is set."""
-
-    def __init__(self, gate):
-        self.gate = gate
-
-    def __getitem__(self, i):
-        if not self.gate.wait(WAIT_S):
-            raise AssertionError("nobody has set the gate")
-        return np.array(i)
-
-    def __len__(self):
-        return 8
 
 
 class Stop(unittest.TestCase):
@@ -265,40 +246,6 @@ class TestFuture(Stop):
         cancelled.cancel()
         with self.assertRaises(CancelledError):
             wait_for_result(cancelled)
-
-
-class TestDataLoader(Stop):
-    def check_loader(self, gate, **options):
-        """When no sample comes, the worker ends; when one does, so do the
-        threads and processes of the loader."""
-        self.addCleanup(gate.set)
-        loader = DataLoader(Held(gate), **options)
-        self.check(lambda: list(loader))
-        self.check_group(lambda: list(loader))
-        # Ends the persistent workers.
-        loader._iterator = None
-        gate.set()
-        gc.collect()
-        wait_until(
-            lambda: not multiprocessing.active_children(), "the processes end"
-        )
-
-    def test_a_worker_that_waits_for_the_process_itself_ends(self):
-        self.check_loader(threading.Event())
-
-    def test_a_worker_that_waits_for_worker_threads_ends(self):
-        self.check_loader(
-            threading.Event(), num_workers=2, worker_type="thread"
-        )
-
-    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
-    def test_a_worker_that_waits_for_worker_processes_ends(self):
-        for persistent in (False, True):
-            self.check_loader(
-                multiprocessing.get_context("fork").Event(),
-                num_workers=2,
-                persistent_workers=persistent,
-            )
 
 
 class TestStress(Stop):

@@ -44,13 +44,13 @@ RUNS = (
         "kill",
     ),
     (
-        "test_multiprocessing_spawn",
+        "test_multiprocessing_join",
         "that_was_forked_lives_on",
-        "test_multiprocessing_spawn",
+        "test_multiprocessing_join",
         "exists",
     ),
     (
-        "test_multiprocessing_spawn",
+        "test_multiprocessing_join",
         "daemons_end_with",
         "multiprocessing.util",
         "_exit_function",

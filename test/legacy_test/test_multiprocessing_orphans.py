@@ -28,8 +28,8 @@ from concurrent_base import WAIT_S, wait_until
 from killed_test_run import end_with_tests, exists, live_while_tests_do
 from multiprocessing_spawn_base import over_start_methods
 
-import paddle.multiprocessing as mp
 from paddle.incubate.multiprocessing import spawned_process
+from paddle.incubate.multiprocessing.spawn import start_processes
 
 # What a process says on its standard output when it is under way: one line, at
 # once, because several write to one pipe.
@@ -65,7 +65,7 @@ def sleep_deaf_to_sigterm(rank):
 def sleep_or_start_one_that_sleeps(rank, method):
     if rank == 0:
         sleep_with_the_lock_of_python(rank)
-    mp.start_processes(sleep_in_native_code, start_method=method)
+    start_processes(sleep_in_native_code, start_method=method)
 
 
 def clean_up_at_sigterm(rank):
@@ -121,7 +121,7 @@ class Parent:
             # The server of the test's process is no child of this one.
             forkserver._forkserver._forkserver_pid = None
             try:
-                mp.start_processes(function, args, nprocs, start_method=method)
+                start_processes(function, args, nprocs, start_method=method)
             finally:
                 os._exit(1)
         os.close(write)

@@ -33,8 +33,9 @@ from thread_device_base import (
 )
 
 import paddle
-import paddle.multiprocessing as mp
+import paddle.incubate.multiprocessing as sharing
 from paddle.base import core
+from paddle.incubate.multiprocessing.pools import Pool, get_context
 
 KINDS = (MemoryError, OSError, EOFError, ValueError)
 
@@ -92,7 +93,7 @@ def catches_sigterm(_):
 class TestMessages(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.context = mp.get_context(cls.method)
+        cls.context = get_context(cls.method)
         cls.pool = cls.context.Pool(2)
         cls.addClassCleanup(cls.pool.join)
         cls.addClassCleanup(cls.pool.terminate)
@@ -158,21 +159,21 @@ class TestMessages(unittest.TestCase):
 
 
 def messages() -> int:
-    return mp.shared_memory_stats()["messages"]
+    return sharing.shared_memory_stats()["messages"]
 
 
 class TestPool(unittest.TestCase):
     def test_pool_of_the_module_has_the_default_start_method(self):
         method = multiprocessing.get_start_method()
-        with mp.Pool(1) as pool:
-            self.assertIs(pool._ctx, mp.get_context(method))
+        with Pool(1) as pool:
+            self.assertIs(pool._ctx, get_context(method))
 
     def test_a_forked_worker_gets_no_sigterm_before_it_has_begun(self):
         run_script(
             self,
             """
             import signal
-            import paddle.multiprocessing as mp
+            from paddle.incubate.multiprocessing.pools import get_context
             def is_blocked(_=None):
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
                 return signal.SIGTERM in mask
@@ -180,7 +181,7 @@ class TestPool(unittest.TestCase):
             os.register_at_fork(
                 after_in_child=lambda: os.write(writer, b"%d" % is_blocked())
             )
-            with mp.get_context("fork").Pool(1) as pool:
+            with get_context("fork").Pool(1) as pool:
                 assert os.read(reader, 1) == b"1"
                 assert pool.map(is_blocked, [0]) == [False]
             assert not is_blocked()
@@ -195,10 +196,10 @@ class TestPool(unittest.TestCase):
             {"maxtasksperchild": 0},
         ):
             with self.assertRaises((ValueError, TypeError)):
-                mp.Pool(**arguments)
+                Pool(**arguments)
 
     def test_initializer_is_called_in_each_worker(self):
-        with mp.get_context("fork").Pool(
+        with get_context("fork").Pool(
             1, paddle.seed, [5], maxtasksperchild=1
         ) as pool:
             drawn = pool.map_async(paddle.rand, [[2]] * 3, 1).get(WAIT_S)
@@ -206,7 +207,7 @@ class TestPool(unittest.TestCase):
         self.assertEqual(others, [first] * 2)
 
     def test_closed_pool_ends_with_all_results(self):
-        pool = mp.get_context("fork").Pool(2)
+        pool = get_context("fork").Pool(2)
         result = pool.map_async(filled, [paddle.zeros([2]) for _ in range(9)])
         pool.close()
         pool.join()
@@ -215,9 +216,9 @@ class TestPool(unittest.TestCase):
         )
 
     def test_tasks_that_nobody_took_are_no_messages_any_more(self):
-        mp.collect_shared_memory(message_timeout=0)
+        sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(messages(), 0)
-        context = mp.get_context("fork")
+        context = get_context("fork")
         pool = context.Pool(1, context.Event().wait, [WAIT_S])
         tensors = [paddle.ones([2]).cpu() for _ in range(9)]
         pool.map_async(filled, tensors, 1)
@@ -230,28 +231,28 @@ class TestPool(unittest.TestCase):
 class TestContexts(unittest.TestCase):
     def test_contexts_are_pythons_with_another_pool(self):
         for method in START_METHODS:
-            context = mp.get_context(method)
+            context = get_context(method)
             theirs = multiprocessing.get_context(method)
             self.assertIsInstance(context, type(theirs))
             self.assertIs(context.Process, theirs.Process)
-            self.assertIs(mp.get_context(method), context)
+            self.assertIs(get_context(method), context)
             self.assertIs(context.get_context(method), context)
             self.assertIs(context.get_context(), context)
             self.assertIs(pickle.loads(pickle.dumps(context)), context)
 
     def test_context_without_a_name_is_the_default_one(self):
         self.assertEqual(
-            mp.get_context().get_start_method(),
+            get_context().get_start_method(),
             multiprocessing.get_start_method(),
         )
 
     def test_start_method_that_does_not_exist_is_named(self):
         with self.assertRaisesRegex(ValueError, "carrier pigeon"):
-            mp.get_context("carrier pigeon")
+            get_context("carrier pigeon")
 
     def test_executor_takes_the_context_and_breaks_with_the_reason(self):
         with concurrent.futures.ProcessPoolExecutor(
-            1, mp_context=mp.get_context("fork")
+            1, mp_context=get_context("fork")
         ) as executor:
             self.assertEqual(executor.submit(echo, 5).result(WAIT_S), 5)
             with self.assertRaises(
@@ -287,7 +288,7 @@ def mapped_by_short_lived_workers(pool, function) -> list:
 
 class TestForkedPoolOnACpu(unittest.TestCase):
     def pool(self):
-        pool = mp.get_context("fork").Pool(1, maxtasksperchild=1)
+        pool = get_context("fork").Pool(1, maxtasksperchild=1)
         self.addCleanup(pool.join)
         self.addCleanup(pool.terminate)
         return pool
@@ -368,12 +369,10 @@ class TestSpawnedPoolOnDevices(ForkTestCase):
     def test_workers_are_on_the_default_device(self):
         def mapped_on_a_device():
             paddle.set_device(self.devices[2])
-            with mp.get_context("spawn").Pool(1, maxtasksperchild=2) as pool:
+            with get_context("spawn").Pool(1, maxtasksperchild=2) as pool:
                 return mapped_by_short_lived_workers(pool, state)
 
-        default = in_thread(
-            mp.get_context("spawn").Pool(1).apply, state, (None,)
-        )
+        default = in_thread(get_context("spawn").Pool(1).apply, state, (None,))
         self.assertEqual(in_thread(mapped_on_a_device), [default] * 4)
 
 

@@ -123,12 +123,51 @@ class TestPredictorPool(PredictorTestCase):
             ({"x": X, "z": Y}, ValueError, r"\['x', 'z'\]"),
             ([X, [1, 2]], TypeError, "'y' is a list"),
             ([X, Y.astype("complex64")], TypeError, "incompatible"),
+            ([X, Y.astype("float64")], TypeError, "'y' .* float64.* float32"),
             ([X, Y[None]], ValueError, r"'y' has the shape \[1, 4\].*\[-1\]"),
         ):
             with self.assertRaisesRegex(error, text):
                 pool.predict(inputs)
             np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
         self.assertIs(pool._predictors[0], first)
+
+    def test_wrong_types_cost_no_predictor(self):
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                pool = PredictorPool(self.config(model), 1)
+                first = pool._predictors[0]
+                for wrong in ("float64", "float16", "int32"):
+                    with self.assertRaisesRegex(
+                        TypeError, f"'x' .* {wrong},.* float32.*astype"
+                    ):
+                        pool.predict([ONES.astype(wrong)])
+                pool.predict([ONES])
+                self.assertIs(pool._predictors[0], first)
+
+    def test_types_other_than_float32_are_taken(self):
+        class Same(paddle.nn.Layer):
+            def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+                return x + x
+
+        types = ("bool", "uint8", "int8", "int32", "int64", "float64")
+        for dtype in types:
+            with self.subTest(dtype=dtype), tempfile.TemporaryDirectory() as at:
+                path = os.path.join(at, "same")
+                spec = paddle.static.InputSpec([None], dtype, "x")
+                program = paddle.jit.to_static(
+                    Same(), full_graph=True, input_spec=[spec]
+                )
+                paddle.jit.save(program, path)
+                config = Config(path + ".json", path + ".pdiparams")
+                config.disable_glog_info()
+                pool = PredictorPool(config, 1)
+                x = np.ones([2], dtype)
+                np.testing.assert_array_equal(pool.predict([x])[0], x + x)
+
+    def test_arrays_of_the_other_byte_order_are_converted(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        swapped = X.astype(X.dtype.newbyteorder())
+        np.testing.assert_array_equal(pool.predict([swapped, Y])[0], X - Y)
 
     def test_wrong_sizes_cost_no_predictor(self):
         for model in (IMAGE, IMAGE_LEGACY):
@@ -169,13 +208,17 @@ class TestPredictorPool(PredictorTestCase):
         np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
 
     def test_failed_predictor_of_the_format_before_pir_is_not_used_again(self):
+        def fail(*_: object) -> None:
+            raise ValueError
+
         pool = PredictorPool(self.config(IMAGE_LEGACY), 1)
         expected = pool.predict([ONES])[0]
         used = []
         for _ in range(3):
             used += pool._predictors
+            pool._predictors[0].register_output_hook(hook_once(fail))
             with self.assertRaises(ValueError):
-                pool.predict([ONES.astype("float64")])
+                pool.predict([ONES])
             np.testing.assert_array_equal(pool.predict([ONES])[0], expected)
             self.assertNotIn(pool._predictors[0], used)
 

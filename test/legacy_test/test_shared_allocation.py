@@ -15,85 +15,56 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import unittest
 
 import numpy as np
 from concurrent_base import WAIT_S
-from shared_tensor_base import (  # noqa: F401
-    SharingTestCase,
-    keep,
-    over_every_way_to_send,
-    setUpModule,
-    tearDownModule,
-)
 from shared_tensor_leaks import no_leak
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.base.device_counts import device_names
+from paddle.incubate.multiprocessing.device_names import (
+    name_of,
+    parse,
+    place_of,
+)
+from paddle.incubate.multiprocessing.shared_allocator import (
+    empty_shared,
+    shared_allocation,
+    shared_copy,
+)
 
 
 def image() -> paddle.Tensor:
     return paddle.arange(6, dtype="float32").reshape([2, 3])
 
 
-# Functions for `Peer.call`.
+class AllocationTestCase(unittest.TestCase):
+    strategy = "file_system"
+
+    def setUp(self):
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device("cpu")
+        before = sharing.get_sharing_strategy()
+        self.addCleanup(sharing.set_sharing_strategy, before)
+        sharing.set_sharing_strategy(self.strategy)
+
+    def used(self) -> int:
+        """Returns the bytes of blocks in use, after a collection."""
+        gc.collect()
+        sharing.collect_shared_memory()
+        return sharing.shared_memory_stats()["used"]
 
 
-def filled_by_hand(kept, shape, value):
-    batch = sharing.empty_shared(shape)
-    batch[:] = value
-    return batch, batch.data_ptr()
-
-
-def stacked(kept, count):
-    with sharing.shared_allocation():
-        batch = paddle.stack([image()] * count)
-    return batch, batch.is_shared()
-
-
-def fill_and_look(kept, batch):
-    batch.fill_(7)
-    return batch.is_shared()
-
-
-@over_every_way_to_send()
-class TestProduction(SharingTestCase):
-    def test_batch_of_a_worker_arrives(self):
-        batch, _ = self.peer.call(filled_by_hand, [2, 3], 5)
-        self.assertEqual(batch.tolist(), [[5.0] * 3] * 2)
-        batch, was_shared = self.peer.call(stacked, 4)
-        self.assertTrue(was_shared)
-        np.testing.assert_array_equal(
-            batch.numpy(), np.stack([image().numpy()] * 4)
-        )
-
-    def test_sending_does_not_move_what_was_made_there(self):
-        with sharing.shared_allocation():
-            stack = paddle.stack([image(), image()])
-        for batch in (sharing.empty_shared([2, 3]), stack):
-            place = batch.data_ptr()
-            self.assertTrue(self.peer.call(fill_and_look, batch))
-            self.assertEqual(batch.data_ptr(), place)
-            self.assertTrue((batch == 7).all().item())
-
-    def test_receiver_keeps_what_the_sender_drops(self):
-        batch = sharing.empty_shared([2, 3])
-        batch[:] = 5
-        self.peer.call(keep, "batch", batch)
-        used = self.used()
-        self.assertGreater(used, 0)
-        del batch
-        # It is the peer's now.
-        self.assertEqual(self.used(), used)
-
-
-class TestEmpty(SharingTestCase):
+class TestEmpty(AllocationTestCase):
     def test_tensor_has_the_shape_and_dtype_that_were_asked_for(self):
         for shape in ([2, 3], (4,), [], [0, 3]):
             for dtype in ("bool", "bfloat16", paddle.int64, np.dtype("uint8")):
                 with self.subTest(shape=shape, dtype=dtype):
-                    tensor = sharing.empty_shared(shape, dtype)
+                    tensor = empty_shared(shape, dtype)
                     expected = paddle.empty(shape, dtype)
                     self.assertEqual(tensor.shape, expected.shape)
                     self.assertEqual(tensor.dtype, expected.dtype)
@@ -104,7 +75,7 @@ class TestEmpty(SharingTestCase):
         self.addCleanup(paddle.set_default_dtype, paddle.get_default_dtype())
         for dtype in ("float32", "float64"):
             paddle.set_default_dtype(dtype)
-            tensor = sharing.empty_shared([2])
+            tensor = empty_shared([2])
             self.assertEqual(tensor.dtype, getattr(paddle, dtype))
 
     def test_shape_that_cannot_be_is_refused(self):
@@ -116,29 +87,29 @@ class TestEmpty(SharingTestCase):
             (3, TypeError),
         ):
             with self.subTest(shape=shape), self.assertRaises(error) as caught:
-                sharing.empty_shared(shape)
+                empty_shared(shape)
             self.assertIn(str(shape), str(caught.exception))
 
     def test_dtype_that_cannot_be_is_refused(self):
         with self.assertRaises(TypeError):
-            sharing.empty_shared([2], "float33")
+            empty_shared([2], "float33")
 
     def test_lack_of_room_is_a_memory_error(self):
         with self.assertRaises(MemoryError):
-            sharing.empty_shared([1 << 50])
+            empty_shared([1 << 50])
 
     def test_memory_is_given_back(self):
         used = self.used()
-        tensor = sharing.empty_shared([1 << 16])
+        tensor = empty_shared([1 << 16])
         self.assertGreater(self.used(), used)
         del tensor
         self.assertEqual(self.used(), used)
 
 
-class TestAllocation(SharingTestCase):
+class TestAllocation(AllocationTestCase):
     def test_results_of_operators_are_shared(self):
         layer = paddle.nn.Linear(3, 2)
-        with sharing.shared_allocation():
+        with shared_allocation():
             made = {
                 "zeros": paddle.zeros([2, 3]),
                 "to_tensor": paddle.to_tensor([[1, 2], [3, 4]]),
@@ -157,25 +128,25 @@ class TestAllocation(SharingTestCase):
         paddle.seed(7)
         expected = [paddle.rand([5]).numpy(), (image() @ image().T).numpy()]
         paddle.seed(7)
-        with sharing.shared_allocation():
+        with shared_allocation():
             made = [paddle.rand([5]), image() @ image().T]
         for tensor, value in zip(made, expected):
             np.testing.assert_array_equal(tensor.numpy(), value)
 
     def test_context_ends_with_its_block(self):
-        with sharing.shared_allocation():
+        with shared_allocation():
             inside = image() + 1
         self.assertTrue(inside.is_shared())
         self.assertFalse((image() + 1).is_shared())
 
     def test_context_ends_with_an_exception(self):
-        with self.assertRaises(KeyError), sharing.shared_allocation():
+        with self.assertRaises(KeyError), shared_allocation():
             raise KeyError
         self.assertFalse((image() + 1).is_shared())
 
     def test_contexts_are_nested(self):
-        with sharing.shared_allocation():
-            with sharing.shared_allocation():
+        with shared_allocation():
+            with shared_allocation():
                 inner = image() + 1
             self.assertTrue((image() + 1).is_shared())
         self.assertTrue(inner.is_shared())
@@ -183,7 +154,7 @@ class TestAllocation(SharingTestCase):
 
     def test_other_threads_do_not_notice(self):
         found = []
-        with sharing.shared_allocation():
+        with shared_allocation():
             thread = threading.Thread(
                 target=lambda: found.append((image() + 1).is_shared())
             )
@@ -194,7 +165,7 @@ class TestAllocation(SharingTestCase):
 
     def test_tensor_made_before_stays_where_it_is(self):
         tensor = image()
-        with sharing.shared_allocation():
+        with shared_allocation():
             tensor.add_(tensor)
         self.assertFalse(tensor.is_shared())
 
@@ -202,7 +173,7 @@ class TestAllocation(SharingTestCase):
         self.addCleanup(
             sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
         )
-        with sharing.shared_allocation():
+        with shared_allocation():
             sharing.set_shared_memory_limit(1 << 20)
             with self.assertRaises(MemoryError):
                 paddle.zeros([1 << 20])
@@ -211,7 +182,7 @@ class TestAllocation(SharingTestCase):
 
     def test_memory_is_given_back(self):
         with no_leak():
-            with sharing.shared_allocation():
+            with shared_allocation():
                 tensors = [image() + n for n in range(50)]
             del tensors
 
@@ -232,8 +203,48 @@ class TestAllocation(SharingTestCase):
             return values
 
         expected = losses()
-        with sharing.shared_allocation():
+        with shared_allocation():
             self.assertEqual(losses(), expected)
+
+
+class TestCopy(AllocationTestCase):
+    def test_copy_has_the_values_and_memory_of_its_own(self):
+        tensors = {
+            "whole": image(),
+            "transposed": image().T,
+            "row": image()[1],
+            "without elements": paddle.zeros([0, 3]),
+            "without dimensions": paddle.to_tensor(5.0),
+        }
+        for name, tensor in tensors.items():
+            with self.subTest(name):
+                expected = tensor.numpy()
+                copied = shared_copy(tensor)
+                self.assertTrue(copied.is_shared())
+                np.testing.assert_array_equal(copied.numpy(), expected)
+                copied.fill_(7)
+                np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+class TestDeviceNames(unittest.TestCase):
+    def test_a_name_leads_to_the_place_and_back(self):
+        for name in device_names():
+            self.assertEqual(name_of(place_of(name)), name)
+
+    def test_a_name_has_a_type_and_may_have_a_number(self):
+        self.assertEqual(parse("gpu"), ("gpu", None, True))
+        self.assertEqual(parse("gpu:12"), ("gpu", 12, True))
+
+    def test_what_names_no_device_is_refused_by_its_value(self):
+        for wrong in ("", "gpu:", "gpu:x", "7", ":0"):
+            self.assertFalse(parse(wrong).is_valid)
+            with self.assertRaisesRegex(ValueError, f"received {wrong!r}"):
+                name_of(wrong)
+
+    def test_a_device_that_is_not_there_is_an_error_with_those_that_are(self):
+        for name in ("gpu:99", "cpu:1", "carrier_pigeon"):
+            with self.assertRaisesRegex(RuntimeError, f"{name}.*'cpu'"):
+                place_of(name)
 
 
 class TestEmptyByDescriptors(TestEmpty):

@@ -36,31 +36,18 @@ from shared_tensor_base import (  # noqa: F401
     tearDownModule,
 )
 from shared_tensor_leaks import no_leak
+from test_share_memory import (
+    Tied,
+    initializers,
+    loss_of,
+    matrix,
+    step,
+    values_of,
+)
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle import nn
-
-
-def matrix() -> paddle.Tensor:
-    return paddle.arange(6, dtype="float32").reshape([2, 3])
-
-
-class Tied(nn.Layer):
-    """Two layers with one weight, and an attribute that only users have."""
-
-    def __init__(self, scale: float):
-        super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.second = nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-        self.register_buffer("mean", paddle.zeros([3]))
-        self.register_buffer("seen", paddle.zeros([1]), persistable=False)
-        self.settings = {"scale": scale, "sizes": [3, 3]}
-
-    def forward(self, x):
-        x = self.second(self.first(x - self.mean))
-        return x * self.settings["scale"]
 
 
 def layers() -> dict[str, tuple[nn.Layer, paddle.Tensor]]:
@@ -88,20 +75,6 @@ def layers() -> dict[str, tuple[nn.Layer, paddle.Tensor]]:
 def output_of(layer: nn.Layer, x: paddle.Tensor) -> np.ndarray:
     result = layer(x)
     return (result[0] if isinstance(result, tuple) else result).numpy()
-
-
-def loss_of(layer: nn.Layer) -> paddle.Tensor:
-    return (layer(matrix()) ** 2).mean()
-
-
-def step(layer: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
-    optimizer.clear_grad()
-    loss_of(layer).backward()
-    optimizer.step()
-
-
-def values_of(layer: nn.Layer) -> list[list]:
-    return [parameter.tolist() for parameter in layer.parameters()]
 
 
 def optimizers(parameters: list[paddle.Tensor]) -> dict[str, Any]:
@@ -468,33 +441,8 @@ class TestModels(SharingTestCase):
         self.assertEqual(view_there.data_ptr(), view.data_ptr())
 
 
-def initializers() -> dict[str, nn.initializer.Initializer]:
-    """Returns an initializer of each kind, all of which change a weight."""
-    initializer = nn.initializer
-    return {
-        "Assign": initializer.Assign(np.full([2, 2, 3, 3], 5.0)),
-        "Bilinear": initializer.Bilinear(),
-        "Constant": initializer.Constant(5.0),
-        "Dirac": initializer.Dirac(),
-        "KaimingNormal": initializer.KaimingNormal(),
-        "KaimingUniform": initializer.KaimingUniform(),
-        "Normal": initializer.Normal(),
-        "Orthogonal": initializer.Orthogonal(),
-        "TruncatedNormal": initializer.TruncatedNormal(),
-        "Uniform": initializer.Uniform(),
-        "XavierNormal": initializer.XavierNormal(),
-        "XavierUniform": initializer.XavierUniform(),
-    }
-
-
 @over_every_way_to_send(methods=("spawn",))
 class TestInitializers(SharingTestCase):
-    def test_there_is_a_test_of_each(self):
-        functions = {"calculate_gain", "set_global_initializer"}
-        self.assertEqual(
-            set(initializers()), set(nn.initializer.__all__) - functions
-        )
-
     def test_other_processes_see_the_values_of_an_initializer(self):
         no_kernel = {"Orthogonal", "TruncatedNormal"}
         for dtype in ("float32", "float16"):
@@ -523,15 +471,6 @@ class TestInitializers(SharingTestCase):
         self.assertEqual(
             self.peer.call(describe_kept, "weight"), description(layer.weight)
         )
-
-    def test_initializer_of_another_shape_leaves_the_values(self):
-        weight = paddle.create_parameter([2, 3], "float32").share_memory_()
-        before = weight.tolist()
-        wrong = nn.initializer.Assign(np.zeros([3, 3], "float32"))
-        with self.assertRaisesRegex(ValueError, r"\[2, 3\].*\[3, 3\]"):
-            wrong(weight)
-        self.assertTrue(weight.is_shared())
-        self.assertEqual(weight.tolist(), before)
 
 
 def subtract_at_once(x):
@@ -650,7 +589,7 @@ class TestArguments(unittest.TestCase):
             self.assertTrue((tensor == 5).all().item(), name)
 
 
-class TestShareMemory(SharingTestCase):
+class TestSending(SharingTestCase):
     def setUp(self):
         super().setUp()
         leak = no_leak()
@@ -658,137 +597,20 @@ class TestShareMemory(SharingTestCase):
         self.addCleanup(leak.__exit__, None, None, None)
         self.addCleanup(gc.collect)
 
-    def test_new_tensor_is_not_shared(self):
-        self.assertFalse(matrix().is_shared())
-
-    def test_share_memory_returns_the_tensor_with_its_values(self):
-        tensor = matrix()
-        expected = description(tensor)
-        self.assertIs(tensor.share_memory_(), tensor)
-        self.assertTrue(tensor.is_shared())
-        self.assertEqual(description(tensor), expected)
-
-    def test_views_are_shared_with_their_base(self):
-        tensor = matrix()
-        view = tensor.T
-        view[0].share_memory_()
-        self.assertTrue(tensor.is_shared() and view.is_shared())
-        view[0, 0] = 9
-        self.assertEqual(tensor[0, 0].item(), 9)
-
     def test_tensor_that_was_sent_is_shared(self):
         tensor = matrix()
         received = ForkingPickler.loads(ForkingPickler.dumps(tensor))
         self.assertTrue(tensor.is_shared() and received.is_shared())
 
-    def test_sharing_twice_is_sharing_once(self):
-        tensor = matrix().share_memory_()
-        place = tensor.data_ptr()
-        self.assertEqual(tensor.share_memory_().data_ptr(), place)
-
-    def test_tensor_without_elements_is_shared_as_it_is(self):
-        tensor = paddle.zeros([0, 3])
-        self.assertTrue(tensor.is_shared())
-        self.assertTrue(tensor.share_memory_().is_shared())
-
-    def test_gradient_of_a_tensor_is_not_moved_with_it(self):
-        layer = nn.Linear(3, 2)
-        loss_of(layer).backward()
-        layer.weight.share_memory_()
-        self.assertTrue(layer.weight.is_shared())
-        self.assertFalse(layer.weight.grad.is_shared())
-
-    def test_all_tensors_of_a_layer_are_shared(self):
-        layer = nn.Sequential(Tied(1.0), nn.BatchNorm1D(3))
-        self.assertIs(layer.share_memory(), layer)
-        tensors = [*layer.parameters(), *layer.buffers()]
-        self.assertEqual(len(tensors), 9)
-        for tensor in tensors:
-            self.assertTrue(tensor.is_shared(), tensor.name)
-
-    def test_gradients_of_a_layer_are_not_moved_with_it(self):
-        layer = nn.Linear(3, 2)
-        loss_of(layer).backward()
-        layer.share_memory()
-        self.assertFalse(layer.weight.grad.is_shared())
-
-    def test_forked_trainers_have_gradients_of_their_own(self):
-        layer = nn.Linear(3, 2)
-        loss_of(layer).backward()
-        once = layer.share_memory().weight.grad.tolist()
-        context = sharing.get_context("fork")
-        process = context.Process(target=backward, args=(None, layer))
-        process.start()
-        process.join(WAIT_S)
-        self.assertEqual(process.exitcode, 0)
-        process.close()
-        self.assertEqual(layer.weight.grad.tolist(), once)
-
-    def test_tied_tensors_of_a_layer_stay_tied(self):
-        layer = Tied(1.0).share_memory()
-        self.assertIs(layer.first.weight, layer.second.weight)
-
-    def test_layer_trains_on_when_it_is_shared(self):
-        expected, layer = nn.Linear(3, 2), nn.Linear(3, 2)
-        layer.set_state_dict(copy.deepcopy(expected.state_dict()))
-        for each in (expected, layer):
-            optimizer = paddle.optimizer.Adam(0.1, parameters=each.parameters())
-            step(each, optimizer)
-            if each is layer:
-                each.share_memory()
-            step(each, optimizer)
-        self.assertEqual(values_of(layer), values_of(expected))
-        self.assertTrue(layer.weight.is_shared())
-
-    def test_forked_child_trains_the_layer_of_its_parent(self):
-        layer = nn.Linear(3, 2).share_memory()
-        before = values_of(layer)
-        optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-        context = sharing.get_context("fork")
-        process = context.Process(target=step, args=(layer, optimizer))
-        process.start()
-        process.join(WAIT_S)
-        self.assertEqual(process.exitcode, 0)
-        process.close()
-        self.assertNotEqual(values_of(layer), before)
-
-    def test_lack_of_room_is_an_error_that_loses_nothing(self):
-        layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1 << 20))
-        before = [parameter.numpy() for parameter in layer.parameters()]
-        self.addCleanup(
-            sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
-        )
-        sharing.set_shared_memory_limit(1 << 20)
-        with self.assertRaises(MemoryError):
-            layer.share_memory()
-        for parameter, value in zip(layer.parameters(), before):
-            np.testing.assert_array_equal(parameter.numpy(), value)
-        sharing.set_shared_memory_limit(1 << 30)
-        self.assertTrue(layer.share_memory()[1].weight.is_shared())
-
-    def test_foreign_memory_is_refused_with_a_remedy(self):
-        array = np.arange(4, dtype="float32")
-        tensor = paddle.utils.dlpack.from_dlpack(array)
-        with self.assertRaisesRegex(ValueError, r"\.clone\(\)"):
-            tensor.share_memory_()
-        self.assertFalse(tensor.is_shared())
-        self.assertEqual(tensor.tolist(), array.tolist())
-
-    def test_parameter_without_values_is_refused_and_none_is_moved(self):
+    def test_parameter_without_values_is_refused(self):
         first = nn.Linear(3, 3)
         with paddle.LazyGuard():
             layer = nn.Sequential(first, nn.Linear(3, 3))
         message = f"{layer[1].weight.name}.*initialize"
         with self.assertRaisesRegex(RuntimeError, message):
-            layer.share_memory()
-        self.assertFalse(first.weight.is_shared())
-        with self.assertRaisesRegex(RuntimeError, message):
             ForkingPickler.dumps(layer)
         # What came before it in the message, which is not sent.
         sharing.collect_shared_memory(message_timeout=0)
-        for parameter in layer[1].parameters():
-            parameter.initialize()
-        self.assertTrue(layer.share_memory()[1].weight.is_shared())
 
     def test_buffer_without_values_arrives_without(self):
         buffer = nn.LSTM(2, 3)._dropout_state
@@ -796,16 +618,6 @@ class TestShareMemory(SharingTestCase):
         received = ForkingPickler.loads(ForkingPickler.dumps(buffer))
         self.assertFalse(received._is_initialized())
         self.assertEqual(received.dtype, buffer.dtype)
-
-    def test_static_graphs_can_be_built_with_shared_tensors_about(self):
-        tensor = matrix()
-        paddle.enable_static()
-        self.addCleanup(paddle.disable_static, paddle.CPUPlace())
-        with paddle.static.program_guard(paddle.static.Program()):
-            x = paddle.static.data("x", [2, 3])
-            self.assertEqual(list((x + 1).shape), [2, 3])
-        self.assertTrue(tensor.share_memory_().is_shared())
-        self.assertEqual(tensor.numpy()[1, 2], 5)
 
 
 class TestRefusals(unittest.TestCase):

@@ -21,14 +21,22 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import unittest
 from typing import Callable
 from unittest import mock
 
 import numpy as np
+from concurrent_base import wait_until
+from process_group_methods import (
+    call_missing_methods,
+    check_refusals,
+    check_task,
+)
 from shared_tensor_leaks import shared_files
 from shm_group_base import (
     ON_LINUX,
@@ -40,7 +48,10 @@ from shm_group_base import (
 import paddle
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed import shared_memory_group
+from paddle.distributed import hierarchical_group, shared_memory_group
+from paddle.distributed.communication.batch_isend_irecv import (
+    _coalescing_manager,
+)
 
 # Ranks of a machine need not follow each other, nor be as many as on others.
 MACHINES = ["a", "b", "a", "b", "a"]
@@ -50,6 +61,11 @@ REDUCED_TYPES = [
     *("int32", "int64", "uint8"),
 ]
 MOVED_TYPES = [*REDUCED_TYPES, "bool", "int16", "complex64"]
+
+_exchanged: list[str] = []
+
+# An operation that a call in a rank has begun, and its tensor.
+_begun: list = []
 
 
 def join_on(machines: list[str]) -> None:
@@ -108,6 +124,29 @@ def all_reduce_bits(size: int) -> bytes:
     )
     dist.all_reduce(x, dist.ReduceOp.AVG)
     return x.numpy().tobytes()
+
+
+def move_rows() -> list:
+    """Broadcasts and gathers the second row of a tensor."""
+    x = paddle.to_tensor([[-1.0], [float(dist.get_rank())]])
+    received, gathered = x.clone(), []
+    dist.broadcast(received[1:], 1)
+    dist.all_gather(gathered, x[1:])
+    return [received.tolist(), [row.item() for row in gathered]]
+
+
+def look_after_barrier(folder: str) -> bool:
+    """Returns whether the last rank has come when the barrier ends."""
+    pathlib.Path(folder, f"begun{dist.get_rank()}").touch()
+    dist.barrier()
+    return pathlib.Path(folder, "last").exists()
+
+
+def come_last_to_barrier(folder: str) -> None:
+    others = dist.get_world_size() - 1
+    wait_until(lambda: len(os.listdir(folder)) == others, "the other ranks")
+    pathlib.Path(folder, "last").touch()
+    dist.barrier()
 
 
 def reduce(dst: int, sizes: list[int]) -> list:
@@ -179,10 +218,80 @@ def reduce_in_order(count: int) -> list[float]:
     return [float(x.min()), float(x.max())]
 
 
-def wait_briefly() -> bool:
-    """Returns whether an operation has ended for which others do not come."""
-    task = dist.all_reduce(paddle.ones([10]), sync_op=False)
-    return task.wait(datetime.timedelta(milliseconds=10))
+def begin() -> None:
+    x = paddle.ones([10])
+    _begun[:] = [dist.all_reduce(x, sync_op=False), x]
+
+
+def wait_briefly() -> list:
+    """Waits for an operation for which other ranks do not come."""
+    begin()
+    task, x = _begun
+    waited = task.wait(datetime.timedelta(milliseconds=10))
+    return [waited, task.is_completed(), x.tolist()]
+
+
+def wait_again() -> list:
+    task, x = _begun
+    return [task.wait(), task.is_completed(), x.tolist()]
+
+
+def all_reduce_ones() -> float:
+    x = paddle.ones([10])
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def call_as_older_code() -> list:
+    """Calls methods with the arguments that code of Paddle passes in places."""
+    group = dist.communication.group._get_global_group().process_group
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = paddle.full([2], rank + 1.0)
+    gathered = paddle.zeros([2 * size])
+    group.all_gather(x, gathered).wait()
+    total, sent, to_one = x.clone(), x.clone(), x.clone()
+    tasks = []
+    with _coalescing_manager(None, tasks):
+        tasks += [
+            group.allreduce(total),
+            group.broadcast(sent, 1),
+            group.reduce(to_one, 0),
+        ]
+    for task in tasks:
+        assert not task.is_sync()
+        assert task.wait(datetime.timedelta(0))
+        assert task.is_completed()
+    return [as_list(each) for each in (gathered, total, sent, to_one)]
+
+
+def call_what_is_missing() -> dict[str, str]:
+    return call_missing_methods(
+        dist.communication.group._get_global_group().process_group
+    )
+
+
+def send_in_batch() -> None:
+    dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, paddle.ones([1]), 1 - dist.get_rank())]
+    )
+
+
+def exchange_often() -> None:
+    """Has the leaders exchange texts often, and notes those of this one."""
+    group = dist.communication.group._get_global_group().process_group
+    exchange = group._exchange
+
+    def noted(text: str) -> list[str]:
+        _exchanged.append(text)
+        return exchange(text)
+
+    group._interval = datetime.timedelta(milliseconds=20)
+    group._exchange = noted
+
+
+def wait_for_exchanges(count: int) -> None:
+    expected = len(_exchanged) + count
+    wait_until(lambda: len(_exchanged) >= expected, "exchanges of leaders")
 
 
 def send() -> None:
@@ -241,6 +350,13 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.stream.reduce_scatter(
             paddle.ones([1], "int32"), paddle.ones([dist.get_world_size()])
         ),
+        # As many elements in all as there should be.
+        lambda: dist.reduce_scatter(
+            paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
+        ),
+        lambda: dist.reduce_scatter(
+            paddle.ones([2]), [paddle.ones([n]) for n in (2, 4)]
+        ),
     ):
         try:
             call()
@@ -264,6 +380,18 @@ def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
                 dist.all_reduce(x, group=group)
                 found.append(x.item())
     return found
+
+
+def reduce_in_group_of_number(number: int) -> float:
+    name = "ab"[dist.get_rank()]
+    with (
+        mock.patch.object(dist.collective, "_custom_gid", number),
+        mock.patch.object(shared_memory_group, "machine", lambda: name),
+    ):
+        group = dist.new_group([0, 1], backend="shm")
+    x = paddle.ones([1])
+    dist.all_reduce(x, group=group)
+    return x.item()
 
 
 def train() -> bytes:
@@ -349,6 +477,29 @@ class TestShmMachines(RanksTestCase):
                     for found in ranks.call(broadcast, 3, dtype, shape):
                         self.assertEqual(found, parts[3])
 
+    def test_average_divides_by_the_number_of_all_ranks(self):
+        ranks = self.start_on(["a", "b", "b", "b"])
+        expected = (sum(numbers_of(r, [6]) for r in range(4)) / 4).tolist()
+        for dtype in ("float16", "bfloat16", "float32", "float64"):
+            with self.subTest(dtype=dtype):
+                for found in ranks.call(all_reduce, "AVG", dtype, [6]):
+                    self.assertEqual(found, expected)
+
+    def test_parts_of_larger_tensors_are_moved(self):
+        ranks = self.start_on(["a", "b", "b"])
+        for found in ranks.call(move_rows):
+            self.assertEqual(found, [[[-1.0], [1.0]], [0.0, 1.0, 2.0]])
+
+    def test_barrier_waits_for_the_ranks_of_all_machines(self):
+        for late in (0, 1, 2):
+            with self.subTest(late=late):
+                ranks = self.start_on(["a", "b", "b"])
+                others = [r for r in range(3) if r != late]
+                with tempfile.TemporaryDirectory() as folder:
+                    ranks.begin(look_after_barrier, folder, ranks=others)
+                    ranks.call(come_last_to_barrier, folder, ranks=[late])
+                    self.assertEqual(ranks.outcomes(others), [True, True])
+
     def test_reduce_changes_the_tensor_of_one_rank(self):
         ranks = self.start_on(["a", "b", "b"])
         parts = [numbers_of(r, [4]) for r in range(3)]
@@ -399,9 +550,28 @@ class TestShmMachines(RanksTestCase):
                 ],
             )
 
+    def test_numbers_of_groups_that_are_too_large_are_refused(self):
+        ranks = self.start_on(["a", "b"])
+        largest = 2**19 - 1
+        self.assertEqual(
+            ranks.call(reduce_in_group_of_number, largest), [2.0, 2.0]
+        )
+        ranks.begin(reduce_in_group_of_number, largest + 1)
+        for outcome in ranks.outcomes():
+            self.assertEqual(outcome.kind, "ValueError")
+            self.assertIn(
+                f"{largest + 1}: the largest is {largest}", outcome.text
+            )
+
     def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
         ranks = self.start_on(["a", "b"])
-        self.assertEqual(ranks.call(wait_briefly, ranks=[0]), [False])
+        self.assertEqual(
+            ranks.call(wait_briefly, ranks=[0]), [[False, False, [1.0] * 10]]
+        )
+        self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [2.0])
+        self.assertEqual(
+            ranks.call(wait_again, ranks=[0]), [[True, True, [2.0] * 10]]
+        )
 
     def test_data_parallel_gives_all_ranks_the_same_parameters(self):
         ranks = self.start_on(["a", "b", "b"])
@@ -419,13 +589,40 @@ class TestShmMachines(RanksTestCase):
         for found in ranks.call(refuse_bad_tensors):
             for text, part in zip(
                 found,
-                ("contiguous()", "int16", "average", "7 elements", "int32"),
+                (
+                    "contiguous()",
+                    "int16",
+                    "average",
+                    "7 elements",
+                    "int32",
+                    "1 elements and one of 2",
+                    "list of 2 tensors",
+                ),
             ):
                 self.assertIn(part, text)
+
+    def test_code_that_calls_methods_of_the_group_works(self):
+        found = self.start_on(["a", "b", "b"]).call(call_as_older_code)
+        gathered = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+        for rank in range(3):
+            reduced = 6.0 if rank == 0 else rank + 1.0
+            self.assertEqual(
+                found[rank], [gathered, [6.0] * 2, [2.0] * 2, [reduced] * 2]
+            )
+
+    def test_each_method_that_the_group_lacks_says_so(self):
+        for found in self.start_on(["a", "b"]).call(call_what_is_missing):
+            check_refusals(
+                self, found, "several machines, here [[0], [1]],", "gloo"
+            )
+
+    def test_tasks_have_the_methods_of_paddles(self):
+        check_task(self, hierarchical_group.Task)
 
     def test_operation_that_is_not_offered_says_so(self):
         ranks = self.start_on(["a", "b"])
         for function in (
+            send_in_batch,
             send,
             reduce_on_calculation_stream,
             broadcast_on_calculation_stream,
@@ -495,6 +692,60 @@ class TestShmMachines(RanksTestCase):
                 ranks.begin(all_reduce, "SUM", "float32", [9], ranks=survivors)
                 ranks.signal(victim, signal.SIGKILL)
                 self.assert_all_raise(ranks.outcomes(survivors))
+
+    def test_leaders_keep_in_touch_while_ranks_are_late(self):
+        # Gloo waits for 30 seconds for a leader that does not.
+        for machines, late in (("ab", 1), ("abb", 2)):
+            with self.subTest(machines=machines):
+                ranks = self.start_on(list(machines))
+                ranks.call(exchange_often)
+                others = [r for r in range(len(machines)) if r != late]
+                ranks.call(begin, ranks=others)
+                ranks.call(wait_for_exchanges, 5, ranks=[0])
+                self.assertEqual(
+                    ranks.call(all_reduce_ones, ranks=[late]),
+                    [float(len(machines))],
+                )
+                ranks.call(wait_again, ranks=others)
+
+    def test_leaders_keep_in_touch_between_operations(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.call(exchange_often)
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
+        ranks.call(wait_for_exchanges, 5)
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
+
+    def test_rank_that_does_not_come_is_named_after_the_timeout(self):
+        for machines, late, parts in (
+            ("abb", 0, ["[[0]]"]),
+            # By its machine or by rank 0, whichever has waited first.
+            ("abb", 2, ["[1, 2]"]),
+            ("aab", 2, ["[[2]]"]),
+        ):
+            with self.subTest(machines=machines, late=late):
+                ranks = self.start_on(list(machines), PADDLE_PG_TIMEOUT="3000")
+                others = [r for r in range(3) if r != late]
+                ranks.begin(all_reduce_ones, ranks=others)
+                self.assert_all_raise(ranks.outcomes(others), *parts)
+                ranks.begin(all_reduce_ones, ranks=[late])
+                self.assert_all_raise(ranks.outcomes([late]), "new group")
+
+    def test_rank_that_dies_is_named_on_all_machines(self):
+        ranks = self.start_on(["a", "a", "b", "b"])
+        ranks.begin(all_reduce_ones, ranks=[0, 1, 2])
+        ranks.signal(3, signal.SIGKILL)
+        self.assert_all_raise(
+            ranks.outcomes([0, 1, 2]), "has died", "make a new group"
+        )
+
+    def test_leaders_are_named_when_one_of_them_dies(self):
+        ranks = self.start_on(["a", "b", "b"])
+        ranks.begin(all_reduce_ones, ranks=[1, 2])
+        ranks.signal(0, signal.SIGKILL)
+        self.assert_all_raise(
+            ranks.outcomes([1]), "ranks [0, 1]", "make a new group"
+        )
+        self.assert_all_raise(ranks.outcomes([2]))
 
     def test_machines_that_call_different_sizes_get_an_error(self):
         ranks = self.start_on(["a", "b", "b"])

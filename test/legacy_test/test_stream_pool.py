@@ -64,6 +64,11 @@ class TestStreamPool(StreamTestCase):
         self.assertEqual(len({*first_round, self.defaults[0]}), SIZE + 1)
         self.assertEqual(self.take(SIZE), first_round)
 
+    def test_nothing_is_made_when_a_turn_comes_again(self):
+        first_round = [get_stream_from_pool() for _ in range(SIZE)]
+        for stream in first_round:
+            self.assertIs(get_stream_from_pool(), stream)
+
     def test_each_stream_is_made_when_its_turn_comes_first(self):
         made = self.counted(FUNCTIONS, "_create_stream_base")
         self.take(3)

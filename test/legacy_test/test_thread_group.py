@@ -32,11 +32,9 @@ from thread_device_base import (
 )
 
 import paddle
-from paddle.incubate.multiprocessing import (
-    Prefetcher,
-    WorkerThread,
-    start_threads,
-)
+from paddle.incubate.multiprocessing.prefetcher import Prefetcher
+from paddle.incubate.multiprocessing.thread_group import start_threads
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class DeliberateError(Exception):
@@ -205,9 +203,9 @@ class TestEnd(unittest.TestCase):
         run_script(
             self,
             """
-            import paddle.multiprocessing as mp
+            from paddle.incubate.multiprocessing import thread_group
             gate = threading.Event()
-            group = mp.start_threads(
+            group = thread_group.start_threads(
                 lambda rank: gate.wait(WAIT_S), nthreads=2, join=False
             )
             def child():

@@ -37,7 +37,10 @@ from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("predictors_worker.py")
 # Calls per round.
-CALLS = {"small": 50, "large": 3}
+CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
+# A predictor can be faster or slower than another one of the same wheel and
+# model for as long as its process lives.
+ROUNDS_OF_A_PROCESS = 3
 QUESTIONS = (
     ("seconds",),
     ("seconds_of_threads", 1),
@@ -46,19 +49,39 @@ QUESTIONS = (
 )
 
 
+def start(stack: contextlib.ExitStack, python: Path) -> Worker:
+    """Starts a worker that goes with the stack."""
+    worker = Worker(
+        python,
+        WORKER,
+        CALLS,
+        None,
+        os.sched_getaffinity(0),
+        OMP_NUM_THREADS="1",
+    )
+    return stack.enter_context(contextlib.closing(worker))
+
+
 def measure(
-    workers: dict[str, Worker], rounds: int
+    pythons: dict[str, Path], rounds: int
 ) -> dict[tuple[str, tuple], list[float]]:
     """Returns the answers by wheel, question and model, one for each round."""
     answers = {
         (wheel, question): []
         for model in CALLS
         for question in ((name, model, *rest) for name, *rest in QUESTIONS)
-        for wheel in workers
+        for wheel in pythons
     }
-    for _ in range(rounds):
-        for (wheel, question), found in answers.items():
-            found.append(workers[wheel].ask(*question, CALLS[question[1]]))
+    with contextlib.ExitStack() as stack:
+        for i in range(rounds):
+            if i % ROUNDS_OF_A_PROCESS == 0:
+                stack.close()
+                workers = {
+                    wheel: start(stack, python)
+                    for wheel, python in pythons.items()
+                }
+            for (wheel, question), found in answers.items():
+                found.append(workers[wheel].ask(*question, CALLS[question[1]]))
     return answers
 
 
@@ -93,7 +116,7 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
             ],
         }
         lines += [
-            f"| {model} model: {name} | {' | '.join(values)} |"
+            f"| {model}: {name} | {' | '.join(values)} |"
             for name, values in rows.items()
         ]
     return lines
@@ -112,23 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     stock, ours = stock_and_ours(SUPPORTED[0])
-    with contextlib.ExitStack() as stack:
-        workers = {
-            wheel: stack.enter_context(
-                contextlib.closing(
-                    Worker(
-                        python,
-                        WORKER,
-                        CALLS,
-                        None,
-                        os.sched_getaffinity(0),
-                        OMP_NUM_THREADS="1",
-                    )
-                )
-            )
-            for wheel, python in (("stock", stock), ("ours", ours))
-        }
-        found = table(measure(workers, args.rounds))
+    found = table(measure({"stock": stock, "ours": ours}, args.rounds))
     lines = [
         "# Predictors on threads",
         "",
@@ -136,8 +143,9 @@ def main(argv: list[str] | None = None) -> int:
         "and ours take turns; ratios are medians of the rounds' ratios. A call",
         "copies the input, runs and copies the output. Two threads have a",
         "predictor each, one the clone of the other. The other thread, whose",
-        "longest pause is given, runs nothing but Python. oneDNN is off, and",
-        "`OMP_NUM_THREADS` is 1.",
+        "longest pause is given, runs nothing but Python. oneDNN is off where",
+        "it is not named, and `OMP_NUM_THREADS` is 1.",
+        f"Each wheel has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}; {args.rounds} rounds.",

@@ -31,7 +31,11 @@ import paddle
 from paddle.inference import Config, create_predictor
 
 # The width, the number of layers and the rows of a batch.
-MODELS = {"small": (512, 4, 32), "large": (1024, 8, 512)}
+MODELS = {
+    "small model": (512, 4, 32),
+    "large model": (1024, 8, 512),
+    "large model with oneDNN": (1024, 8, 512),
+}
 predictors = {}
 
 
@@ -49,7 +53,10 @@ def make(folder: str, name: str) -> None:
     )
     config = Config(path + ".json", path + ".pdiparams")
     config.disable_glog_info()
-    config.disable_mkldnn()
+    if "oneDNN" in name:
+        config.enable_mkldnn()
+    else:
+        config.disable_mkldnn()
     first = create_predictor(config)
     batch = np.ones([rows, width], "float32")
     predictors[name] = (first, first.clone()), batch

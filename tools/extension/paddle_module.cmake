@@ -65,9 +65,17 @@ else()
   set(paddle_device PADDLE_WITH_CUSTOM_DEVICE)
 endif()
 
+# Adds an extension module.
 function(paddle_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
+  use_paddle(${name})
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                                           VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
 
+# Has a target compiled with Paddle's headers, and linked to those of Paddle's
+# libraries that it calls.
+function(use_paddle name)
   # Errors name the file that they were raised in: by its path in this
   # repository.
   target_compile_options(${name} PRIVATE -Wall -Wextra
@@ -84,6 +92,10 @@ function(paddle_module name)
     ${name} PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\"
                     PYBIND11_STDLIB=\"\" PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
   if(cuda_version)
+    # Those of Paddle's headers that are for CUDA include ATen's.
+    target_include_directories(
+      ${name} SYSTEM
+      PRIVATE "${PADDLE_ROOT}/include/paddle/phi/api/include/compat")
     # By the library that Paddle has loaded, if it is used at all.
     target_link_libraries(${name} PRIVATE CUDA::cudart)
   endif()
@@ -97,6 +109,4 @@ function(paddle_module name)
   # call.
   target_link_options(${name} PRIVATE LINKER:-z,now LINKER:--as-needed
                       LINKER:--strip-all)
-  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
-                                           VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

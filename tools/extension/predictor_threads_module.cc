@@ -19,6 +19,6 @@
 
 PYBIND11_MODULE(_predictor_threads, module) {
   auto core = pybind11::module_::import("paddle.base.core");
-  paddle::pybind::BindPredictorThreads(&core);
+  paddle::pybind::BindPredictorThreads(&core, &module);
   paddle::pybind::BindIdlePredictors(&module);
 }

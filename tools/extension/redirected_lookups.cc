@@ -14,7 +14,11 @@
 
 #include "redirected_lookups.h"
 
+#include <pthread.h>
+
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -160,9 +164,20 @@ const std::vector<Redirection>& Redirections() {
   return redirections;
 }
 
+// Held while slots are found and written. Never destroyed, as threads may still
+// set streams when the process ends.
+auto* slots_mutex = std::make_unique<std::mutex>().release();  // NOLINT
+
+// Has no child of a fork find the mutex locked by a thread that it lacks.
+[[maybe_unused]] const int at_fork =
+    pthread_atfork([] { slots_mutex->lock(); },
+                   [] { slots_mutex->unlock(); },
+                   [] { slots_mutex->unlock(); });
+
 // Has an error say what cannot be had.
 template <typename Redirect>
 void RedirectFor(const Redirect& redirect) {
+  const std::lock_guard<std::mutex> lock(*slots_mutex);
   try {
     redirect(Redirections());
   } catch (const std::runtime_error& error) {

@@ -26,7 +26,7 @@
 // Throws std::runtime_error, and changes nothing, if not all calls can be
 // redirected.
 //
-// Not thread-safe. Requires: the caller holds the GIL.
+// Thread-safe.
 void RedirectLookups();
 
 // The same for libraries that are bound lazily, right after they were loaded.

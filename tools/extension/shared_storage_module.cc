@@ -14,10 +14,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include "paddle/fluid/pybind/interprocess_event.h"
 #include "paddle/fluid/pybind/record_stream.h"
 #include "paddle/fluid/pybind/shared_storage.h"
 
 PYBIND11_MODULE(_shared_storage, module) {
   paddle::pybind::BindSharedStorage(&module);
+  paddle::pybind::BindInterprocessEvent(&module);
   paddle::pybind::BindRecordStream(&module);
 }

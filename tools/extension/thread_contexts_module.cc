@@ -12,9 +12,16 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
+#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
 #include "paddle/fluid/pybind/thread_contexts.h"
+#include "paddle/phi/api/include/device_guards.h"
 #include "redirected_lookups.h"
 
 namespace py = pybind11;
@@ -48,11 +55,40 @@ void RedirectBefore(const py::module_& module, const char* name) {
       });
 }
 
+// What guards of C++ code do. From the first stream that they set on, calls
+// have to find it.
+class Devices final : public paddle::ThreadDevices {
+ public:
+  std::shared_ptr<void> UseStreams(
+      const std::vector<std::shared_ptr<phi::DeviceContext>>& streams)
+      override {
+    RedirectLookups();
+    return ThreadDevices::UseStreams(streams);
+  }
+};
+
+// Gives the function that guards call to the libraries that are loaded later.
+// It is in a library of its own, since this module's dependencies must not
+// become visible to all libraries with it.
+void OfferDeviceGuards() {
+  static Devices devices;
+  Dl_info module;
+  dladdr(reinterpret_cast<void*>(&OfferDeviceGuards), &module);
+  const auto path = std::filesystem::path(module.dli_fname)
+                        .replace_filename("libpaddle_device_guards.so");
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* const pointer =
+      library == nullptr ? nullptr : dlsym(library, "paddle_thread_devices");
+  if (pointer == nullptr) throw std::runtime_error(dlerror());
+  *static_cast<paddle::ThreadDevices**>(pointer) = &devices;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
   RedirectWhereOperatorsAreLoaded();
+  OfferDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
   // Made for each change of a thread's contexts, before the thread uses them.
   RedirectBefore<py::object>(module, "ThreadContexts");

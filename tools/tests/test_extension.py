@@ -88,6 +88,7 @@ def assert_defined(package, folder, define, other):
         "_shared_storage.dir",
         "_thread_contexts.dir",
         "_thread_value.dir",
+        "paddle_device_guards.dir",
     ]
     for module in modules.values():
         for command in module:
@@ -106,6 +107,7 @@ def test_modules_for_cuda_read_paddles_headers_as_it_does(tmp_path, toolkit):
     for module in commands(tmp_path / "paddle", tmp_path / "build").values():
         for command in module:
             assert str(toolkit / "include") in command
+            assert "include/paddle/phi/api/include/compat " in command
 
 
 def test_modules_for_the_cpu_read_paddles_headers_as_it_does(tmp_path):

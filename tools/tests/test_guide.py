@@ -197,6 +197,14 @@ def test_files_of_diagrams_are_ours_or_changed_by_a_patch():
     ] == []
 
 
+def test_operator_of_the_guide_is_the_one_that_is_tested():
+    guide = read(REPO / "docs" / "devices.md")
+    (example,) = re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL)
+    source = read(REPO / "test/custom_runtime/device_guards_operator.cc")
+    for part in example.split("\n\n"):
+        assert part in source
+
+
 def test_messages_are_those_of_the_code():
     assert [words for words in messages() if words not in sources()] == []
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 
+from tools import run_tests
 from tools.run_tests import (
     Part,
     all_pass,
@@ -39,14 +41,60 @@ def python(title: str, code: str, **variables: str | None) -> Part:
 
 def test_all_parts_run_though_one_fails(capfd):
     parts = [python("one", "exit('no')"), python("two", "print('yes')")]
-    assert not all_pass(parts, 1)
+    assert not all_pass([parts], 1)
     said = capfd.readouterr().out
     assert "no\n===== one: FAILED" in said
     assert "yes\n===== two: passed" in said
 
 
 def test_parts_that_pass_pass(capfd):
-    assert all_pass([python("one", ""), python("two", "")], 2)
+    assert all_pass([[python("one", "")], [python("two", "")]], 2)
+
+
+def test_a_part_runs_while_others_are_being_built(tmp_path):
+    has_run = tmp_path / "has_run"
+
+    def batches():
+        yield [python("one", f"open({str(has_run)!r}, 'w')")]
+        deadline = time.monotonic() + 60
+        while not has_run.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield [python("two", "exit('no')")]
+
+    assert not all_pass(batches(), 1)
+
+
+@pytest.mark.parametrize("own_shm", [True, False])
+def test_all_parts_run(monkeypatch, own_shm):
+    monkeypatch.setattr(run_tests, "can_have_own_shm", lambda: own_shm)
+    for build in (
+        *("cpp_tests", "host_device", "official_here", "our_python"),
+        *("site_packages", "stand_in_driver", "stand_in_gpu", "stock_python"),
+        "without_native_parts",
+    ):
+        monkeypatch.setattr(run_tests, build, lambda *args: Path("built"))
+    found = []
+
+    def all_pass(batches, at_once):
+        found.extend(part for batch in batches for part in batch)
+        return True
+
+    monkeypatch.setattr(run_tests, "all_pass", all_pass)
+    assert run_tests.all_tests_pass("3.3.0")
+    count = run_tests.PADDLE_PARTS if own_shm else 1
+    expected = [
+        "C++",
+        "C++ under the address sanitizer",
+        "C++ under the thread sanitizer",
+        *(f"Paddle, {n} of {count}" for n in range(1, count + 1)),
+        "Paddle with the CPU alone",
+        "Paddle without native parts",
+        "demonstration",
+        "tools",
+    ]
+    assert sorted(part.title for part in found) == sorted(expected)
+    assert {"unshare" in part.command for part in found} == {own_shm}
 
 
 def test_a_variable_that_is_none_is_not_set(monkeypatch):

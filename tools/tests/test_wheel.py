@@ -54,6 +54,7 @@ def share_memory(self: Layer) -> Layer:
     return self
 """
 HEAP = "paddle/phi/core/memory/allocation/shared_heap.cc"
+HEADER = "paddle/phi/api/include/device_guards.h"
 
 
 def pack(folder, output, name="paddlepaddle", version="3.3.0"):
@@ -96,7 +97,7 @@ def wheel(wheel):
 
 @pytest.fixture
 def repo(repo):
-    write(repo, {METHODS: METHODS_TEXT})
+    write(repo, {METHODS: METHODS_TEXT, HEADER: "class Guard;\n"})
     return repo
 
 
@@ -308,6 +309,15 @@ def test_wheel_holds_the_extension_module(official, repo, tmp_path):
         assert archive.read(MODULE) == b"compiled"
         (record,) = (n for n in archive.namelist() if n.endswith("/RECORD"))
         assert f"{MODULE},sha256=" in archive.read(record).decode()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_wheel_with_native_parts_holds_their_public_headers(
+    native, official, repo, tmp_path
+):
+    made = build(official, tmp_path / "out", repo, native=native)
+    with zipfile.ZipFile(made) as archive:
+        assert (f"paddle/include/{HEADER}" in archive.namelist()) is native
 
 
 def test_extension_is_compiled_for_this_python_and_libpaddle(

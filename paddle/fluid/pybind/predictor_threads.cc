@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -86,49 +87,31 @@ struct Thread {
                            kHowToFix);
 }
 
-// A predictor and its clones, of a model whose parameters they share. In Paddle
-// 3.3.0 each clears the parameters when it is destroyed. So they are destroyed
-// together, when the program has dropped all.
-class Clones {
+// Predictors that the program has dropped, of a model whose parameters they
+// share with others. In Paddle 3.3.0 each clears the parameters when it is
+// destroyed. So they are destroyed together, when all were dropped.
+class DroppedClones {
  public:
-  Clones() = default;
-  Clones(const Clones&) = delete;
-  Clones& operator=(const Clones&) = delete;
-  // Requires: the GIL, and that no Python object of a clone is alive.
-  ~Clones() {
-    if (process_ != getpid()) return;  // see KeepPredictorsOfParent
-    for (Predictor* clone : clones_) {
+  DroppedClones() = default;
+  DroppedClones(const DroppedClones&) = delete;
+  DroppedClones& operator=(const DroppedClones&) = delete;
+  // Requires: the GIL, and that the program has dropped all.
+  ~DroppedClones() {
+    if (process_ != getpid()) return;  // see DestroyPredictor
+    for (Predictor* const clone : clones_) {
       // The class that inference_api.cc has bound destroys it.
       py::cast(clone, py::return_value_policy::take_ownership);
     }
   }
-  void Keep(std::unique_ptr<Predictor> clone) {
-    clones_.push_back(clone.release());
-  }
-
-  // Frees the tensors of a clone when `object`, its Python object, goes.
-  static void ClearWith(const py::object& object,
-                        std::shared_ptr<Clones> clones) {
-    struct Dropped {
-      Predictor* clone;
-      std::shared_ptr<Clones> clones;
-      pid_t process;
-    };
-    const py::capsule dropped(
-        std::make_unique<Dropped>(
-            Dropped{object.cast<Predictor*>(), std::move(clones), getpid()})
-            .release(),
-        [](void* data) {
-          const std::unique_ptr<Dropped> gone(static_cast<Dropped*>(data));
-          if (gone->process != getpid()) return;
-          try {
-            gone->clone->ClearIntermediateTensor();
-          } catch (const std::exception&) {
-            // Paddle refuses it for programs in PIR, which keep no
-            // intermediate tensors after a run.
-          }
-        });
-    py::detail::keep_alive_impl(object, dropped);
+  // Keeps a predictor, whose tensors are freed.
+  void Keep(Predictor* clone) {
+    clones_.push_back(clone);
+    try {
+      clone->ClearIntermediateTensor();
+    } catch (const std::exception&) {
+      // Paddle refuses it for programs in PIR, which keep no intermediate
+      // tensors after a run.
+    }
   }
 
  private:
@@ -266,13 +249,10 @@ class PredictorState {
   // That made the predictor.
   const pid_t process = getpid();
   // Nothing where the predictor has parameters of its own.
-  std::shared_ptr<Clones> clones;
+  std::shared_ptr<DroppedClones> dropped_clones;
   // That a clone loads.
   std::vector<std::string> files;
-  // Whether its work keeps the GIL, as in Paddle 3.3.0. With oneDNN it does:
-  // all predictors share a cache of primitives, and what one of them evicts or
-  // clears another one may be about to use.
-  bool keeps_gil = true;
+  bool uses_onednn = true;  // unless it is known not to
 
  private:
   // Of a thread: the inputs that it sets, until their outputs were read.
@@ -370,69 +350,79 @@ class PredictorState {
 
 // What a handle belongs to.
 struct Bound {
+  py::object predictor;
   std::shared_ptr<PredictorState> state;
   std::string name;
   bool is_input;
 };
 
-// By the objects in C++. An entry goes with the Python object.
-template <typename Value>
-class ByObject {
- public:
-  Value* Find(const void* object) {
-    const auto found = values_.find(object);
-    return found == values_.end() ? nullptr : &found->second;
-  }
-  Value* Add(const void* object, py::handle owner, Value value) {
-    Value* const added =
-        &values_.insert_or_assign(object, std::move(value)).first->second;
-    struct Entry {
-      ByObject* in;
-      const void* object;
-    };
-    const py::capsule entry(
-        std::make_unique<Entry>(Entry{this, object}).release(), [](void* data) {
-          const std::unique_ptr<Entry> gone(static_cast<Entry*>(data));
-          gone->in->values_.erase(gone->object);
-        });
-    py::detail::keep_alive_impl(owner, entry);
-    return added;
-  }
-
- private:
-  std::unordered_map<const void*, Value> values_;
-};
-
+// By the objects in C++. An entry is taken out before its object is destroyed,
+// since a new object may have the address from then on.
+//
 // Never destroyed: objects may go while the process exits.
-auto& states =
-    *std::make_unique<ByObject<std::shared_ptr<PredictorState>>>().release();
-auto& bound_handles = *std::make_unique<ByObject<Bound>>().release();
+using States =
+    std::unordered_map<const Predictor*, std::shared_ptr<PredictorState>>;
+using BoundHandles = std::unordered_map<const Handle*, Bound>;
+auto& states = *std::make_unique<States>().release();
+auto& bound_handles = *std::make_unique<BoundHandles>().release();
 
 std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   auto* const object = predictor.cast<Predictor*>();
-  if (auto* const found = states.Find(object)) return *found;
-  return *states.Add(
-      object, predictor, std::make_shared<PredictorState>(object));
+  const auto found = states.find(object);
+  if (found != states.end()) return found->second;
+  if (!reinterpret_cast<py::detail::instance*>(predictor.ptr())->owned) {
+    // Its pool in C++ destroys it.
+    py::detail::keep_alive_impl(
+        predictor, py::capsule(object, [](void* gone) {
+          states.erase(static_cast<const Predictor*>(gone));
+        }));
+  }
+  return states.emplace(object, std::make_shared<PredictorState>(object))
+      .first->second;
 }
+
+const Bound* FindBound(const Handle* handle) {
+  const auto found = bound_handles.find(handle);
+  return found == bound_handles.end() ? nullptr : &found->second;
+}
+
+using Destroy = void (*)(py::detail::value_and_holder&);
+// Those that pybind11 has made for the classes of inference_api.cc.
+Destroy destroy_predictor;
+Destroy destroy_handle;
 
 // A child of a fork must not destroy the predictors of its parent: they wait
 // for threads that the child does not have. It leaves them in its memory, which
 // it shares with its parent as long as neither writes into it. CPython destroys
 // the values of other threads' threading.local before it calls handlers of a
 // fork, so that no handler could keep the predictors that are among these.
-void KeepPredictorsOfParent(const py::object& type) {
+void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
+  auto* const object = predictor.value_ptr<Predictor>();
+  const auto entry = states.extract(object);
+  const bool is_of_parent = entry && entry.mapped()->process != getpid();
+  const bool is_shared = entry && entry.mapped()->dropped_clones;
+  if (!is_of_parent && !is_shared) {
+    // It clears its part of oneDNN's cache.
+    WorkWithoutGil::RunInTurn([&] {
+      const py::gil_scoped_acquire gil;  // for its hooks
+      destroy_predictor(predictor);
+    });
+    return;
+  }
+  if (!is_of_parent) entry.mapped()->dropped_clones->Keep(object);
+  predictor.set_holder_constructed(false);
+  predictor.value_ptr() = nullptr;
+}
+
+void DestroyHandle(py::detail::value_and_holder& handle) {  // NOLINT
+  const auto entry = bound_handles.extract(handle.value_ptr<Handle>());
+  destroy_handle(handle);
+}
+
+Destroy ReplaceDestroy(const py::object& type, Destroy destroy) {
   auto* const info =
       py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(type.ptr()));
-  static const auto destroy = info->dealloc;
-  info->dealloc = [](py::detail::value_and_holder& predictor) {
-    const auto* const state = states.Find(predictor.value_ptr());
-    if (state == nullptr || (*state)->process == getpid()) {
-      destroy(predictor);
-      return;
-    }
-    predictor.set_holder_constructed(false);
-    predictor.value_ptr() = nullptr;
-  };
+  return std::exchange(info->dealloc, destroy);
 }
 
 // What a clone is made of.
@@ -449,13 +439,15 @@ struct Model {
       return config.attr(name)().cast<std::string>();
     };
     uses_onednn = config.attr("mkldnn_enabled")().cast<bool>();
+    shares_parameters = true;
+    // Then its "files" are their contents.
+    if (config.attr("model_from_memory")().cast<bool>()) return;
     const std::filesystem::path program = text("prog_file");
     shares_parameters =
-        config.attr("model_from_memory")().cast<bool>() ||
-        (program.empty()
-             ? !std::filesystem::exists(
-                   std::filesystem::path(text("model_dir")) / "__model__.json")
-             : program.extension() != ".json");
+        program.empty()
+            ? !std::filesystem::exists(
+                  std::filesystem::path(text("model_dir")) / "__model__.json")
+            : program.extension() != ".json";
     if (!shares_parameters && !program.empty()) {
       for (const char* name : {"prog_file", "params_file"}) {
         // A model without parameters is saved without a file of them.
@@ -468,16 +460,20 @@ struct Model {
 
 void SetModel(py::handle predictor, Model model) {
   const auto state = StateOf(predictor);
-  if (model.shares_parameters) state->clones = std::make_shared<Clones>();
+  if (model.shares_parameters) {
+    state->dropped_clones = std::make_shared<DroppedClones>();
+  }
   state->files = std::move(model.files);
-  state->keeps_gil = model.uses_onednn;
+  state->uses_onednn = model.uses_onednn;
 }
 
-// Calls `work`, without the GIL where that is safe.
+// Calls `work` without the GIL. All predictors with oneDNN share a cache of
+// primitives, where one of them evicts or clears what another may be about to
+// use, so that they work in turn.
 template <typename Work>
-void Do(const PredictorState& state, Work work) {
-  if (state.keeps_gil) {
-    work();
+void Do(bool uses_onednn, Work work) {
+  if (uses_onednn) {
+    WorkWithoutGil::RunInTurn(work);
   } else {
     WorkWithoutGil::Run(work);
   }
@@ -489,17 +485,12 @@ void Do(const PredictorState& state, Work work) {
 std::mutex making;
 
 template <typename Make>
-std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
+std::unique_ptr<Predictor> MakeAlone(bool uses_onednn, Make make) {
   std::unique_ptr<Predictor> made;
-  const auto make_alone = [&] {
+  Do(uses_onednn, [&] {
     const std::lock_guard<std::mutex> lock(making);
     made = make();
-  };
-  if (keeps_gil) {
-    make_alone();
-  } else {
-    WorkWithoutGil::Run(make_alone);
-  }
+  });
   return made;
 }
 
@@ -507,7 +498,7 @@ std::unique_ptr<Predictor> MakeAlone(bool keeps_gil, Make make) {
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  self.value_ptr() = MakeAlone(false, [&] {
+  self.value_ptr() = MakeAlone(model.uses_onednn, [&] {
                        return std::make_unique<Predictor>(config);
                      }).release();
   SetModel(reinterpret_cast<PyObject*>(self.inst), std::move(model));
@@ -528,23 +519,13 @@ py::object Clone(const py::object& predictor, void* stream) {
   }
   auto* const original = predictor.cast<Predictor*>();
   std::unique_ptr<Predictor> made =
-      MakeAlone(state->keeps_gil, [&] { return original->Clone(stream); });
-  Predictor* const pointer = made.get();
-  if (!state->clones) {
-    py::object clone =
-        py::cast(made.release(), py::return_value_policy::take_ownership);
-    const auto of_clone = StateOf(clone);
-    of_clone->files = state->files;
-    of_clone->keeps_gil = state->keeps_gil;
-    return clone;
-  }
-  state->clones->Keep(std::move(made));
-  py::object clone = py::cast(pointer, py::return_value_policy::reference);
+      MakeAlone(state->uses_onednn, [&] { return original->Clone(stream); });
+  py::object clone =
+      py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
-  of_clone->clones = state->clones;
-  of_clone->keeps_gil = state->keeps_gil;
-  py::detail::keep_alive_impl(clone, predictor);
-  Clones::ClearWith(clone, state->clones);
+  of_clone->dropped_clones = state->dropped_clones;
+  of_clone->files = state->files;
+  of_clone->uses_onednn = state->uses_onednn;
   return clone;
 }
 
@@ -554,7 +535,7 @@ void Run(const py::object& self) {
   call.CheckMayRun();
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
-  Do(*state, [&] { predictor->Run(); });
+  Do(state->uses_onednn, [&] { predictor->Run(); });
   call.EndRun();
 }
 
@@ -566,7 +547,7 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
   std::vector<paddle::Tensor> outputs;
-  Do(*state, [&] {
+  Do(state->uses_onednn, [&] {
     predictor->Run(inputs, &outputs);
     // The next run writes into the outputs of this one.
     for (paddle::Tensor& output : outputs) {
@@ -581,12 +562,10 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
 }
 
 template <typename T>
-bool CopyFrom(const PredictorState& state,
-              Handle* handle,
-              const py::array& data) {
+bool CopyFrom(Handle* handle, const py::array& data) {
   const auto* const values = static_cast<const T*>(data.data());
   const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
-  Do(state, [&] {
+  WorkWithoutGil::Run([&] {
     handle->Reshape(shape);
     handle->CopyFromCpu(values);
   });
@@ -595,9 +574,7 @@ bool CopyFrom(const PredictorState& state,
 
 // Returns false, having done nothing, for values that inference_api.cc converts
 // or refuses.
-bool CopyFromCpu(const PredictorState& state,
-                 Handle* handle,
-                 const py::array& data) {
+bool CopyFromCpu(Handle* handle, const py::array& data) {
   if ((data.flags() & py::array::c_style) == 0 ||
       !data.attr("dtype").attr("isnative").cast<bool>()) {
     return false;
@@ -605,31 +582,55 @@ bool CopyFromCpu(const PredictorState& state,
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':
-      if (size == 2) return CopyFrom<phi::dtype::float16>(state, handle, data);
-      if (size == 4) return CopyFrom<float>(state, handle, data);
-      return size == 8 && CopyFrom<double>(state, handle, data);
+      if (size == 2) return CopyFrom<phi::dtype::float16>(handle, data);
+      if (size == 4) return CopyFrom<float>(handle, data);
+      return size == 8 && CopyFrom<double>(handle, data);
     case 'i':
-      if (size == 1) return CopyFrom<int8_t>(state, handle, data);
-      if (size == 4) return CopyFrom<int32_t>(state, handle, data);
-      return size == 8 && CopyFrom<int64_t>(state, handle, data);
+      if (size == 1) return CopyFrom<int8_t>(handle, data);
+      if (size == 4) return CopyFrom<int32_t>(handle, data);
+      return size == 8 && CopyFrom<int64_t>(handle, data);
     case 'u':
-      return size == 1 && CopyFrom<uint8_t>(state, handle, data);
+      return size == 1 && CopyFrom<uint8_t>(handle, data);
     case 'b':
-      return CopyFrom<bool>(state, handle, data);
+      return CopyFrom<bool>(handle, data);
     default:
       return false;
   }
 }
 
+// Returns the name in NumPy, or null for a type that inference_api.cc refuses.
+const char* NumpyName(paddle_infer::DataType type) {
+  switch (type) {
+    case paddle_infer::DataType::FLOAT32:
+      return "float32";
+    case paddle_infer::DataType::FLOAT64:
+      return "float64";
+    case paddle_infer::DataType::FLOAT16:
+      return "float16";
+    case paddle_infer::DataType::BFLOAT16:
+      return "uint16";
+    case paddle_infer::DataType::INT64:
+      return "int64";
+    case paddle_infer::DataType::INT32:
+      return "int32";
+    case paddle_infer::DataType::INT8:
+      return "int8";
+    case paddle_infer::DataType::UINT8:
+      return "uint8";
+    case paddle_infer::DataType::BOOL:
+      return "bool";
+    default:
+      return nullptr;
+  }
+}
+
 template <typename T>
-py::object CopyTo(const PredictorState& state,
-                  const Handle& handle,
-                  const char* dtype) {
+py::object CopyTo(const PredictorState& state, const Handle& handle) {
   const auto shape = handle.shape();
-  py::array array(py::dtype(dtype),
+  py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  Do(state, [&] { handle.CopyToCpu(values); });
+  Do(state.uses_onednn, [&] { handle.CopyToCpu(values); });
   return std::move(array);
 }
 
@@ -637,26 +638,38 @@ py::object CopyTo(const PredictorState& state,
 py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(state, handle, "float32");
+      return CopyTo<float>(state, handle);
     case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(state, handle, "float64");
+      return CopyTo<double>(state, handle);
     case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(state, handle, "float16");
+      return CopyTo<phi::dtype::float16>(state, handle);
     case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(state, handle, "uint16");
+      return CopyTo<phi::dtype::bfloat16>(state, handle);
     case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(state, handle, "int64");
+      return CopyTo<int64_t>(state, handle);
     case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(state, handle, "int32");
+      return CopyTo<int32_t>(state, handle);
     case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(state, handle, "int8");
+      return CopyTo<int8_t>(state, handle);
     case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(state, handle, "uint8");
+      return CopyTo<uint8_t>(state, handle);
     case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(state, handle, "bool");
+      return CopyTo<bool>(state, handle);
     default:
       return py::none();
   }
+}
+
+std::map<std::string, std::string> InputTypes(Predictor* predictor) {
+  std::map<std::string, std::string> names;
+  try {
+    for (const auto& [input, type] : predictor->GetInputTypes()) {
+      if (const char* const name = NumpyName(type)) names[input] = name;
+    }
+  } catch (const std::exception&) {
+    // Paddle refuses models with other types, such as strings.
+  }
+  return names;
 }
 
 // Replaces a method. `make` gets the old one and returns the new one.
@@ -672,7 +685,7 @@ void Replace(const py::object& type, const char* name, Make make) {
 void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) {
-      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      const Bound* const found = FindBound(self.cast<Handle*>());
       if (found == nullptr) {
         old(self, *args);
         return;
@@ -682,8 +695,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
       call.DropInput(bound.name);
       if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
           std::string(name) != "_copy_from_cpu_bind" ||
-          !CopyFromCpu(
-              *bound.state, self.cast<Handle*>(), args[0].cast<py::array>())) {
+          !CopyFromCpu(self.cast<Handle*>(), args[0].cast<py::array>())) {
         old(self, *args);
       }
       if (is_data) call.SetInput(bound.name);
@@ -695,7 +707,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
 void ReplaceReader(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self) -> py::object {
-      const Bound* const found = bound_handles.Find(self.cast<Handle*>());
+      const Bound* const found = FindBound(self.cast<Handle*>());
       if (found == nullptr) return old(self);
       const Bound bound = *found;
       PredictorState::Call call(bound.state, name);
@@ -717,9 +729,8 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const std::string& of) {
       py::object handle = old(self, of);
-      bound_handles.Add(
-          handle.cast<Handle*>(), handle, Bound{StateOf(self), of, is_input});
-      py::detail::keep_alive_impl(handle, self);
+      bound_handles.insert_or_assign(handle.cast<const Handle*>(),
+                                     Bound{self, StateOf(self), of, is_input});
       return handle;
     };
   });
@@ -731,6 +742,33 @@ void ReplaceAlone(const py::object& type, const char* name) {
     return [=](const py::object& self, const py::args& args) -> py::object {
       const PredictorState::Call call(StateOf(self), name);
       return old(self, *args);
+    };
+  });
+}
+
+// Returns a function in Python that calls another one out of turn.
+py::cpp_function OutOfTurn(const py::function& function) {
+  return py::cpp_function([function](const py::args& args) -> py::object {
+    const WorkWithoutGil::OutOfTurn out_of_turn;
+    return function(*args);
+  });
+}
+
+// A class whose instances are called in a run.
+void CallOutOfTurn(const py::object& type) {
+  Replace(type, "__call__", [](const py::object& old) {
+    return [old](const py::object& self, const py::args& args) -> py::object {
+      const WorkWithoutGil::OutOfTurn out_of_turn;
+      return old(self, *args);
+    };
+  });
+}
+
+void ReplaceRegisterHook(const py::object& type, const char* name) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const py::function& hook) {
+      const PredictorState::Call call(StateOf(self), name);
+      old(self, OutOfTurn(hook));
     };
   });
 }
@@ -769,9 +807,9 @@ void ReplaceClone(const py::object& type) {
 
 }  // namespace
 
-void BindPredictorThreads(py::module* core) {
+void BindPredictorThreads(py::module* core, py::module* module) {
   const py::object type = core->attr("PaddleInferPredictor");
-  KeepPredictorsOfParent(type);
+  destroy_predictor = ReplaceDestroy(type, &DestroyPredictor);
   ReplaceRun(type);
   type.attr("__init__") =
       py::cpp_function(&Construct,
@@ -780,6 +818,11 @@ void BindPredictorThreads(py::module* core) {
                        py::detail::is_new_style_constructor(),
                        py::arg("config"));
   ReplaceClone(type);
+  type.attr("_input_types") = py::cpp_function(
+      &InputTypes,
+      py::name("_input_types"),
+      py::is_method(type),
+      "Returns NumPy's names of the types of the inputs that are known.");
   type.attr("_input_shapes") = py::cpp_function(
       [](Predictor* self) { return self->GetInputTensorShape(); },
       py::name("_input_shapes"),
@@ -787,13 +830,14 @@ void BindPredictorThreads(py::module* core) {
       "Returns the shapes of the inputs by name, -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
-  for (const char* name : {"clear_intermediate_tensor",
-                           "try_shrink_memory",
-                           "register_input_hook",
-                           "register_output_hook"}) {
+  for (const char* name : {"clear_intermediate_tensor", "try_shrink_memory"}) {
     ReplaceAlone(type, name);
   }
+  for (const char* name : {"register_input_hook", "register_output_hook"}) {
+    ReplaceRegisterHook(type, name);
+  }
   const py::object handle_type = core->attr("PaddleInferTensor");
+  destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
   for (const char* name : {"reshape", "set_lod"}) {
     ReplaceSetter(handle_type, name, false);
   }
@@ -815,6 +859,10 @@ void BindPredictorThreads(py::module* core) {
       py::name("create_predictor"),
       py::arg("config"),
       "Makes a predictor. Other Python threads run meanwhile.");
+
+  module->def("call_out_of_turn",
+              &CallOutOfTurn,
+              "Lets other predictors run while an instance is called.");
 
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {

@@ -99,6 +99,13 @@ class GroupStore : public Store {
 }  // namespace
 
 void BindProcessGroupShm(py::module* m) {
+  // Paddle's own binding of stores has no `check`.
+  m->def(
+      "has_key",
+      [](Store& store, const std::string& key) { return store.check(key); },
+      py::arg("store"),
+      py::arg("key"),
+      py::call_guard<py::gil_scoped_release>());
   py::class_<GroupStore, std::shared_ptr<GroupStore>, Store>(*m, "GroupStore")
       .def(py::init([](std::shared_ptr<Store> store,
                        std::string prefix,

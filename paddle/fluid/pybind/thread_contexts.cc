@@ -44,6 +44,25 @@ struct StreamContext {
 // A context together with the Python object of its stream, which keeps the
 // stream alive.
 struct KeptStream {
+  KeptStream(py::object stream, std::shared_ptr<phi::DeviceContext> context)
+      : stream(std::move(stream)), context(std::move(context)) {}
+  ~KeptStream() {
+    // The last user may be C++ code on a thread without the GIL, or an object
+    // that is destroyed after the interpreter.
+    if (Py_IsInitialized() == 0) {
+      stream.release();
+      return;
+    }
+    // Not where Python drops the state of a thread, which has the GIL but must
+    // not ask for it.
+    std::optional<py::gil_scoped_acquire> gil;
+    if (PyGILState_Check() == 0) gil.emplace();
+    context = nullptr;
+    stream = py::object();
+  }
+  KeptStream(const KeptStream&) = delete;
+  KeptStream& operator=(const KeptStream&) = delete;
+
   py::object stream;
   std::shared_ptr<phi::DeviceContext> context;
 };
@@ -94,8 +113,8 @@ void BindThreadContexts(py::module* m) {
           [](const std::vector<std::pair<py::object, StreamContext>>& streams) {
             Contexts made;
             for (const auto& [stream, of_stream] : streams) {
-              auto kept = std::make_shared<KeptStream>(
-                  KeptStream{stream, of_stream.context});
+              auto kept =
+                  std::make_shared<KeptStream>(stream, of_stream.context);
               phi::DeviceContext* const context = kept->context.get();
               made.by_place.insert_or_assign(
                   context->GetPlace(),
@@ -122,6 +141,7 @@ void BindThreadContexts(py::module* m) {
   m->def("use_thread_contexts", [](const Contexts* contexts) {
     phi::UseThreadContexts(contexts == nullptr ? nullptr : &contexts->by_place);
   });
+  m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);
   m->def("number_of_thread_contexts", &phi::NumberOfThreadContexts);
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
   m->def("use_memory_of",

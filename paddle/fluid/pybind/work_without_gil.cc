@@ -32,6 +32,7 @@ struct AllWork {
   std::mutex mutex;
   std::condition_variable changed;
   std::set<const WorkWithoutGil*> in_progress;
+  const WorkWithoutGil* in_turn = nullptr;
   int pauses = 0;
   bool exiting = false;
 };
@@ -41,8 +42,9 @@ AllWork* all_work = std::make_unique<AllWork>().release();
 
 }  // namespace
 
-WorkWithoutGil::WorkWithoutGil()
+WorkWithoutGil::WorkWithoutGil(Turn turn)
     : thread_(PyThreadState_Get()), python_calls_(thread_->gilstate_counter) {
+  if (turn == Turn::kOwn) WaitForTurn();
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     keeps_gil_ = all_work->exiting || all_work->pauses > 0;
@@ -52,13 +54,56 @@ WorkWithoutGil::WorkWithoutGil()
   PyEval_SaveThread();
 }
 
-void WorkWithoutGil::TakeGil() {
+WorkWithoutGil::~WorkWithoutGil() {
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     all_work->in_progress.erase(this);
+    if (all_work->in_turn == this) all_work->in_turn = nullptr;
   }
   all_work->changed.notify_all();
-  TakeGil(thread_);
+  if (!keeps_gil_) TakeGil(thread_);
+}
+
+bool WorkWithoutGil::TakeTurn() const {
+  const std::lock_guard<std::mutex> lock(all_work->mutex);
+  const WorkWithoutGil* const other = all_work->in_turn;
+  if (other == nullptr) all_work->in_turn = this;
+  // Once the interpreter exits, work keeps the GIL, and a thread may have ended
+  // in its turn.
+  return other == nullptr || other->thread_ == thread_ || all_work->exiting;
+}
+
+// The turn is taken with the GIL, and never waited for with it: a thread may
+// need the GIL to end its turn.
+void WorkWithoutGil::WaitForTurn() const {
+  while (!TakeTurn()) {
+    PyEval_SaveThread();
+    {
+      std::unique_lock<std::mutex> lock(all_work->mutex);
+      all_work->changed.wait(lock, [] {
+        return all_work->in_turn == nullptr || all_work->exiting;
+      });
+    }
+    TakeGil(thread_);
+  }
+}
+
+WorkWithoutGil::OutOfTurn::OutOfTurn()
+    : work_([] {
+        const std::lock_guard<std::mutex> lock(all_work->mutex);
+        const WorkWithoutGil* work = all_work->in_turn;
+        if (work == nullptr || work->thread_ != PyThreadState_Get()) {
+          work = nullptr;
+        } else {
+          all_work->in_turn = nullptr;
+        }
+        return work;
+      }()) {
+  if (work_ != nullptr) all_work->changed.notify_all();
+}
+
+WorkWithoutGil::OutOfTurn::~OutOfTurn() {
+  if (work_ != nullptr) work_->WaitForTurn();
 }
 
 void WorkWithoutGil::TakeGil(PyThreadState* thread) {
@@ -127,6 +172,7 @@ void WorkWithoutGil::FinishAtExit() {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     all_work->exiting = true;
   }
+  all_work->changed.notify_all();
   WaitForOthers();
 }
 

@@ -42,25 +42,32 @@ class WorkWithoutGil {
   // does in Python.
   template <typename Function>
   static void Run(Function&& function) {
-    WorkWithoutGil work;
-    if (work.keeps_gil_) {
-      function();
-      return;
-    }
-    std::exception_ptr error;
-    try {
-      function();
-#if defined(__GLIBCXX__)
-    } catch (abi::__forced_unwind&) {
-      // A call of Python ended the thread, since the interpreter has exited.
-      StopThread();
-#endif
-    } catch (...) {
-      error = std::current_exception();
-    }
-    work.TakeGil();
-    if (error) std::rethrow_exception(error);
+    Do(Turn::kNone, function);
   }
+
+  // As `Run`, for work that must not overlap other such work: threads call
+  // `function` in turn. They wait without the GIL. Inside `function` a thread
+  // may call this again.
+  //
+  // Requires also: where `function` calls Python code that may wait for such
+  // work of another thread, it does so within `OutOfTurn`.
+  template <typename Function>
+  static void RunInTurn(Function&& function) {
+    Do(Turn::kOwn, function);
+  }
+
+  // Gives up the turn of the calling thread, if it has one, and waits for it
+  // again at the end. Requires: the GIL, at both ends.
+  class OutOfTurn {
+   public:
+    OutOfTurn();
+    ~OutOfTurn();
+    OutOfTurn(const OutOfTurn&) = delete;
+    OutOfTurn& operator=(const OutOfTurn&) = delete;
+
+   private:
+    const WorkWithoutGil* const work_;
+  };
 
   // Calls `function`, which only waits, without the GIL, and returns its
   // result. A fork and the exit do not wait for it. Requires: the GIL;
@@ -91,11 +98,37 @@ class WorkWithoutGil {
   WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;
 
  private:
-  // Releases the GIL, unless a thread forks or the interpreter exits.
-  WorkWithoutGil();
-  ~WorkWithoutGil() = default;
+  enum class Turn { kNone, kOwn };
 
-  void TakeGil();
+  // Waits for its turn, and releases the GIL unless a thread forks or the
+  // interpreter exits.
+  explicit WorkWithoutGil(Turn turn);
+  // Ends the turn, and takes the GIL.
+  ~WorkWithoutGil();
+
+  template <typename Function>
+  static void Do(Turn turn, Function&& function) {
+    std::exception_ptr error;
+    {
+      const WorkWithoutGil work(turn);
+      try {
+        function();
+#if defined(__GLIBCXX__)
+      } catch (abi::__forced_unwind&) {
+        // A call of Python ended the thread, since the interpreter has exited.
+        StopThread();
+#endif
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+  void WaitForTurn() const;
+  // Returns whether this work may go on, in its turn or within another one of
+  // its thread.
+  bool TakeTurn() const;
   static void TakeGil(PyThreadState* thread);
   // Returns whether a thread other than this one works in C++.
   static bool OthersWork(const PyThreadState* thread);

@@ -56,6 +56,7 @@ struct Defaults {
 // Trivially destructible: a thread may free tensors, and so look contexts up,
 // while its thread-local objects are destroyed.
 struct Thread {
+  ThreadContextGuard* newest_guard = nullptr;
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
@@ -68,9 +69,20 @@ thread_local Thread this_thread;
 // destroyed. There are as many as there are devices.
 std::atomic<const Defaults*> last_defaults{nullptr};
 
-DeviceContext* Find(const ThreadContexts& contexts, const Place& place) {
+// The functions that find a context return null if there is none.
+using Found = const std::shared_ptr<DeviceContext>*;
+
+Found Find(const ThreadContexts& contexts, const Place& place) {
   const auto found = contexts.find(place);
-  return found == contexts.end() ? nullptr : found->second.get();
+  return found == contexts.end() ? nullptr : &found->second;
+}
+
+Found FindInGuards(const Thread& thread, const Place& place) {
+  for (const auto* guard = thread.newest_guard; guard != nullptr;
+       guard = guard->Older()) {
+    if (guard->Context()->GetPlace() == place) return &guard->Context();
+  }
+  return nullptr;
 }
 
 // Returns the contexts that the thread finds where it has chosen none, or null.
@@ -87,14 +99,28 @@ const Defaults* DefaultsOf(const Thread& thread) {
 // Returns all contexts that the thread finds before those of the process.
 ThreadContexts AllContextsOf(const Thread& thread) {
   if (thread.is_guarded) return {};
+  // Those that are found first come first: what is there stays.
   ThreadContexts all;
-  if (const auto* defaults = DefaultsOf(thread)) all = defaults->contexts;
-  if (thread.own != nullptr) {
-    for (const auto& [place, context] : *thread.own) {
-      all.insert_or_assign(place, context);
-    }
+  for (const auto* guard = thread.newest_guard; guard != nullptr;
+       guard = guard->Older()) {
+    all.emplace(guard->Context()->GetPlace(), guard->Context());
+  }
+  if (thread.own != nullptr) all.insert(thread.own->begin(), thread.own->end());
+  if (const auto* defaults = DefaultsOf(thread)) {
+    all.insert(defaults->contexts.begin(), defaults->contexts.end());
   }
   return all;
+}
+
+// As FindThreadContext, for a place that is not the CPU.
+Found FindDeviceContext(const Thread& thread, const Place& place) {
+  if (thread.is_guarded) return nullptr;
+  if (const auto found = FindInGuards(thread, place)) return found;
+  if (thread.own != nullptr) {
+    if (const auto found = Find(*thread.own, place)) return found;
+  }
+  const auto* defaults = DefaultsOf(thread);
+  return defaults == nullptr ? nullptr : Find(defaults->contexts, place);
 }
 
 // Makes a context allocate from the memory pool of a stream.
@@ -111,31 +137,13 @@ bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
   return static_cast<const GPUContext*>(one)->stream() ==
          static_cast<const GPUContext*>(other)->stream();
 }
-
-// Makes later work of `waiting` wait for the work that `other` has started.
-void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
-  const backends::gpu::GPUDeviceGuard guard(other->GetPlace().GetDeviceId());
-  CudaEvent event;
-  event.Record(static_cast<const GPUContext*>(other)->stream());
-  static_cast<const GPUContext*>(waiting)->cuda_stream()->WaitEvent(
-      event.GetRawCudaEvent());
-}
 #elif defined(PADDLE_WITH_CUSTOM_DEVICE)
 bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
   return static_cast<const CustomContext*>(one)->stream() ==
          static_cast<const CustomContext*>(other)->stream();
 }
-
-void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
-  event::Event event;
-  event.Init(other->GetPlace());
-  event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
-  static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
-}
 #else
 bool OnSameStream(const DeviceContext*, const DeviceContext*) { return true; }
-
-void WaitForStream(const DeviceContext*, const DeviceContext*) {}
 #endif
 
 std::vector<std::pair<DeviceContext*, DeviceContext*>>
@@ -167,6 +175,25 @@ std::shared_ptr<DeviceContext> NewContext(const Place& place) {
 }
 
 }  // namespace
+
+#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
+void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
+  const backends::gpu::GPUDeviceGuard guard(other->GetPlace().GetDeviceId());
+  CudaEvent event;
+  event.Record(static_cast<const GPUContext*>(other)->stream());
+  static_cast<const GPUContext*>(waiting)->cuda_stream()->WaitEvent(
+      event.GetRawCudaEvent());
+}
+#elif defined(PADDLE_WITH_CUSTOM_DEVICE)
+void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
+  event::Event event;
+  event.Init(other->GetPlace());
+  event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
+  static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
+}
+#else
+void WaitForStream(const DeviceContext*, const DeviceContext*) {}
+#endif
 
 bool IsCapturing() {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
@@ -239,6 +266,27 @@ void UseThreadContexts(const ThreadContexts* contexts) {
   this_thread.own = contexts;
 }
 
+ThreadContextGuard::ThreadContextGuard(std::shared_ptr<DeviceContext> context)
+    : context_(std::move(context)),
+      older_(std::exchange(this_thread.newest_guard, this)) {}
+
+ThreadContextGuard::~ThreadContextGuard() {
+  auto** link = &this_thread.newest_guard;
+  while (*link != this) link = &(*link)->older_;
+  *link = older_;
+}
+
+void EnforceNoContextGuard(const Place& place) {
+  PADDLE_ENFORCE_EQ(
+      FindInGuards(this_thread, place),
+      nullptr,
+      common::errors::PreconditionNotMet(
+          "The stream of %s cannot be set on this thread, since code in C++ is "
+          "inside a guard that has set another one. Set the stream before that "
+          "code is called, or in a guard in C++.",
+          place));
+}
+
 void BecomeMainThread() { this_thread.is_main = true; }
 
 void KeepDefaultContext(const Place& place,
@@ -261,11 +309,14 @@ DeviceContext* FindThreadContext(const Place& place) {
   const Thread& thread = this_thread;
   if (thread.is_guarded) return nullptr;
   if (place.GetType() == AllocationType::CPU) return thread.host;
-  if (thread.own != nullptr) {
-    if (auto* context = Find(*thread.own, place)) return context;
-  }
-  const auto* defaults = DefaultsOf(thread);
-  return defaults == nullptr ? nullptr : Find(defaults->contexts, place);
+  const auto found = FindDeviceContext(thread, place);
+  return found == nullptr ? nullptr : found->get();
+}
+
+std::shared_ptr<DeviceContext> CurrentContext(const Place& place) {
+  if (const auto found = FindDeviceContext(this_thread, place)) return *found;
+  // It lives until the process ends.
+  return {std::shared_ptr<void>(), DeviceContextPool::Instance().Get(place)};
 }
 
 Allocator* FindThreadAllocator(const Place& place) {

@@ -44,9 +44,9 @@ class Stream;
 // which the main thread binds to the stream that it sets.
 //
 // A lookup returns, in this order, unless a ProcessContextsGuard is alive:
+//   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has chosen for the place, which may
-//   be
-//     the CPU, although that has no streams;
+//     be the CPU, although that has no streams;
 //   - on threads of the application other than the main one, if the main thread
 //     has ever set a stream: the context bound to the place's default stream;
 //   - the context of the process.
@@ -96,6 +96,28 @@ PADDLE_API void UseHostContext(DeviceContext* context);
 // this again or ends.
 PADDLE_API void UseThreadContexts(const ThreadContexts* contexts);
 
+// While an object exists, its thread finds `context` for the place of that
+// context. Requires: destroyed on the thread that made it. The place is not the
+// CPU.
+class PADDLE_API ThreadContextGuard {
+ public:
+  explicit ThreadContextGuard(std::shared_ptr<DeviceContext> context);
+  ~ThreadContextGuard();
+  ThreadContextGuard(const ThreadContextGuard&) = delete;
+  ThreadContextGuard& operator=(const ThreadContextGuard&) = delete;
+
+  const std::shared_ptr<DeviceContext>& Context() const { return context_; }
+  const ThreadContextGuard* Older() const { return older_; }
+
+ private:
+  const std::shared_ptr<DeviceContext> context_;
+  ThreadContextGuard* older_;
+};
+
+// Throws PreconditionNotMet if the calling thread has a ThreadContextGuard for
+// the place, which would hide a context that is set otherwise.
+PADDLE_API void EnforceNoContextGuard(const Place& place);
+
 // Returns whether the calling thread captures a CUDA graph. No context can be
 // made meanwhile.
 PADDLE_API bool IsCapturing();
@@ -118,6 +140,16 @@ PADDLE_API void KeepDefaultContext(const Place& place,
 // Returns the context that the calling thread finds before the context of the
 // process, or null. Lock-free.
 DeviceContext* FindThreadContext(const Place& place);
+
+// Returns the context that the calling thread finds, which is that of the
+// process where FindThreadContext returns null. Requires: the place is not the
+// CPU.
+PADDLE_API std::shared_ptr<DeviceContext> CurrentContext(const Place& place);
+
+// Makes later work on the stream of `waiting` wait for the work that the stream
+// of `other` has been given by now.
+PADDLE_API void WaitForStream(const DeviceContext* waiting,
+                              const DeviceContext* other);
 
 // Returns the allocator of the stream that the calling thread is on, or null if
 // no thread has ever set a stream for the place. Memory that is freed goes back

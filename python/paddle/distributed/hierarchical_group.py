@@ -17,18 +17,23 @@ memory inside a machine, and one rank per machine, its leader, by gloo.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING, Callable, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
 import paddle
 from paddle.base.core import ReduceOp
 
+from .python_process_group import PythonProcessGroup
+
 if TYPE_CHECKING:
-    import datetime
+    from collections.abc import Generator
 
     from paddle import Tensor
     from paddle.base.core import ProcessGroup
@@ -43,9 +48,14 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
-# What ranks tell each other about an operation, or of two that differ.
-_TEXT_BYTES = 512
-_DIFFERENCE = "Ranks called different operations: "
+# What ranks tell each other about an operation. Texts that begin with the mark
+# say why it fails on all of them.
+_TEXT_BYTES = 1024
+_FAILURE = "!"
+# What a leader says whose machine's ranks have not all come to an operation,
+# and how often it says that: gloo waits for 30 seconds and no longer.
+_NOT_YET = "?"
+_LONGEST_INTERVAL = datetime.timedelta(seconds=2)
 
 
 class Topology(NamedTuple):
@@ -91,8 +101,9 @@ def _enforce_not_forked(process: int) -> None:
 class Task:
     """An operation under way, or one that has ended."""
 
-    def __init__(self):
+    def __init__(self, sync_op: bool):
         self._process = os.getpid()
+        self._sync_op = sync_op
         self._ended = threading.Event()
         self._failure: str | None = None
 
@@ -103,13 +114,16 @@ class Task:
     def is_completed(self) -> bool:
         return self._ended.is_set()
 
+    def is_sync(self) -> bool:
+        return self._sync_op
+
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """
         Returns whether the operation has ended, and raises its error. After the
-        timeout it goes on.
+        timeout it goes on; one of zero is none, as with other groups.
         """
         _enforce_not_forked(self._process)
-        seconds = None if timeout is None else timeout.total_seconds()
+        seconds = timeout.total_seconds() if timeout else None
         if not self._ended.wait(seconds):
             return False
         if self._failure is not None:
@@ -146,25 +160,44 @@ def _as_text(data: Tensor) -> str:
     return data.numpy().tobytes().decode(errors="replace").strip()
 
 
-def _gather_texts(group: ProcessGroup, text: str, size: int) -> list[str]:
-    """Returns the text of each of a group's ranks."""
+def _begin_to_gather(
+    group: ProcessGroup, text: str, size: int, sync_op: bool
+) -> tuple[Tensor, Any]:
+    """Begins to gather a text of each of a group's ranks."""
     gathered = _empty(_TEXT_BYTES * size)
-    group.all_gather_into_tensor(gathered, _as_bytes(text), True).wait()
-    return [_as_text(data) for data in gathered.reshape([size, _TEXT_BYTES])]
+    task = group.all_gather_into_tensor(gathered, _as_bytes(text), sync_op)
+    return gathered, task
 
 
-def _first_difference(ranks: list[int], texts: list[str]) -> str:
-    """Returns a text that says which ranks differ, or the text of all."""
-    for rank, text in zip(ranks, texts):
-        if text.startswith(_DIFFERENCE):
+def _texts_of(gathered: Tensor) -> list[str]:
+    return [_as_text(data) for data in gathered.reshape([-1, _TEXT_BYTES])]
+
+
+def _combined(ranks: list[int], texts: list[str]) -> str:
+    """Returns the text of all ranks, or one of a failure, or _NOT_YET."""
+    for text in texts:
+        if text.startswith(_FAILURE):
             return text
+    if _NOT_YET in texts:
+        return _NOT_YET
+    for rank, text in zip(ranks, texts):
         if text != texts[0]:
             return (
-                f"{_DIFFERENCE}rank {ranks[0]} called {texts[0]}, but rank "
-                f"{rank} called {text}. Let all ranks call the same operations "
-                "in the same order, with the same sizes and types."
+                f"{_FAILURE}Ranks called different operations: rank {ranks[0]} "
+                f"called {texts[0]}, but rank {rank} called {text}. Let all "
+                "ranks call the same operations in the same order, with the "
+                "same sizes and types."
             )
     return texts[0]
+
+
+class _GroupError(RuntimeError):
+    """An error that has the ranks' numbers in the whole group."""
+
+
+def _raise_failure(text: str) -> None:
+    if text.startswith(_FAILURE):
+        raise _GroupError(text[len(_FAILURE) :])
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
@@ -191,8 +224,17 @@ def _enforce_usable(name: str, *tensors: Tensor) -> None:
 def _enforce_elements(name: str, larger: Tensor, part: Tensor, parts: int):
     if larger.size != part.size * parts:
         raise ValueError(
-            f"{name} got a tensor of {larger.size} elements for {parts} ranks "
-            f"with {part.size} each. Pass one of {part.size * parts} elements."
+            f"{name} got a tensor of {larger.size} elements and one of "
+            f"{part.size}. Pass one of {part.size * parts} elements for the "
+            "first."
+        )
+
+
+def _enforce_one_per_rank(name: str, tensors: list[Tensor], ranks: int):
+    if len(tensors) != ranks:
+        raise ValueError(
+            f"{name} got a list of {len(tensors)} tensors, but the group has "
+            f"{ranks} ranks. Pass one tensor per rank."
         )
 
 
@@ -210,31 +252,29 @@ def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
         )
 
 
-def _unsupported(name: str) -> Callable:
-    def raise_error(self: HierarchicalGroup, *args: object) -> None:
-        raise NotImplementedError(
-            f"A group of the backend shm whose ranks are on several machines, "
-            f"here {self.topology.machines}, has no {name}. Make a group of "
-            "ranks of one machine, or use the backend gloo."
-        )
-
-    return raise_error
+def _meet() -> None:
+    """Does nothing: ranks have met when they have agreed on an operation."""
 
 
-class HierarchicalGroup:
-    """The group of this process, with the methods of a ProcessGroup in Python.
+class HierarchicalGroup(PythonProcessGroup):
+    """The group of this process.
 
     Operations run one after the other, in the order of the calls, on a thread
     of the group. The first error fails the group: later operations raise it
     too, and the other ranks of this machine get one at once, because this rank
-    leaves. On other machines operations fail when gloo has lost this machine's
-    leader, or has waited for it for 30 seconds.
+    leaves. On other machines operations fail when this machine's leader says
+    so, or gloo has lost it, or has waited for it for 30 seconds.
+
+    Leaders exchange texts again and again, also between operations, until those
+    of all say that their machines' ranks have come to one. So gloo does not
+    wait for ranks that are late, but for leaders that are stopped.
 
     Args:
         rank: this process's rank.
         topology: where the ranks are.
         local: the group of this machine's ranks.
         leaders: that of the leaders; None unless this rank is one.
+        timeout: how long an operation waits for ranks.
     """
 
     def __init__(
@@ -243,12 +283,22 @@ class HierarchicalGroup:
         topology: Topology,
         local: ProcessGroup,
         leaders: ProcessGroup | None,
+        timeout: datetime.timedelta,
     ):
         self.topology = topology
+        self._kind = (
+            "A group of the backend shm whose ranks are on several machines, "
+            f"here {topology.machines},"
+        )
+        self._cure = (
+            "Make a group of ranks of one machine, or use the backend gloo."
+        )
         self._rank = rank
         self._size = sum(map(len, topology.machines))
         self._local = local
         self._leaders = leaders
+        self._timeout = timeout
+        self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
         self._mutex = threading.Lock()  # with it, nothing follows the last None
@@ -276,7 +326,12 @@ class HierarchicalGroup:
             self._calls.put(None)
         self._thread.join()
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, sync_op: bool) -> Task:
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        sync_op: bool = False,
+    ) -> Task:
         _enforce_usable("all_reduce", tensor)
         _enforce_reducible("all_reduce", tensor, op)
         return self._submit(
@@ -286,8 +341,14 @@ class HierarchicalGroup:
             sync_op,
         )
 
+    allreduce = all_reduce
+
     def reduce(
-        self, tensor: Tensor, dst: int, op: ReduceOp, sync_op: bool
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: ReduceOp = ReduceOp.SUM,
+        sync_op: bool = False,
     ) -> Task:
         _enforce_usable("reduce", tensor)
         _enforce_reducible("reduce", tensor, op)
@@ -318,11 +379,16 @@ class HierarchicalGroup:
     def reduce_scatter(
         self, out: Tensor, tensors: list[Tensor], op: ReduceOp, sync_op: bool
     ) -> Task:
-        _enforce_usable("reduce_scatter", *tensors)
+        _enforce_usable("reduce_scatter", out, *tensors)
+        _enforce_one_per_rank("reduce_scatter", tensors, self._size)
+        for part in tensors:
+            _enforce_elements("reduce_scatter", part, out, 1)
         joined = paddle.concat([part.reshape([-1]) for part in tensors])
         return self.reduce_scatter_tensor(out, joined, op, sync_op)
 
-    def broadcast(self, tensor: Tensor, src: int, sync_op: bool) -> Task:
+    def broadcast(
+        self, tensor: Tensor, src: int, sync_op: bool = False
+    ) -> Task:
         _enforce_usable("broadcast", tensor)
         machine, index = self.topology.locate(src)
 
@@ -331,7 +397,8 @@ class HierarchicalGroup:
             if machine == self.topology.machine:
                 self._local.broadcast(data, index, True).wait()
             if self._leaders is not None:
-                self._leaders.broadcast(data, machine, True).wait()
+                with self._naming_leaders():
+                    self._leaders.broadcast(data, machine, True).wait()
             if machine != self.topology.machine:
                 self._local.broadcast(data, 0, True).wait()
             _assign(tensor, data)
@@ -350,15 +417,11 @@ class HierarchicalGroup:
             sync_op,
         )
 
-    def all_gather(
+    def _all_gather_into_list(
         self, tensors: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> Task:
         _enforce_usable("all_gather", *tensors, tensor)
-        if len(tensors) != self._size:
-            raise ValueError(
-                f"all_gather got a list of {len(tensors)} tensors, but the "
-                f"group has {self._size} ranks. Pass one tensor per rank."
-            )
+        _enforce_one_per_rank("all_gather", tensors, self._size)
         for out in tensors:
             _enforce_elements("all_gather", out, tensor, 1)
 
@@ -369,24 +432,16 @@ class HierarchicalGroup:
         return self._submit("all_gather", tensor, run, sync_op)
 
     def barrier(self, device_id: int = -1) -> Task:
-        return self._submit("barrier", _empty(0), self._meet, True)
-
-    gather = _unsupported("gather")
-    scatter = scatter_tensor = _unsupported("scatter")
-    all_to_all = all_to_all_tensor = _unsupported("alltoall")
-    all_to_all_single = _unsupported("alltoall_single")
-    send = recv = _unsupported("send and recv")
-    all_reduce_on_calc_stream = _unsupported("use_calc_stream=True")
-    broadcast_on_calc_stream = all_reduce_on_calc_stream
+        return self._submit("barrier", _empty(0), _meet, True)
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
     ) -> Task:
         _enforce_not_forked(self._process)
-        task = Task()
+        task = Task(sync_op)
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
-            operation = self._meet
+            operation = _meet
         with self._mutex:
             if self._left:
                 raise RuntimeError(
@@ -401,7 +456,7 @@ class HierarchicalGroup:
 
     @paddle.no_grad()
     def _run_calls(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next_call()) is not None:
             task, description, operation = call
             if self._failure is None:
                 try:
@@ -414,35 +469,120 @@ class HierarchicalGroup:
             del call, operation
             task.end(self._failure)
 
+    def _next_call(self) -> tuple[Task, str, Callable] | None:
+        while self._leaders is not None and self._failure is None:
+            try:
+                return self._calls.get(timeout=self._interval.total_seconds())
+            except queue.Empty:
+                pass
+            try:
+                texts = self._exchange(_NOT_YET)
+                _raise_failure(_combined(self.topology.leaders(), texts))
+            except Exception as error:
+                self._fail("The group", error)
+        return self._calls.get()
+
     def _fail(self, description: str, error: Exception) -> None:
+        reason = error
+        if not isinstance(error, _GroupError):
+            reason = self._name_ranks(error)
         self._failure = (
-            f"{description} failed on rank {self._rank}, whose machine has the "
-            f"ranks {self.topology.ranks_here()}, numbered from 0 in what "
-            f"follows: {error}"
+            f"{description} failed on rank {self._rank}. {reason} Mend that, "
+            "and make a new group or start all ranks again."
         )
         # So that the other ranks of this machine need not wait.
         self._local.leave()
 
+    def _name_ranks(self, error: Exception) -> str:
+        return (
+            f"On the machine of the ranks {self.topology.ranks_here()}, which "
+            f"are numbered from 0 in what follows: {error}"
+        )
+
     def _agree(self, description: str) -> None:
         """
-        Raises an error on all ranks if two call different operations: gloo ends
-        the process when sizes differ, and a machine's ranks would get results
-        of another operation.
+        Waits for all ranks. Raises an error on each of them if two call
+        different operations: gloo ends the process when sizes differ, and a
+        machine's ranks would get results of another operation.
         """
-        here = self.topology.ranks_here()
-        text = _first_difference(
-            here, _gather_texts(self._local, description, len(here))
-        )
         if self._leaders is not None:
-            leaders = self.topology.leaders()
-            text = _first_difference(
-                leaders, _gather_texts(self._leaders, text, len(leaders))
-            )
+            text = self._lead(description)
+        else:
+            size = len(self.topology.ranks_here())
+            _begin_to_gather(self._local, description, size, True)
+            text = _NOT_YET
+            while text == _NOT_YET:
+                text = self._tell_ranks_here("")
+        _raise_failure(text)
+
+    def _lead(self, description: str) -> str:
+        """Returns what the leaders agree on, which the ranks here hear, too."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        here, leaders = self.topology.ranks_here(), self.topology.leaders()
+        # One that is alone waits for nobody, and need not change threads.
+        gathered, task = _begin_to_gather(
+            self._local, description, len(here), len(here) == 1
+        )
+        text = agreed = _NOT_YET
+        texts: list[str] = []
+        they_listen = False  # the ranks here, which have come
+        while agreed == _NOT_YET:
+            try:
+                if they_listen:
+                    self._tell_ranks_here(_NOT_YET)
+                    if time.monotonic() > deadline:
+                        text = self._failure_of_late(description, texts)
+                elif task.wait(self._interval):
+                    they_listen = True
+                    text = _combined(here, _texts_of(gathered))
+            except Exception as error:
+                they_listen = False
+                text = f"{_FAILURE}{self._name_ranks(error)}"
+            texts = self._exchange(text)
+            agreed = _combined(leaders, texts)
+        if they_listen:
+            self._tell_ranks_here(agreed)
+        return agreed
+
+    def _tell_ranks_here(self, text: str) -> str:
+        """Returns the leader's text on each of a machine's ranks."""
         data = _as_bytes(text)
         self._local.broadcast(data, 0, True).wait()
-        text = _as_text(data)
-        if text.startswith(_DIFFERENCE):
-            raise RuntimeError(text)
+        return _as_text(data)
+
+    def _exchange(self, text: str) -> list[str]:
+        """Returns the text of each leader."""
+        with self._naming_leaders():
+            size = len(self.topology.machines)
+            gathered, task = _begin_to_gather(self._leaders, text, size, True)
+            task.wait()
+        return _texts_of(gathered)
+
+    def _failure_of_late(self, description: str, texts: list[str]) -> str:
+        late = [
+            ranks
+            for ranks, text in zip(self.topology.machines, texts)
+            if text == _NOT_YET
+        ]
+        return (
+            f"{_FAILURE}Rank {self._rank} waited {self._timeout} in "
+            f"{description} for the machines {late}, given by their ranks, "
+            "which did not all come. See why one is stopped, slow or "
+            "elsewhere, or pass a longer timeout."
+        )
+
+    @contextlib.contextmanager
+    def _naming_leaders(self) -> Generator[None, None, None]:
+        """Names the ranks in an error of gloo, which knows none."""
+        try:
+            yield
+        except Exception as error:
+            raise _GroupError(
+                f"The leaders of the machines, ranks {self.topology.leaders()},"
+                " have lost each other: one has died, has left the group, or "
+                "was stopped for 30 seconds. Look for its error. Gloo said: "
+                f"{error}"
+            ) from error
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
         """Returns the reduction over all ranks; the same on each."""
@@ -453,7 +593,8 @@ class HierarchicalGroup:
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
-            self._leaders.all_reduce(total, inner, True).wait()
+            with self._naming_leaders():
+                self._leaders.all_reduce(total, inner, True).wait()
             if op == ReduceOp.AVG:
                 divisor = paddle.full_like(total, self._size)
                 total = total.divide(divisor)
@@ -472,14 +613,11 @@ class HierarchicalGroup:
         self._local.all_gather_into_tensor(of_machine, data, True).wait()
         if self._leaders is not None:
             here[: of_machine.size] = of_machine
-            self._leaders.all_gather_into_tensor(everything, here, True).wait()
+            with self._naming_leaders():
+                self._leaders.all_gather_into_tensor(
+                    everything, here, True
+                ).wait()
         self._local.broadcast(everything, 0, True).wait()
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))
         return [rows[machine, index].clone() for machine, index in places]
-
-    def _meet(self) -> None:
-        self._local.barrier().wait()
-        if self._leaders is not None:
-            self._leaders.barrier().wait()
-        self._local.barrier().wait()

@@ -40,6 +40,9 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 # Ranks do not start at once, however short their operations may take.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
 _JOINED = "joined"
+# Of groups across machines, which have groups inside: the number of such a one
+# takes 12 bits more.
+_LARGEST_ID = (1 << 19) - 1
 
 # The groups that this process has joined and not left.
 _joined: list[ProcessGroup | HierarchicalGroup] = []
@@ -184,6 +187,12 @@ def _join_machines(
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
 
+    if group_id > _LARGEST_ID:
+        raise ValueError(
+            f"A group of the backend shm whose ranks are on several machines "
+            f"cannot have the number {group_id}: the largest is {_LARGEST_ID}. "
+            "Choose a smaller number, or use the backend gloo."
+        )
     topology = Topology.of(machines, rank)
     here, leaders = topology.ranks_here(), topology.leaders()
 
@@ -223,7 +232,7 @@ def _join_machines(
     except BaseException:
         local.leave()
         raise
-    return HierarchicalGroup(rank, topology, local, between)
+    return HierarchicalGroup(rank, topology, local, between, timeout)
 
 
 def leave(groups: Iterable[Group]) -> None:

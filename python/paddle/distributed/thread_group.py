@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 import time
@@ -24,8 +25,11 @@ import paddle
 from paddle.base import core
 
 from .communication.group import Group
+from .python_process_group import PythonProcessGroup
 
 if TYPE_CHECKING:
+    import datetime
+
     from paddle import Tensor
     from paddle.base.core import Place
 
@@ -55,7 +59,8 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
 
     The thread that is rank ``r`` passes the object of that number as ``group``
     to ``paddle.DataParallel``, or to ``all_reduce`` (``SUM``, ``MAX`` and
-    ``MIN``), ``broadcast`` and ``all_gather``; there are no other operations.
+    ``MIN``), ``broadcast``, ``all_gather`` and ``barrier``; other operations
+    raise NotImplementedError.
     Numbers are added as a binary tree whose shape depends on the ranks alone:
     all ranks get the same bits in every run.
 
@@ -139,7 +144,7 @@ class _Exchange:
     """
 
     def __init__(self, size: int, timeout: float):
-        self._size = size
+        self.size = size
         self._timeout = timeout
         # It guards all that follows, and the operations.
         self._changed = threading.Condition()
@@ -169,7 +174,7 @@ class _Exchange:
                     "operations in the same order."
                 )
             found.arrived.add(rank)
-            if len(found.arrived) == self._size:
+            if len(found.arrived) == self.size:
                 del self._operations[number]
             return found
 
@@ -185,9 +190,9 @@ class _Exchange:
         The last one makes the result.
         """
         begin, width = rank, 1
-        while width < self._size:
+        while width < self.size:
             left = begin - begin % (2 * width)
-            if left + width < self._size:
+            if left + width < self.size:
                 key = left, width
                 with self._changed:
                     if key not in found.waiting:
@@ -203,23 +208,33 @@ class _Exchange:
             found.result, found.is_done = part, True
             self._changed.notify_all()
 
-    def wait(self, found: _Operation) -> Any:
-        """Returns the result of an operation, once there is one."""
+    def wait(self, found: _Operation, seconds: float) -> bool:
+        """Returns whether an operation ends within so many seconds."""
         # Importing Paddle does not load it.
         from paddle.incubate.multiprocessing.worker_thread import (
             Waiters,
             wait_for,
         )
 
-        deadline = time.monotonic() + self._timeout
+        start = time.monotonic()
         with self._changed:
-            while not found.is_done:
-                self._raise_error()
+            while not self.is_done(found, start + self._timeout):
                 # It ends a worker thread that is asked to stop.
                 wait_for(Waiters(), lambda: True)
-                self._look_for_missing(found, deadline)
-                self._changed.wait(_LOOK_S)
-            return found.result
+                remaining = start + seconds - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._changed.wait(min(_LOOK_S, remaining))
+            return True
+
+    def is_done(self, found: _Operation, deadline: float = math.inf) -> bool:
+        """Raises an error if the operation cannot end any more."""
+        with self._changed:
+            if found.is_done:
+                return True
+            self._raise_error()
+            self._look_for_missing(found, deadline)
+            return False
 
     def fail(self, error: str) -> None:
         """Makes operations of all ranks raise an error, if none has before."""
@@ -236,7 +251,7 @@ class _Exchange:
             raise RuntimeError(self._error)
 
     def _look_for_missing(self, found: _Operation, deadline: float) -> None:
-        missing = sorted(set(range(self._size)) - found.arrived)
+        missing = sorted(set(range(self.size)) - found.arrived)
         for rank in missing:
             thread = self._threads[rank]
             if thread is not None and not thread.is_alive():
@@ -253,12 +268,18 @@ class _Exchange:
             )
 
 
-class ThreadProcessGroup:
+class ThreadProcessGroup(PythonProcessGroup):
     """The operations of one rank, which one thread at a time may call.
 
     An operation reads its tensor until its task was waited for, and changes it
     when it is waited for.
     """
+
+    _kind = "A group of threads"
+    _cure = (
+        "Use all_reduce, broadcast, all_gather or barrier, or start processes "
+        "by paddle.distributed.spawn."
+    )
 
     def __init__(self, rank: int, exchange: _Exchange):
         self._rank = rank
@@ -268,7 +289,18 @@ class ThreadProcessGroup:
     def name(self) -> str:
         return "THREAD"
 
-    def all_reduce(self, tensor: Tensor, op: Any, sync_op: bool) -> _Task:
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._exchange.size
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: Any = core.ReduceOp.SUM,
+        sync_op: bool = False,
+    ) -> _Task:
         """Reduces tensors; types of 16 bits are added as float32."""
         if op not in _FUNCTIONS:
             raise ValueError(
@@ -298,28 +330,57 @@ class ThreadProcessGroup:
             _settled(part),
             combine,
             take,
+            sync_op,
         )
 
-    def broadcast(self, tensor: Tensor, source: int, sync_op: bool) -> _Task:
+    allreduce = all_reduce
+
+    def broadcast(
+        self, tensor: Tensor, source: int, sync_op: bool = False
+    ) -> _Task:
         return self._start(
             f"broadcast from rank {source} of {_description(tensor)}",
             _settled(tensor.clone()) if self._rank == source else None,
             lambda one, other: other if one is None else one,
             lambda value: tensor.copy_(value, True),
+            sync_op,
         )
 
-    def all_gather(
+    def _all_gather_into_list(
         self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> _Task:
         def take(values: list[Tensor]) -> None:
             for output, value in zip(outputs, values):
                 output.copy_(value, True)
 
+        return self._gather(tensor, take, sync_op)
+
+    def all_gather_into_tensor(
+        self, output: Tensor, tensor: Tensor, sync_op: bool
+    ) -> _Task:
+        def take(values: list[Tensor]) -> None:
+            joined = paddle.stack([_moved(v, output.place) for v in values])
+            output.copy_(joined.reshape(output.shape), True)
+
+        return self._gather(tensor, take, sync_op)
+
+    def barrier(self, device_id: int = -1) -> _Task:
+        return self._start(
+            "barrier", None, lambda *parts: None, lambda result: None, True
+        )
+
+    def _gather(
+        self,
+        tensor: Tensor,
+        take: Callable[[list[Tensor]], None],
+        sync_op: bool,
+    ) -> _Task:
         return self._start(
             f"all_gather of {_description(tensor)}",
             [_settled(tensor.clone())],
             operator.add,
             take,
+            sync_op,
         )
 
     def _start(
@@ -328,6 +389,7 @@ class ThreadProcessGroup:
         part: Any,
         combine: Callable[[Any, Any], Any],
         take: Callable[[Any], None],
+        sync_op: bool,
     ) -> _Task:
         found = self._exchange.begin(self._rank, self._number, call)
         self._number += 1
@@ -337,21 +399,51 @@ class ThreadProcessGroup:
         except BaseException as error:
             self._exchange.fail(f"Rank {self._rank} failed in {call}: {error}")
             raise
-        return _Task(lambda: take(self._exchange.wait(found)))
+        return _Task(self._exchange, found, take, sync_op)
 
 
 class _Task:
     """An operation of a rank, which ends when it is waited for."""
 
-    def __init__(self, finish: Callable[[], None]):
-        self._finish: Callable[[], None] | None = finish
+    def __init__(
+        self,
+        exchange: _Exchange,
+        operation: _Operation,
+        take: Callable[[Any], None],
+        sync_op: bool,
+    ):
+        self._exchange = exchange
+        self._operation = operation
+        self._take: Callable[[Any], None] | None = take
+        self._sync_op = sync_op
 
-    def wait(self) -> bool:
-        if self._finish is not None:
-            with paddle.no_grad():
-                self._finish()
-            self._finish = None
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns whether the operation has ended, and raises its error.
+
+        After the timeout it goes on; one of zero is none, as with processes.
+        """
+        if self._take is not None:
+            seconds = timeout.total_seconds() if timeout else math.inf
+            if not self._exchange.wait(self._operation, seconds):
+                return False
+            self._end()
         return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if self._take is not None and self._exchange.is_done(self._operation):
+            self._end()
+        return self._take is None
+
+    def is_sync(self) -> bool:
+        return self._sync_op
+
+    def _end(self) -> None:
+        with paddle.no_grad():
+            self._take(self._operation.result)
+        self._take = None
 
 
 def _description(tensor: Tensor) -> str:

@@ -15,11 +15,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paddle.base import core
 from paddle.base.cpp_module import find_cpp_module
+from paddle.base.data_feeder import convert_dtype
+from paddle.pir import Program
 
 from .wrapper import create_predictor
 
@@ -31,6 +35,25 @@ if TYPE_CHECKING:
 __all__ = []
 
 native = find_cpp_module("_predictor_threads")
+
+
+def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
+    """Returns NumPy's names of the types that are known, by input."""
+    path = "" if config.model_from_memory() else config.prog_file()
+    if not path and config.model_dir():
+        path = os.path.join(config.model_dir(), "__model__.json")
+    if not path.endswith(".json") or not os.path.exists(path):
+        return predictor._input_types()
+    # Paddle does not tell those of a program in PIR's format.
+    if config.use_gpu():
+        return {}  # a mixed precision may change them
+    program = Program()
+    core.deserialize_pir_program(path, program, 1)
+    return {
+        op.attrs()["name"]: convert_dtype(op.result(0).dtype)
+        for op in program.global_block().ops
+        if op.name() in ("pd_op.data", "pd_op.feed")
+    }
 
 
 class PredictorPool:
@@ -72,10 +95,11 @@ class PredictorPool:
         first = create_predictor(config)
         self._predictors = [first, *(first.clone() for _ in range(size - 1))]
         self._input_names: list[str] = first.get_input_names()
-        self._idle = self._input_shapes = None
+        self._idle = self._input_shapes = self._input_types = None
         if native is not None:
             self._idle = native.IdlePredictors(size)
             self._input_shapes = first._input_shapes()
+            self._input_types = _input_types(config, first)
         self._retrieved: set[int] = set()
 
     def retrieve(self, idx: int) -> Predictor:
@@ -113,8 +137,8 @@ class PredictorPool:
         Waits for one if all are in use.
 
         A predictor whose run raised an error is not used again. A clone takes
-        its place, which the call makes that needs it. Wrong ranks and sizes,
-        and arrays that cannot be copied, raise before the run.
+        its place, which the call makes that needs it. Wrong types, ranks and
+        sizes raise before the run.
 
         Args:
             inputs: all inputs, by name or in the order of `get_input_names()`.
@@ -131,7 +155,8 @@ class PredictorPool:
             RuntimeError: the pool has no predictors left.
             ValueError: inputs are missing, are not the model's, or have other
                 shapes than the model's.
-            TypeError: an input is not a numpy array.
+            TypeError: an input is not a numpy array, or of another type than
+                the model's.
         """
         if self._idle is None:
             raise NotImplementedError(
@@ -196,6 +221,13 @@ class PredictorPool:
                 raise TypeError(
                     f"The input {name!r} is a {type(array).__name__}, not a "
                     "numpy array. Convert it with numpy.asarray."
+                )
+            dtype = self._input_types.get(name, array.dtype)
+            if array.dtype.newbyteorder("=") != dtype:
+                raise TypeError(
+                    f"The input {name!r} has the type {array.dtype}, which is "
+                    f"incompatible with {dtype}, the type that the model was "
+                    f"saved for. Convert it with array.astype({dtype!r})."
                 )
             shape = self._input_shapes[name]
             if len(shape) != array.ndim or any(

@@ -25,12 +25,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Callable
 
+from .streams import default_stream
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paddle.base import core
-
-    from .streams import StreamBase
+    from paddle.device import Stream
 
 __all__ = []
 
@@ -41,17 +42,10 @@ SIZE = 32
 class _Pool:
     # No lock, which a fork could leave locked: next() and setdefault() are one
     # step each.
-    def __init__(self) -> None:
-        self._turns: Iterator[int] = itertools.count()
-        self._streams: dict[int, StreamBase] = {}
-
-    def take_turn(self, make: Callable[[], StreamBase]) -> StreamBase:
-        number = next(self._turns) % SIZE
-        stream = self._streams.get(number)
-        if stream is None:
-            # Two threads that get here at once both use the first one's stream.
-            stream = self._streams.setdefault(number, make())
-        return stream
+    def __init__(self, place: core.Place) -> None:
+        self.place = place
+        self.turns: Iterator[int] = itertools.count()
+        self.streams: dict[int, Stream] = {}
 
 
 # By the hash of the place, which is what Place's own equality compares, and the
@@ -60,16 +54,30 @@ _pools: dict[tuple[int, int], _Pool] = {}
 
 
 def next_stream(
-    place: core.Place, priority: int, make: Callable[[], StreamBase]
-) -> StreamBase:
+    place: core.Place,
+    priority: int,
+    make: Callable[[core.Place, int], Stream],
+) -> Stream:
     """
     Returns the stream whose turn it is in the pool of a device and a priority.
     Thread-safe.
 
     Args:
-        place (core.Place): the place of the device.
-        priority (int): as `make` gives it to the stream.
-        make (Callable): makes a stream of this device and priority.
+        place (core.Place): the place of the device, or of a tensor on it.
+        priority (int): as `make` takes it.
+        make (Callable): makes a stream of a device and a priority.
+
+    Raises:
+        TypeError: the device has no streams.
     """
-    pool = _pools.setdefault((hash(place), priority), _Pool())
-    return pool.take_turn(make)
+    key = (hash(place), priority)
+    pool = _pools.get(key)
+    if pool is None:
+        # The default stream refuses a device without streams.
+        pool = _pools.setdefault(key, _Pool(default_stream(place).place))
+    number = next(pool.turns) % SIZE
+    stream = pool.streams.get(number)
+    if stream is None:
+        # Two threads that get here at once both use the first one's stream.
+        stream = pool.streams.setdefault(number, make(pool.place, priority))
+    return stream

@@ -43,6 +43,8 @@ from .main_thread import is_main_thread
 from .thread_value import UNSET, ThreadValue
 
 if TYPE_CHECKING:
+    from paddle.device import Event
+
     StreamBase = Union[core.CUDAStream, core.CustomDeviceStream]
 
 __all__ = []
@@ -100,6 +102,10 @@ def _current(place: core.Place) -> StreamBase:
     return core._get_current_stream(place.get_device_id())
 
 
+def _current_of_process(place: core.Place) -> StreamBase:
+    return native.with_process_contexts(_current, place)
+
+
 def _bind_process_context(stream: StreamBase, place: core.Place) -> None:
     if isinstance(place, core.CustomPlace):
         core._set_current_custom_device_stream(
@@ -129,7 +135,9 @@ def default_stream(place: core.Place) -> StreamBase:
     key = hash(place)
     stream = _default_streams.get(key)
     if stream is None:
-        stream = _default_streams.setdefault(key, _current(place))
+        # Code in C++ may have set another stream for this thread.
+        find = _current if native is None else _current_of_process
+        stream = _default_streams.setdefault(key, find(place))
     return stream
 
 
@@ -140,6 +148,18 @@ def _context_of(stream: StreamBase) -> Any:
         made = native.StreamContext(stream)
         context = _contexts.setdefault(stream, made)
     return context
+
+
+def _prepare_process_stream(place: core.Place) -> None:
+    default = default_stream(place)
+    # While a CUDA graph is captured no context can be made. Threads that have
+    # set no stream then move with the main thread, as in Paddle 3.3.0.
+    if native.is_capturing():
+        return
+    context = _context_of(default)
+    native.become_main_thread()
+    native.keep_default_context(context)
+    _set_by_main_thread.add(hash(place))
 
 
 def set_stream(stream: StreamBase) -> StreamBase | None:
@@ -160,6 +180,8 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
     Raises:
         NotImplementedError: it has none at all, and this is another thread.
+        RuntimeError: the thread is inside a guard of C++ code that has set a
+            stream of this device. Nothing is changed.
     """
     if native is None and not is_main_thread():
         raise NotImplementedError(
@@ -173,11 +195,12 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
             # Known from before the caller sets another stream.
             default_stream(place)
         return None
+    native.enforce_no_context_guard(place)
     if is_main_thread():
         return _set_process_stream(stream, place)
-    default = default_stream(place)
-    by_place = dict(_own_streams.get().by_place)
     key = hash(place)
+    default = _default_streams.get(key) or default_stream(place)
+    by_place = dict(_own_streams.get().by_place)
     previous, _ = by_place.pop(key, (default, None))
     if stream.raw_stream != default.raw_stream:
         by_place[key] = (stream, _context_of(stream))
@@ -186,16 +209,8 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
 
 def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
-    key = hash(place)
-    if key not in _set_by_main_thread:
-        # Known from before the caller sets another stream.
-        default = default_stream(place)
-        # While a CUDA graph is captured no context can be made. Threads that
-        # have set no stream then move with the main thread, as in Paddle 3.3.0.
-        if not native.is_capturing():
-            native.become_main_thread()
-            native.keep_default_context(_context_of(default))
-            _set_by_main_thread.add(key)
+    if hash(place) not in _set_by_main_thread:
+        _prepare_process_stream(place)
     previous = _current(place)
     native.use_memory_of(stream)
     try:
@@ -212,6 +227,31 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
         own = _OwnStreams()
         _own_streams.set_local(own)
     own.use(by_place)
+
+
+def threads_have_streams(place: core.Place) -> bool:
+    """
+    Returns whether a thread can have a current stream of its own on a device.
+    Thread-safe. Requires what `default_stream` does.
+    """
+    return (
+        native is not None
+        and isinstance(place, _PLACES_OF_STREAMS)
+        and isinstance(default_stream(place), native.stream_types)
+    )
+
+
+def event_after_work(place: core.Place) -> Event:
+    """
+    Returns an event after the work that the calling thread has started on its
+    current stream of a device. Thread-safe.
+    """
+    from paddle.device import current_stream, stream_guard
+
+    stream = current_stream(place)
+    # An event is one of the current device, which the guard sets.
+    with stream_guard(stream):
+        return stream.record_event()
 
 
 def others_have_streams(place: core.Place) -> bool:

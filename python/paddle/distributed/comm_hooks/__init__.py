@@ -16,20 +16,45 @@
 A hook gets the state and a bucket of gradients, and returns a tensor with their
 averages, or a future of it. The state of the simple hooks is the group, or None
 for the group of all ranks.
+
+The hooks are imported when they are used: every import of Paddle gets here.
 """
 
-from paddle.distributed.data_parallel.future import Future
+from __future__ import annotations
 
-from .compression import allreduce_hook, bf16_compress_hook, fp16_compress_hook
-from .power_sgd import PowerSGDState, powerSGD_hook
-from .quantization import quantization_8bit_hook
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Future",
-    "PowerSGDState",
-    "allreduce_hook",
-    "bf16_compress_hook",
-    "fp16_compress_hook",
-    "powerSGD_hook",
-    "quantization_8bit_hook",
-]
+if TYPE_CHECKING:
+    from paddle.distributed.data_parallel.future import Future  # noqa: F401
+
+    from .compression import (  # noqa: F401
+        allreduce_hook,
+        bf16_compress_hook,
+        fp16_compress_hook,
+    )
+    from .power_sgd import PowerSGDState, powerSGD_hook  # noqa: F401
+    from .quantization import quantization_8bit_hook  # noqa: F401
+
+_MODULES = {
+    "Future": "paddle.distributed.data_parallel.future",
+    "PowerSGDState": ".power_sgd",
+    "allreduce_hook": ".compression",
+    "bf16_compress_hook": ".compression",
+    "fp16_compress_hook": ".compression",
+    "powerSGD_hook": ".power_sgd",
+    "quantization_8bit_hook": ".quantization",
+}
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_MODULES[name], __name__)
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import paddle
 import paddle.distributed as dist
 
-from .communication import gather
 from .reducer_methods import ReducerMethods
 
 if TYPE_CHECKING:
@@ -103,6 +102,9 @@ class Join:
 
     def _exchange(self, has_inputs: bool) -> bool:
         """Returns whether a rank has inputs left."""
+        # Every import of Paddle imports this module.
+        from .communication import gather
+
         group = self._layers[0].group
         flags = gather(paddle.to_tensor([has_inputs], "int32"), group)
         active = [rank for rank, flag in enumerate(flags) if flag.item()]

@@ -30,6 +30,7 @@ from paddle.base.threads.host_context import (
     cpu_generator,
     is_available as has_generators,
 )
+from paddle.base.threads.streams import event_after_work, threads_have_streams
 from paddle.io import IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.fetcher import (
@@ -39,16 +40,19 @@ from paddle.io.dataloader.fetcher import (
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 
 from .blocking_queue import BlockingQueue, ShutDown
-from .worker_thread import WorkerThread, checked_seed
+from .worker_thread import Waiters, WorkerThread, checked_seed, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paddle.device import Event
     from paddle.io import BatchSampler, Dataset
 
 __all__ = []
 
 _END_OF_EPOCH = object()
+# The pause between two looks at an event of a device.
+_PAUSE_S = 0.001
 
 
 class _Batches:
@@ -136,14 +140,19 @@ class _SourceThread(WorkerThread):
 
     def _deal(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
+        place = _current_expected_place()
+        has_streams = threads_have_streams(place)
         for epoch in itertools.count():
-            for number, batch in enumerate(batches.of_epoch(epoch, self)):
-                turn, rank = divmod(number, nreaders)
+            # enumerate() would keep each batch until the next one is made.
+            numbers = itertools.count()
+            for batch in batches.of_epoch(epoch, self):
+                turn, rank = divmod(next(numbers), nreaders)
                 # Others take as many batches as a reader that has left, so that
                 # those that all leave after the same number get no error.
                 if rank == 0 and self._ends_at((epoch, turn)):
                     return
-                self._put(rank, batch)
+                made = event_after_work(place) if has_streams else None
+                self._put(rank, (batch, made))
                 # The reader alone keeps it while the next one is made.
                 del batch
             for rank in range(nreaders):
@@ -195,7 +204,7 @@ class BatchReader:
                     ended = True
                     return
                 self._taken += 1
-                yield self._tensors(item)
+                yield self._tensors(*item)
                 del item
         finally:
             if not ended:
@@ -226,7 +235,11 @@ class BatchReader:
             "BatchSource to go on."
         )
 
-    def _tensors(self, batch: Any) -> Any:
+    def _tensors(self, batch: Any, made: Event | None) -> Any:
+        # The copies below may run on any stream of any device. To synchronize
+        # would stop all threads.
+        while made and not wait_for(Waiters(), made.query, _PAUSE_S):
+            pass
         place = _current_expected_place()
         zero_copy = self._zero_copy and place.is_cpu_place()
         fields, structure = _flatten_batch(batch)

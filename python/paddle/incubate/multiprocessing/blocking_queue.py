@@ -90,6 +90,7 @@ class BlockingQueue(Generic[T]):
         # Held while items are counted and one is added or taken, not in waits.
         self._mutex = threading.Lock()
         self._is_shut_down = False
+        self._drops_items = False
         self._not_empty = Waiters()
         self._not_full = Waiters()
 
@@ -133,20 +134,24 @@ class BlockingQueue(Generic[T]):
             ShutDown: the queue was shut down; the item was not added.
             ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout) if block else None
+        deadline = deadline_after(timeout) if block else None
         while True:
             if block:
                 wait_for(
                     self._not_full,
                     lambda: self._is_shut_down or not self.full(),
-                    _remaining(deadline),
+                    remaining_until(deadline),
                 )
             with self._mutex:
                 self._raise_if_shut_down()
                 if not self.full():
                     self._items.append(item)
-                    break
-            if not block or _remaining(deadline) == 0:
+                    if not self._drops_items:
+                        break
+                    # `shutdown` may have dropped the items before this one.
+                    self._items.clear()
+                    self._raise_if_shut_down()
+            if not block or remaining_until(deadline) == 0:
                 raise queue.Full
         self._not_empty.notify_all()
 
@@ -166,13 +171,13 @@ class BlockingQueue(Generic[T]):
             ShutDown: the queue was shut down and has no items.
             ValueError: the timeout is negative or not a number.
         """
-        deadline = _deadline(timeout) if block else None
+        deadline = deadline_after(timeout) if block else None
         while True:
             if block:
                 wait_for(
                     self._not_empty,
                     lambda: self._is_shut_down or self._items,
-                    _remaining(deadline),
+                    remaining_until(deadline),
                 )
             with self._mutex:
                 # Not looked for before, since `shutdown` may drop it meanwhile.
@@ -180,7 +185,7 @@ class BlockingQueue(Generic[T]):
                     item = self._items.popleft()
                     break
                 self._raise_if_shut_down()
-            if not block or _remaining(deadline) == 0:
+            if not block or remaining_until(deadline) == 0:
                 raise queue.Empty
         self._not_full.notify_all()
         return item
@@ -211,9 +216,11 @@ class BlockingQueue(Generic[T]):
         """
         # Without the mutex, which the thread that a finalizer interrupts may
         # hold. A `put` that has passed its check completes; `get` looks for
-        # items first, with the mutex, and so takes what it has added.
+        # items first, with the mutex, and so takes what it has added. A `put`
+        # that adds its item after these are dropped sees that, and drops it.
         self._is_shut_down = True
         if immediate:
+            self._drops_items = True
             self._items.clear()
         self._not_empty.notify_all()
         self._not_full.notify_all()
@@ -226,7 +233,9 @@ class BlockingQueue(Generic[T]):
             )
 
 
-def _deadline(timeout: float | None) -> float | None:
+def deadline_after(timeout: float | None) -> float | None:
+    """Returns when a timeout ends, None if it is None. Raises ValueError if it
+    is negative or not a number."""
     if timeout is None:
         return None
     if not timeout >= 0:
@@ -236,7 +245,8 @@ def _deadline(timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def _remaining(deadline: float | None) -> float | None:
+def remaining_until(deadline: float | None) -> float | None:
+    """Returns the seconds until a deadline, at least 0, None if it is None."""
     if deadline is None:
         return None
     return max(0, deadline - time.monotonic())

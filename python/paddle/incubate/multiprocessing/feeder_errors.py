@@ -35,19 +35,22 @@ _KINDS = (
 )
 
 
-def send_in_place_of_object(error: Exception) -> tuple:
+def send_in_place_of_object(error: Exception, sent: str = "a tensor") -> tuple:
     """
     Returns a reduction by which the receiver raises the error. If the calling
-    thread does not drop errors, this raises the error itself.
+    thread does not drop errors, this raises the error itself. `sent` says what
+    could not be sent.
     """
     if not _in_thread_that_drops_errors():
         raise error
     kind = type(error) if type(error) in _KINDS else RuntimeError
-    return _raise, (kind, str(error), os.getpid())
+    return _raise, (kind, str(error), os.getpid(), sent)
 
 
-def _raise(kind: type[Exception], text: str, sender: int) -> NoReturn:
-    raise kind(f"Process {sender} could not send a tensor by a queue: {text}")
+def _raise(
+    kind: type[Exception], text: str, sender: int, sent: str
+) -> NoReturn:
+    raise kind(f"Process {sender} could not send {sent} by a queue: {text}")
 
 
 def _in_thread_that_drops_errors() -> bool:

@@ -20,17 +20,28 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
+from paddle.base.cpp_module import find_cpp_module
+
+from .blocking_queue import deadline_after, remaining_until
 from .worker_thread import Waiters, wait_for
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
+    from paddle.base import core
+
 __all__ = []
 
 T = TypeVar("T")
 
+# The pause between two looks at a store.
+_PAUSE_S = 0.01
+
 _waiters_of: weakref.WeakKeyDictionary[Future, Waiters] = (
+    weakref.WeakKeyDictionary()
+)
+_locks_of: weakref.WeakKeyDictionary[core.Store, threading.Lock] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -225,3 +236,69 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
         future.add_done_callback(lambda _: waiters.notify_all())
     wait_for(waiters, future.done, timeout)
     return future.result(timeout=0)
+
+
+def wait_for_key(
+    store: core.Store, key: str, timeout: float | None = None
+) -> bytes:
+    """Waits until a key of a ``paddle.distributed`` store is set.
+
+    A :class:`WorkerThread` that is asked to stop ends here, unlike in ``wait``
+    and ``get`` of the store, which wait in C++ and have no timeout.
+
+    Several threads may call this for one store. They must not call methods of
+    the store meanwhile: all calls use its one connection, and would take the
+    answers of each other.
+
+    Args:
+        store (core.Store): the store.
+        key (str): the key.
+        timeout (float|None, optional): the longest time to wait, in seconds.
+            Default: None, no limit.
+
+    Returns:
+        bytes: the value of the key.
+
+    Raises:
+        NotImplementedError: Paddle was built without the backend shm, whose
+            part in C++ looks for keys.
+        TimeoutError: the key was not set in time.
+        ValueError: the timeout is negative or not a number.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import socket
+            >>> import paddle.multiprocessing as mp
+            >>> from paddle.base import core
+            >>> with socket.create_server(("127.0.0.1", 0)) as server:
+            ...     port = server.getsockname()[1]
+            >>> store = core.TCPStore("127.0.0.1", port, True, 1)
+            >>> store.set("address", "10.0.0.1")
+            >>> print(mp.wait_for_key(store, "address"))
+            b'10.0.0.1'
+    """
+    native = find_cpp_module("_process_group_shm")
+    if native is None:
+        raise NotImplementedError(
+            f"Cannot wait for the key {key!r}: this Paddle was built without "
+            "the backend shm, a part in C++ for Linux. Call store.get(...), "
+            "which a worker thread cannot be stopped in."
+        )
+    lock = _locks_of.setdefault(store, threading.Lock())
+
+    def is_set() -> bool:
+        with lock:
+            return native.has_key(store, key)
+
+    deadline = deadline_after(timeout)
+    # `stop` alone wakes the thread before the end of a pause.
+    while not wait_for(Waiters(), is_set, _PAUSE_S):
+        if remaining_until(deadline) == 0:
+            raise TimeoutError(
+                f"The key {key!r} of the store was not set within {timeout} s. "
+                "Look for the error of the process that sets it, or pass a "
+                "longer timeout."
+            )
+    with lock:
+        return store.get(key)

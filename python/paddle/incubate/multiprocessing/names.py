@@ -56,6 +56,7 @@ _MODULES = {
     "shared_memory_stats": "shared_memory_settings",
     "shared_memory_summary": "shared_memory_settings",
     "start_threads": "thread_group",
+    "wait_for_key": "interruptible",
     "wait_for_result": "interruptible",
 }
 # What the package exports.

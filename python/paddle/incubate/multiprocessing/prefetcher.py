@@ -82,6 +82,10 @@ class Prefetcher(Generic[T]):
     end or its exception. Several threads may take items: each item goes to one
     of them, the end or the exception to all.
 
+    Tensors on a device are made on the stream that is current where the
+    Prefetcher is made. To use them on another stream requires the usual
+    synchronization, and ``Tensor.record_stream``.
+
     The thread is a :class:`WorkerThread`, started by the constructor. It ends
     with the iterable, when the Prefetcher is closed or dropped, or when Python
     exits, but always after completing an item.

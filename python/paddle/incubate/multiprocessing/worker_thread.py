@@ -200,7 +200,8 @@ class WorkerThread(threading.Thread):
     :class:`BatchSource`, or an item of a :class:`Prefetcher`; ``get`` and
     ``put`` of a :class:`BlockingQueue`; ``wait`` of an
     :class:`InterruptibleEvent`; ``acquire`` of an :class:`InterruptibleLock`;
-    :func:`wait_for_result`. Nothing wakes a worker from other calls.
+    :func:`wait_for_result`; :func:`wait_for_key`. Nothing wakes a worker from
+    other calls.
 
     As a context manager, a worker is started on entry, and stopped and joined
     on exit. When Python exits, daemon workers are asked to stop and get five

@@ -61,7 +61,7 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
-class _Epoch:
+class Epoch:
     """One pass over the dataset, and what its workers have made.
 
     Neither it nor a worker refers to the iterator, so that dropping the
@@ -74,6 +74,13 @@ class _Epoch:
         # Fetchers look at it between the samples of a batch.
         self.closed = threading.Event()
 
+    def begin(self, worker: int) -> None:
+        """Prepares the calling thread, which is this worker, for its tasks."""
+
+    def outcome(self, batch: Any) -> Any:
+        """Returns what the calling worker puts for a batch that it has made."""
+        return batch
+
     def put(self, index: int, outcome: object) -> None:
         self._outcomes[index] = outcome
         self._waiters.notify_all()
@@ -84,7 +91,7 @@ class _Epoch:
 
 
 class _Task(NamedTuple):
-    epoch: _Epoch
+    epoch: Epoch
     index: int
     samples: Any
 
@@ -118,10 +125,7 @@ class _BatchMaker:
         )
         (self._place,) = loader._places
         # The arrays of the default collation belong to nobody else.
-        self._zero_copy = (
-            loader._collate_fn is default_collate_fn
-            and self._place.is_cpu_place()
-        )
+        self._zero_copy = loader._collate_fn is default_collate_fn
 
     def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
         """Does tasks until the thread is asked to stop."""
@@ -137,10 +141,13 @@ class _BatchMaker:
                     raise init_error
                 if task.epoch is not epoch:
                     epoch = task.epoch
+                    epoch.begin(info.id)
                     fetcher = _DatasetKind.create_fetcher(
                         self._kind, info.dataset, *self._fetcher_settings
                     )
-                outcome = self._batch(fetcher.fetch(task.samples, epoch.closed))
+                outcome = epoch.outcome(
+                    self._batch(fetcher.fetch(task.samples, epoch.closed))
+                )
             except BaseException as error:
                 if threading.current_thread().should_stop():
                     return
@@ -165,9 +172,13 @@ class _BatchMaker:
 
     def _tensor(self, field: np.ndarray | paddle.Tensor) -> paddle.Tensor:
         if not isinstance(field, paddle.Tensor):
-            return paddle.Tensor(
-                value=field, place=self._place, zero_copy=self._zero_copy
+            # A copy of an array to a device would stop all threads, unlike one
+            # of a tensor, which releases the GIL.
+            field = paddle.Tensor(
+                value=field, place=paddle.CPUPlace(), zero_copy=self._zero_copy
             )
+            if self._place.is_cpu_place():
+                return field
         if field.place._equals(self._place):
             return field.detach()
         return field.detach()._copy_to(self._place, True)
@@ -215,7 +226,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
 
     def __init__(self, loader: DataLoader) -> None:
         # First, because __del__ needs them.
-        self._epoch = _Epoch()
+        self._epoch = Epoch()
         self._workers: list[WorkerThread] = []
         super().__init__(loader)
         if not in_dynamic_mode():
@@ -265,11 +276,14 @@ class ThreadWorkersIter(_DataLoaderIterBase):
 
     def _begin_epoch(self) -> None:
         self._epoch.closed.set()
-        self._epoch = _Epoch()
+        self._epoch = self._new_epoch()
         self._exhausted: set[int] = set()
         self._next_task = self._next_batch = 0
         for _ in range(self._capacity):
             self._put_task()
+
+    def _new_epoch(self) -> Epoch:
+        return Epoch()
 
     def _reset(self) -> None:
         """Begins another epoch with the same workers."""

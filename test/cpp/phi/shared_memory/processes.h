@@ -15,31 +15,23 @@
 #pragma once
 
 #include <sys/resource.h>
-#include <sys/types.h>
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <ostream>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_heap.h"
-#include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
+#include "test/cpp/phi/shared_memory/workers.h"
 
-// Helpers for tests with several processes.
+// Helpers for tests with the heaps of several processes.
 namespace shared_memory_test {
 
 using paddle::memory::allocation::SharedBlock;
 using paddle::memory::allocation::SharedHeap;
 using paddle::memory::allocation::SharedHeapStats;
-using paddle::memory::allocation::SharedMemoryError;
 using paddle::memory::allocation::SharedMessage;
 using paddle::memory::allocation::SharingStrategy;
-using Kind = SharedMemoryError::Kind;
-
-constexpr int64_t kMiB = 1 << 20;
 
 // Two tests, one for each strategy.
 #define TEST_BOTH(fixture, name)                                  \
@@ -73,11 +65,6 @@ std::string PathOf(const SharedMessage& message);
 // Returns how many bytes of memory a file occupies.
 uint64_t BytesOfFile(const std::string& path);
 
-// Returns the error that the call throws; none if it throws nothing.
-std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call);
-std::optional<Kind> KindOf(const std::function<void()>& call);
-std::optional<Kind> KindOf(const std::optional<SharedMemoryError>& error);
-
 // The descriptors of a process, and its mappings and files of shared memory.
 struct Possessions {
   static Possessions Now();
@@ -89,49 +76,6 @@ struct Possessions {
   std::vector<std::string> files;
 };
 std::ostream& operator<<(std::ostream& out, const Possessions& possessions);
-
-// One end of a connection between processes, which carries values in order.
-class Channel {
- public:
-  // A worker waits as long as the test runs. The test itself waits only so long
-  // and then fails, which ends its workers.
-  static constexpr int kPatienceMilliseconds = 20000;
-  static constexpr int kNoEnd = -1;
-
-  explicit Channel(int fd, int patience = kPatienceMilliseconds)
-      : fd_(fd), patience_(patience) {}
-
-  template <typename T>
-  void Send(const T& value) const {
-    static_assert(std::is_trivially_copyable<T>::value);
-    SendBytes(&value, sizeof(value));
-  }
-
-  template <typename T>
-  T Receive() const {
-    static_assert(std::is_trivially_copyable<T>::value);
-    T value;
-    ReceiveBytes(&value, sizeof(value));
-    return value;
-  }
-
-  void Signal() const { Send('!'); }
-  void Await() const { Receive<char>(); }
-  // Returns whether there is something to receive.
-  bool HasMore() const;
-  // Waits until there is something to receive, and returns true, or until all
-  // processes that have the other end are gone, and returns false.
-  bool SaysMore() const;
-  void AwaitEnd() const { ASSERT_FALSE(SaysMore()); }
-  int fd() const { return fd_; }
-
- private:
-  void SendBytes(const void* bytes, size_t size) const;
-  void ReceiveBytes(void* bytes, size_t size) const;
-
-  int fd_;
-  int patience_;
-};
 
 // The descriptors that a process may have besides its standard streams.
 constexpr int kFirstDescriptor = 3;
@@ -163,31 +107,6 @@ class FewDescriptors {
  private:
   Limited limited_;
   std::vector<int> fillers_;
-};
-
-// A forked process. If it is made before this one has used its heap, it is as
-// unrelated as a spawned one.
-class Worker {
- public:
-  // The process succeeds if the body returns and all of its checks hold. If
-  // `starved`, it is forked while no descriptor can be opened.
-  explicit Worker(const std::function<void(const Channel&)>& body,
-                  bool starved = false);
-  ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-
-  const Channel& channel() const { return channel_; }
-  pid_t pid() const { return pid_; }
-  // Closes the channel and waits, not forever, for the process to succeed.
-  void Finish();
-  void Kill();
-  // Waits until it ends, or stops because it is traced.
-  int AwaitChange();
-
- private:
-  pid_t pid_;  // 0 once it has ended
-  Channel channel_{-1};
 };
 
 }  // namespace shared_memory_test

@@ -14,24 +14,17 @@
 
 // The heap of one process: its blocks, their costs, and what can be sent.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
-using paddle::memory::allocation::MemoryOfMachineOrContainer;
 
 class SharedHeapTest : public shared_memory_test::SharedMemoryTestCase {};
 
@@ -249,67 +242,6 @@ TEST_BOTH(SharedHeapTest, ManySmallBlocksFillMoreThanOneSegment) {
   EXPECT_EQ(Heap().Stats().blocks, 0);
   Heap().Collect({});
   EXPECT_EQ(Heap().Stats().reserved, 0);
-}
-
-// A folder with the files that a process reads about its control groups.
-class Root {
- public:
-  explicit Root(const std::string& groups) {
-    char folder[] = "/tmp/shared_memory_testXXXXXX";
-    REQUIRE_TRUE(mkdtemp(folder) != nullptr);
-    path_ = folder;
-    Write("/proc/self/cgroup", groups);
-  }
-  ~Root() { std::filesystem::remove_all(path_); }
-  Root(const Root&) = delete;
-  Root& operator=(const Root&) = delete;
-
-  void Write(const std::string& name, const std::string& text) const {
-    const std::filesystem::path file = path_ + name;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
-  uint64_t Memory() const { return MemoryOfMachineOrContainer(path_); }
-
- private:
-  std::string path_;
-};
-
-const uint64_t kMachine =
-    static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-
-ISOLATED_TEST(SharedHeapTest, WithoutControlGroupsTheMachinesMemoryIsTheLimit) {
-  EXPECT_EQ(Root("").Memory(), kMachine);
-  EXPECT_EQ(Root("no line of this kind\n::\n").Memory(), kMachine);
-  EXPECT_EQ(Root("0::/a/b\n4:memory:/a\n").Memory(), kMachine);
-}
-
-ISOLATED_TEST(SharedHeapTest,
-              TheLeastLimitOfAControlGroupAndThoseAboveItCounts) {
-  const Root root("0::/above/own\n");
-  root.Write("/sys/fs/cgroup/above/own/memory.max", "max\n");
-  EXPECT_EQ(root.Memory(), kMachine);
-  root.Write("/sys/fs/cgroup/above/memory.max", "4194304\n");
-  EXPECT_EQ(root.Memory(), 4 * kMiB);
-  root.Write("/sys/fs/cgroup/above/own/memory.max", "8388608\n");
-  EXPECT_EQ(root.Memory(), 4 * kMiB);
-  root.Write("/sys/fs/cgroup/memory.max", "1048576\n");
-  EXPECT_EQ(root.Memory(), kMiB);
-  root.Write("/sys/fs/cgroup/above/own/other/memory.max", "4096\n");
-  EXPECT_EQ(root.Memory(), kMiB);
-}
-
-ISOLATED_TEST(SharedHeapTest, ALimitOfTheFirstVersionOfControlGroupsCounts) {
-  const Root root("5:cpu,cpuacct:/cpu\n4:hugetlb,memory:/docker/own\n0::/\n");
-  const std::string memory = "/sys/fs/cgroup/memory";
-  root.Write(memory + "/docker/own/memory.limit_in_bytes",
-             "9223372036854771712\n");
-  EXPECT_EQ(root.Memory(), kMachine);
-  // Inside a container, the group's folder is where the root's would be.
-  root.Write(memory + "/memory.limit_in_bytes", "3145728\n");
-  EXPECT_EQ(root.Memory(), 3 * kMiB);
-  root.Write(memory + "/cpu/memory.limit_in_bytes", "4096\n");
-  EXPECT_EQ(root.Memory(), 3 * kMiB);
 }
 
 }  // namespace

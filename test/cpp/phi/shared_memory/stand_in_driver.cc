@@ -31,8 +31,9 @@
 // It is as strict as any version of the driver: what only some allow fails.
 //
 // What a driver would leave undefined ends the process with status 86 and a
-// line on stderr, "stand-in: violation: ...": memory is freed while another
-// process has it open, or there is a call after the driver has shut down.
+// line on stderr, "stand-in: violation: ...": memory is freed, or an event is
+// destroyed, while another process has it open, or there is a call after the
+// driver has shut down.
 //
 // The environment decides about:
 //  - STAND_IN_DEVICES: the number of devices, 2; each has 8 GiB a process;
@@ -438,12 +439,19 @@ class Region {
     return bytes;
   }
 
-  // Ends what is of this process's making; false if another one has it open.
-  bool Free() {
-    // A lock that excludes openers, rather than a look for them: nobody opens
-    // the region between the look and the end. It goes with the file.
+  // Keeps other processes from opening what is of this process's making; false
+  // if one of them has it open.
+  bool ExcludeOpeners() {
+    // A lock, rather than a look for them: nobody opens the region between the
+    // look and the end. It goes with the file.
     if (!Lock(fd_, F_WRLCK)) return false;
     header_->freed = true;
+    return true;
+  }
+
+  // Ends memory of this process's making; false if another one has it open.
+  bool Free() {
+    if (!ExcludeOpeners()) return false;
     // Only pages that were ever touched, which may be few.
     off_t at = kPage;
     while ((at = lseek(fd_, at, SEEK_DATA)) != -1) {
@@ -539,6 +547,8 @@ class Event {
   explicit Event(std::unique_ptr<Region> region) : region_(std::move(region)) {}
 
   const Region& region() const { return *region_; }
+  // Requires: this process has made the event.
+  bool ExcludeOpeners() { return region_->ExcludeOpeners(); }
 
   Record Last() const { return data().last; }
 
@@ -1028,7 +1038,14 @@ CUresult cuEventCreate(CUevent* event, unsigned flags) {
 CUresult cuEventDestroy_v2(CUevent event) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   auto guard = Guard();
-  return Now().events.erase(event) == 0 ? kInvalidHandle : kSuccess;
+  auto found = Now().events.find(event);
+  if (found == Now().events.end()) return kInvalidHandle;
+  if (found->second->region().own() && !found->second->ExcludeOpeners()) {
+    Violation("cuEventDestroy of an event that another process has open");
+  }
+  // Work that was given before still uses it.
+  Now().events.erase(found);
+  return kSuccess;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {

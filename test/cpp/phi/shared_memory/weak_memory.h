@@ -145,6 +145,9 @@ class Atomic {
  public:
   static constexpr bool is_always_lock_free = true;
 
+  Atomic() = default;
+  Atomic(T value) : value_(value) {}  // NOLINT(runtime/explicit)
+
   T load(Order order) const {
     Explorer* explorer = Running();
     if (explorer == nullptr) return value_;
@@ -170,6 +173,9 @@ class Atomic {
   }
   T fetch_add(T value, Order order) {
     return Change([value](T old) { return old + value; }, order);
+  }
+  T fetch_sub(T value, Order order) {
+    return Change([value](T old) { return old - value; }, order);
   }
 
   bool compare_exchange_strong(T& expected,  // NOLINT(runtime/references)

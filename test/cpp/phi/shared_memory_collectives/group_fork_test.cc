@@ -62,6 +62,12 @@ ISOLATED_TEST(GroupForkTest, AChildHasNoPartInTheGroup) {
   other.join();
 }
 
+ISOLATED_TEST(GroupForkTest, AChildHasNoDescriptorOfTheGroup) {
+  const int before = Possessions::Now().descriptors;
+  const auto group = GroupInOneProcess(2);
+  InChild([&] { EXPECT_EQ(Possessions::Now().descriptors, before); });
+}
+
 ISOLATED_TEST(GroupForkTest, AChildMayMakeAGroupOfItsOwn) {
   const auto group = GroupInOneProcess(2);
   InChild([] {

@@ -16,10 +16,13 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -242,6 +245,33 @@ ISOLATED_TEST(GroupMemoryTest, AnotherFileIsNotTakenForAGroup) {
   std::fclose(file);
   close(null);
   EXPECT_EQ(Possessions::Now(), before);
+}
+
+// Returns a rank's attempt to join a copy of a group's memory.
+Outcome AttemptWithCopy(uint64_t more_bytes, bool sealed) {
+  const auto group = GroupMemory::Create(2);
+  uint32_t process = 0;
+  int fd = -1;
+  REQUIRE_EQ(std::sscanf(group->id().c_str(), "%" SCNu32 "-%d", &process, &fd),
+             2);
+  struct stat file = {};
+  REQUIRE_EQ(fstat(fd, &file), 0);
+  const int copy = memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const auto bytes = static_cast<size_t>(file.st_size);
+  const void* const base = reinterpret_cast<const void*>(group->base_of(0));
+  REQUIRE_EQ(write(copy, base, bytes), file.st_size);
+  REQUIRE_EQ(ftruncate(copy, file.st_size + more_bytes), 0);
+  if (sealed) {
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    REQUIRE_EQ(fcntl(copy, F_ADD_SEALS, seals), 0);
+  }
+  return Attempt(IdWith(copy, group->random_number()));
+}
+
+ISOLATED_TEST(GroupMemoryTest, MemoryOfAnotherLengthOrNotSealedIsDamaged) {
+  EXPECT_FALSE(AttemptWithCopy(0, true).failed);
+  EXPECT_TRUE(AttemptWithCopy(0, false).Says("damaged"));
+  EXPECT_TRUE(AttemptWithCopy(4096, true).Says("damaged"));
 }
 
 ISOLATED_TEST(GroupMemoryTest, AGroupLeavesNeitherDescriptorsNorMappings) {

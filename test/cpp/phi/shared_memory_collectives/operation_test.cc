@@ -77,6 +77,14 @@ ISOLATED_TEST(OperationTest, RanksThatNeverSpinGetWhatTheOthersHavePublished) {
   ranks.Finish();
 }
 
+ISOLATED_TEST(OperationTest, TheLongestTimeoutDoesNotEndAWait) {
+  Ranks ranks(2, [](GroupMemory* group, const Channel&) {
+    if (group->rank() == 0) std::this_thread::sleep_for(kSoon);
+    Meet(group, Milliseconds::max());
+  });
+  ranks.Finish();
+}
+
 ISOLATED_TEST(OperationTest, RanksOnThreadsGetWhatTheOthersHavePublished) {
   const auto group = GroupInOneProcess(3);
   std::vector<std::thread> threads;

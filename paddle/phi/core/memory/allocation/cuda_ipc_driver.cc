@@ -62,22 +62,6 @@ std::atomic<bool> used_before_fork{false};
       "set_start_method('spawn') first.");
 }
 
-// Returns the form that the driver's tools print:
-// "GPU-01234567-89ab-cdef-0123-456789abcdef".
-std::string ToString(const CudaDeviceUuid& uuid) {
-  std::string text = "GPU";
-  for (size_t i = 0; i < uuid.size(); ++i) {
-    char digits[4];
-    bool new_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
-    std::snprintf(digits,
-                  sizeof(digits),
-                  new_group ? "-%02x" : "%02x",
-                  static_cast<unsigned char>(uuid[i]));
-    text += digits;
-  }
-  return text;
-}
-
 // A driver's library: its file names, and its names for the functions, in the
 // order of CudaIPCDriver::Functions.
 //
@@ -140,6 +124,20 @@ constexpr Library kLibraries[] = {
 };
 
 }  // namespace
+
+std::string ToString(const CudaDeviceUuid& uuid) {
+  std::string text = "GPU";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char digits[4];
+    bool new_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+    std::snprintf(digits,
+                  sizeof(digits),
+                  new_group ? "-%02x" : "%02x",
+                  static_cast<unsigned char>(uuid[i]));
+    text += digits;
+  }
+  return text;
+}
 
 struct CudaIPCDriver::Functions {
   int (*Init)(unsigned flags);
@@ -309,10 +307,15 @@ void* CudaIPCDriver::ContextOf(int device) {
   return context;
 }
 
-int CudaIPCDriver::DeviceOf(const CudaDeviceUuid& uuid) const {
+std::optional<int> CudaIPCDriver::FindDevice(const CudaDeviceUuid& uuid) const {
   for (size_t i = 0; i < devices_.size(); ++i) {
     if (devices_[i].uuid == uuid) return static_cast<int>(i);
   }
+  return std::nullopt;
+}
+
+int CudaIPCDriver::DeviceOf(const CudaDeviceUuid& uuid) const {
+  if (std::optional<int> device = FindDevice(uuid)) return *device;
   throw SharedMemoryError(
       Kind::kUnavailable,
       "A received tensor is on " + ToString(uuid) +

@@ -31,6 +31,10 @@ namespace allocation {
 using CudaIPCHandle = std::array<char, 64>;
 using CudaDeviceUuid = std::array<char, 16>;
 
+// Returns the form that the driver's tools print:
+// "GPU-01234567-89ab-cdef-0123-456789abcdef".
+std::string ToString(const CudaDeviceUuid& uuid);
+
 // The calls of the GPU driver, CUDA's or HIP's, that share memory and events
 // between processes.
 //
@@ -62,7 +66,10 @@ class CudaIPCDriver {
   static CudaIPCDriver& Instance();
 
   const CudaDeviceUuid& Uuid(int device) const { return At(device).uuid; }
-  // Returns the number of a device in this process. Throws if this process
+  // Returns the number of a device in this process; none if this process cannot
+  // see the device.
+  std::optional<int> FindDevice(const CudaDeviceUuid& uuid) const;
+  // Returns the number of a received tensor's device. Throws if this process
   // cannot see the device.
   int DeviceOf(const CudaDeviceUuid& uuid) const;
 

@@ -162,18 +162,19 @@ CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data,
   return stamp.value_or(CudaIPCStamp{});
 }
 
-bool CudaIPCHeap::CallDriver(const std::function<void()>& act) {
+bool CudaIPCHeap::CallDriver(const std::function<void()>& call,
+                             bool may_block) {
   std::function<void(const std::function<void()>&)> wrap;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (leaving_) return false;
     ++driver_calls_;
-    wrap = wrap_blocking_call_;
+    if (may_block) wrap = wrap_blocking_call_;
   }
   std::exception_ptr failure;
   auto kept = [&] {
     try {
-      act();
+      call();
     } catch (...) {
       failure = std::current_exception();
     }

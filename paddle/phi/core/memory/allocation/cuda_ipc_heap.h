@@ -191,6 +191,12 @@ class CudaIPCHeap {
   // may release the GIL. Thread-safe.
   void SetBlockingCallWrapper(
       std::function<void(const std::function<void()>&)> wrap);
+  // Makes a call of the driver. One that may take as long as the work on a
+  // device is made, in Python, without the GIL. Returns false, and makes no
+  // call, once the process is leaving.
+  //
+  // Thread-safe. Requires: the caller holds no lock if the call may block.
+  bool CallDriver(const std::function<void()>& call, bool may_block = true);
   // Announces that this process is about to exit. From then on, sends and
   // receives throw, and releases have no effect: the driver may shut down.
   // Waits a few seconds for calls of the driver that are under way.
@@ -224,10 +230,6 @@ class CudaIPCHeap {
   std::shared_ptr<CudaIPCData> Use(const SharedBlock& block);
   std::shared_ptr<CudaIPCData> UseOrOpen(const SharedBlock& block);
   std::shared_ptr<CudaIPCReceivedData> Open(const SharedBlock& block);
-  // Makes a call of the driver that may take as long as the work on a device,
-  // with no lock held and, in Python, without the GIL. Returns false, and makes
-  // no call, once the process is leaving.
-  bool CallDriver(const std::function<void()>& call);
   // Does what Release does after the last use. Keeps the storage in `deferred_`
   // if the driver fails.
   void FinishRelease(const std::shared_ptr<CudaIPCData>& data);

@@ -44,6 +44,9 @@ FileDescriptor::FileDescriptor(int fd) : fd_(fd) {
 }
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  // Other code has closed this descriptor if the number is the other's by now,
+  // who must not lose it when this one's identity is destroyed.
+  if (fd_ == other.fd_ && this != &other) fd_ = -1;
   std::swap(fd_, other.fd_);
   std::swap(device_, other.device_);
   std::swap(inode_, other.inode_);

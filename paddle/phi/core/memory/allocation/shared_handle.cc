@@ -27,7 +27,8 @@ namespace allocation {
 
 namespace {
 
-constexpr uint32_t kHandleMagic = 0x31544450;  // "PDT1"
+constexpr uint32_t kHandleMagic = 0x31544450;       // "PDT1"
+constexpr uint32_t kEventHandleMagic = 0x31454450;  // "PDE1"
 
 // Indices of SharedTensorHandle::memory.
 enum Memory : uint8_t { kNone, kNoneOnDevice, kHost, kDevice, kKinds };
@@ -319,6 +320,30 @@ SharedTensorHandle SharedTensorHandle::Decode(const std::string& handle) {
       true,
       HandleReader::Broken("elements without memory", span->after));
   return decoded;
+}
+
+std::string EncodeEvent(const SharedMessage& message) {
+  HandleHeader header = {};
+  header.magic = kEventHandleMagic;
+  WriteMessage(message, &header);
+  std::string handle;
+  Append(&handle, &header, sizeof(header));
+  return handle;
+}
+
+SharedMessage DecodeEvent(const std::string& handle) {
+  HandleHeader header = {};
+  bool has_size = handle.size() == sizeof(header);
+  if (has_size) std::memcpy(&header, handle.data(), sizeof(header));
+  PADDLE_ENFORCE_EQ(
+      has_size && header.magic == kEventHandleMagic,
+      true,
+      common::errors::InvalidArgument(
+          "Cannot read the handle of an event: these %d bytes are not what "
+          "Event.ipc_handle() returns. Pass its result, whole, from a process "
+          "with the same version of Paddle.",
+          handle.size()));
+  return MessageOf(header);
 }
 
 void EnforceHasHandle(const phi::DenseTensor& tensor) {

@@ -40,6 +40,10 @@ struct SharedTensorHandle {
   static SharedTensorHandle Decode(const std::string& handle);
 };
 
+// Returns the handle of an event, and reads it. A handle may come from anyone.
+std::string EncodeEvent(const SharedMessage& message);
+SharedMessage DecodeEvent(const std::string& handle);
+
 // Throws if no handle can describe the tensor.
 void EnforceHasHandle(const phi::DenseTensor& tensor);
 // Throws if the shape and data type do not give a size in bytes.

@@ -73,6 +73,7 @@ class Predictor {
   std::vector<std::string> GetInputNames();
   std::vector<std::string> GetOutputNames();
   std::map<std::string, std::vector<int64_t>> GetInputTensorShape();
+  std::map<std::string, DataType> GetInputTypes();
   bool Run();
   bool Run(const std::vector<paddle::Tensor>& inputs,
            std::vector<paddle::Tensor>* outputs);

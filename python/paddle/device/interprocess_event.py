@@ -1,0 +1,155 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Events of GPUs that processes send to each other.
+
+`InterprocessEvent` is the base of a `paddle.device.Event` that was made with
+`interprocess=True` on a GPU, or received. It stands where core.CUDAEvent does,
+which has no handle.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from paddle.base import core
+from paddle.base.shared_storage import native
+
+if TYPE_CHECKING:
+    from . import Event
+
+    _EventBase = core.CUDAEvent | core.CustomDeviceEvent | core.XPUEvent
+
+__all__ = []
+
+_POLL_S = 0.00005
+
+
+class InterprocessEvent:
+    """An event of a GPU that other processes may receive. Thread-safe."""
+
+    def __init__(self, event: Any):
+        self._event = event
+
+    @classmethod
+    def make(
+        cls, device_id: int | None, enable_timing: bool
+    ) -> InterprocessEvent:
+        """
+        Makes an event on a GPU.
+
+        Raises:
+            ValueError: the event should also measure time, or the current
+                device is not a GPU.
+            MemoryError: the driver makes no more events.
+        """
+        if device_id is None:
+            raise ValueError(
+                "An event with interprocess=True needs a GPU, but the current "
+                "device is the CPU. Call paddle.set_device('gpu') first."
+            )
+        if enable_timing:
+            raise ValueError(
+                "An event cannot have both interprocess=True and "
+                "enable_timing=True, which CUDA does not support. Measure time "
+                "by two more events with enable_timing=True."
+            )
+        return cls(native.InterprocessEvent(device_id))
+
+    @classmethod
+    def from_ipc_handle(
+        cls, handle: bytes, device_id: int | None
+    ) -> InterprocessEvent:
+        """Opens an event by its handle; without an ID, one of any GPU."""
+        return cls(native.InterprocessEvent.from_ipc_handle(handle, device_id))
+
+    @property
+    def place(self) -> core.CUDAPlace:
+        """The GPU that the event is on."""
+        return self._event.place
+
+    def ipc_handle(self) -> bytes:
+        """Returns a handle, which keeps the event until it is opened."""
+        return self._event.ipc_handle()
+
+    def record(self, stream: core.CUDAStream | None = None) -> None:
+        """Records the event in a stream, by default the current one."""
+        device_id = self.place.gpu_device_id()
+        if stream is None:
+            stream = core._get_current_stream(device_id)
+        if stream.place.gpu_device_id() != device_id:
+            raise ValueError(
+                "An event must be recorded in a stream of its own GPU, but the "
+                f"event is on {self.place} and the stream on {stream.place}. "
+                "Pass a stream of the event's GPU."
+            )
+        self._event.record(stream.cuda_stream)
+
+    def wait(self, stream: core.CUDAStream) -> None:
+        """Makes a stream wait for the work that was last recorded."""
+        self._event.wait(stream.place.gpu_device_id(), stream.cuda_stream)
+
+    def query(self) -> bool:
+        """Returns whether the work that was last recorded is done."""
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        """Waits until the work that was last recorded is done."""
+        # The driver's own function could wait forever for a killed process,
+        # and is not interrupted by signals.
+        while not self.query():
+            time.sleep(_POLL_S)
+
+
+def ipc_handle(event: Event | _EventBase) -> bytes:
+    """
+    Returns a handle of an event, which keeps the event until it is opened.
+
+    Raises:
+        NotImplementedError: the event is not on a GPU.
+        RuntimeError: the process that made the event has ended.
+        ValueError: the event was made without interprocess=True.
+    """
+    base = getattr(event, "event_base", event)
+    if isinstance(base, InterprocessEvent):
+        return base.ipc_handle()
+    if isinstance(base, core.CUDAEvent):
+        raise ValueError(
+            "An event that is sent to another process must be made by "
+            "paddle.device.Event(interprocess=True), but received one without "
+            "interprocess=True, or a paddle.device.cuda.Event. Make another "
+            "event, and record it at the same place."
+        )
+    raise NotImplementedError(
+        "Only events of GPUs can be sent to another process, but received "
+        f"{event!r}. Call its synchronize() instead, and tell the other "
+        "process then."
+    )
+
+
+def event_of(
+    kind: type[Event], handle: bytes, device_id: int | None = None
+) -> Event:
+    """
+    Opens an event of another process, or finds the one of this process.
+
+    Raises:
+        RuntimeError: the event, or the process that made it, is gone, or this
+            process cannot use its GPU.
+        ValueError: the handle is not one, or the event is not on the device.
+    """
+    event = kind.__new__(kind)
+    event.event_base = InterprocessEvent.from_ipc_handle(handle, device_id)
+    event.device = event.event_base.place
+    return event

@@ -1,0 +1,86 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The statistics that Paddle keeps of the memory of a device, as one dict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import paddle
+from paddle.base import core
+
+if TYPE_CHECKING:
+    from paddle._typing.device_like import PlaceLike
+
+__all__ = []
+
+
+def memory_stats(device: PlaceLike | int | None = None) -> dict[str, int]:
+    """
+    Returns how many bytes of memory the tensors of a device use ("allocated")
+    and Paddle's allocator has taken for them ("reserved"): now, and at most so
+    far. Thread-safe.
+
+    Args:
+        device (str|int|paddle.Place, optional): the device, such as "cpu" or
+            "gpu:0", or its index among the devices of the current type.
+            Default: None, the current device.
+
+    Returns:
+        dict: the keys are "allocated_bytes.all.current",
+            "allocated_bytes.all.peak", "reserved_bytes.all.current" and
+            "reserved_bytes.all.peak".
+
+    Raises:
+        ValueError: there is no such device, or Paddle has no statistics of it.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+
+            >>> before = paddle.device.memory_stats("cpu")
+            >>> x = paddle.ones([1024], device="cpu")
+            >>> after = paddle.device.memory_stats("cpu")
+            >>> key = "allocated_bytes.all.current"
+            >>> print(after[key] - before[key])
+            4096
+    """
+    place = paddle.device.device_to_place(device)
+    if isinstance(place, core.CPUPlace):
+        index, kind = 0, "host"
+    else:
+        index, kind = _index_of_statistics(place), "device"
+    stats = {}
+    for name in ("Allocated", "Reserved"):
+        for figure in ("current", "peak"):
+            read = getattr(core, f"{kind}_memory_stat_{figure}_value")
+            stats[f"{name.lower()}_bytes.all.{figure}"] = read(name, index)
+    return stats
+
+
+def _index_of_statistics(place: core.Place) -> int:
+    custom_types = core.get_all_custom_device_type() or []
+    # They are by index alone, so that those of a second type of custom devices
+    # are mixed with those of the first.
+    if isinstance(place, (core.CUDAPlace, core.XPUPlace)) or (
+        isinstance(place, core.CustomPlace)
+        and place.get_device_type() == custom_types[0]
+    ):
+        return place.get_device_id()
+    raise ValueError(
+        f"Paddle keeps no statistics of the memory of {place}. Please pass the "
+        "CPU, a GPU, an XPU or a device of the first type of custom devices, "
+        f"of {custom_types}."
+    )

@@ -1,0 +1,211 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// Threads of Python that work without the GIL. What they read and write is
+// plain memory, so that the thread sanitizer sees what is not ordered.
+
+#include "paddle/fluid/pybind/work_without_gil.h"
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace {
+
+using paddle::pybind::WorkWithoutGil;
+
+constexpr int kThreads = 4;
+constexpr int kRounds = 2000;
+
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+  ~Gil() { PyGILState_Release(state_); }
+
+ private:
+  const PyGILState_STATE state_;
+};
+
+class Interpreter : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    Py_Initialize();
+    thread_ = PyEval_SaveThread();
+  }
+  void TearDown() override {
+    PyEval_RestoreThread(thread_);
+    Py_Finalize();
+  }
+
+ private:
+  PyThreadState* thread_ = nullptr;
+};
+
+const auto* const interpreter =
+    ::testing::AddGlobalTestEnvironment(new Interpreter);  // NOLINT
+
+// Calls functions on a thread of Python each, with the GIL.
+void InThreads(const std::vector<std::function<void()>>& functions) {
+  std::vector<std::thread> threads;
+  for (const auto& function : functions) {
+    threads.emplace_back([&function] {
+      const Gil gil;
+      function();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Returns whether another thread does something in time. Waits without the GIL.
+bool Wait(std::promise<void>* promise) {
+  return WorkWithoutGil::Wait([&] {
+    return promise->get_future().wait_for(std::chrono::minutes(1)) ==
+           std::future_status::ready;
+  });
+}
+
+TEST(WorkWithoutGilTest, ThreadsWorkAtTheSameTime) {
+  std::array<std::promise<void>, 2> began;
+  const auto work = [&](int mine) {
+    WorkWithoutGil::Run([&] {
+      began[mine].set_value();
+      EXPECT_EQ(began[1 - mine].get_future().wait_for(std::chrono::minutes(1)),
+                std::future_status::ready);
+    });
+  };
+  InThreads({[&] { work(0); }, [&] { work(1); }});
+}
+
+TEST(WorkWithoutGilTest, ErrorsReachTheCallerWithTheGil) {
+  InThreads({[] {
+    const auto fail = [] { throw std::runtime_error("of the work"); };
+    for (int round = 0; round < 2; ++round) {
+      EXPECT_THROW(WorkWithoutGil::Run(fail), std::runtime_error);
+      EXPECT_THROW(WorkWithoutGil::RunInTurn(fail), std::runtime_error);
+      EXPECT_EQ(PyGILState_Check(), 1);
+    }
+  }});
+}
+
+TEST(WorkWithoutGilTest, WorkInTurnIsThatOfOneThreadAtATime) {
+  int calls = 0;
+  const auto work = [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      WorkWithoutGil::RunInTurn([&] { ++calls; });
+    }
+  };
+  InThreads(std::vector<std::function<void()>>(kThreads, work));
+  EXPECT_EQ(calls, kThreads * kRounds);
+}
+
+TEST(WorkWithoutGilTest, TurnWithinATurnIsTheSame) {
+  int calls = 0;
+  const auto work = [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      WorkWithoutGil::RunInTurn([&] {
+        ++calls;
+        const Gil gil;
+        WorkWithoutGil::RunInTurn([&] { ++calls; });
+        ++calls;
+      });
+    }
+  };
+  InThreads(std::vector<std::function<void()>>(kThreads, work));
+  EXPECT_EQ(calls, 3 * kThreads * kRounds);
+}
+
+TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForTheTurnOfAnother) {
+  std::promise<void> entered, other_has_worked;
+  int calls = 0;
+  InThreads({[&] {
+               WorkWithoutGil::RunInTurn([&] {
+                 ++calls;
+                 {
+                   const Gil gil;
+                   const WorkWithoutGil::OutOfTurn out_of_turn;
+                   entered.set_value();
+                   EXPECT_TRUE(Wait(&other_has_worked));
+                 }
+                 ++calls;
+               });
+             },
+             [&] {
+               EXPECT_TRUE(Wait(&entered));
+               WorkWithoutGil::RunInTurn([&] { ++calls; });
+               other_has_worked.set_value();
+             }});
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(WorkWithoutGilTest, ThreadsOutOfTurnWaitForTheirTurnAgain) {
+  int calls = 0;
+  const auto work = [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      WorkWithoutGil::RunInTurn([&] {
+        ++calls;
+        {
+          const Gil gil;
+          const WorkWithoutGil::OutOfTurn out_of_turn;
+          WorkWithoutGil::RunInTurn([&] { ++calls; });
+        }
+        ++calls;
+      });
+    }
+  };
+  InThreads(std::vector<std::function<void()>>(kThreads, work));
+  EXPECT_EQ(calls, 3 * kThreads * kRounds);
+}
+
+TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
+  // What each thread is in, and how many are not done.
+  std::array<int, kThreads> works{};
+  int working = kThreads;
+  std::vector<std::function<void()>> functions;
+  for (int& mine : works) {
+    functions.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        const auto work = [&] {
+          ++mine;
+          std::this_thread::yield();
+          --mine;
+        };
+        WorkWithoutGil::Run(work);
+        WorkWithoutGil::RunInTurn(work);
+      }
+      --working;
+    });
+  }
+  functions.emplace_back([&] {
+    while (working > 0) {
+      WorkWithoutGil::PauseForFork();
+      for (const int work : works) EXPECT_EQ(work, 0);
+      WorkWithoutGil::ContinueInParent();
+      WorkWithoutGil::Wait([] {
+        std::this_thread::yield();
+        return 0;
+      });
+    }
+  });
+  InThreads(functions);
+}
+
+}  // namespace

@@ -1,0 +1,388 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+// The files of segments, the slots of their processes, and families.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "paddle/phi/core/memory/allocation/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_family.h"
+#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_slots.h"
+#include "paddle/phi/core/memory/allocation/starting_processes.h"
+#include "test/cpp/phi/shared_memory/workers.h"
+
+namespace {
+
+using namespace shared_memory_test;          // NOLINT(build/namespaces)
+using namespace paddle::memory::allocation;  // NOLINT(build/namespaces)
+
+class SharedSlotsTest : public SharedMemoryTestCase {};
+
+constexpr uint64_t kReserve = SharedLedger::kMinReserve;
+constexpr uint32_t kOwner = SharedLedger::kOwnerSlot;
+constexpr uint32_t kFirst = kOwner + 1;
+
+// The file of a segment, and the ledger in it.
+class Book {
+ public:
+  explicit Book(FileDescriptor file)
+      : file_(Resized(std::move(file))),
+        mapping_(file_.get(), SharedLedger::LedgerBytes(kReserve)),
+        ledger_(mapping_.base(), kReserve) {
+    if (!ReadLedgerStart(fd()).Valid()) ledger_.Format(Family(1), 1);
+  }
+
+  int fd() const { return file_.get(); }
+  SharedLedger& ledger() { return ledger_; }
+  SharedSlots slots() { return SharedSlots(fd(), &ledger_); }
+  // Opens the file another time, as another process does.
+  Book Again() const {
+    return Book(OpenFile("/proc/self/fd/" + std::to_string(fd()), O_RDWR));
+  }
+
+ private:
+  static FileDescriptor Resized(FileDescriptor file) {
+    REQUIRE_EQ(ftruncate(file.get(), SharedLedger::LedgerBytes(kReserve)), 0);
+    REQUIRE_EQ(fchmod(file.get(), 0600), 0);
+    return file;
+  }
+
+  FileDescriptor file_;
+  Mapping mapping_;
+  SharedLedger ledger_;
+};
+
+Book NewBook() { return Book(MakeMemfd("test")); }
+
+// A file of the family Family(1) that others see.
+Book NamedBook() {
+  return Book(OpenFile(SegmentPath(SegmentName(Family(1), 1)),
+                       O_RDWR | O_CREAT | O_EXCL));
+}
+
+bool Found(const std::string& name) {
+  const std::vector<std::string> names = SegmentFilesOfUser();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// What a worker does that takes a slot, holds the block 0 and waits.
+auto Taking(const Book& book, uint32_t first) {
+  return [&book, first](const Channel& channel) {
+    Book again = book.Again();
+    const auto slot = again.slots().Take(first, getpid(), "test");
+    REQUIRE_TRUE(slot.has_value());
+    again.ledger().AddHolder(0, *slot);
+    channel.Send(*slot);
+    channel.Await();
+  };
+}
+
+ISOLATED_TEST(SharedSlotsTest, TheNameOfAFileHasItsFamily) {
+  const std::string name = SegmentName(Family(), 7);
+  EXPECT_EQ(FamilyInName(name), Family());
+  const std::string user = std::to_string(geteuid());
+  const std::string other =
+      "paddle-" + std::to_string(geteuid() + 1) + name.substr(7 + user.size());
+  for (const std::string& wrong :
+       {name + "0", name + ".tmp", name.substr(1), other, std::string()}) {
+    EXPECT_EQ(FamilyInName(wrong), 0) << wrong;
+  }
+}
+
+ISOLATED_TEST(SharedSlotsTest, TheFilesOfTheUserAreFound) {
+  const std::string name = SegmentName(Family(), 7);
+  EXPECT_FALSE(Found(name));
+  OpenFile(SegmentPath(name), O_RDWR | O_CREAT);
+  EXPECT_TRUE(Found(name));
+  unlink(SegmentPath(name).c_str());
+}
+
+ISOLATED_TEST(SharedSlotsTest, AMemfdIsOpenedByItsNumberAndNothingElseIs) {
+  const FileDescriptor memfd = MakeMemfd("test");
+  EXPECT_TRUE(OpenMemfdOf(getpid(), memfd.get()).SameFile(memfd));
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  EXPECT_FALSE(static_cast<bool>(OpenMemfdOf(getpid(), ends[0])));
+  EXPECT_EQ(errno, ENOENT);
+  EXPECT_FALSE(static_cast<bool>(OpenMemfdOf(getpid(), 999)));
+  EXPECT_EQ(errno, ENOENT);
+}
+
+ISOLATED_TEST(SharedSlotsTest, AFileThatCannotBeASegmentsIsToldWhy) {
+  auto why = [](const FileDescriptor& file) {
+    return WhyUnfit(file.get(), SharingStrategy::kFileDescriptor);
+  };
+  EXPECT_EQ(why(OpenFile("/dev/null", O_RDWR)), "it is not a regular file");
+  const FileDescriptor memfd = MakeMemfd("test");
+  ASSERT_EQ(fchmod(memfd.get(), 0640), 0);
+  EXPECT_EQ(why(memfd), "other users have access to it");
+  ASSERT_EQ(fchmod(memfd.get(), 0600), 0);
+  EXPECT_EQ(why(memfd), "it is too small");
+  ASSERT_EQ(ftruncate(memfd.get(), kReserve), 0);
+  EXPECT_EQ(why(memfd), "it can be cut short");
+  ASSERT_EQ(fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(why(memfd), "");
+}
+
+ISOLATED_TEST(SharedSlotsTest, TheStartOfALedgerIsReadFromTheFile) {
+  const FileDescriptor empty = MakeMemfd("test");
+  EXPECT_FALSE(ReadLedgerStart(empty.get()).Valid());
+  const Book book = NewBook();
+  EXPECT_TRUE(ReadLedgerStart(book.fd()).Valid());
+  EXPECT_EQ(ReadLedgerStart(book.fd()).family, Family(1));
+}
+
+ISOLATED_TEST(SharedSlotsTest, WhatIsTrimmedTakesNoMemoryAndKeepsItsAddresses) {
+  const FileDescriptor file = MakeMemfd("test");
+  ASSERT_EQ(fallocate(file.get(), 0, 0, 4 * kSharedPage), 0);
+  TrimFile(file.get(), kSharedPage, 2 * kSharedPage);
+  struct stat after = {};
+  ASSERT_EQ(fstat(file.get(), &after), 0);
+  EXPECT_EQ(after.st_blocks * 512, 2 * kSharedPage);
+  EXPECT_EQ(after.st_size, 4 * kSharedPage);
+}
+
+ISOLATED_TEST(SharedSlotsTest, AFailedMappingIsEmpty) {
+  const Mapping mapping(-1, kSharedPage);
+  EXPECT_FALSE(static_cast<bool>(mapping));
+  EXPECT_EQ(errno, EBADF);
+}
+
+ISOLATED_TEST(SharedSlotsTest, EachProcessTakesASlotOfItsOwn) {
+  Book book = NewBook();
+  book.ledger().AppendBlock(0, 64);
+  Worker worker(Taking(book, kFirst));
+  EXPECT_EQ(worker.channel().Receive<uint32_t>(), kFirst);
+  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), kFirst + 1);
+  EXPECT_EQ(book.ledger().slot_pid(kFirst), worker.pid());
+  EXPECT_EQ(book.ledger().slot_pid(kFirst + 1), getpid());
+  EXPECT_TRUE(book.slots().IsLocked(kFirst));
+  EXPECT_FALSE(book.slots().IsLocked(kFirst + 2));
+}
+
+ISOLATED_TEST(SharedSlotsTest, TheSlotOfAKilledProcessIsTakenAgain) {
+  Book book = NewBook();
+  book.ledger().AppendBlock(0, 64);
+  Worker worker(Taking(book, kFirst));
+  EXPECT_EQ(worker.channel().Receive<uint32_t>(), kFirst);
+  EXPECT_TRUE(book.ledger().Holds(0, kFirst));
+  worker.Kill();
+  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), kFirst);
+  EXPECT_FALSE(book.ledger().Holds(0, kFirst));
+}
+
+ISOLATED_TEST(SharedSlotsTest, AProcessIsReapedOnceItIsDead) {
+  Book book = NewBook();
+  book.ledger().AppendBlock(0, 64);
+  Worker worker(Taking(book, kFirst));
+  worker.channel().Receive<uint32_t>();
+  EXPECT_FALSE(book.slots().ReapIfDead(kFirst));
+  EXPECT_TRUE(book.ledger().Holds(0, kFirst));
+  worker.Kill();
+  EXPECT_TRUE(book.slots().ReapIfDead(kFirst));
+  EXPECT_FALSE(book.ledger().Holds(0, kFirst));
+  EXPECT_FALSE(book.ledger().orphaned());
+  EXPECT_FALSE(book.slots().ReapIfDead(kFirst));
+}
+
+ISOLATED_TEST(SharedSlotsTest, ADeadOwnerLeavesTheSegmentOrphaned) {
+  Book book = NewBook();
+  book.ledger().AppendBlock(0, 64);
+  Worker owner(Taking(book, kOwner));
+  EXPECT_EQ(owner.channel().Receive<uint32_t>(), kOwner);
+  owner.Kill();
+  EXPECT_TRUE(book.slots().ReapIfDead(kOwner));
+  EXPECT_TRUE(book.ledger().orphaned());
+}
+
+ISOLATED_TEST(SharedSlotsTest, AProcessNumberThatIsUsedAgainKeepsNoSlot) {
+  Book book = NewBook();
+  // As if this process had got the number of one that has ended.
+  book.ledger().SetSlot(kFirst, SharedLedger::kTaken, getpid());
+  EXPECT_TRUE(book.slots().ReapIfDead(kFirst));
+}
+
+ISOLATED_TEST(SharedSlotsTest, OfSeveralLocksAllOrNoneAreTaken) {
+  Book book = NewBook();
+  Book other = book.Again();
+  ASSERT_TRUE(other.slots().TryLock(9, 10));
+  EXPECT_FALSE(book.slots().TryLock(0, SharedLedger::kSlots));
+  EXPECT_FALSE(other.slots().IsLocked(0));
+  other.slots().Unlock(9, 10);
+  EXPECT_TRUE(book.slots().TryLock(0, SharedLedger::kSlots));
+  EXPECT_TRUE(other.slots().IsLocked(0));
+}
+
+ISOLATED_TEST(SharedSlotsTest, WhenNoSlotIsLeftTheErrorNamesTheMemory) {
+  Book book = NewBook();
+  Book other = book.Again();
+  ASSERT_TRUE(other.slots().TryLock(kFirst, SharedLedger::kSlots));
+  const auto error =
+      ErrorOf([&] { book.slots().Take(kFirst, getpid(), "NAME"); });
+  ASSERT_EQ(KindOf(error), Kind::kExhausted);
+  EXPECT_EQ(std::string(error->what()).rfind("All 510 process slots", 0), 0);
+  EXPECT_NE(std::strstr(error->what(), "NAME"), nullptr);
+}
+
+ISOLATED_TEST(SharedSlotsTest, ADetachedSegmentGivesNoSlot) {
+  Book book = NewBook();
+  TrimFile(book.fd(), 0, kSharedPage);
+  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), std::nullopt);
+}
+
+ISOLATED_TEST(SharedSlotsTest, AProcessThatAnnouncesItsExitOrIsDeadIsLeaving) {
+  Book book = NewBook();
+  book.ledger().AppendBlock(0, 64);
+  Worker worker(Taking(book, kFirst));
+  worker.channel().Receive<uint32_t>();
+  EXPECT_FALSE(book.slots().AllLeaving());
+  book.ledger().SetSlot(kFirst, SharedLedger::kLeaving, worker.pid());
+  EXPECT_TRUE(book.slots().AllLeaving());
+  book.ledger().SetSlot(kFirst, SharedLedger::kTaken, worker.pid());
+  worker.Kill();
+  EXPECT_TRUE(book.slots().AllLeaving());
+}
+
+ISOLATED_TEST(SharedSlotsTest, AFileStaysAsLongAsItsFamilyLives) {
+  NamedBook();
+  Worker relative([](const Channel& channel) {
+    const SharedFamily family(Family(1));
+    channel.Signal();
+    channel.Await();
+  });
+  relative.channel().Await();
+  SharedFamily mine(Family());
+  mine.RemoveAbandoned(0);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  relative.Kill();
+  mine.RemoveAbandoned(0);
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
+}
+
+ISOLATED_TEST(SharedSlotsTest, AFileThatAProcessIsAttachedToStays) {
+  Book book = NamedBook();
+  Book other = book.Again();
+  ASSERT_TRUE(other.slots().TryLock(kFirst, kFirst + 1));
+  SharedFamily(Family()).RemoveAbandoned(0);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  other.slots().Unlock(kFirst, kFirst + 1);
+  SharedFamily(Family()).RemoveAbandoned(0);
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
+}
+
+ISOLATED_TEST(SharedSlotsTest, AFileOfTheFamilyStaysUntilItsMessagesExpire) {
+  Book book = NamedBook();
+  book.ledger().AppendBlock(0, 64);
+  book.ledger().AddHolder(0, kOwner);
+  book.ledger().IssueTicket(0, 5, 100);
+  SharedFamily family(Family(1));
+  family.RemoveAbandoned(99);
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  family.RemoveAbandoned(100);
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
+}
+
+ISOLATED_TEST(SharedSlotsTest, ALockThatOtherCodeDroppedIsTakenAgain) {
+  SharedFamily family(Family());
+  // The number of the descriptor is the next one to be given away.
+  const int fd = OpenFile("/dev/null", O_RDONLY).get() - 1;
+  ASSERT_EQ(close(fd), 0);
+  family.EnsureLocked();
+  const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+  EXPECT_TRUE(IsLocked(folder.get(), static_cast<int64_t>(Family() >> 2)));
+}
+
+ISOLATED_TEST(SharedSlotsTest, TheLastToLeaveAFamilyRemovesItsFiles) {
+  NamedBook();
+  SharedFamily first(Family(1));
+  SharedFamily last(Family(1));
+  first.Leave();
+  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  last.Leave();
+  EXPECT_TRUE(FilesOf(Family(1)).empty());
+}
+
+// Starts a program with a family in its environment that has a folder open so
+// often, and ends it when the object goes.
+class Program {
+ public:
+  Program(const std::string& family, int folder, int count) {
+    const std::string variable = "PADDLE_SHARED_MEMORY_FAMILY=" + family;
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (; count > 0; --count) dup(folder);
+      const char* words[] = {"sleep", "1000", nullptr};
+      const char* variables[] = {"A=1", variable.c_str(), "B=2", nullptr};
+      execve("/bin/sleep",
+             const_cast<char**>(words),
+             const_cast<char**>(variables));
+      _exit(1);
+    }
+    // Until then it has the environment of this process.
+    const std::string file = "/proc/" + std::to_string(pid_) + "/environ";
+    REQUIRE_TRUE(Eventually([&] {
+      return ReadFile(file).value_or("").find(variable) != std::string::npos;
+    }));
+  }
+  ~Program() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+ private:
+  pid_t pid_;
+};
+
+std::string FamilyName() {
+  char name[32];
+  std::snprintf(name, sizeof(name), "%" PRIx64, Family());
+  return name;
+}
+
+ISOLATED_TEST(SharedSlotsTest, AProgramMayJoinTheFamilyItWasStartedWith) {
+  const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+  for (int count : {0, 1}) {
+    const Program program(FamilyName(), folder.get(), count);
+    EXPECT_TRUE(StartingProcesses(folder.get()).MayJoin(Family()));
+    EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family(1)));
+  }
+  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));
+}
+
+ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsFamilyMayNotJoinIt) {
+  const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+  const Program program(FamilyName(), folder.get(), 2);
+  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));
+}
+
+}  // namespace

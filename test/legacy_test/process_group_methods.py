@@ -1,0 +1,77 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The methods of process groups that Paddle calls, for groups in Python."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import TYPE_CHECKING
+
+import paddle
+from paddle.base import core
+
+if TYPE_CHECKING:
+    import unittest
+
+_CALL = re.compile(r"(?:\.process_group|\bpg)\.(?!process_group)(\w+)")
+
+
+def _methods_in_use() -> set[str]:
+    found = set(dir(core.ProcessGroup)) - set(dir(object))
+    found.remove("_pybind11_conduit_v1_")
+    package = pathlib.Path(paddle.__file__).parent
+    for folder in ("distributed", "incubate", "optimizer"):
+        for path in package.glob(f"{folder}/**/*.py"):
+            found.update(_CALL.findall(path.read_text()))
+    # A method of the backend shm alone, and what another class has.
+    return found - {"leave", "ranks"}
+
+
+def call_missing_methods(group: object) -> dict[str, str]:
+    """Calls the methods of groups that one of a class in Python lacks.
+
+    Returns what each raises.
+    """
+    found = {}
+    for name in _methods_in_use():
+        if not hasattr(type(group), name):
+            try:
+                getattr(group, name)(paddle.ones([1]), dst=0)
+                found[name] = "nothing"
+            except NotImplementedError as error:
+                found[name] = str(error)
+    return found
+
+
+def check_refusals(
+    case: unittest.TestCase, found: dict[str, str], kind: str, cure: str
+) -> None:
+    """Asserts that each text names the method, the group and the cure."""
+    # The walk has found methods in Paddle's code, and some of each sort.
+    for name in ("set_outer_wait", "send", "all_reduce_on_calc_stream"):
+        case.assertIn(name, found)
+    for name, text in found.items():
+        operation = name.removesuffix("_on_calc_stream")
+        case.assertIn(f"{kind} has no {operation}", text)
+        case.assertIn(
+            cure if operation == name else "Leave that argument out", text
+        )
+
+
+def check_task(case: unittest.TestCase, kind: type) -> None:
+    """Asserts that tasks of a class have the methods of Paddle's."""
+    methods = {name for name in dir(core.task) if name[0] != "_"}
+    case.assertLessEqual(methods, set(dir(kind)))

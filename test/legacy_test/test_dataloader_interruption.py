@@ -1,0 +1,100 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Worker threads that are stopped while they wait for a batch."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import threading
+import unittest
+
+import numpy as np
+from concurrent_base import WAIT_S, wait_until
+from test_interruption_points import Stop, end
+
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
+from paddle.io import DataLoader, Dataset
+
+
+class Held(Dataset):
+    """Its samples are made when `gate` is set."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __getitem__(self, i):
+        if not self.gate.wait(WAIT_S):
+            raise AssertionError("nobody has set the gate")
+        return np.array(i)
+
+    def __len__(self):
+        return 8
+
+
+class TestDataLoader(Stop):
+    def check_loader(self, gate, **options):
+        """When no sample comes, the worker ends; when one does, so do the
+        threads and processes of the loader."""
+        self.addCleanup(gate.set)
+        loader = DataLoader(Held(gate), **options)
+        self.check(lambda: list(loader))
+        self.check_group(lambda: list(loader))
+        # Ends the persistent workers.
+        loader._iterator = None
+        gate.set()
+        gc.collect()
+        wait_until(
+            lambda: not multiprocessing.active_children(), "the processes end"
+        )
+
+    def test_a_worker_that_waits_for_the_process_itself_ends(self):
+        self.check_loader(threading.Event())
+
+    def test_stopping_a_worker_that_has_its_batch_leaves_the_loader_alone(self):
+        gate, go_on, taken = threading.Event(), threading.Event(), []
+        gate.set()
+        self.addCleanup(go_on.set)
+        batches = iter(DataLoader(Held(gate)))
+
+        def take():
+            taken.append(next(batches).item())
+            go_on.wait(WAIT_S)
+
+        worker = WorkerThread(take)
+        worker.start()
+        wait_until(lambda: taken, "the worker has a batch")
+        worker.stop()
+        go_on.set()
+        end(worker)
+        self.assertEqual([batch.item() for batch in batches], [*range(1, 8)])
+
+    def test_a_worker_that_waits_for_worker_threads_ends(self):
+        self.check_loader(
+            threading.Event(), num_workers=2, worker_type="thread"
+        )
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_a_worker_that_waits_for_worker_processes_ends(self):
+        for persistent in (False, True):
+            self.check_loader(
+                multiprocessing.get_context("fork").Event(),
+                num_workers=2,
+                persistent_workers=persistent,
+            )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,107 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""memory_stats of the devices of this machine and of the CPU."""
+
+import os
+import unittest
+from unittest import mock
+
+from concurrent_base import run_command, script_command
+from thread_device_base import on_every_device_list
+
+import paddle
+from paddle import CustomPlace, device
+from paddle.base import core
+from paddle.device import memory_stats
+
+SIZE = 1 << 20
+
+CPU_ALONE = """
+import paddle
+stats = paddle.device.memory_stats()
+assert stats == paddle.device.memory_stats("cpu") and len(stats) == 4, stats
+"""
+
+
+@on_every_device_list
+class TestMemoryStats(unittest.TestCase):
+    def test_follow_a_tensor_of_the_device(self):
+        current = "allocated_bytes.all.current"
+        for name in self.devices:
+            before = memory_stats(name)
+            tensor = paddle.zeros([SIZE], "uint8", device=name)
+            inside = memory_stats(name)
+            del tensor
+            after = memory_stats(name)
+            self.assertEqual(inside[current] - before[current], SIZE, name)
+            self.assertEqual(after[current], before[current], name)
+            self.assertGreaterEqual(
+                after["allocated_bytes.all.peak"], inside[current]
+            )
+            self.assertGreaterEqual(inside["reserved_bytes.all.current"], SIZE)
+
+    def test_are_those_of_the_current_device_by_default(self):
+        for name in self.devices:
+            paddle.set_device(name)
+            tensor = paddle.zeros([SIZE])
+            self.assertEqual(memory_stats(), memory_stats(name))
+            del tensor
+
+    def test_have_the_figures_of_the_functions(self):
+        for name in self.devices[:-1]:
+            tensor = paddle.zeros([SIZE], device=name)
+            figures = (
+                device.memory_allocated,
+                device.max_memory_allocated,
+                device.memory_reserved,
+                device.max_memory_reserved,
+            )
+            self.assertEqual(
+                list(memory_stats(name).values()),
+                [figure(name) for figure in figures],
+            )
+            del tensor
+
+    def test_device_that_does_not_exist_is_named(self):
+        with self.assertRaisesRegex(ValueError, "no_device"):
+            memory_stats("no_device")
+
+    def test_second_type_of_custom_devices_has_none(self):
+        first = self.devices[0]
+        if not isinstance(device.device_to_place(first), CustomPlace):
+            self.skipTest("needs a custom device")
+        types = mock.Mock(return_value=["another", "custom_cpu"])
+        with mock.patch.object(core, "get_all_custom_device_type", types):
+            with self.assertRaisesRegex(ValueError, "no statistics") as caught:
+                memory_stats(first)
+        for part in (first, "another"):
+            self.assertIn(part, str(caught.exception))
+
+
+@unittest.skipIf(
+    paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu(),
+    "this Paddle has another device than the CPU",
+)
+class TestCpuAlone(unittest.TestCase):
+    def test_current_device_is_the_cpu(self):
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "CUSTOM_DEVICE_ROOT"
+        }
+        run_command(self, script_command(CPU_ALONE), environment)
+
+
+if __name__ == "__main__":
+    unittest.main()

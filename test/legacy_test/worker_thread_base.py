@@ -1,0 +1,108 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Helpers of the tests of worker threads: nothing may be left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+import unittest
+from unittest import mock
+
+from concurrent_base import WAIT_S, wait_until, wait_until_threads_end
+
+import paddle
+from paddle.incubate.multiprocessing.worker_thread import WorkerThread
+
+
+def in_worker(function, **options):
+    """Returns what `function` returns in a worker that is started here."""
+    results = []
+    worker = WorkerThread(lambda: results.append(function()), **options)
+    worker.start()
+    worker.join(WAIT_S)
+    return results[0]
+
+
+def draw(count=4):
+    return paddle.rand([count]).tolist()
+
+
+class DeliberateError(Exception):
+    pass
+
+
+def fail():
+    raise DeliberateError("said so")
+
+
+def end(thread):
+    threading.Thread.join(thread, WAIT_S)
+    if thread.is_alive():
+        raise AssertionError(f"{thread.name} has not ended in {WAIT_S} s")
+
+
+class WorkerTestCase(unittest.TestCase):
+    """Checks that no test leaves a thread or an unexpected report."""
+
+    def setUp(self):
+        # disable_static changes it.
+        self.addCleanup(paddle.set_device, "cpu")
+        before = set(threading.enumerate())
+        self.reports = []
+        hook = mock.patch.object(
+            threading, "excepthook", lambda args: self.reports.append(args)
+        )
+        hook.start()
+        self.addCleanup(hook.stop)
+        self.addCleanup(self.check_nothing_is_left, before)
+
+    def check_nothing_is_left(self, before):
+        wait_until_threads_end(before)
+        self.assertEqual(self.reports, [])
+
+    def take_reports(self):
+        """Returns the errors reported so far, as none that is left over."""
+        errors = [report.exc_value for report in self.reports]
+        self.reports.clear()
+        return errors
+
+    def in_fork(self, function):
+        """Calls a function, which has to succeed, in a fork of this process."""
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                function()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        ends = []
+
+        def has_ended():
+            done, status = os.waitpid(pid, os.WNOHANG)
+            ends.append(status)
+            return done
+
+        try:
+            wait_until(has_ended, "the fork ends")
+        except AssertionError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self.assertEqual(ends[-1], 0)
