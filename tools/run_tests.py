@@ -23,18 +23,26 @@ part is printed when it has ended. With arguments, pytest alone runs with these
 arguments: under our wheel, on the test device and on each GPU there is, or, for
 files under tools/, in the environment of the tools.
 
+Ctrl-C, or a build that fails, ends the run after the parts that run already.
+
 Exit status: 0 when all that ran has passed, otherwise 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import (
+    CancelledError,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -269,11 +277,26 @@ def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
             print(f"===== {part.title}: {result}, {seconds} s\n", flush=True)
         return done.returncode == 0
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with threads(at_once) as pool:
         passed = [
             pool.submit(passes, part) for batch in batches for part in batch
         ]
+        wait(passed)
     return all(each.result() for each in passed)
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[ThreadPoolExecutor]:
+    """
+    Has threads that do what is submitted to them. After an error, such as
+    Ctrl-C, they only end what they have begun.
+    """
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def stock_with_plugins(version: str) -> Path:
@@ -301,7 +324,10 @@ def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
 
 def demonstration_part(builds: list[Future[list[Part]]]) -> Part:
     """Returns the demonstration, which would build what is missing."""
-    wait(builds)
+    for build in builds:
+        # Unlike wait(), returns for one that was cancelled, too.
+        with contextlib.suppress(CancelledError):
+            build.exception()
     command = (sys.executable, "-m", "tools.demonstration")
     return Part("demonstration", command)
 
@@ -315,7 +341,7 @@ def all_tests_pass(version: str) -> bool:
     count = PADDLE_PARTS if has_own_shm else 1
     # Both threads start from it. Each does in order what is submitted to it.
     official_here(version)
-    with ThreadPoolExecutor(1) as wheels, ThreadPoolExecutor(1) as programs:
+    with threads(1) as wheels, threads(1) as programs:
         stock = programs.submit(stock_with_plugins, version)
         python = [
             wheels.submit(

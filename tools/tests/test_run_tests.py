@@ -16,9 +16,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ from tools.run_tests import (
     files_of_tests,
     split,
 )
+from tools.series import PatchError
 from tools.tree import git
 from tools.wheel import REPO
 
@@ -65,15 +69,71 @@ def test_a_part_runs_while_others_are_being_built(tmp_path):
     assert not all_pass(batches(), 1)
 
 
-@pytest.mark.parametrize("own_shm", [True, False])
-def test_all_parts_run(monkeypatch, own_shm):
-    monkeypatch.setattr(run_tests, "can_have_own_shm", lambda: own_shm)
+def build_nothing(monkeypatch) -> None:
     for build in (
         *("cpp_tests", "host_device", "official_here", "our_python"),
         *("site_packages", "stand_in_driver", "stand_in_gpu", "stock_python"),
         "without_native_parts",
     ):
         monkeypatch.setattr(run_tests, build, lambda *args: Path("built"))
+
+
+@pytest.fixture
+def stopped(monkeypatch) -> threading.Event:
+    """An event that is set once a pool of threads is asked to end."""
+    event = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, **options):
+            super().shutdown(wait=False, **options)
+            event.set()
+            super().shutdown(wait)
+
+    monkeypatch.setattr(run_tests, "ThreadPoolExecutor", Pool)
+    return event
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, PatchError])
+def test_no_part_starts_after_an_error(monkeypatch, stopped, error):
+    started = []
+
+    def run(part, **how):
+        started.append(part.title)
+        assert stopped.wait(60)
+        return subprocess.CompletedProcess((), 0, "")
+
+    def batches():
+        yield [python("one", ""), python("two", "")]
+        raise error
+
+    monkeypatch.setattr(Part, "run", run)
+    with pytest.raises(error):
+        all_pass(batches(), 1)
+    assert "two" not in started
+
+
+def test_a_build_that_fails_ends_the_run(monkeypatch, stopped):
+    monkeypatch.setattr(run_tests, "can_have_own_shm", lambda: True)
+    build_nothing(monkeypatch)
+    built = []
+
+    def cpp_tests(stock, sanitizer):
+        built.append(sanitizer)
+        if not sanitizer:
+            raise PatchError("does not compile")
+        assert stopped.wait(60)
+
+    monkeypatch.setattr(run_tests, "cpp_tests", cpp_tests)
+    monkeypatch.setattr(run_tests, "all_pass", lambda batches, _: [*batches])
+    with pytest.raises(PatchError, match="does not compile"):
+        run_tests.all_tests_pass("3.3.0")
+    assert "thread" not in built
+
+
+@pytest.mark.parametrize("own_shm", [True, False])
+def test_all_parts_run(monkeypatch, own_shm):
+    monkeypatch.setattr(run_tests, "can_have_own_shm", lambda: own_shm)
+    build_nothing(monkeypatch)
     found = []
 
     def all_pass(batches, at_once):
