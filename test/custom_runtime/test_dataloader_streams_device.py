@@ -42,6 +42,7 @@ from test_thread_stream_order import (
 )
 
 import paddle
+from paddle import Tensor
 from paddle.device import Stream, current_stream, stream_guard
 from paddle.io.dataloader import stream_workers
 
@@ -253,6 +254,26 @@ class TestOrder(StreamTest):
         del taken, batch
         gc.collect()
         self.assertEqual(values(loader), [[i] for i in range(6)])
+
+    def test_an_interrupt_while_a_batch_is_taken_loses_none(self):
+        consumer = threading.current_thread()
+        batches = iter(load(made_slowly, batch_size=None))
+        for kind, name in ((Stream, "wait_event"), (Tensor, "record_stream")):
+            original = getattr(kind, name)
+
+            def interrupted(*args, original=original):
+                original(*args)
+                if threading.current_thread() is consumer:
+                    raise KeyboardInterrupt
+
+            with (
+                mock.patch.object(kind, name, interrupted),
+                self.assertRaises(KeyboardInterrupt),
+            ):
+                next(batches)
+        self.assertEqual(
+            in_thread(lambda: values(batches)), [[i] for i in range(6)]
+        )
 
     @with_ample_delay
     def test_workers_do_not_wait_for_the_thread_that_iterates(self):

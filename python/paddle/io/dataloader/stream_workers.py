@@ -51,10 +51,10 @@ __all__ = []
 
 
 class _MadeBatch(NamedTuple):
-    """The fields of a batch, their structure, and an event after their work."""
+    """A batch, its fields, and an event after their work."""
 
+    batch: Any
     fields: list[Tensor]
-    structure: Any
     made: Event
 
 
@@ -80,18 +80,25 @@ class _StreamEpoch(Epoch):
     def outcome(self, batch: Any) -> _MadeBatch:
         fields, structure = _flatten_batch(batch)
         fields = [self._with_own_memory(field) for field in fields]
-        return _MadeBatch(fields, structure, self._event_after_work())
+        # It takes the fields out of the list that it is given.
+        batch = _restore_batch([*fields], structure)
+        return _MadeBatch(batch, fields, self._event_after_work())
 
-    def take(self, index: int) -> Any:
-        outcome = super().take(index)
+    def look(self, index: int) -> Any:
+        outcome = super().look(index)
         if not isinstance(outcome, _MadeBatch):
             return outcome
         stream = current_stream(self._place)
         stream.wait_event(outcome.made)
-        self._free.append(outcome.made)
         for field in outcome.fields:
             field.record_stream(stream)
-        return _restore_batch(outcome.fields, outcome.structure)
+        return outcome.batch
+
+    def drop(self, index: int) -> None:
+        outcome = self._outcomes[index]
+        super().drop(index)
+        if isinstance(outcome, _MadeBatch):
+            self._free.append(outcome.made)
 
     def _event_after_work(self) -> Event:
         try:

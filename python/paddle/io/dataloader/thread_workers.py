@@ -85,9 +85,14 @@ class Epoch:
         self._outcomes[index] = outcome
         self._waiters.notify_all()
 
-    def take(self, index: int) -> Any:
+    def look(self, index: int) -> Any:
+        """Waits for an outcome and returns it. It stays until it is dropped, so
+        that what is raised meanwhile loses no batch."""
         wait_for(self._waiters, lambda: index in self._outcomes)
-        return self._outcomes.pop(index)
+        return self._outcomes[index]
+
+    def drop(self, index: int) -> None:
+        del self._outcomes[index]
 
 
 class _Task(NamedTuple):
@@ -314,8 +319,10 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         benchmark().before_reader()
         self._workers[0]._enforce_same_process()
         while self._next_batch < self._next_task:
-            outcome = self._epoch.take(self._next_batch)
-            self._next_batch += 1
+            index = self._next_batch
+            outcome = self._epoch.look(index)
+            self._next_batch = index + 1
+            self._epoch.drop(index)
             if isinstance(outcome, _Failed):
                 self._end_epoch()
                 raise outcome.error
