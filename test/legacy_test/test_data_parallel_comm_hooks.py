@@ -179,6 +179,19 @@ def see_buckets(group) -> list:
     return [seen, {float(each.min()) for each in found}]
 
 
+def is_moved(group, free) -> bool:
+    """Returns whether a buffer of 4000 bytes is moved into shared memory of
+    which so many bytes are free, and may all be taken."""
+    buffer = paddle.zeros([1000])
+    memory = mock.Mock(f_bavail=free, f_frsize=1)
+    with (
+        mock.patch.object(communication.os, "statvfs", return_value=memory),
+        mock.patch.object(communication, "_SHARE_OF_FREE_MEMORY", 1.0),
+    ):
+        communication.move_near_others(buffer, group)
+    return buffer.is_shared()
+
+
 def see_where_buffers_are(group, share_of_free, is_full) -> list:
     """Returns whether the buffers of buckets are in shared memory, of which one
     may take a part of what is free, and which is used up if it is full."""
@@ -474,6 +487,11 @@ class TestOverSharedMemory(HookCases, RanksCase):
                 see_where_buffers_are, share_of_free, is_full
             ):
                 self.assertEqual(seen, [is_shared] * 6)
+
+    def test_there_is_enough_if_the_buffers_of_all_ranks_have_room(self):
+        enough = self.size * 4000
+        for free, expected in ((enough - 1, False), (enough, True)):
+            self.assertEqual(self.call(is_moved, free), [expected] * self.size)
 
 
 class TestOverLateGroup(HookCases, RanksCase):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _AVERAGING_BACKENDS = ("SHM",)
 
 
-# Which part of the free shared memory a buffer may take, as others need some.
+# Which part of the free shared memory the buffers of one bucket may take on all
+# ranks, as others need some.
 _SHARE_OF_FREE_MEMORY = 0.25
 
 
@@ -45,7 +46,9 @@ def move_near_others(buffer: Tensor, group: Group) -> None:
         return
     memory = os.statvfs("/dev/shm")
     free = memory.f_bavail * memory.f_frsize
-    if buffer.size * buffer.element_size() <= _SHARE_OF_FREE_MEMORY * free:
+    # All ranks may look at it before one of them takes some.
+    needed = buffer.size * buffer.element_size() * group.nranks
+    if needed <= _SHARE_OF_FREE_MEMORY * free:
         # The limit on what this process shares may be lower.
         with contextlib.suppress(MemoryError):
             buffer.share_memory_()
