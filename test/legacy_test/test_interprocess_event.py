@@ -46,7 +46,7 @@ from shared_tensor_base import (  # noqa: F401
 )
 
 import paddle
-from paddle.base import core
+from paddle.base import core, shared_storage
 from paddle.device import Event, Stream
 from paddle.device.cuda.streams import create_event
 
@@ -338,6 +338,21 @@ class TestRefusals(GpuTestCase):
                 ForkingPickler.dumps(refused)
         with self.assertRaisesRegex(ValueError, "interprocess=True"):
             event.ipc_handle()
+
+    def test_paddle_without_shared_memory_says_so(self):
+        event = Event.__new__(Event)
+        event.device = None
+        event.event_base = core.CUDAEvent.__new__(core.CUDAEvent)
+        place, handle = vector().place, new_event().ipc_handle()
+        with mock.patch.object(shared_storage, "_binding", return_value=None):
+            for use in (
+                event.ipc_handle,
+                lambda: Event.from_ipc_handle(place, handle),
+            ):
+                with self.assertRaisesRegex(
+                    NotImplementedError, "cannot send events.*synchronize"
+                ):
+                    use()
 
     def test_refusal_reaches_the_receiver_of_a_queue(self):
         queue = self.context.Queue()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from paddle.base import core
+from paddle.base import core, shared_storage
 from paddle.base.shared_storage import native
 
 if TYPE_CHECKING:
@@ -112,12 +112,22 @@ class InterprocessEvent:
             time.sleep(_POLL_S)
 
 
+def _enforce_available() -> None:
+    if not shared_storage.is_available():
+        raise NotImplementedError(
+            "This Paddle cannot send events to other processes, because it was "
+            "built without shared memory, a part in C++ for Linux. Call the "
+            "event's synchronize() instead, and tell the other process then."
+        )
+
+
 def ipc_handle(event: Event | _EventBase) -> bytes:
     """
     Returns a handle of an event, which keeps the event until it is opened.
 
     Raises:
-        NotImplementedError: the event is not on a GPU.
+        NotImplementedError: the event is not on a GPU, or this Paddle was built
+            without shared memory.
         RuntimeError: the process that made the event has ended.
         ValueError: the event was made without interprocess=True.
     """
@@ -125,6 +135,7 @@ def ipc_handle(event: Event | _EventBase) -> bytes:
     if isinstance(base, InterprocessEvent):
         return base.ipc_handle()
     if isinstance(base, core.CUDAEvent):
+        _enforce_available()
         raise ValueError(
             "An event that is sent to another process must be made by "
             "paddle.device.Event(interprocess=True), but received one without "
@@ -145,10 +156,12 @@ def event_of(
     Opens an event of another process, or finds the one of this process.
 
     Raises:
+        NotImplementedError: this Paddle was built without shared memory.
         RuntimeError: the event, or the process that made it, is gone, or this
             process cannot use its GPU.
         ValueError: the handle is not one, or the event is not on the device.
     """
+    _enforce_available()
     event = kind.__new__(kind)
     event.event_base = InterprocessEvent.from_ipc_handle(handle, device_id)
     event.device = event.event_base.place
