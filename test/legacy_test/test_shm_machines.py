@@ -637,6 +637,13 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(barrier_after_leaving)
         self.assert_all_raise(ranks.outcomes(), "has left", "new_group")
 
+    def test_leader_that_leaves_is_named_on_other_machines(self):
+        ranks = self.start_on(["a", "b", "b"])
+        ranks.call(dist.destroy_process_group, ranks=[0])
+        ranks.begin(all_reduce_ones, ranks=[1, 2])
+        self.assert_all_raise(ranks.outcomes([1]), "Rank 0 has left")
+        self.assert_all_raise(ranks.outcomes([2]))
+
     def test_forked_child_is_no_rank(self):
         ranks = self.start_on(["a", "b"])
         for text in ranks.call(reduce_in_forked_child):

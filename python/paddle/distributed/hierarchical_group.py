@@ -263,7 +263,8 @@ class HierarchicalGroup(PythonProcessGroup):
     of the group. The first error fails the group: later operations raise it
     too, and the other ranks of this machine get one at once, because this rank
     leaves. On other machines operations fail when this machine's leader says
-    so, or gloo has lost it, or has waited for it for 30 seconds.
+    so, as it does when it leaves, or gloo has lost it, or has waited for it for
+    30 seconds.
 
     Leaders exchange texts again and again, also between operations, until those
     of all say that their machines' ranks have come to one. So gloo does not
@@ -317,7 +318,10 @@ class HierarchicalGroup(PythonProcessGroup):
         return "SHM"
 
     def leave(self) -> None:
-        """Ends this rank's part in the group; operations under way fail."""
+        """Ends this rank's part in the group; operations under way fail.
+
+        A leader waits for the next exchange of texts, by which it says so.
+        """
         if os.getpid() != self._process:
             return
         self._local.leave()
@@ -468,6 +472,14 @@ class HierarchicalGroup(PythonProcessGroup):
             # tensors free.
             del call, operation
             task.end(self._failure)
+        if self._leaders is not None and self._failure is None:
+            # So that the other leaders need not wait in gloo. They may have
+            # ended.
+            with contextlib.suppress(_GroupError):
+                self._exchange(
+                    f"{_FAILURE}Rank {self._rank} has left the group, by "
+                    "destroy_process_group or at exit."
+                )
 
     def _next_call(self) -> tuple[Task, str, Callable] | None:
         while self._leaders is not None and self._failure is None:
