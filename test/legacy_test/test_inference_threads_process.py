@@ -291,6 +291,27 @@ entered.wait()
 """
 )
 
+# Python destroys the state of a thread that C has started when its call of
+# Python ends, with what is in its threading.local.
+END_OF_THREAD_OF_C = (
+    FORK
+    + """
+import ctypes
+local = threading.local()
+predictors = [create_predictor(config())]
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def keep_one(_):
+    local.predictor = predictors.pop()
+
+libc = ctypes.CDLL(None)
+thread = ctypes.c_ulong()
+assert libc.pthread_create(ctypes.byref(thread), None, keep_one, None) == 0
+assert libc.pthread_join(thread, None) == 0
+assert not predictors
+"""
+)
+
 
 @unittest.skipUnless(hasattr(os, "fork"), "needs fork and signals")
 class TestForkAndExit(PredictorTestCase):
@@ -344,6 +365,11 @@ class TestForkAndExit(PredictorTestCase):
 
     def test_exit_while_a_hook_waits(self):
         self.run_script(EXIT_IN_HOOK)
+
+    def test_thread_of_c_ends_with_the_last_reference_to_a_predictor(self):
+        for onednn in (False, True):
+            with self.subTest(onednn=onednn):
+                self.run_script(END_OF_THREAD_OF_C, onednn=onednn)
 
 
 if __name__ == "__main__":

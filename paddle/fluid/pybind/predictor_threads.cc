@@ -402,11 +402,8 @@ void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
   const bool is_of_parent = entry && entry.mapped()->process != getpid();
   const bool is_shared = entry && entry.mapped()->dropped_clones;
   if (!is_of_parent && !is_shared) {
-    // It clears its part of oneDNN's cache.
-    WorkWithoutGil::RunInTurn([&] {
-      const py::gil_scoped_acquire gil;  // for its hooks
-      destroy_predictor(predictor);
-    });
+    // It clears its part of oneDNN's cache, and destroys its hooks.
+    WorkWithoutGil::RunInTurnWithGil([&] { destroy_predictor(predictor); });
     return;
   }
   if (!is_of_parent) entry.mapped()->dropped_clones->Keep(object);

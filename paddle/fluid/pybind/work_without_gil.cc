@@ -44,10 +44,11 @@ AllWork* all_work = std::make_unique<AllWork>().release();
 
 WorkWithoutGil::WorkWithoutGil(Turn turn)
     : thread_(PyThreadState_Get()), python_calls_(thread_->gilstate_counter) {
-  if (turn == Turn::kOwn) WaitForTurn();
+  if (turn != Turn::kNone) WaitForTurn();
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
-    keeps_gil_ = all_work->exiting || all_work->pauses > 0;
+    keeps_gil_ =
+        turn == Turn::kOwnWithGil || all_work->exiting || all_work->pauses > 0;
     if (keeps_gil_) return;
     all_work->in_progress.insert(this);
   }

@@ -56,6 +56,13 @@ class WorkWithoutGil {
     Do(Turn::kOwn, function);
   }
 
+  // As `RunInTurn`, but calls `function` with the GIL. For a thread whose state
+  // Python is destroying, which must not ask for the GIL.
+  template <typename Function>
+  static void RunInTurnWithGil(Function&& function) {
+    Do(Turn::kOwnWithGil, function);
+  }
+
   // Gives up the turn of the calling thread, if it has one, and waits for it
   // again at the end. Requires: the GIL, at both ends.
   class OutOfTurn {
@@ -98,10 +105,10 @@ class WorkWithoutGil {
   WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;
 
  private:
-  enum class Turn { kNone, kOwn };
+  enum class Turn { kNone, kOwn, kOwnWithGil };
 
-  // Waits for its turn, and releases the GIL unless a thread forks or the
-  // interpreter exits.
+  // Waits for its turn, and releases the GIL unless the turn is with the GIL, a
+  // thread forks or the interpreter exits.
   explicit WorkWithoutGil(Turn turn);
   // Ends the turn, and takes the GIL.
   ~WorkWithoutGil();

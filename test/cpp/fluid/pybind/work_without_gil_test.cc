@@ -117,6 +117,21 @@ TEST(WorkWithoutGilTest, WorkInTurnIsThatOfOneThreadAtATime) {
   EXPECT_EQ(calls, kThreads * kRounds);
 }
 
+TEST(WorkWithoutGilTest, WorkInTurnWithTheGilIsAlsoAlone) {
+  int calls = 0;
+  const auto work = [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      WorkWithoutGil::RunInTurn([&] { ++calls; });
+      WorkWithoutGil::RunInTurnWithGil([&] {
+        EXPECT_EQ(PyGILState_Check(), 1);
+        ++calls;
+      });
+    }
+  };
+  InThreads(std::vector<std::function<void()>>(kThreads, work));
+  EXPECT_EQ(calls, 2 * kThreads * kRounds);
+}
+
 TEST(WorkWithoutGilTest, TurnWithinATurnIsTheSame) {
   int calls = 0;
   const auto work = [&] {
