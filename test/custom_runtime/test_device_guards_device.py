@@ -257,6 +257,9 @@ class TestPython(GuardTestCase):
     def test_stream_in_cpp_may_live_until_the_process_ends(self):
         self.run_program(STATIC_STREAM)
 
+    def test_stream_in_cpp_outlives_a_forked_child_that_exits(self):
+        self.run_program(FORKED_CHILD)
+
     def run_program(self, program: str) -> None:
         done = test_host_device.run_python(program, LIBRARY=library._name)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -307,6 +310,18 @@ x = paddle.ones([4])
 y, = paddle.base.core.eager._run_custom_op("scale_beside", x)
 assert y.tolist() == [2.0] * 4, y
 """
+
+# A child that ends as a script does destroys the static variables.
+FORKED_CHILD = (
+    STATIC_STREAM
+    + """
+import sys
+child = os.fork()
+if child == 0:
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+"""
+)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class PADDLE_API ThreadDevices {
 
 // A stream of a device; copies are the same stream. The stream and its device
 // context are made once, so make it once and use it often. It is destroyed with
-// the last copy, which waits for its work.
+// the last copy, which waits for its work, but not by a child of a fork.
 class DeviceStream {
  public:
   // Makes a new stream. Throws if the place is of no GPU and no custom device,

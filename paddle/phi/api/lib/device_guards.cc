@@ -14,9 +14,16 @@
 
 #include "paddle/phi/api/include/device_guards.h"
 
+#ifndef _WIN32
+#include <unistd.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 #include <list>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "paddle/phi/backends/thread_contexts.h"
 #include "paddle/phi/core/device_context.h"
@@ -91,6 +98,15 @@ void SetDevice(const phi::Place& place) {
     default:
       break;
   }
+}
+
+// Returns a number that a child of a fork does not have.
+[[maybe_unused]] int64_t ThisProcess() {
+#ifdef _WIN32
+  return 0;
+#else
+  return getpid();
+#endif
 }
 
 phi::Place WithIndex(phi::Place place, int index) {
@@ -175,11 +191,20 @@ Context ThreadDevices::NewStream(const phi::Place& place) {
   // they are destroyed.
   const DeviceGuard device(place);
   struct Kept {
+    const int64_t process = ThisProcess();
     phi::Place place;
     decltype(MakeStream(phi::Place())) stream;
     Context context;
 
     ~Kept() {
+      if (process != ThisProcess()) {
+        // A child of a fork has no threads that could end the work, which to
+        // destroy the stream would wait for.
+        std::make_unique<std::pair<decltype(stream), Context>>(
+            std::move(stream), std::move(context))
+            .release();  // NOLINT
+        return;
+      }
       const phi::Place current =
           WithIndex(place, StateOf(place).current_device);
       context = nullptr;
