@@ -112,6 +112,9 @@ def make_prefix(
             stock / "paddle", folder / "paddle", copy_function=_link
         )
         (folder / "paddlepaddle.dist-info").mkdir()
+        # What an extension module loads, whichever patch it is of.
+        for library in (ours / "paddle" / "base").glob("libpaddle_*.so"):
+            _link(library, folder / "paddle" / "base" / library.name)
     with tempfile.TemporaryDirectory() as part:
         _repository(repo, [patch.name for patch in patches], Path(part))
         apply(Path(part), open_tree(folder))

@@ -137,7 +137,7 @@ class CudaInterprocessEvent::Registry {
   // Requires: the caller holds the record and is its owner.
   void AddMade(const SharedBlock& record, const Pointer& event) {
     std::lock_guard<std::mutex> guard(mutex_);
-    events_[IdOf(record)] = {event, Made{event->device_, event->event_}};
+    events_[IdOf(record)] = {event, 1, Made{event->device_, event->event_}};
     // No other process has the event open any more.
     Records().OnFree(record, [this, id = IdOf(record)] {
       Made made = Remove(id);
@@ -159,6 +159,7 @@ class CudaInterprocessEvent::Registry {
     event.reset(
         new CudaInterprocessEvent(made.device, made.event, false, record));
     known->second.object = event;
+    ++known->second.objects;
     *is_new = true;
     return event;
   }
@@ -168,6 +169,7 @@ class CudaInterprocessEvent::Registry {
   Pointer AddReceived(const SharedBlock& record, const Pointer& event) {
     std::lock_guard<std::mutex> guard(mutex_);
     Entry& entry = events_[IdOf(record)];
+    ++entry.objects;
     Pointer known = entry.object.lock();
     if (known) return known;
     entry.object = event;
@@ -180,8 +182,8 @@ class CudaInterprocessEvent::Registry {
     std::lock_guard<std::mutex> guard(mutex_);
     auto known = events_.find(IdOf(record));
     if (known == events_.end()) return false;
-    bool is_last = known->second.object.expired() && !known->second.made;
-    if (is_last) events_.erase(known);
+    --known->second.objects;
+    if (known->second.objects == 0 && !known->second.made) events_.erase(known);
     return true;
   }
 
@@ -195,6 +197,8 @@ class CudaInterprocessEvent::Registry {
   };
   struct Entry {
     std::weak_ptr<CudaInterprocessEvent> object;
+    // Those that have not ended: this one, and others that end at this moment.
+    size_t objects = 0;
     std::optional<Made> made;  // if this process has made it
   };
 
