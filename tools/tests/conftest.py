@@ -181,19 +181,25 @@ def snapshot(root: Path) -> dict[str, tuple]:
 
 
 @pytest.fixture(scope="session")
-def run_paddle():
+def paddle_python():
+    """The Python that has the custom wheel."""
+    python = os.environ.get("PADDLE_PYTHON")
+    if not python:
+        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
+    return python
+
+
+@pytest.fixture(scope="session")
+def run_paddle(paddle_python):
     """
     Runs the Python that has the custom wheel. Its variables are those of this
     process and the given ones; one that is None is unset.
     """
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
 
     def run(*arguments, cwd=REPO, **variables):
         environ = {**os.environ, **variables}
         return subprocess.run(
-            [python, *map(str, arguments)],
+            [paddle_python, *map(str, arguments)],
             cwd=cwd,
             env={name: v for name, v in environ.items() if v is not None},
             capture_output=True,

@@ -244,14 +244,11 @@ def test_processes_that_average_gradients_learn_what_one_learns(run_example):
 
 
 @pytest.fixture
-def launch_on_machines(tmp_path):
+def launch_on_machines(paddle_python, tmp_path):
     """
     Starts two ranks of an example on each of two machines, which are processes
     of this one, as a user does, and returns what the first rank has printed.
     """
-    python = os.environ.get("PADDLE_PYTHON")
-    if not python:
-        pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
     if subprocess.run([*ON_A_MACHINE, "probe", "true"]).returncode != 0:
         pytest.skip("this system does not let a program have namespaces")
 
@@ -271,7 +268,7 @@ def launch_on_machines(tmp_path):
             subprocess.Popen(
                 [
                     *(*ON_A_MACHINE, machine),
-                    *(python, "-m", "paddle.distributed.launch"),
+                    *(paddle_python, "-m", "paddle.distributed.launch"),
                     *("--master", f"127.0.0.1:{port}", "--nnodes", "2"),
                     *("--nproc_per_node", "2", "--rank", str(rank)),
                     *("--log_dir", tmp_path / machine),
