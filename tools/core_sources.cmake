@@ -42,6 +42,7 @@ endfunction()
 sources_that_exist(
   core_sources
   cuda_interprocess_event.cc
+  cuda_ipc_chunks.cc
   cuda_ipc_driver.cc
   cuda_ipc_events.cc
   cuda_ipc_handles.cc

@@ -33,7 +33,9 @@ from tools.wheel import (
     step,
 )
 
-TESTING = ("pytest==8.4.2", "hypothesis==6.112.1")
+# Paddle imports setuptools, which its wheel does not name; before Python 3.12,
+# an environment has it together with pip.
+TESTING = ("pytest==8.4.2", "hypothesis==6.112.1", "setuptools==80.9.0")
 # Without its libraries of mathematics, whose packages have more than 1 GB.
 CUDA_HEADERS = (
     "nvidia-cuda-cccl-cu12==12.6.77",
@@ -59,16 +61,26 @@ def environment(folder: Path, wheel: Path) -> Path:
     if stamp.exists() and stamp.read_text() == made_of:
         return python
     with step(f"installing {wheel.name} in {folder}"):
-        venv.create(folder, clear=True, with_pip=True)
-        run(python, "-m", "pip", "install", "-q", wheel, *TESTING)
+        venv.create(folder, clear=True)
+        _install(python, wheel, *TESTING)
         stamp.write_text(made_of)
     return python
+
+
+def _install(python: Path, *packages: str | Path) -> None:
+    # By the pip of this Python, and compiled at the first import: to give an
+    # environment a pip and all its modules their bytecode takes longer than to
+    # unpack Paddle.
+    run(
+        *(sys.executable, "-m", "pip", "--python", python),
+        *("install", "-q", "--no-compile", *packages),
+    )
 
 
 def add_packages(python: Path, packages: tuple[str, ...]) -> None:
     """Installs the packages that an environment lacks."""
     with step(f"adding packages to {python.parent.parent}"):
-        run(python, "-m", "pip", "install", "-q", *packages)
+        _install(python, *packages)
 
 
 def _environment(name: str, version: str, wheel: Path) -> Path:

@@ -27,6 +27,8 @@ Exit status: 0 when all passed, otherwise 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -43,21 +45,62 @@ from tools.tree import SUPPORTED, open_tree
 from tools.wheel import BUILD, REPO, cmake_build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tools.series import Patch
 
-# Imports the Paddle of a folder, and has pytest import its tests. A prefix may
-# have none.
-_IMPORT_ALL = """
+# For each line of its input, imports the Paddle of a folder, and has pytest
+# import tests of it. A line is in JSON: the folder, the tests, and the file
+# that gets the output. Answers with a line that has the exit status.
+#
+# Most of an import of Paddle is the same for each folder: packages of others
+# and Paddle's libraries. They are loaded here, and a fork has them.
+IMPORTER = """
+import ctypes
+import importlib
+import json
+import os
 import sys
-import paddle
-import pytest
-if not paddle.__file__.startswith(sys.argv[1]):
-    sys.exit(f"{paddle.__file__} is not in {sys.argv[1]}")
-status = pytest.main(["-q", "--collect-only", "--assert=plain", "test"])
-sys.exit(0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status)
+
+for name in sys.argv[1].split():
+    importlib.import_module(name)
+for library in sys.argv[2:]:
+    ctypes.CDLL(library)
+
+
+def run(folder, tests):
+    import pytest
+
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    import paddle
+
+    if not paddle.__file__.startswith(folder):
+        sys.exit(f"{paddle.__file__} is not in {folder}")
+    if tests:
+        sys.exit(
+            pytest.main(["-q", "--collect-only", "--assert=plain", *tests])
+        )
+
+
+for line in sys.stdin:
+    folder, tests, output = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        with open(output, "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        run(folder, tests)
+        sys.exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, flush=True)
 """
+
+# What Paddle and its tests import of others, and takes longest.
+PACKAGES = (
+    *("PIL.Image", "google.protobuf", "httpx", "hypothesis", "numpy"),
+    *("opt_einsum", "pytest", "setuptools"),
+)
 
 
 def _repository(repo: Path, names: list[str], folder: Path) -> None:
@@ -123,8 +166,18 @@ def make_prefix(
     write_files({folder / path: own_file(repo, path) for path in tests})
     for module in (ours / "paddle" / "base").glob("_*.so"):
         name = module.name.partition(".")[0].lstrip("_")
-        if f"paddle/fluid/pybind/{name}.cc" in own:
+        binding = f"paddle/fluid/pybind/{name}.cc"
+        in_wheel_alone = (
+            not (repo / binding).exists()
+            and (repo / "tools" / "extension" / f"{name}_module.cc").exists()
+        )
+        if binding in own or (in_wheel_alone and made == 0):
             _link(module, folder / "paddle" / "base" / module.name)
+    include = Path("paddle", "include")
+    for path in own:
+        if (ours / include / path).exists():
+            (folder / include / path).parent.mkdir(parents=True, exist_ok=True)
+            _link(ours / include / path, folder / include / path)
 
 
 def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
@@ -185,10 +238,68 @@ def build_cpp(stock: Path) -> Callable[[int], str]:
     return build
 
 
-def _says_if_it_fails(python: Path, folder: Path, *arguments: str) -> str:
-    """Run Python under a prefix and return what it says if it fails."""
+@contextlib.contextmanager
+def importing(
+    python: Path, modules: Iterable[str], libraries: Iterable[Path]
+) -> Iterator[Callable[[Path, list[str]], str]]:
+    """Have a function that imports a prefix in a process of its own.
+
+    It takes what make_prefix has made and files of tests in it, and returns
+    what Python or pytest says if an import fails, or "". The processes are
+    forks of one that has loaded what all of them need. If that one has ended,
+    the function raises PatchError.
+
+    Args:
+        python: the Python of an environment with the official Paddle.
+        modules: what all need of other packages.
+        libraries: what all need of Paddle.
+    """
+    server = subprocess.Popen(
+        [str(python), "-c", IMPORTER, " ".join(modules), *map(str, libraries)],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def failure(folder: Path, tests: list[str]) -> str:
+        with tempfile.NamedTemporaryFile(mode="r") as output:
+            request = json.dumps([str(folder), tests, output.name])
+            # A process that has ended does not answer.
+            with contextlib.suppress(BrokenPipeError):
+                print(request, file=server.stdin, flush=True)
+            answer = server.stdout.readline()
+            if not answer:
+                raise PatchError(f"{python} ended while it imported {folder}")
+            # One that a signal ends may have said nothing.
+            status = int(answer)
+            return output.read() or f"exit status {status}" if status else ""
+
+    try:
+        yield failure
+    finally:
+        server.communicate()
+
+
+def importing_paddle(
+    python: Path, package: Path
+) -> contextlib.AbstractContextManager[Callable[[Path, list[str]], str]]:
+    """Have a function that imports prefixes of a Paddle; see importing().
+
+    Args:
+        python: the Python of an environment with the official Paddle.
+        package: its folder paddle/.
+    """
+    libs = package / "libs"
+    libraries = [libs / "libcommon.so", libs / "libphi_core.so"]
+    libraries.append(package / "base" / "libpaddle.so")
+    return importing(python, PACKAGES, libraries)
+
+
+def run_tests(python: Path, folder: Path, tests: list[str]) -> str:
+    """Run tests of a prefix, and return what pytest says if it fails."""
     done = subprocess.run(
-        [str(python), *arguments],
+        [str(python), "-m", "pytest", "-q", *tests],
         cwd=folder,
         env={
             **os.environ,
@@ -203,23 +314,13 @@ def _says_if_it_fails(python: Path, folder: Path, *arguments: str) -> str:
     return done.stdout if done.returncode else ""
 
 
-def try_prefix(python: Path, folder: Path, tests: list[str]) -> str:
-    """Import a prefix and all of its tests, and run some.
-
-    Args:
-        python: the Python of an environment with the official Paddle.
-        folder: what make_prefix has made.
-        tests: files in it to run.
-
-    Returns:
-        What went wrong, or "".
-    """
-    failure = _says_if_it_fails(python, folder, "-c", _IMPORT_ALL, str(folder))
-    if tests and not failure:
-        failure = _says_if_it_fails(
-            python, folder, "-m", "pytest", "-q", *tests
-        )
-    return failure
+def python_tests(patch: Patch) -> list[str]:
+    """Return the files of tests in Python that a patch brings."""
+    return [
+        path
+        for path in patch.own_files
+        if path.endswith(".py") and Path(path).name.startswith("test_")
+    ]
 
 
 @reports_errors
@@ -245,19 +346,24 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["CUSTOM_DEVICE_ROOT"] = str(host_device(python))
     cpp = build_cpp(stock) if args.cpp else None
     failed = False
-    for number in args.numbers or range(1, len(series) + 1):
-        patch = series[number - 1]
-        tests = [p for p in patch.own_files if Path(p).name.startswith("test_")]
-        tests = [path for path in tests if path.endswith(".py")]
-        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
-            make_prefix(REPO, number, stock, site_packages(ours), Path(folder))
-            told = try_prefix(python, Path(folder), tests if args.run else [])
-        if cpp and not told:
-            told = cpp(number)
-        print(f"{'FAILED' if told else 'passed'}  {patch.name}", flush=True)
-        if told:
-            print(told)
-            failed = True
+    with importing_paddle(python, stock / "paddle") as failure:
+        for number in args.numbers or range(1, len(series) + 1):
+            patches = series[:number]
+            all_tests = [t for patch in patches for t in python_tests(patch)]
+            own_tests = python_tests(patches[-1])
+            with tempfile.TemporaryDirectory(dir=BUILD) as name:
+                folder = Path(name)
+                make_prefix(REPO, number, stock, site_packages(ours), folder)
+                told = failure(folder, all_tests)
+                if args.run and own_tests and not told:
+                    told = run_tests(python, folder, own_tests)
+            if cpp and not told:
+                told = cpp(number)
+            result = "FAILED" if told else "passed"
+            print(f"{result}  {patches[-1].name}", flush=True)
+            if told:
+                print(told)
+                failed = True
     return 1 if failed else 0
 
 

@@ -99,6 +99,7 @@ ON_THE_CPU_ALONE = (
     "test/legacy_test/test_thread_op_device.py",
     "test/legacy_test/test_thread_stream.py",
     "test/legacy_test/test_thread_stream_process.py",
+    "test/legacy_test/test_thread_stream_work.py",
 )
 
 
@@ -106,6 +107,7 @@ ON_THE_CPU_ALONE = (
 # native parts, too.
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
+    "test/legacy_test/test_dataloader_gathered_batch.py",
     "test/legacy_test/test_dataloader_threads.py",
     "test/legacy_test/test_prefetcher.py",
     "test/legacy_test/test_tensor_names.py",
@@ -121,8 +123,9 @@ ON_ANY_PLATFORM = (
     "test/legacy_test/test_without_native_parts.py",
     "test/legacy_test/test_worker_thread.py",
 )
-# Of these, the tests of random numbers per thread and of programs on threads.
-# test_without_native_parts.py has what happens without these.
+# Of these, the tests of random numbers per thread, of programs on threads, and
+# of what keeps its tensor alive. test_without_native_parts.py has what happens
+# without the first two.
 NEEDS_NATIVE_PARTS = tuple(
     f"test/legacy_test/test_{test}"
     for test in (
@@ -130,6 +133,8 @@ NEEDS_NATIVE_PARTS = tuple(
         "::test_the_seed_alone_determines_what_a_reader_gets",
         "batch_source.py::TestBatches"
         "::test_a_seed_that_is_not_given_is_drawn_from_paddles_generator",
+        "dataloader_gathered_batch.py::TestLoader"
+        "::test_what_get_tensor_returns_keeps_the_memory_of_a_batch",
         "dataloader_threads.py::TestSameAsProcesses",
         "thread_device.py::TestStateOfTheTracer_custom_cpu"
         "::test_to_static_on_a_thread_is_as_on_the_main_thread",

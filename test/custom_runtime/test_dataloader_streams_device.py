@@ -229,6 +229,16 @@ class TestOrder(StreamTest):
         for i, copy in enumerate(copies):
             self.assert_holds(copy, i)
 
+    def test_arrays_on_the_host_are_used_again_only_after_their_copy(self):
+        # Large enough for their memory to be used again.
+        size = 1 << 16
+        loader = load(lambda i: np.full(size, i, "float32"), length=24)
+        with delay(0, DELAY // 10):
+            copies = [batch * 1 for batch in loader]
+        self.finish()
+        for i, copy in enumerate(copies):
+            self.assertEqual({*np.unique(copy.numpy())}, {i})
+
     def test_memory_that_paddle_has_not_allocated_is_copied(self):
         def record(tensor, stream):
             if tensor.data_ptr() == foreign.data_ptr():

@@ -260,6 +260,9 @@ class TestPython(GuardTestCase):
     def test_stream_in_cpp_outlives_a_forked_child_that_exits(self):
         self.run_program(FORKED_CHILD)
 
+    def test_child_of_a_fork_inside_a_guard_leaves_it_and_works(self):
+        self.run_program(FORK_INSIDE)
+
     def run_program(self, program: str) -> None:
         done = test_host_device.run_python(program, LIBRARY=library._name)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -309,6 +312,27 @@ paddle.set_device("custom_cpu:1")
 x = paddle.ones([4])
 y, = paddle.base.core.eager._run_custom_op("scale_beside", x)
 assert y.tolist() == [2.0] * 4, y
+"""
+
+# The child has the guard of the thread that forked, as it has its device.
+FORK_INSIDE = """
+import ctypes, os, sys, paddle
+library = ctypes.CDLL(os.environ["LIBRARY"])
+children = []
+def call(stream):
+    children.append(os.fork())
+    current = paddle.device.current_stream("custom_cpu:1").stream_base
+    assert current.raw_stream == stream
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(call)
+library.call_inside(1, function)
+default = paddle.device.default_stream("custom_cpu:1").stream_base.raw_stream
+current = paddle.device.current_stream("custom_cpu:1").stream_base.raw_stream
+assert current == default, (current, default)
+paddle.set_device("cpu")
+assert (paddle.ones([2]) * 2).tolist() == [2.0] * 2
+if children[0] == 0:
+    sys.exit()
+assert os.waitpid(children[0], 0)[1] == 0
 """
 
 # A child that ends as a script does destroys the static variables.

@@ -42,8 +42,8 @@ from shared_tensor_base import (
 from test_shared_by_value import describe, fill_and_return, matrix, name_of
 
 import paddle
-import paddle.incubate.multiprocessing as sharing
 from paddle import nn
+from paddle.incubate.multiprocessing.tensor_reductions import by_value
 
 
 def setUpModule() -> None:
@@ -127,12 +127,12 @@ class TestDevices(SharingTestCase):
             (on_device(matrix()), "cpu"),
             (matrix(), paddle.CustomPlace(DEVICE_TYPE, 2)),
         ):
-            arrived = self.peer.call(describe, sharing.by_value(tensor, device))
+            arrived = self.peer.call(describe, by_value(tensor, device))
             self.assertIn(arrived[2], str(device))
             self.assertEqual(arrived[3], matrix().tolist())
 
     def test_device_that_the_receiver_has_not_is_named(self):
-        message = sharing.by_value(matrix(), f"{DEVICE_TYPE}:99")
+        message = by_value(matrix(), f"{DEVICE_TYPE}:99")
         with self.assertRaisesRegex(PeerError, f"'{DEVICE_TYPE}:99'.*only"):
             self.peer.call(describe, message)
 

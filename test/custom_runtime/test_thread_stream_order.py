@@ -19,18 +19,15 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
-import traceback
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from host_device_control import Operation, delay, take_trace, with_ample_delay
-from test_host_device import DEVICE_TYPE, name_of, setUpModule
+from test_host_device import name_of, setUpModule
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
@@ -96,8 +93,6 @@ class StreamTest(unittest.TestCase):
     def assert_holds(self, tensor: paddle.Tensor, value: float) -> None:
         self.assertEqual(set(tensor.numpy().tolist()), {value})
 
-
-class TestWhereWorkRuns(StreamTest):
     def assert_runs_on(
         self, stream: Stream, run: Callable[[], object], *kinds: str
     ) -> None:
@@ -129,6 +124,8 @@ class TestWhereWorkRuns(StreamTest):
             in_thread(lambda: self.assert_runs_on(self.default, run, *kinds))
             in_thread(on_own_stream)
 
+
+class TestWhereWorkRuns(StreamTest):
     def test_kernels(self):
         x = paddle.ones([2, 2])
 
@@ -192,72 +189,6 @@ class TestWhereWorkRuns(StreamTest):
 
         y = in_thread(forward)
         in_thread(backward)
-
-    def test_programs_of_to_static(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x: paddle.Tensor) -> paddle.Tensor:
-            return relu(x * 2)
-
-        x = paddle.ones([2])
-        self.assert_runs_on_streams_of_threads(
-            lambda: program(x), "scale", "record_event", "relu"
-        )
-
-    def assert_executor_runs_on(self, stream: Stream) -> None:
-        """Check that the kernels of a static program run on a stream."""
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        paddle.enable_static()
-        with paddle.static.program_guard(main, startup):
-            x = paddle.static.data("x", [2], "float32")
-            fetched = relu(x * 2)
-        executor = paddle.static.Executor(paddle.CustomPlace(DEVICE_TYPE, 0))
-        feed = {"x": np.ones(2, "float32")}
-        trace = self.trace_of(
-            lambda: executor.run(main, feed=feed, fetch_list=[fetched])
-        )
-        paddle.disable_static()
-        # The executor copies the results back on a stream of its own.
-        kernels = [
-            (each.stream, each.kind)
-            for each in trace
-            if each.kind in ("scale", "relu")
-        ]
-        on = handle(stream)
-        self.assertEqual(kernels, [(on, "scale"), (on, "relu")])
-
-    def test_static_executor_runs_on_the_stream_of_the_main_thread(self):
-        def on_own_stream() -> None:
-            with stream_guard(Stream()):
-                self.assert_executor_runs_on(self.default)
-
-        in_thread(on_own_stream)
-        stream = Stream()
-        with stream_guard(stream):
-            self.assert_executor_runs_on(stream)
-
-    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
-    def test_static_executor_in_a_forked_process(self):
-        # The forking thread is the main thread of the child.
-        def in_child(stream: Stream) -> None:
-            signal.alarm(WAIT_S)
-            try:
-                self.assert_executor_runs_on(stream)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-
-        def fork_inside() -> None:
-            stream = Stream()
-            with stream_guard(stream):
-                pid = os.fork()
-                if pid == 0:
-                    in_child(stream)
-                self.assertEqual(os.waitpid(pid, 0)[1], 0)
-
-        in_thread(fork_inside)
-        with stream_guard(Stream()):
-            in_thread(fork_inside)
 
 
 class TestWhereMemoryIs(StreamTest):

@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import threading
+import traceback
 import unittest
 from typing import TYPE_CHECKING
 
 import numpy as np
 from host_device_control import delay, take_trace
-from test_host_device import name_of, setUpModule
+from test_host_device import DEVICE_TYPE, name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -42,12 +44,7 @@ from test_thread_stream_order import (
 import paddle
 from paddle.device import Stream, current_stream, set_stream, stream_guard
 from paddle.distributed.communication.group import Group
-from paddle.inference import (
-    Config,
-    Predictor,
-    PredictorPool,
-    create_predictor,
-)
+from paddle.inference import Config, Predictor, create_predictor
 from paddle.io import DataLoader, Dataset
 from paddle.nn.functional import relu
 
@@ -101,6 +98,16 @@ class TestProgramsOfToStatic(StreamTest):
         gradient = weight.grad.numpy().tolist()
         weight.clear_grad()
         return gradient
+
+    def test_runs_on_the_stream_of_the_calling_thread(self):
+        @paddle.jit.to_static(full_graph=True)
+        def program(x: paddle.Tensor) -> paddle.Tensor:
+            return relu(x * 2)
+
+        x = paddle.ones([2])
+        self.assert_runs_on_streams_of_threads(
+            lambda: program(x), "scale", "record_event", "relu"
+        )
 
     def test_backward_on_a_stream_that_goes_leaves_others_right(self):
         self.loss().backward()
@@ -177,10 +184,64 @@ class TestStaticGraphs(StreamTest):
         with stream_guard(Stream()):
             in_thread(self.check_executor)
 
+    def assert_executor_runs_on(self, stream: Stream) -> None:
+        """Check that the kernels of a static program run on a stream."""
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        paddle.enable_static()
+        with paddle.static.program_guard(main, startup):
+            x = paddle.static.data("x", [2], "float32")
+            fetched = relu(x * 2)
+        executor = paddle.static.Executor(paddle.CustomPlace(DEVICE_TYPE, 0))
+        feed = {"x": np.ones(2, "float32")}
+        trace = self.trace_of(
+            lambda: executor.run(main, feed=feed, fetch_list=[fetched])
+        )
+        paddle.disable_static()
+        # The executor copies the results back on a stream of its own.
+        kernels = [
+            (each.stream, each.kind)
+            for each in trace
+            if each.kind in ("scale", "relu")
+        ]
+        on = handle(stream)
+        self.assertEqual(kernels, [(on, "scale"), (on, "relu")])
 
-class TestPredictors(StreamTest):
-    """They run on the stream of the process, ordered with the thread's."""
+    def test_executor_runs_on_the_stream_of_the_main_thread(self):
+        def on_own_stream() -> None:
+            with stream_guard(Stream()):
+                self.assert_executor_runs_on(self.default)
 
+        in_thread(on_own_stream)
+        stream = Stream()
+        with stream_guard(stream):
+            self.assert_executor_runs_on(stream)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_executor_in_a_forked_process(self):
+        # The forking thread is the main thread of the child.
+        def in_child(stream: Stream) -> None:
+            signal.alarm(WAIT_S)
+            try:
+                self.assert_executor_runs_on(stream)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+
+        def fork_inside() -> None:
+            stream = Stream()
+            with stream_guard(stream):
+                pid = os.fork()
+                if pid == 0:
+                    in_child(stream)
+                self.assertEqual(os.waitpid(pid, 0)[1], 0)
+
+        in_thread(fork_inside)
+        with stream_guard(Stream()):
+            in_thread(fork_inside)
+
+
+class PredictorTest(StreamTest):
     def setUp(self) -> None:
         super().setUp()
         temporary = tempfile.TemporaryDirectory()
@@ -199,6 +260,7 @@ class TestPredictors(StreamTest):
     def make(self, function: Callable[[Config], Predictor]) -> Predictor:
         config = Config(self.path + ".json", self.path + ".pdiparams")
         config.disable_glog_info()
+        config.disable_mkldnn()  # so that predictors run side by side
         config.enable_custom_device("custom_cpu", 0)
         return function(config)
 
@@ -218,16 +280,23 @@ class TestPredictors(StreamTest):
         self.run_predictor(predictor)
         self.check_output(predictor)
 
-    def assert_runs_on(
+    def assert_kernels_run_on(
         self, stream: Stream, run: Callable[[], object], *kernels: str
     ) -> None:
         streams = {each.kind: each.stream for each in self.trace_of(run)}
         for kernel in kernels:
             self.assertEqual(streams[kernel], handle(stream), kernel)
 
+
+class TestPredictors(PredictorTest):
+    """
+    Those that the main thread makes run on the stream of the process, ordered
+    with the thread's.
+    """
+
     def check_runs_on(self, stream: Stream) -> None:
         self.check(self.predictor)
-        self.assert_runs_on(stream, self.predictor.run, "matmul", "relu")
+        self.assert_kernels_run_on(stream, self.predictor.run, "matmul", "relu")
 
     def test_run_reads_what_a_thread_has_pending(self):
         def predict():
@@ -271,28 +340,6 @@ class TestPredictors(StreamTest):
             self.check_runs_on(stream)
             in_thread(self.check_runs_on, stream)
         in_thread(self.check_runs_on, self.default)
-
-    def test_predictor_is_made_on_the_stream_of_the_process(self):
-        def make_and_run(function):
-            with stream_guard(Stream()):
-                self.assert_runs_on(
-                    self.default,
-                    lambda: made.append(self.make(function)),
-                    "scale",
-                )
-                self.check(made[-1])
-
-        made = []
-        for function in (
-            create_predictor,
-            Predictor,
-            lambda config: PredictorPool(config, 1).retrieve(0),
-        ):
-            in_thread(make_and_run, function)
-        in_thread(make_and_run, lambda _: self.predictor.clone())
-        gc.collect()
-        for predictor in made:
-            self.check(predictor)
 
 
 class TestWorkForAThread(StreamTest):

@@ -23,9 +23,10 @@ import threading
 import unittest
 import warnings
 
-from host_device_control import take_trace
+from host_device_control import delay, take_trace
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
+    DELAY,
     SIZE,
     WAIT_S,
     StreamTest,
@@ -198,6 +199,24 @@ class TestOrder(StreamTest):
 
         for device in (name_of(0), name_of(1), "cpu"):
             source = BatchSource(Slow(), 1, collate_fn=lambda batch: batch[0])
+            with self.subTest(device):
+                self.assertEqual(
+                    self.read(source, device), [{float(i)} for i in range(4)]
+                )
+
+    def test_a_batch_source_hands_out_tensors_of_other_devices_than_its_own(
+        self,
+    ):
+        """Those that a collate_fn makes, while the thread is on the CPU."""
+
+        def made_on_device_1(samples):
+            with paddle.device.device(name_of(1)):
+                with delay(1, DELAY, handle(current_stream())):
+                    return paddle.full([SIZE], float(samples[0]))
+
+        paddle.set_device("cpu")
+        for device in (name_of(0), name_of(1), "cpu"):
+            source = BatchSource(range(4), 1, collate_fn=made_on_device_1)
             with self.subTest(device):
                 self.assertEqual(
                     self.read(source, device), [{float(i)} for i in range(4)]

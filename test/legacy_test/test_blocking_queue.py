@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import queue
 import random
 import sys
@@ -32,6 +33,7 @@ from concurrent_base import (
     switch_threads_often,
     wait_until,
 )
+from thread_device_base import run_script
 
 from paddle.incubate.multiprocessing.blocking_queue import (
     BlockingQueue,
@@ -269,6 +271,34 @@ class TestStress(unittest.TestCase):
                 for number in range(producers):
                     order = [i for n, i in mine if n == number]
                     self.assertEqual(order, sorted(order))
+
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_forked_child_can_use_a_queue_that_threads_use(self):
+        run_script(
+            self,
+            """
+            import queue, signal
+            from paddle.incubate.multiprocessing import BlockingQueue
+            sys.setswitchinterval(1e-6)
+            items = BlockingQueue(maxsize=4)
+            def use():
+                while True:
+                    items.put(1)
+                    items.get()
+            for _ in range(3):
+                threading.Thread(target=use, daemon=True).start()
+            def child():
+                signal.alarm(60)  # ends a child that hangs
+                number = items.qsize()
+                taken = [items.get_nowait() for _ in range(number)]
+                assert taken == [1] * number, taken
+                items.put_nowait(2)
+                assert items.get_nowait() == 2
+            for _ in range(20):
+                forked(child)
+            """,
+            ["cpu"],
+        )
 
     def test_an_item_is_not_lost_when_a_worker_that_waits_is_stopped(self):
         seed = time.time_ns() % 2**32

@@ -180,6 +180,11 @@ def message_of_kept(kept, name):
     return message_of(kept[name])
 
 
+def new_in_chunks(kept, value):
+    gpu.use_chunks(0, True, True)
+    return large(value)
+
+
 def load_and_keep(kept, name, message):
     kept[name] = ForkingPickler.loads(message)
 
@@ -644,6 +649,114 @@ class TestLifetime(GpuTestCase):
             f"{self.peer.pid}",
         )
         self.peer.call(load_and_describe_on_gpu, message)
+
+
+def large(value: float = 3.0) -> paddle.Tensor:
+    """Returns a tensor that takes several chunks on GPU 0."""
+    return gpu.to_gpu(paddle.full([400, 300], value), 0)
+
+
+def descriptors_of_chunks() -> int:
+    """Returns how many descriptors of chunks of the stand-in are open."""
+    folder = "/proc/self/fd"
+    targets = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(os.readlink(f"{folder}/{name}"))
+    return sum("stand-in chunk" in target for target in targets)
+
+
+@needs_stand_in
+class TestChunks(GpuTestCase):
+    """Memory that is mapped in chunks, as the virtual-memory allocator's is."""
+
+    def setUp(self):
+        super().setUp()
+        self.use_chunks(exportable=True)
+
+    def use_chunks(self, exportable: bool) -> None:
+        gpu.use_chunks(0, True, exportable)
+        self.addCleanup(gpu.use_chunks, 0, False, False)
+
+    def test_tensors_of_one_and_of_several_chunks_arrive(self):
+        for tensor in (vector(), large()):
+            self.assertEqual(
+                self.peer.call(describe_on_gpu, tensor), on_gpu(tensor)
+            )
+
+    def test_every_kind_of_view_arrives(self):
+        for name, view in VIEWS.items():
+            with self.subTest(name):
+                tensor = gpu.view(gpu.to_gpu(matrix(), 0), view(matrix()))
+                self.assertEqual(
+                    self.peer.call(describe_on_gpu, tensor), on_gpu(tensor)
+                )
+
+    def test_view_that_begins_in_a_later_chunk_arrives(self):
+        content = paddle.arange(120000, dtype="float32").reshape([400, 300])
+        view = gpu.view(gpu.to_gpu(content, 0), content[350:, ::2])
+        self.assertEqual(self.peer.call(describe_on_gpu, view), on_gpu(view))
+
+    def test_writes_of_each_are_seen_by_the_other(self):
+        tensor = large()
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        self.peer.call(write_kept, "tensor", 5.0)
+        self.assertEqual(
+            gpu.to_cpu(tensor).numpy().tolist(), [[5.0] * 300] * 400
+        )
+        gpu.write(tensor, paddle.full([400, 300], 7.0))
+        self.assertEqual(
+            self.peer.call(describe_kept_on_gpu, "tensor"), on_gpu(tensor)
+        )
+
+    def test_tensor_that_its_sender_drops_lives_as_long_as_its_receiver(self):
+        tensor = large()
+        right = on_gpu(tensor)
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        size = self.gpu_bytes()
+        del tensor
+        sharing.collect_shared_memory()
+        self.assertEqual(self.gpu_bytes(), size)
+        self.assertEqual(self.peer.call(describe_kept_on_gpu, "tensor"), right)
+        self.peer.call(forget)
+        sharing.collect_shared_memory()
+        self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_memory_of_a_killed_receiver_is_given_back(self):
+        with self.another_peer() as receiver:
+            receiver.call(keep_on_gpu, "tensor", large())
+            receiver.kill()
+            sharing.collect_shared_memory()
+            self.assertEqual(self.gpu_bytes(), 0)
+
+    def test_receiver_keeps_a_tensor_whose_sender_was_killed(self):
+        with self.another_peer() as sender:
+            tensor = sender.call(new_in_chunks, 5.0)
+            sender.kill()
+            right = on_gpu(large(5.0))
+            self.assertEqual(on_gpu(tensor), right)
+            del tensor
+
+    def test_descriptors_are_closed_when_nobody_uses_the_memory(self):
+        tensor = large()
+        alone = descriptors_of_chunks()
+        self.peer.call(keep_on_gpu, "tensor", tensor)
+        self.assertGreater(descriptors_of_chunks(), alone)
+        self.peer.call(forget)
+        del tensor
+        sharing.collect_shared_memory()
+        self.assertEqual(descriptors_of_chunks(), 0)
+
+    def test_chunks_that_are_not_to_be_exported_go_the_way_of_paddle(self):
+        self.use_chunks(exportable=False)
+        tensor = vector()
+        # Which needs a Paddle that was built for GPUs.
+        with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
+            message_of(tensor)
+        base = gpu.to_gpu(matrix(), 0)
+        with self.assertRaisesRegex(NotImplementedError, r"tensor\.clone\(\)"):
+            message_of(gpu.view(base, VIEWS["row"](matrix())))
+        self.assertEqual(sharing.ipc_memory_stats()["sent"], 0)
 
 
 class TestRefusals(GpuTestCase):

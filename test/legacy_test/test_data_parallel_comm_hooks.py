@@ -25,6 +25,7 @@ from unittest import mock
 import numpy as np
 from data_parallel_base import (
     EACH_ALONE,
+    Ranks,
     RanksCase,
     gradients,
     has_shared_memory_groups,
@@ -319,6 +320,36 @@ def train_with(group, name) -> list:
     return [values(layer), losses]
 
 
+def go_on_after_an_error_of_one_rank(group) -> list:
+    """Returns the gradients of each step, until there is another error."""
+    layer = nn.LayerList([nn.Linear(2, 2, bias_attr=False) for _ in range(4)])
+    wrapped = paddle.DataParallel(
+        nn.Sequential(*layer),
+        group=group,
+        comm_buffer_size=EACH_ALONE,
+        last_comm_buffer_size=EACH_ALONE,
+    )
+
+    def hook(_, bucket):
+        if group.rank == 1 and bucket.index() == 1 and len(found) == 1:
+            raise KeyError("of one rank")
+        return comm_hooks.allreduce_hook(group, bucket)
+
+    found: list = []
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(3):
+        wrapped.clear_gradients()
+        try:
+            wrapped(paddle.full([1, 2], group.rank + 1.0)).sum().backward()
+        except KeyError:
+            found.append("its own")
+        except RuntimeError as error:
+            return [*found, str(error)]
+        else:
+            found.append(layer[0].weight.grad.tolist())
+    return found
+
+
 class HookCases:
     def test_the_default_hook_is_what_happens_without_one(self):
         for found in self.call(with_hook, "allreduce_hook"):
@@ -476,6 +507,18 @@ class TestOverGloo(HookCases, RanksCase):
 @has_shared_memory_groups
 class TestOverSharedMemory(HookCases, RanksCase):
     kind = "shm"
+
+    def test_a_step_that_one_rank_has_lost_is_averaged_with_no_other(self):
+        # All buckets have the same size: the group cannot tell them apart.
+        ranks = Ranks(2, "fork")
+        self.addCleanup(ranks.end)
+        first, second = ranks.call(self.kind, go_on_after_an_error_of_one_rank)
+        self.assertEqual(first[:1], second[:1])
+        self.assertEqual(second[1], "its own")
+        for error in (*first[1:], *second[2:]):
+            self.assertRegex(
+                str(error), "Let all ranks call the same operations"
+            )
 
     def test_buffers_are_in_shared_memory_if_there_is_enough(self):
         for share_of_free, is_full, is_shared in (

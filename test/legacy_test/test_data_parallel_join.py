@@ -108,6 +108,29 @@ def train_with_a_parameter_of_each_rank(group) -> float:
     return layer.bias.tolist()
 
 
+class Halves(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x, uses_right):
+        return self.left(x) + (self.right(x) if uses_right else 0)
+
+
+def leave_a_parameter_unused(group, options) -> list:
+    """Returns its average of the step before, at first and at the end."""
+    layer = Halves()
+    wrapped = paddle.DataParallel(
+        layer, group=group, find_unused_parameters=True, **options
+    )
+    wrapped(paddle.ones([1, 2]), True).sum().backward()
+    found = [layer.right.weight.grad.tolist()]
+    with dist.Join([wrapped]):
+        for _ in range(group.rank + 1):
+            wrapped(paddle.ones([1, 2]), False).sum().backward()
+    return [*found, layer.right.weight.grad.tolist()]
+
+
 def train_words(group) -> list:
     layer = nn.Embedding(4, 2, sparse=True)
     wrapped = paddle.DataParallel(layer, group=group)
@@ -193,6 +216,12 @@ class JoinCases:
             for found, alone in self.call(train_on_after_join, options):
                 for one, other in zip(found, alone):
                     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+    def test_a_parameter_that_no_rank_uses_keeps_the_gradient_it_has(self):
+        for options in ({}, {"gradient_as_bucket_view": True}):
+            with self.subTest(options=options):
+                found = self.call(leave_a_parameter_unused, options)
+                self.assertEqual(found, [[[[1.0] * 2] * 2] * 2] * 2)
 
     def test_several_layers_join_together(self):
         first, second = self.call(train_two_layers)

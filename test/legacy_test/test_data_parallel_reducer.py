@@ -38,6 +38,10 @@ from data_parallel_base import (
 
 import paddle
 from paddle import nn
+from paddle.distributed.data_parallel.buckets import (
+    ReducedParameter,
+    assign_buckets,
+)
 from paddle.distributed.fleet.utils import recompute
 
 OPTIONS = (
@@ -608,6 +612,116 @@ def fail_in_hook_of_gradient(group) -> list:
     layer(paddle.ones([1, 2])).sum().backward()
 
 
+def share_with_another(group, options) -> list:
+    """Returns whether gradients of two DataParallel of one layer are right."""
+    layer, alone = new_layer(0), new_layer(0)
+    both = [parallel(layer, group, **options) for _ in range(2)]
+    batches = random_batches(2, group.nranks)
+    for part, other in zip(*batches):
+        (loss_of(alone, part) + loss_of(alone, other)).backward()
+    for _ in range(2):
+        layer.clear_gradients()
+        losses = [
+            loss_of(wrapped, batch[group.rank])
+            for wrapped, batch in zip(both, batches)
+        ]
+        sum(losses).backward()
+    return [
+        np.allclose(one * group.nranks, other, rtol=1e-4, atol=1e-6)
+        for one, other in zip(gradients(layer), gradients(alone))
+    ]
+
+
+def use_in_turns_with_another(group) -> list:
+    """Returns the gradients of steps of two DataParallel of one layer."""
+    layer = nn.Linear(1, 1, bias_attr=False)
+    both = [
+        parallel(layer, group, gradient_as_bucket_view=True) for _ in range(2)
+    ]
+    found = []
+    for step in range(4):
+        inputs = paddle.full([1, 1], (step + 1) * (group.rank + 1.0))
+        both[step % 2](inputs).sum().backward()
+        found.append(layer.weight.grad.item())
+        layer.clear_gradients()
+    return found
+
+
+def train_a_frozen_parameter(group) -> None:
+    layer = nn.Linear(2, 2)
+    layer.bias.stop_gradient = True
+    wrapped = parallel(layer, group)
+    layer.bias.stop_gradient = False
+    wrapped(paddle.ones([1, 2])).sum().backward()
+
+
+def no_sync_while_a_rank_keeps_outputs(group) -> list:
+    layer = nn.Linear(1, 1, bias_attr=False)
+    wrapped = parallel(layer, group)
+    x = paddle.full([1, 1], group.rank + 1.0)
+    kept = wrapped(x) if group.rank == 0 else None
+    with wrapped.no_sync():
+        wrapped(x).sum().backward()
+    found = [layer.weight.grad.item()]
+    wrapped(x).sum().backward()
+    del kept
+    return [*found, layer.weight.grad.item()]
+
+
+def train_what_another_trains(group) -> list:
+    """Built when the bias was frozen, and after it: the second one trains."""
+    layer = nn.Linear(1, 1)
+    layer.bias.stop_gradient = True
+    early = parallel(layer, group)
+    early(paddle.ones([1, 1])).sum().backward()
+    layer.clear_gradients()
+    layer.bias.stop_gradient = False
+    late = parallel(layer, group)
+    late(paddle.full([1, 1], group.rank + 1.0)).sum().backward()
+    return [layer.weight.grad.item(), layer.bias.grad.item()]
+
+
+def use_more_than_learned(group) -> None:
+    wrapped = parallel(Branches(), group, static_graph=True)
+    for uses_right in (False, True):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+
+
+def parameters_of(sizes) -> list:
+    """Returns parameters of so many KiB."""
+    return [
+        ReducedParameter(str(size), paddle.empty([256 * size]), "Linear")
+        for size in sizes
+    ]
+
+
+def sizes_of_buckets(sizes) -> list:
+    """Returns the KiB of the parameters of each bucket, with usual limits."""
+    buckets = assign_buckets(
+        parameters_of(sizes), range(len(sizes)), 25 << 20, 1 << 20
+    )
+    return [[sizes[index] for index in bucket] for bucket in buckets]
+
+
+class TestBuckets(unittest.TestCase):
+    def test_a_bucket_has_at_most_an_eighth_of_the_gradients(self):
+        self.assertEqual(
+            sizes_of_buckets([1024] * 16),
+            [[1024], *[[1024] * 2] * 7, [1024]],
+        )
+
+    def test_buckets_of_small_models_are_not_smaller_than_1_mib(self):
+        self.assertEqual(
+            sizes_of_buckets([256] * 12), [[256] * 4, [256] * 4, [256] * 4]
+        )
+
+    def test_a_bucket_does_not_wait_for_what_fills_the_last_of_its_room(self):
+        self.assertEqual(
+            sizes_of_buckets([8, 2048] * 8),
+            [[8], [2048], *[[8, 2048]] * 6, [8], [2048]],
+        )
+
+
 class ReducerCases:
     def test_training_equals_one_process_that_does_the_parts_in_turn(self):
         for options in OPTIONS:
@@ -788,6 +902,48 @@ class TestOverGloo(ReducerCases, RanksCase):
                 error,
                 rf"RuntimeError: Rank {rank} has no gradient of 'right.weight'"
                 r" \(of a Linear\), .*'never.bias'.* find_unused_parameters=",
+            )
+
+    def test_two_of_one_layer_may_expect_gradients_without_views(self):
+        for found in self.call(share_with_another, {}):
+            self.assertEqual(found, [True] * 6)
+        for error in self.errors(
+            share_with_another, {"gradient_as_bucket_view": True}
+        ):
+            self.assertRegex(
+                error,
+                r"^RuntimeError: '0.weight' \(of a Linear\) is a parameter of "
+                "two DataParallel .* without gradient_as_bucket_view",
+            )
+
+    def test_two_of_one_layer_may_be_used_in_turns(self):
+        self.assertEqual(
+            self.call(use_in_turns_with_another), [[1.5, 3.0, 4.5, 6.0]] * 2
+        )
+
+    def test_a_parameter_that_was_frozen_at_first_may_not_be_trained(self):
+        for error in self.errors(train_a_frozen_parameter):
+            self.assertRegex(
+                error,
+                r"^RuntimeError: 'bias' \(of a Linear\) has a gradient, but "
+                "was frozen .* Build DataParallel after",
+            )
+
+    def test_a_parameter_that_a_later_one_trains_may_have_been_frozen(self):
+        self.assertEqual(self.call(train_what_another_trains), [[1.5, 1.0]] * 2)
+
+    def test_outputs_that_one_rank_keeps_do_not_average_local_gradients(self):
+        self.assertEqual(
+            self.call(no_sync_while_a_rank_keeps_outputs),
+            [[1.0, 3.0], [2.0, 3.0]],
+        )
+
+    def test_a_graph_that_was_learned_and_grows_is_an_error(self):
+        for error in self.errors(use_more_than_learned):
+            self.assertRegex(
+                error,
+                r"^RuntimeError: The gradient of 'right\.\w+' .* came more "
+                "often than in the first step. static_graph=True needs",
             )
 
     def test_a_second_gradient_in_a_step_is_an_error_that_names_it(self):

@@ -241,6 +241,83 @@ class TestThreads(unittest.TestCase):
         for worker in start_plain_threads(2, gather):
             self.assertEqual(worker.result(), [[1.0, 1.0, 2.0, 2.0]] * 2)
 
+    def test_tensors_are_gathered_to_any_rank(self):
+        def gather(group):
+            found = []
+            for destination in range(3):
+                x = paddle.full([2], group.rank + 1.0)
+                mine = [] if group.rank == destination else None
+                dist.gather(x, mine, destination, group=group)
+                found.append(mine and [each.tolist() for each in mine])
+                self.assertEqual(x.tolist(), [group.rank + 1.0] * 2)
+            return found
+
+        everything = [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+        for rank, worker in enumerate(start_plain_threads(3, gather)):
+            expected = [None] * 3
+            expected[rank] = everything
+            self.assertEqual(worker.result(), expected)
+
+    def test_tensors_are_scattered_from_any_rank(self):
+        def scatter(group):
+            found = []
+            for source in range(3):
+                x = paddle.zeros([2])
+                parts = [paddle.full([2], 10.0 * source + r) for r in range(3)]
+                dist.scatter(
+                    x,
+                    parts if group.rank == source else None,
+                    source,
+                    group=group,
+                )
+                found.append(x.tolist())
+            return found
+
+        for rank, worker in enumerate(start_plain_threads(3, scatter)):
+            self.assertEqual(
+                worker.result(),
+                [[10.0 * source + rank] * 2 for source in range(3)],
+            )
+
+    def test_parts_to_scatter_that_do_not_fit_are_named(self):
+        group, _ = dist.new_thread_groups(2)
+        for parts, text in (
+            ([paddle.ones([2])], r"\[2\] got the tensors \['paddle.float32"),
+            ([paddle.ones([2]), paddle.ones([3])], r"of shape \[3\]"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                dist.scatter(paddle.zeros([2]), parts, 0, group=group)
+
+    def test_objects_reach_all_threads_from_any_rank(self):
+        def exchange(group):
+            found = []
+            for source in range(3):
+                sent = [{"of": group.rank}, "x" * group.rank]
+                dist.broadcast_object_list(sent, source, group)
+                parts = [f"{source} to {r}" for r in range(3)]
+                received = []
+                dist.scatter_object_list(
+                    received,
+                    parts if group.rank == source else None,
+                    source,
+                    group,
+                )
+                found.append([sent, received])
+            everyone = []
+            dist.all_gather_object(everyone, f"of {group.rank}", group)
+            return found, everyone
+
+        for rank, worker in enumerate(start_plain_threads(3, exchange)):
+            found, everyone = worker.result()
+            self.assertEqual(
+                found,
+                [
+                    [[{"of": source}, "x" * source], [f"{source} to {rank}"]]
+                    for source in range(3)
+                ],
+            )
+            self.assertEqual(everyone, ["of 0", "of 1", "of 2"])
+
     def test_an_operation_goes_on_after_a_wait_with_a_timeout(self):
         groups = dist.new_thread_groups(2)
         x = paddle.ones([1])

@@ -50,7 +50,9 @@ fails(lambda: device.Stream("cpu"), ValueError, "paddle.device.Stream")
 for name in ("max_memory_allocated", "max_memory_reserved"):
     fails(getattr(device, name), ValueError, name)
 for name in ("current_stream", "default_stream", "synchronize"):
-    fails(getattr(device, name), TypeError, "device")
+    fails(getattr(device, name), TypeError, "streams", "Place(cpu)")
+    fails(lambda: getattr(device, name)(5), ValueError, "index 0", "5")
+    fails(lambda: getattr(device, name)(1.5), TypeError, "1.5")
 fails(lambda: device.set_device(1), ValueError, "index 0", "1")
 """
 
@@ -95,6 +97,20 @@ class TestAccelerators(unittest.TestCase):
             device.synchronize()
         self.assertTrue(stream.query())
         device.synchronize(self.second)
+
+    def test_index_stands_for_a_device_of_the_current_type(self):
+        for index, name in enumerate(self.devices[:2]):
+            device.synchronize(index)
+            self.assertEqual(
+                device.current_stream(index).stream_base.place,
+                device.current_stream(name).stream_base.place,
+            )
+        missing = len(self.devices) - 1
+        for function in (device.current_stream, device.synchronize):
+            with self.assertRaisesRegex(
+                ValueError, f"There is no device.*{missing}"
+            ):
+                function(missing)
 
     def test_peak_is_reset_to_what_the_named_device_uses_now(self):
         figures = (device.max_memory_allocated, device.max_memory_reserved)

@@ -62,6 +62,7 @@ LATER = {
     "multiprocessing.connection",
     "multiprocessing.pool",
     "multiprocessing.queues",
+    "paddle.base._program_cache",
     "paddle.base._shared_storage",
     "paddle.base.process_tree",
     "paddle.incubate.multiprocessing.feeder_errors",

@@ -22,6 +22,7 @@ import itertools
 import os
 import pathlib
 import random
+import signal
 import tempfile
 import threading
 import time
@@ -711,6 +712,69 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         for _ in range(100):
             in_thread(call, self.shared, X * 10, Y)
         self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
+
+
+class TestRunsThatASignalEnds(OtherThread):
+    """The main thread waits while a predictor with oneDNN runs."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.shared = self.predictor(PAIR, onednn=True)
+        # A signal of its own: a test may run where SIGINT is ignored.
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+
+    def assert_ends_before_it_runs(self, run: Callable[[], Any]) -> None:
+        """Asserts that a signal ends a call while it waits for its turn."""
+        handle = self.shared.get_input_handle("x")
+        busy = self.predictor(onednn=True)
+        call(busy, np.ones([8, 3, 512, 512], "float32"))
+        runs = []
+        self.shared.register_input_hook(lambda *_: runs.append(1))
+        began, ended = threading.Event(), threading.Event()
+
+        def keep_busy() -> None:
+            began.set()
+            while not ended.is_set():
+                busy.run()
+
+        def interrupt() -> None:
+            while not ended.wait(0.001):
+                try:
+                    handle.shape()
+                except RuntimeError:  # since the main thread is in its call
+                    signal.raise_signal(signal.SIGUSR1)
+                    return
+
+        workers = [Worker(keep_busy)]
+        began.wait(WAIT_S)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                workers.append(Worker(interrupt))
+                run()
+                workers[1].result()
+        finally:
+            ended.set()
+            for worker in workers:
+                worker.result()
+        self.assertEqual(runs, [])
+
+    def test_inputs_are_still_those_of_another_thread(self):
+        self.set_inputs(X, Y)
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        tensors = [paddle.to_tensor(X), paddle.to_tensor(Y)]
+        self.assert_ends_before_it_runs(lambda: self.shared.run(tensors))
+        with self.assertRaisesRegex(RuntimeError, "has overwritten 'x', 'y'"):
+            self.shared.run()
+        self.other(self.shared.run)
+        np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
+
+    def test_outputs_are_still_those_of_another_thread(self):
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        self.other(self.shared.run)
+        self.set_inputs(X, Y)
+        self.assert_ends_before_it_runs(self.shared.run)
+        np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
 
 
 class TestStepsInAnyOrder(PredictorTestCase):

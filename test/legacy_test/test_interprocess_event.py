@@ -102,10 +102,12 @@ def new_stream() -> Stream:
     return stream
 
 
-def fill_late(tensor: paddle.Tensor, word: int, stream: Stream) -> None:
+def fill_late(
+    tensor: paddle.Tensor, word: int, stream: Stream, delay_us: int = _DELAY_US
+) -> None:
     """Has a stream set the first word of a tensor, some time from now."""
     with _driver() as driver:
-        driver.StandInSetDelay(_DELAY_US)
+        driver.StandInSetDelay(delay_us)
         driver.cuMemsetD32Async(
             ctypes.c_void_p(gpu.address(tensor)),
             word,
@@ -172,6 +174,14 @@ def fill_late_and_record(kept, event, tensor, word):
     fill_late(tensor, word, stream)
     stream.record_event(event)
     kept["stream"] = stream
+
+
+def record_work_without_end(kept, event, tensor):
+    stream = new_stream()
+    fill_late(tensor, 5, stream, delay_us=10**9)
+    stream.record_event(event)
+    # To drop one of them would wait for the work.
+    kept.update(stream=stream, event=event, tensor=tensor)
 
 
 def put_back(kept, kind):
@@ -307,6 +317,16 @@ class TestLifetime(GpuTestCase):
             with self.assertRaisesRegex(RuntimeError, "has ended"):
                 use()
 
+    def test_event_is_done_when_its_last_recorder_was_killed(self):
+        event, tensor = new_event(), vector()
+        with self.another_peer() as peer:
+            peer.call(record_work_without_end, event, tensor)
+            self.assertFalse(event.query())
+            peer.kill()
+            event.synchronize()
+            self.assertTrue(event.query())
+            self.assertEqual(gpu.to_cpu(tensor).tolist(), [3.0] * 1000)
+
     @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
     def test_child_of_fork_is_told_to_be_started_by_spawn(self):
         event = new_event()
@@ -390,8 +410,10 @@ class TestRefusals(GpuTestCase):
         self.assertEqual(self.peer.call(open_handle, 1, handle), 1)
 
     def test_device_that_is_no_gpu_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "on a GPU.*'cpu'"):
-            Event.from_ipc_handle("cpu", new_event().ipc_handle())
+        handle = new_event().ipc_handle()
+        for device, named in (("cpu", "'cpu'"), (b"gpu:0", "b'gpu:0'")):
+            with self.assertRaisesRegex(ValueError, f"on a GPU.*{named}"):
+                Event.from_ipc_handle(device, handle)
 
     def test_damaged_handle_is_refused(self):
         event = new_event()

@@ -46,6 +46,7 @@ from jit_threads_base import (
 import paddle
 from paddle import _C_ops, nn
 from paddle.base import core, unique_name as base_names
+from paddle.base.cpp_module import find_cpp_module
 from paddle.base.threads import programs
 from paddle.jit.api import _register_save_pre_hook
 from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
@@ -578,7 +579,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
     def setUp(self):
         super().setUp()
         native = mock.Mock(
-            wraps=programs._native,
+            wraps=find_cpp_module("_program_cache"),
             enforce_thread_safe=mock.Mock(side_effect=RuntimeError(REFUSED)),
         )
         for name, value in {

@@ -19,6 +19,7 @@ import os
 import random
 import unittest
 
+from concurrent_base import switch_threads_often
 from jit_threads_base import (
     JitTestCase,
     Scaled,
@@ -27,8 +28,10 @@ from jit_threads_base import (
     wrong_answers,
     wrong_gradients,
 )
+from thread_device_base import StreamTestCase, on_every_device_list
 
 import paddle
+from paddle.device import Stream, stream_guard
 
 SEED = int(os.environ.get("JIT_THREADS_SEED", random.randrange(2**32)))
 ROUNDS = int(os.environ.get("JIT_THREADS_ROUNDS", 12))
@@ -77,6 +80,25 @@ class TestStorm(JitTestCase):
         with runs_of_parts() as runs:
             self.assertEqual(together(THREADS, storm), [0] * THREADS)
         self.assertTrue(runs)
+
+
+@on_every_device_list
+class TestStreams(StreamTestCase):
+    def test_program_runs_on_all_streams_at_once(self):
+        switch_threads_often(self)
+        print(f"JIT_THREADS_SEED={SEED}")
+        program = paddle.jit.to_static(Scaled(), full_graph=True)
+
+        def wrong_answers_on_streams(thread):
+            chooser = random.Random(SEED + thread)
+            streams = [Stream(), Stream()]
+            wrong = 0
+            for _ in range(3 * ROUNDS):
+                with stream_guard(chooser.choice(streams)):
+                    wrong += wrong_answers(program, chooser.randrange(2**31), 1)
+            return wrong
+
+        self.assertEqual(together(4, wrong_answers_on_streams), [0] * 4)
 
 
 if __name__ == "__main__":

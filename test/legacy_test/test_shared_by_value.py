@@ -35,6 +35,7 @@ from shared_tensor_base import (  # noqa: F401
 import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle import nn
+from paddle.incubate.multiprocessing.tensor_reductions import by_value
 
 
 def matrix(dtype: str = "float32") -> paddle.Tensor:
@@ -106,21 +107,21 @@ class TestByValue(SharingTestCase):
             with self.subTest(dtype=dtype):
                 tensor = matrix(dtype)
                 self.assertEqual(
-                    self.peer.call(describe, sharing.by_value(tensor)),
+                    self.peer.call(describe, by_value(tensor)),
                     describe(None, tensor),
                 )
 
     def test_view_arrives_contiguous(self):
         for view in (matrix().T, matrix()[:, 1], matrix()[:, ::-1]):
             kind, dtype, place, values, _, contiguous, _ = self.peer.call(
-                describe, sharing.by_value(view)
+                describe, by_value(view)
             )
             self.assertEqual((place, values), ("cpu", view.tolist()))
             self.assertTrue(contiguous)
 
     def test_tensors_without_dimensions_or_elements_arrive(self):
         for tensor in (paddle.to_tensor(3.5), paddle.zeros([0, 3], "int16")):
-            arrived = self.peer.call(echo, sharing.by_value(tensor))
+            arrived = self.peer.call(echo, by_value(tensor))
             self.assertEqual(arrived.shape, tensor.shape)
             self.assertEqual(arrived.dtype, tensor.dtype)
             self.assertEqual(arrived.tolist(), tensor.tolist())
@@ -128,7 +129,7 @@ class TestByValue(SharingTestCase):
     def test_nobody_sees_what_the_receiver_writes(self):
         tensor = matrix()
         before = tensor.tolist()
-        message = sharing.by_value(tensor)
+        message = by_value(tensor)
         filled = [[5.0] * 3] * 2
         for _ in range(2):
             self.assertEqual(
@@ -140,19 +141,19 @@ class TestByValue(SharingTestCase):
     def test_copy_is_made_when_it_is_asked_for(self):
         tensor = matrix()
         before = tensor.tolist()
-        message = sharing.by_value(tensor)
+        message = by_value(tensor)
         tensor.fill_(9)
         self.queue.put(message)
         self.assertEqual(self.peer.call(get_from, "_queue"), before)
 
     def test_sending_does_not_move_the_tensor(self):
         tensor = matrix()
-        self.peer.call(echo, sharing.by_value(tensor))
+        self.peer.call(echo, by_value(tensor))
         self.assertFalse(tensor.is_shared())
 
     def test_memory_of_the_message_is_given_back_at_arrival(self):
         used = self.used()
-        message = sharing.by_value(paddle.zeros([1 << 16]))
+        message = by_value(paddle.zeros([1 << 16]))
         self.peer.call(keep, "tensor", message)
         self.assertGreater(self.used(), used)
         del message
@@ -162,7 +163,7 @@ class TestByValue(SharingTestCase):
         parameter = paddle.create_parameter([2, 3], "float32")
         parameter.need_clip = False
         parameter.group = [1]
-        message = sharing.by_value(parameter)
+        message = by_value(parameter)
         expected = describe(None, parameter)
         parameter.group.append(2)
         self.assertEqual(self.peer.call(describe, message), expected)
@@ -173,16 +174,16 @@ class TestByValue(SharingTestCase):
 
     def test_gradient_does_not_go_with_its_parameter(self):
         parameter = paddle.create_parameter([2, 3], "float32")
-        message = sharing.by_value(parameter)
+        message = by_value(parameter)
         expected = self.peer.call(describe, message)
         (parameter * 2).sum().backward()
-        message = sharing.by_value(parameter)
+        message = by_value(parameter)
         self.assertEqual(self.peer.call(describe, message), expected)
 
     def test_selected_rows_arrive(self):
         layer = nn.Embedding(5, 2, sparse=True)
         layer(paddle.to_tensor([3])).sum().backward()
-        message = sharing.by_value(layer.weight.grad)
+        message = by_value(layer.weight.grad)
         self.assertEqual(
             self.peer.call(describe_rows, message), ([3], 5, [[1.0, 1.0]])
         )
@@ -190,7 +191,7 @@ class TestByValue(SharingTestCase):
     def test_tensor_of_a_users_class_arrives_as_one(self):
         tensor = UsersTensor(matrix())
         tensor.group = [1]
-        message = sharing.by_value(tensor)
+        message = by_value(tensor)
         tensor.group.append(2)
         back = self.peer.call(echo, message)
         self.assertIs(type(back), UsersTensor)
@@ -202,14 +203,14 @@ class TestByValue(SharingTestCase):
         csr = paddle.sparse.sparse_csr_tensor([0, 1, 2], [2, 0], [1, 2], [2, 3])
         for tensor in (coo, coo.coalesce(), csr):
             self.assertEqual(
-                self.peer.call(describe_sparse, sharing.by_value(tensor)),
+                self.peer.call(describe_sparse, by_value(tensor)),
                 describe_sparse(None, tensor),
             )
 
     def test_device_that_the_receiver_has_not_is_named(self):
         for device in ("gpu:77", "xpu:77", "no_such_device", "cpu:1"):
             with self.subTest(device):
-                message = sharing.by_value(matrix(), device)
+                message = by_value(matrix(), device)
                 with self.assertRaisesRegex(
                     PeerError, f"'{device}'.*only.*'cpu'.*by_value"
                 ):
@@ -223,24 +224,24 @@ class TestByValueHere(SharingTestCase):
                 self.subTest(device),
                 self.assertRaisesRegex(ValueError, "device must be"),
             ):
-                sharing.by_value(matrix(), device)
+                by_value(matrix(), device)
 
     def test_what_is_no_tensor_is_refused_by_its_type(self):
         for value in (3, np.ones(2), matrix().get_tensor()):
             with self.assertRaisesRegex(TypeError, type(value).__name__):
-                sharing.by_value(value)
+                by_value(value)
 
     def test_result_that_requires_grad_is_refused(self):
         leaf = matrix()
         leaf.stop_gradient = False
         with self.assertRaisesRegex(RuntimeError, r"detach\(\)"):
-            sharing.by_value(leaf * 2)
+            by_value(leaf * 2)
 
     def test_tensor_without_values_is_refused_by_its_name(self):
         with paddle.LazyGuard():
             weight = nn.Linear(2, 2).weight
         with self.assertRaisesRegex(RuntimeError, f"{weight.name}.*none yet"):
-            sharing.by_value(weight)
+            by_value(weight)
 
     def test_lack_of_room_is_a_memory_error(self):
         self.addCleanup(
@@ -248,7 +249,7 @@ class TestByValueHere(SharingTestCase):
         )
         sharing.set_shared_memory_limit(1 << 20)
         with self.assertRaises(MemoryError):
-            sharing.by_value(paddle.zeros([1 << 20]))
+            by_value(paddle.zeros([1 << 20]))
 
 
 if __name__ == "__main__":

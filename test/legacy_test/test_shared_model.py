@@ -48,6 +48,7 @@ from test_share_memory import (
 import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle import nn
+from paddle.incubate.multiprocessing.tensor_reductions import by_value
 
 
 def layers() -> dict[str, tuple[nn.Layer, paddle.Tensor]]:
@@ -656,8 +657,8 @@ class TestStaticMode(unittest.TestCase):
             layer.weight,
             dense.to_sparse_coo(2),
             dense.to_sparse_csr(),
-            sharing.by_value(layer.weight),
-            sharing.by_value(dense.to_sparse_coo(2)),
+            by_value(layer.weight),
+            by_value(dense.to_sparse_coo(2)),
         ):
             with self.subTest(type(value)):
                 arrived = in_thread(passed_on_in_static_mode, value)

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import unittest
 
 import numpy as np
@@ -277,6 +278,28 @@ def exchange(batch: bool) -> None:
         np.testing.assert_array_equal(x.numpy(), r)
 
 
+def gather_without_waiting() -> None:
+    """Rank 0 calls operations that return lists before the others do."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    mine = paddle.full([1000], float(rank))
+    for call in (
+        lambda out: dist.all_gather(out, mine, used, False),
+        lambda out: dist.gather(
+            mine, out if rank == 0 else None, 0, used, False
+        ),
+        lambda out: dist.alltoall(out, [mine] * size, used, False),
+    ):
+        # So that none of them is late for the one before.
+        dist.barrier(used)
+        if rank != 0:
+            time.sleep(0.1)
+        found: list = []
+        call(found).wait()
+        for sender, part in enumerate(found):
+            np.testing.assert_array_equal(part.numpy(), float(sender))
+        assert len(found) == size or (rank != 0 and not found), found
+
+
 def objects() -> None:
     rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
     found: list = []
@@ -285,6 +308,48 @@ def objects() -> None:
     one = [rank]
     dist.broadcast_object_list(one, 1, used)
     assert one == [1], one
+
+
+def scatter_objects() -> None:
+    """Ranks 1 and 3 do it alone."""
+    rank = dist.get_rank()
+    used = dist.new_group([1, 3], backend="shm")
+    if rank in (1, 3):
+        found: list = []
+        parts = [{"to": 1}, {"to": 3}] if rank == 3 else None
+        dist.scatter_object_list(found, parts, 3, used)
+        assert found == [{"to": rank}], found
+
+
+def reduce_scatter_unequally(sizes: list[int]) -> str:
+    """Returns the error of parts of these sizes, whose mean the result has."""
+    used = shm_group()
+    out = paddle.zeros([sum(sizes) // dist.get_world_size()])
+    try:
+        dist.reduce_scatter(out, [paddle.ones([n]) for n in sizes], group=used)
+    except ValueError as error:
+        return str(error)
+    return f"nothing; the result is {out.tolist()}"
+
+
+def reduce_scatter_in_one_part(missing: int) -> list[float] | str:
+    """Returns the result of a part that has those of all ranks, or the error
+    if elements are missing."""
+    size = dist.get_world_size()
+    part = paddle.arange(2 * size - missing, dtype="float32")
+    out = paddle.zeros([2])
+    try:
+        dist.reduce_scatter(out, [part], group=shm_group())
+    except ValueError as error:
+        return str(error)
+    return out.tolist()
+
+
+def reduce_scatter_ones() -> list[float]:
+    out = paddle.zeros([2])
+    parts = [paddle.ones([2])] * dist.get_world_size()
+    dist.reduce_scatter(out, parts, group=shm_group())
+    return out.tolist()
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
@@ -377,8 +442,39 @@ class TestShmGroup(unittest.TestCase):
             for batch in (False, True):
                 ranks.call(exchange, batch)
 
+    def test_lists_that_asynchronous_operations_fill(self):
+        for ranks in self.jobs:
+            ranks.call(gather_without_waiting)
+
     def test_objects(self):
         self.four.call(objects)
+
+    def test_objects_are_scattered_in_a_group_of_some_ranks(self):
+        self.four.call(scatter_objects)
+
+    def test_reduce_scatter_takes_the_parts_of_all_ranks_joined(self):
+        for ranks in self.jobs:
+            size = len(ranks.pids)
+            self.assertEqual(
+                ranks.call(reduce_scatter_in_one_part, 0),
+                [
+                    [size * 2.0 * rank, size * (2.0 * rank + 1)]
+                    for rank in range(size)
+                ],
+            )
+            for text in ranks.call(reduce_scatter_in_one_part, 1):
+                self.assertIn(f"parts of [{2 * size - 1}] elements", text)
+
+    def test_unequal_parts_of_reduce_scatter_are_refused_on_all_ranks(self):
+        for ranks in self.jobs:
+            size = len(ranks.pids)
+            for sizes in ([1, 3] * (size // 2), [3, 1] * (size // 2)):
+                with self.subTest(sizes=sizes):
+                    for text in ranks.call(reduce_scatter_unequally, sizes):
+                        self.assertIn(f"parts of {sizes} elements", text)
+            self.assertEqual(
+                ranks.call(reduce_scatter_ones), [[float(size)] * 2] * size
+            )
 
 
 if __name__ == "__main__":

@@ -18,20 +18,24 @@ processes of one machine that are told the name of another one, or have a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
+import functools
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import unittest
 from typing import Callable
 from unittest import mock
 
 import numpy as np
-from concurrent_base import wait_until
+from concurrent_base import WAIT_S, in_threads, wait_until
 from process_group_methods import (
     call_missing_methods,
     check_refusals,
@@ -48,7 +52,11 @@ from shm_group_base import (
 import paddle
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed import hierarchical_group, shared_memory_group
+from paddle.distributed import (
+    hierarchical_group,
+    leader_links,
+    shared_memory_group,
+)
 from paddle.distributed.communication.batch_isend_irecv import (
     _coalescing_manager,
 )
@@ -281,12 +289,45 @@ def exchange_often() -> None:
     group = dist.communication.group._get_global_group().process_group
     exchange = group._exchange
 
-    def noted(text: str) -> list[str]:
+    def noted(text: str, *args: float) -> list[str]:
         _exchanged.append(text)
-        return exchange(text)
+        return exchange(text, *args)
 
     group._interval = datetime.timedelta(milliseconds=20)
     group._exchange = noted
+
+
+def own_group():
+    return dist.communication.group._get_global_group().process_group
+
+
+def fork_a_child() -> int:
+    """Returns a process that waits until it is killed."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    return child
+
+
+def die_after_agreement() -> None:
+    """Has this rank die when all have agreed on the next reduction."""
+    own_group()._reduce_in_place = kill_this_process
+
+
+def fail_to_reduce() -> None:
+    own_group()._reduce_in_place = raise_error
+
+
+def fail_to_gather() -> None:
+    """Has this rank fail to gather the texts of its machine's ranks."""
+    gather, local = hierarchical_group._begin_to_gather, own_group()._local
+
+    def gather_or_fail(group, *args):
+        if group is local:
+            raise_error()
+        return gather(group, *args)
+
+    hierarchical_group._begin_to_gather = gather_or_fail
 
 
 def wait_for_exchanges(count: int) -> None:
@@ -353,9 +394,6 @@ def refuse_bad_tensors() -> list[str]:
         # As many elements in all as there should be.
         lambda: dist.reduce_scatter(
             paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
-        ),
-        lambda: dist.reduce_scatter(
-            paddle.ones([2]), [paddle.ones([n]) for n in (2, 4)]
         ),
     ):
         try:
@@ -437,6 +475,90 @@ def may_mount() -> bool:
         ).returncode
         == 0
     )
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestLeaderLinks(unittest.TestCase):
+    """Two leaders of one process, whose connections are as between machines."""
+
+    def connect(self, listeners=None):
+        listeners = listeners or [leader_links.Listener() for _ in range(2)]
+        addresses = [listener.address for listener in listeners]
+        links = [None, None]
+
+        def make(number):
+            links[number] = leader_links.LeaderLinks(
+                listeners[number], [5, 7], addresses, number, WAIT_S
+            )
+            self.addCleanup(links[number].close)
+
+        in_threads(*[functools.partial(make, number) for number in range(2)])
+        return links
+
+    def wait_in_vain(self, links):
+        """Runs a call that does not end before the links are closed."""
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+        return links.run(gate.wait, WAIT_S)
+
+    def test_call_returns_or_raises_what_it_does(self):
+        first, _ = self.connect()
+        self.assertEqual(first.run(lambda: 3), 3)
+        with mock.patch.object(leader_links, "_SHORT_S", 0.01):
+            with self.assertRaisesRegex(OSError, "no memory"):
+                first.run(raise_error)
+        self.assertEqual(first.run(lambda: 4), 4)
+
+    def test_call_that_takes_too_long(self):
+        first, _ = self.connect()
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+        with self.assertRaisesRegex(TimeoutError, "0.05 s"):
+            first.run(gate.wait, 0.05)
+
+    def test_failure_of_another_leader_ends_a_call(self):
+        first, second = self.connect()
+        teller = threading.Timer(0.1, second.tell, ["no memory is left"])
+        teller.start()
+        with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
+            self.wait_in_vain(first)
+        teller.join()
+
+    def test_leader_that_has_failed_before_a_call(self):
+        first, second = self.connect()
+        second.tell("no memory is left")
+        called = []
+        with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
+            first.run(lambda: called.append(1))
+        self.assertEqual(called, [])
+
+    def test_leader_that_leaves_does_not_fail_the_others(self):
+        first, second = self.connect()
+        second.close()
+        self.assertEqual(first.run(lambda: 3), 3)
+
+    def test_connection_that_does_not_know_the_key_is_closed(self):
+        listeners = [leader_links.Listener() for _ in range(2)]
+        host, port, _ = listeners[0].address.split()
+        with socket.create_connection((host, int(port)), WAIT_S) as stranger:
+            stranger.sendall(bytes(20))
+            first, second = self.connect(listeners)
+            with contextlib.suppress(ConnectionResetError):
+                self.assertEqual(stranger.recv(1), b"")
+        second.tell("no memory is left")
+        with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
+            self.wait_in_vain(first)
+
+    def test_address_is_that_of_the_interface_for_gloo(self):
+        for name, found in (("lo", "127.0.0.1 "), ("none", "'none'")):
+            with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=name):
+                try:
+                    listener = leader_links.Listener()
+                    listener.close()
+                    text = listener.address
+                except RuntimeError as error:
+                    text = str(error)
+            self.assertIn(found, text)
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
@@ -595,8 +717,7 @@ class TestShmMachines(RanksTestCase):
                     "average",
                     "7 elements",
                     "int32",
-                    "1 elements and one of 2",
-                    "list of 2 tensors",
+                    "parts of [1, 3, 2] elements",
                 ),
             ):
                 self.assertIn(part, text)
@@ -745,12 +866,57 @@ class TestShmMachines(RanksTestCase):
             ranks.outcomes([0, 1, 2]), "has died", "make a new group"
         )
 
-    def test_leaders_are_named_when_one_of_them_dies(self):
-        ranks = self.start_on(["a", "b", "b"])
-        ranks.begin(all_reduce_ones, ranks=[1, 2])
+    def test_leader_that_dies_is_named_by_the_others(self):
+        ranks = self.start_on(["a", "b", "b", "c"])
+        ranks.begin(all_reduce_ones, ranks=[1, 2, 3])
         ranks.signal(0, signal.SIGKILL)
         self.assert_all_raise(
-            ranks.outcomes([1]), "ranks [0, 1]", "make a new group"
+            ranks.outcomes([1, 3]),
+            "Rank 0, the leader of its machine, has died",
+            "make a new group",
+        )
+        self.assert_all_raise(ranks.outcomes([2]))
+
+    def test_leader_that_dies_has_died_though_a_child_of_it_lives(self):
+        # It has inherited the leader's connections.
+        ranks = self.start_on(["a", "b"])
+        (child,) = ranks.call(fork_a_child, ranks=[1])
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        ranks.begin(all_reduce_ones, ranks=[0])
+        ranks.signal(1, signal.SIGKILL)
+        self.assert_all_raise(ranks.outcomes([0]), "Rank 1, the leader")
+
+    def test_rank_that_dies_while_leaders_exchange_data(self):
+        # Gloo would wait for 30 seconds, and name nobody.
+        for victim, text in ((3, "Rank 3, the leader"), (2, "Rank 1 (process")):
+            with self.subTest(victim=victim):
+                ranks = self.start_on(["a", "b", "b", "c"])
+                ranks.call(die_after_agreement, ranks=[victim])
+                ranks.begin(all_reduce_ones)
+                self.assertEqual(ranks.outcomes([victim]), [None])
+                leaders = [r for r in (0, 1, 3) if r != victim]
+                self.assert_all_raise(ranks.outcomes(leaders), text, "has died")
+                others = [r for r in (2,) if r != victim]
+                self.assert_all_raise(ranks.outcomes(others))
+
+    def test_error_on_a_leader_fails_the_ranks_of_all_machines(self):
+        for function in (fail_to_gather, fail_to_reduce):
+            with self.subTest(function=function.__name__):
+                ranks = self.start_on(["a", "b", "b", "c"])
+                ranks.call(function, ranks=[1])
+                ranks.begin(all_reduce_ones)
+                self.assert_all_raise(
+                    ranks.outcomes([0, 1, 3]), "no memory is left"
+                )
+                self.assert_all_raise(ranks.outcomes([2]))
+
+    def test_leader_that_is_stopped_is_waited_for_until_the_timeout(self):
+        ranks = self.start_on(["a", "b", "b"], PADDLE_PG_TIMEOUT="2000")
+        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+        ranks.signal(0, signal.SIGSTOP)
+        ranks.begin(all_reduce_ones, ranks=[1, 2])
+        self.assert_all_raise(
+            ranks.outcomes([1]), "ranks [0, 1]", "did not end in 2 s"
         )
         self.assert_all_raise(ranks.outcomes([2]))
 

@@ -29,9 +29,9 @@ from shared_tensor_base import (  # noqa: F401
 from test_shared_sparse import coordinates, sparse_tensors
 
 import paddle
-import paddle.incubate.multiprocessing as sharing
 from paddle import nn
 from paddle.base import core
+from paddle.incubate.multiprocessing.tensor_reductions import by_value
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -95,9 +95,9 @@ def tensors() -> dict[str, Any]:
         "parameter": nn.Linear(2, 2).weight,
         "subclass": UsersTensor(paddle.ones([2])),
         "inside of a tensor": paddle.ones([2]).get_tensor(),
-        "dense by value": sharing.by_value(paddle.ones([2]), "cpu"),
-        "parameter by value": sharing.by_value(nn.Linear(2, 2).weight, "cpu"),
-        "sparse by value": sharing.by_value(coordinates(), "cpu"),
+        "dense by value": by_value(paddle.ones([2]), "cpu"),
+        "parameter by value": by_value(nn.Linear(2, 2).weight, "cpu"),
+        "sparse by value": by_value(coordinates(), "cpu"),
         **sparse_tensors(),
     }
     if "custom_cpu" in core.get_all_custom_device_type():

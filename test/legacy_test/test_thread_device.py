@@ -240,14 +240,6 @@ class TestOwnOrUnset(unittest.TestCase):
 
         self.assertIs(in_thread(begin), UNSET)
 
-    def test_context_left_on_a_thread_leaves_none(self):
-        def enter_and_leave():
-            with paddle.device.device("cpu"):
-                self.assertEqual(str(self.own()), "Place(cpu)")
-            return self.own()
-
-        self.assertIs(in_thread(enter_and_leave), UNSET)
-
     def test_cpu_outlasts_what_the_main_thread_sets(self):
         own, _ = self.while_a_thread_is_on_the_cpu(
             lambda: paddle.set_device("cpu"),

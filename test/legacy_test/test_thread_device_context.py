@@ -32,6 +32,8 @@ from thread_device_base import (
 import paddle
 from paddle.base import framework
 from paddle.base.threads import device_scope
+from paddle.base.threads.devices import current_place
+from paddle.base.threads.thread_value import UNSET
 
 
 def contexts_that_set(device):
@@ -94,6 +96,14 @@ class TestContexts(unittest.TestCase):
                 paddle.set_device("cpu")
                 has_moved.set()
                 self.assertEqual(worker.result(), {"cpu"})
+
+    def test_thread_has_no_device_of_its_own_after_its_first_context(self):
+        def enter_and_leave():
+            with paddle.device.device("cpu"):
+                self.assertEqual(str(current_place.get_local()), "Place(cpu)")
+            return current_place.get_local()
+
+        self.assertIs(in_thread(enter_and_leave), UNSET)
 
     def test_leaving_a_context_by_an_exception_restores(self):
         def fail(name):

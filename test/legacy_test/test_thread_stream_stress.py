@@ -193,24 +193,6 @@ class TestStress(StreamTestCase):
         for worker in workers:
             worker.result()
 
-    def test_program_of_to_static_runs_on_all_streams_at_once(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x):
-            return paddle.nn.functional.relu(x * 2 + x)
-
-        program(paddle.ones([4]))
-
-        def run(i):
-            chooser = random.Random(SEED + i)
-            streams = [Stream(), Stream()]
-            for _ in range(ROUNDS // 8):
-                value = chooser.randrange(1000)
-                with stream_guard(chooser.choice(streams)):
-                    out = program(paddle.full([4], float(value)))
-                    self.assertEqual(out.tolist(), [3.0 * value] * 4)
-
-        run_together(4, run)
-
 
 if __name__ == "__main__":
     unittest.main()

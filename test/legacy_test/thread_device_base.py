@@ -183,6 +183,29 @@ class StreamTestCase(unittest.TestCase):
         twice = paddle.full([4], 3.0) * 2
         self.assertEqual((twice + twice).tolist(), [12.0] * 4)
 
+    def on_new_stream(self, function, *args):
+        """Calls a function on a new stream, then checks the current streams."""
+        stream = paddle.device.Stream()
+        with paddle.device.stream_guard(stream):
+            result = function(*args)
+            self.assertEqual(self.current(), self.with_first(stream))
+        return result
+
+    def on_threads(self, function, *args):
+        """
+        Returns what a function returns on a thread with a stream, on another
+        one with another, on one with none and on the main thread, and checks
+        that it is the same.
+        """
+        results = [
+            in_thread(self.on_new_stream, function, *args),
+            in_thread(self.on_new_stream, function, *args),
+            in_thread(function, *args),
+            function(*args),
+        ]
+        self.assertEqual(results, [results[0]] * len(results))
+        return results[0]
+
 
 # It does not import Paddle: some scripts do that in their own way.
 SCRIPT_HEAD = """

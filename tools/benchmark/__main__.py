@@ -27,6 +27,8 @@ from tools.benchmark import (
     data_loader,
     data_loader_threads,
     data_parallel,
+    data_parallel_death,
+    data_parallel_overlap,
     devices,
     predictors,
     shared_tensors,
@@ -43,5 +45,7 @@ if __name__ == "__main__":
         data_loader_threads,
         collectives,
         data_parallel,
+        data_parallel_death,
+        data_parallel_overlap,
     )
     sys.exit(max(benchmark.main([]) for benchmark in benchmarks))

@@ -26,7 +26,6 @@ import contextlib
 import json
 import math
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -35,6 +34,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.benchmark.report import machine, write_report
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
 from tools.tree import SUPPORTED
@@ -262,8 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         "is one after `share_memory_()`; `memcpy` copies as many bytes within",
         "one process.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; "
+        f"{machine()}; "
         + ", ".join(
             f"{name} {version}"
             for name, version in results.versions.items()
@@ -274,8 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         *tables(results),
     ]
     print("\n".join(lines))
-    args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    write_report(args.report, lines)
     print(f"The report is {args.report}")
     return 1 if results.failures else 0
 

@@ -27,7 +27,6 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from pathlib import Path
 
 from tools.benchmark.data_loader_worker import BATCH_SIZE, SHAPES, WARM_UP
 from tools.benchmark.plots import draw_batch_rates
+from tools.benchmark.report import machine, write_report
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
 from tools.tree import SUPPORTED
@@ -151,8 +151,7 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
         "(quartiles); a visit is an epoch, whose first "
         f"{WARM_UP} batches are not timed.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; {visits} visits.",
+        f"{machine()}; {visits} visits.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
         "",
@@ -160,8 +159,7 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
         "",
         *lines,
     ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    write_report(file, text)
     draw_batch_rates(file)
     print(f"\nThe report is {file}, the plot {plot}")
 

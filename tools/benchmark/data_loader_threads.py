@@ -27,13 +27,13 @@ import argparse
 import contextlib
 import itertools
 import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 
 from tools.benchmark.data_loader import Loader
 from tools.benchmark.data_loader_threads_worker import BATCH_SIZE, DATA
+from tools.benchmark.report import machine, write_report
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
 from tools.tree import SUPPORTED
@@ -65,7 +65,7 @@ def questions() -> dict[str, tuple]:
         )
         for data, workers in itertools.product(DATA, WORKERS)
     }
-    decoded = next(iter(DATA))
+    decoded, images, _ = DATA
     for method in ("fork", "spawn"):
         rows[f"time to the first batch, 2 workers, {method}"] = (
             "first_batch",
@@ -74,6 +74,13 @@ def questions() -> dict[str, tuple]:
             method,
         )
     rows["memory (PSS), 4 workers"] = ("memory", decoded, 4, BATCHES)
+    for data in (decoded, images):
+        rows[f"memory that loading adds: {data}, 4 workers"] = (
+            "added_memory",
+            data,
+            4,
+            BATCHES,
+        )
     return rows
 
 
@@ -142,20 +149,23 @@ def main(argv: list[str] | None = None) -> int:
         "of our worker threads, in the same visit: above 1, threads are faster",
         "or need less memory. Median of the visits (quartiles). A batch is",
         f"{BATCH_SIZE} samples. `zlib and NumPy` decompresses images of",
-        "3 x 224 x 224 and makes them float32, which releases Python's",
-        "global lock; `pure Python` holds it. Memory is that of the process",
-        "and its workers in the middle of a loop. Worker threads are started",
-        "neither by fork nor by spawn.",
+        "3 x 224 x 224 and makes them float32, `Pillow and NumPy` decodes",
+        "JPEG images of that size, which both release Python's global lock;",
+        "`pure Python` holds it. Memory is the proportional set size (PSS) of",
+        "the process and its workers, which are forked, in the middle of a",
+        "loop. Most of it is that of the process itself, with its library;",
+        "what loading adds is the difference to before the loop, with the",
+        "dataset in memory. Worker threads are started neither by fork nor by",
+        "spawn.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; {args.visits} visits, load average at "
+        f"{machine()}; {args.visits} visits, load average at "
         f"the start {load:.0f}.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
         "",
         *lines,
     ]
-    args.report.write_text("\n".join(text) + "\n", encoding="utf-8")
+    write_report(args.report, text)
     print(f"\nThe report is {args.report}")
     return 0
 

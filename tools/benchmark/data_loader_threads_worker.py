@@ -21,7 +21,9 @@ Reads lines `[QUESTION, ...]`, in JSON, and answers each with a number:
 - `["first_batch", DATA, WORKERS, WORKER_TYPE, START_METHOD]`: the seconds until
   the first batch;
 - `["memory", DATA, WORKERS, WORKER_TYPE, BATCHES]`: the bytes of memory (PSS)
-  that this process and its workers have, in the middle of that.
+  that this process and its workers have, in the middle of that;
+- `["added_memory", DATA, WORKERS, WORKER_TYPE, BATCHES]`: how many of these it
+  has more than before the loader, with its dataset in memory.
 
 LIBRARY is `paddlepaddle` or `torch`, which has processes alone. The first line
 that it prints is its version.
@@ -29,6 +31,7 @@ that it prints is its version.
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -40,6 +43,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 BATCH_SIZE = 8
 # Batches before the timed ones: the workers start, memory gets warm.
@@ -69,6 +73,29 @@ class Decoded:
         return self.length
 
 
+class Images:
+    """JPEG images in memory that Pillow decodes, without the global lock."""
+
+    def __init__(self, batches):
+        # Of low frequencies, as photographs are.
+        coarse = np.random.default_rng(0).integers(0, 256, (32, 32, 3), "uint8")
+        picture = Image.fromarray(coarse).resize(SHAPE[1:], Image.BICUBIC)
+        self.files = []
+        for i in range(SAMPLES):
+            file = io.BytesIO()
+            picture.rotate(i).save(file, "JPEG", quality=90)
+            self.files.append(file.getvalue())
+        self.length = batches * BATCH_SIZE
+
+    def __getitem__(self, i):
+        with Image.open(io.BytesIO(self.files[i % SAMPLES])) as image:
+            pixels = np.asarray(image)
+        return (pixels.transpose(2, 0, 1).astype("float32") - 127) / 128
+
+    def __len__(self):
+        return self.length
+
+
 class InPython:
     """Samples that Python code makes, which holds the global lock."""
 
@@ -85,7 +112,11 @@ class InPython:
         return self.length
 
 
-DATA = {"zlib and NumPy": Decoded, "pure Python": InPython}
+DATA = {
+    "zlib and NumPy": Decoded,
+    "Pillow and NumPy": Images,
+    "pure Python": InPython,
+}
 
 
 def memory():
@@ -155,6 +186,14 @@ class Library:
 
     def memory(self, data, workers, worker_type, batches):
         loader = self._load(data, workers, worker_type, batches)
+        return self._memory_in_loop(loader, batches)
+
+    def added_memory(self, data, workers, worker_type, batches):
+        loader = self._load(data, workers, worker_type, batches)
+        before = memory()
+        return self._memory_in_loop(loader, batches) - before
+
+    def _memory_in_loop(self, loader, batches):
         for number, _ in enumerate(loader, 1):
             if number == batches // 2:
                 found = memory()

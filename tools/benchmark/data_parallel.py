@@ -28,14 +28,15 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tools.benchmark.data_parallel_worker import MODELS, WARM_UP
+from tools.benchmark.report import machine, write_report
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
 from tools.tree import SUPPORTED
@@ -60,35 +61,30 @@ Rates = dict[tuple[str, str], list[float]]
 
 
 class Ranks:
-    """The processes that train together with one library."""
+    """The processes that train together, one per command."""
 
-    def __init__(self, python: Path, library: str, backend: str) -> None:
-        port = _free_port()
+    def __init__(self, commands: list[list[str]], **variables: str) -> None:
         self._processes = [
             subprocess.Popen(
-                [
-                    str(python),
-                    str(WORKER),
-                    *map(str, (library, rank, RANKS, port, backend)),
-                ],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
             )
-            for rank in range(RANKS)
+            for command in commands
         ]
-        self.version = self._answers()[0]
+        self.version = self.answers()[0]
 
-    def rate(self, model: str, variant: str) -> float:
-        """Returns how many steps per second they did."""
+    def ask(self, *question: Any) -> list:
+        """Returns the answer of each rank."""
         for process in self._processes:
-            question = json.dumps([model, variant, STEPS])
-            print(question, file=process.stdin, flush=True)
-        return STEPS / max(self._answers())
+            print(json.dumps(question), file=process.stdin, flush=True)
+        return self.answers()
 
-    def _answers(self) -> list:
+    def answers(self) -> list:
+        """Returns the next line of JSON of each rank."""
         answers = []
         for process in self._processes:
             # Paddle writes messages of its own to stdout.
@@ -107,7 +103,22 @@ class Ranks:
             process.wait(60)
 
 
-def _free_port() -> int:
+def ranks_of(python: Path, library: str, backend: str) -> Ranks:
+    """Starts the ranks that train with one library."""
+    port = free_port()
+    return Ranks(
+        [
+            [
+                str(python),
+                str(WORKER),
+                *map(str, (library, rank, RANKS, port, backend)),
+            ]
+            for rank in range(RANKS)
+        ]
+    )
+
+
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -122,7 +133,7 @@ def measure(
         ranks = {
             name: stack.enter_context(
                 contextlib.closing(
-                    Ranks(
+                    ranks_of(
                         pythons[name],
                         library,
                         backend if name == "ours" else "gloo",
@@ -135,8 +146,8 @@ def measure(
             print(f"visit {visit + 1} of {visits}", flush=True)
             for model, side in rates:
                 library, variant = SIDES[side]
-                rate = ranks[library].rate(model, variant)
-                rates[model, side].append(rate)
+                seconds = ranks[library].ask(model, variant, STEPS)
+                rates[model, side].append(STEPS / max(seconds))
         versions = {name: each.version for name, each in ranks.items()}
     return rates, versions
 
@@ -174,15 +185,13 @@ def report(
         f"visits (quartiles); a visit is {STEPS} steps after {WARM_UP} which",
         "are not timed. The ratios are medians of those of each visit.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; {visits} visits.",
+        f"{machine()}; {visits} visits.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
         "",
         *lines,
     ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    write_report(file, text)
     print(f"\nThe report is {file}")
 
 

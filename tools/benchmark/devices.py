@@ -32,6 +32,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.benchmark.report import write_report
 from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
@@ -158,8 +159,7 @@ def main(argv: list[str] | None = None) -> int:
             worker.close()
     lines += ["", measure_import(stock, ours, args.rounds)]
     print(*lines[-2:], sep="\n")
-    args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_report(args.report, lines)
     print(f"\nThe table is in {args.report}")
     return 0
 

@@ -24,11 +24,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 
+from tools.benchmark.report import machine, write_report
 from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import stock_and_ours
@@ -147,13 +147,11 @@ def main(argv: list[str] | None = None) -> int:
         "it is not named, and `OMP_NUM_THREADS` is 1.",
         f"Each wheel has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; {args.rounds} rounds.",
+        f"{machine()}; {args.rounds} rounds.",
         "",
         *found,
     ]
-    args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_report(args.report, lines)
     print("\n".join(lines), f"\nThe report is {args.report}", sep="\n")
     return 0
 

@@ -238,7 +238,6 @@ def main(argv: list[str] | None = None) -> int:
     results = measure(pythons, CONTESTANTS, args.visits)
     show(results)
     plot = args.report.with_suffix(".svg")
-    args.report.parent.mkdir(parents=True, exist_ok=True)
     write(results, args.report, plot.name)
     draw_round_trips(args.report)
     print(f"The report is {args.report}, the plot {plot}")

@@ -26,6 +26,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from tools.benchmark.report import write_report
 from tools.benchmark.shared_tensors_worker import MESSAGES
 
 OURS = ("ours, file_system", "ours, file_descriptor")
@@ -197,4 +198,4 @@ def write(results: Results, file: Path, plot: str) -> None:
         rule = ["---", *["---:"] * (len(rows[0]) - 1)]
         table = [rows[0], rule, *rows[1:]]
         lines += ["", *(f"| {' | '.join(row)} |" for row in table)]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_report(file, lines)

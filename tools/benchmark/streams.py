@@ -25,13 +25,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from tools.benchmark import devices
+from tools.benchmark.report import machine, write_report
 from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
@@ -71,6 +71,7 @@ CASES = [
 
 THREADS = (1, 2, 4)
 REQUESTS = 50  # Per round, for each number of threads.
+BATCHES = 25  # Likewise, for each number of workers.
 
 
 class Service(NamedTuple):
@@ -104,6 +105,14 @@ stand for a device that computes elsewhere, each of its operations sleeps for
 0.4 ms, and uses no core meanwhile. So the figures say how far requests overlap
 on the device, and not how fast a real one would be: one that a single request
 fills has nothing to gain from a second stream."""
+
+
+LOADING = f"""\
+A `DataLoader` with 1, 2 or 4 worker threads, whose dataset computes each sample
+on the device: twice relu(x @ w). A batch is 2 samples; {BATCHES} of them are
+taken, doubled on the device, and compared with the expected values. On *one
+stream* the workers use that of the thread that iterates, as they do where the
+memory of a device cannot wait for streams. Operations sleep as above."""
 
 
 def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
@@ -152,13 +161,61 @@ def services(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
                 )
                 rates[name, threads].append(REQUESTS / seconds)
                 wrong[name, threads] += mistakes
-    titles = [f"{n} thread{'s' * (n > 1)}" for n in THREADS]
+    return rates_table(
+        rates, wrong, "requests/s", "thread", "answers", REQUESTS
+    )
+
+
+def loading(python: Path, plugin: Path, rounds: int) -> list[str]:
+    """Returns the table of what a DataLoader does, in Markdown."""
+    cases = {"one stream": False, "own streams": True}
+    rates = {(name, n): [] for name in cases for n in THREADS}
+    wrong = dict.fromkeys(rates, 0)
+    worker = Worker(
+        python,
+        WORKER,
+        NUMBERS,
+        plugin,
+        os.sched_getaffinity(0),
+        **ONE_THREAD,
+    )
+    with contextlib.closing(worker):
+        for _ in range(rounds):
+            for name, workers in rates:
+                seconds, mistakes = worker.ask(
+                    "load", cases[name], workers, BATCHES
+                )
+                rates[name, workers].append(BATCHES / seconds)
+                wrong[name, workers] += mistakes
+    return rates_table(rates, wrong, "batches/s", "worker", "batches", BATCHES)
+
+
+def rates_table(
+    rates: dict[tuple[str, int], list[float]],
+    wrong: dict[tuple[str, int], int],
+    unit: str,
+    who: str,
+    what: str,
+    per_round: int,
+) -> list[str]:
+    """Returns the table of what was done in the rounds, in Markdown.
+
+    Args:
+        rates: the rate in each round, by name and number of threads.
+        wrong: how many results were wrong, likewise.
+        unit: of the rates.
+        who: what one of the threads is.
+        what: the results.
+        per_round: how many results there are in a round.
+    """
+    titles = [f"{n} {who}{'s' * (n > 1)}" for n in THREADS]
+    rounds = len(next(iter(rates.values())))
     lines = [
-        f"| requests/s | {' | '.join(titles)} | wrong answers, of "
-        f"{rounds * REQUESTS:,} each |",
+        f"| {unit} | {' | '.join(titles)} | wrong {what}, of "
+        f"{rounds * per_round:,} each |",
         f"|---|{'---:|' * (len(THREADS) + 1)}",
     ]
-    for name in SERVICES:
+    for name in dict.fromkeys(name for name, _ in rates):
         medians = [f"{statistics.median(rates[name, n]):,.0f}" for n in THREADS]
         mistakes = [f"{wrong[name, n]:,}" for n in THREADS]
         lines.append(
@@ -187,8 +244,7 @@ def main(argv: list[str] | None = None) -> int:
         "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
         "and ours take turns, on the test device of `test/custom_runtime`.",
         "",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}; {args.rounds} rounds.",
+        f"{machine()}; {args.rounds} rounds.",
         "",
         "## What a call takes",
         "",
@@ -208,9 +264,14 @@ def main(argv: list[str] | None = None) -> int:
         SERVING,
         "",
         *services(*measured),
+        "",
+        "## Worker threads of a DataLoader on one device",
+        "",
+        LOADING,
+        "",
+        *loading(ours, *measured[1:]),
     ]
-    args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_report(args.report, lines)
     print(f"\nThe report is {args.report}")
     return 0
 

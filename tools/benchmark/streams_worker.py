@@ -24,6 +24,7 @@ import contextlib
 import queue
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 from devices_worker import (
@@ -35,8 +36,10 @@ from devices_worker import (
 from host_device_control import delay
 
 import paddle
+from paddle.io import DataLoader, Dataset
 
-# How long an operation of the device takes while requests are served.
+# How long an operation of the device takes while requests are served and
+# batches are loaded.
 OPERATION_MICROSECONDS = 400
 
 
@@ -198,9 +201,61 @@ class Service:
             return time.perf_counter() - begin, len(wrong)
 
 
+class Computed(Dataset):
+    """Samples that operators on the device make."""
+
+    def __init__(self, length):
+        self._weight = paddle.rand([16, 16])
+        self._length = length
+
+    def __getitem__(self, i):
+        x = paddle.full([4, 16], float(i))
+        for _ in range(2):
+            x = paddle.nn.functional.relu(x @ self._weight)
+        return x
+
+    def __len__(self):
+        return self._length
+
+
+def load(own_streams, workers, batches):
+    """
+    Returns the seconds that so many batches take, which worker threads make and
+    this thread uses, and how many of them are wrong.
+
+    Args:
+        own_streams: each worker is on a stream of its own, not on that of this
+            thread.
+    """
+    # Stock does not have it.
+    from paddle.io.dataloader import stream_workers
+
+    dataset = Computed(2 * batches)
+    # Doubling is exact.
+    expected = [2 * dataset[i].numpy() for i in range(len(dataset))]
+    loader = DataLoader(
+        dataset, batch_size=2, num_workers=workers, worker_type="thread"
+    )
+    streams_or_not = contextlib.nullcontext()
+    if not own_streams:
+        # As where the memory of a device cannot wait for streams.
+        streams_or_not = mock.patch.object(
+            stream_workers, "_have_own_streams", lambda places: False
+        )
+    wrong = 0
+    with delay(0, OPERATION_MICROSECONDS), streams_or_not:
+        begin = time.perf_counter()
+        for i, batch in enumerate(loader):
+            doubled = (batch * 2).numpy()
+            wrong += not np.array_equal(doubled, expected[2 * i : 2 * i + 2])
+        return time.perf_counter() - begin, wrong
+
+
 def main():
     paddle.set_device(DEVICES[0])
-    answer_questions({"seconds": Calls().seconds, "serve": Service().serve})
+    answer_questions(
+        {"seconds": Calls().seconds, "serve": Service().serve, "load": load}
+    )
 
 
 if __name__ == "__main__":

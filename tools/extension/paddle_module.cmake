@@ -65,12 +65,16 @@ else()
   set(paddle_device PADDLE_WITH_CUSTOM_DEVICE)
 endif()
 
-# Adds an extension module.
+# Adds an extension module. Several of its sources are compiled as one: most of
+# the time of each is that of headers that others include, too.
 function(paddle_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
   use_paddle(${name})
-  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
-                                           VISIBILITY_INLINES_HIDDEN ON)
+  set_target_properties(
+    ${name}
+    PROPERTIES CXX_VISIBILITY_PRESET hidden
+               VISIBILITY_INLINES_HIDDEN ON
+               UNITY_BUILD ON)
 endfunction()
 
 # Has a target compiled with Paddle's headers, and linked to those of Paddle's

@@ -19,8 +19,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/memory/allocation/allocator.h"
@@ -53,6 +56,12 @@ class StandInAllocator : public Allocator {
   explicit StandInAllocator(int device) : device_(device) {}
 
   bool IsAllocThreadSafe() const override { return true; }
+  // From now on memory is made of chunks of one granule, as that of the
+  // virtual-memory allocator is made of larger ones.
+  void UseChunks(bool used, bool exportable) {
+    uses_chunks_ = used;
+    exportable_ = exportable;
+  }
   void SetLimit(size_t limit) { limit_ = limit; }
   size_t used() const { return used_; }
 
@@ -63,7 +72,11 @@ class StandInAllocator : public Allocator {
     }
     const auto context = Current(device_);
     void* data = nullptr;
-    Call("cuMemAlloc_v2", &data, size);
+    if (uses_chunks_) {
+      data = AllocateChunks(size);
+    } else {
+      Call("cuMemAlloc_v2", &data, size);
+    }
     used_ += size;
     return std::make_unique<Allocation>(data, size, phi::GPUPlace(device_))
         .release();
@@ -73,11 +86,32 @@ class StandInAllocator : public Allocator {
     std::unique_ptr<Allocation> freed(static_cast<Allocation*>(allocation));
     used_ -= freed->size();
     const auto context = Current(device_);
-    Call("cuMemFree_v2", freed->ptr());
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto chunks = chunks_.extract(freed->ptr());
+    lock.unlock();
+    if (chunks) {
+      driver_calls::FreeChunks(static_cast<char*>(freed->ptr()),
+                               chunks.mapped());
+    } else {
+      Call("cuMemFree_v2", freed->ptr());
+    }
   }
 
  private:
+  void* AllocateChunks(size_t size) {
+    const size_t granule = driver_calls::Granule(device_);
+    const std::vector<size_t> sizes((size + granule - 1) / granule, granule);
+    void* data = driver_calls::AllocateChunks(device_, sizes, exportable_);
+    std::lock_guard<std::mutex> guard(mutex_);
+    chunks_[data] = sizes.size() * granule;
+    return data;
+  }
+
   int device_;
+  std::atomic<bool> uses_chunks_{false};
+  std::atomic<bool> exportable_{true};
+  std::mutex mutex_;
+  std::map<void*, size_t> chunks_;  // the bytes that are mapped at an address
   std::atomic<size_t> used_{0};
   std::atomic<size_t> limit_{SIZE_MAX};
 };
@@ -153,6 +187,9 @@ PYBIND11_MODULE(stand_in_gpu, module) {
   });
   module.def("used",
              [](int device) { return DeviceOf(device).memory->used(); });
+  module.def("use_chunks", [](int device, bool used, bool exportable) {
+    DeviceOf(device).memory->UseChunks(used, exportable);
+  });
   module.def("set_limit", [](int device, size_t bytes) {
     DeviceOf(device).memory->SetLimit(bytes);
   });

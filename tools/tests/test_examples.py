@@ -69,7 +69,7 @@ backward waits .*
 hidden behind backward +[0-9]+%
 bucket +KiB  parameters
 ([0-9]+ +[0-9.]+  .*
-){3}"""
+){7}"""
 
 SEVERAL_MACHINES = r"""4 ranks on 2 machines
 epoch 0: loss (?P<first>[0-9.]+)

@@ -89,6 +89,7 @@ def assert_defined(package, folder, define, other):
         "_thread_contexts.dir",
         "_thread_value.dir",
         "paddle_device_guards.dir",
+        "paddle_thread_contexts.dir",
     ]
     for module in modules.values():
         for command in module:

@@ -25,11 +25,13 @@ import pytest
 from tools.apply import REPO
 from tools.prefixes import (
     changes_python,
+    importing,
+    importing_paddle,
     make_cpp_prefix,
     make_prefix,
-    try_prefix,
+    python_tests,
 )
-from tools.series import load_series
+from tools.series import PatchError, load_sections, load_series
 from tools.tests.conftest import (
     CORE,
     DEVICE,
@@ -42,15 +44,20 @@ from tools.tests.conftest import (
 STOCK = os.environ.get("PADDLE_WHEEL_TREE")
 
 
+def claim(repo: Path, number: int, path: str) -> None:
+    """Makes an own file that a patch of the small series brings."""
+    patch = repo / "patches" / f"{number:04}-p.patch"
+    line = f"Own-File: {path}\n---\n"
+    patch.write_text(patch.read_text().replace("---\n", line, 1))
+    write(repo, {path: "// ours\n"})
+
+
 @pytest.fixture
 def prefix(repo, wheel, tmp_path):
     """Makes a prefix of the small series."""
     own = {f"paddle/base/_{name}.so": "" for name in ("early", "late")}
     write(tmp_path / "ours", own)
-    binding = "Own-File: paddle/fluid/pybind/early.cc\n"
-    patch = repo / "patches" / "0001-p.patch"
-    patch.write_text(patch.read_text().replace("---\n", f"{binding}---\n", 1))
-    write(repo, {"paddle/fluid/pybind/early.cc": "// ours\n"})
+    claim(repo, 1, "paddle/fluid/pybind/early.cc")
 
     def make(number: int) -> Path:
         folder = tmp_path / f"prefix-{number}"
@@ -96,13 +103,26 @@ def test_a_prefix_has_the_bindings_that_it_brings(prefix):
     assert [module.name for module in modules] == ["_early.so"]
 
 
+def test_a_prefix_has_the_modules_that_the_wheel_alone_has(repo, prefix):
+    write(repo, {"tools/extension/late_module.cc": "// ours\n"})
+    modules = (prefix(1) / "paddle" / "base").glob("*.so")
+    assert {module.name for module in modules} == {"_early.so", "_late.so"}
+
+
+def test_a_prefix_has_the_headers_that_it_brings(repo, prefix, tmp_path):
+    names = [f"paddle/phi/api/include/{name}.h" for name in ("one", "two")]
+    for number, header in enumerate(names, 1):
+        claim(repo, number, header)
+        write(tmp_path / "ours" / "paddle" / "include", {header: ""})
+    include = prefix(1) / "paddle" / "include"
+    assert (include / names[0]).exists()
+    assert not (include / names[1]).exists()
+
+
 def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
     early, late = "paddle/phi/early.cc", "test/cpp/CMakeLists.txt"
-    for number, path in ((1, early), (2, late)):
-        patch = repo / "patches" / f"000{number}-p.patch"
-        claim = f"Own-File: {path}\n---\n"
-        patch.write_text(patch.read_text().replace("---\n", claim, 1))
-        write(repo, {path: "ours\n"})
+    claim(repo, 1, early)
+    claim(repo, 2, late)
     source = tmp_path / "source"
     assert make_cpp_prefix(repo, 2, source)
     assert (source / early).exists()
@@ -113,18 +133,52 @@ def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
     assert not (source / late).exists()
 
 
-def test_a_prefix_whose_tests_cannot_be_imported_fails(tmp_path):
-    python = Path(sys.executable)
-    write(tmp_path, {"paddle/__init__.py": "", "test/test_one.py": ""})
-    assert try_prefix(python, tmp_path, tests=[]) == ""
-    write(tmp_path, {"test/test_two.py": "import helper_of_a_later_patch\n"})
-    assert "helper_of_a_later_patch" in try_prefix(python, tmp_path, tests=[])
+@pytest.fixture
+def failure():
+    with importing(Path(sys.executable), ["pytest"], []) as failure:
+        yield failure
 
 
-def test_a_prefix_whose_paddle_cannot_be_imported_fails(tmp_path):
+def test_a_prefix_whose_tests_cannot_be_imported_fails(failure, tmp_path):
+    one, two = "test/test_one.py", "test/test_two.py"
+    write(tmp_path, {"paddle/__init__.py": "", one: "def test(): pass\n"})
+    assert failure(tmp_path, [one]) == ""
+    write(tmp_path, {two: "import helper_of_a_later_patch\n"})
+    assert failure(tmp_path, [one]) == ""
+    told = failure(tmp_path, [one, two])
+    assert "helper_of_a_later_patch" in told
+
+
+def test_a_prefix_whose_paddle_cannot_be_imported_fails(failure, tmp_path):
     write(tmp_path, {"paddle/__init__.py": "import paddle.later\n"})
-    told = try_prefix(Path(sys.executable), tmp_path, tests=[])
+    told = failure(tmp_path, [])
     assert "No module named 'paddle.later'" in told
+
+
+def test_each_prefix_is_imported_anew(failure, tmp_path):
+    for name in ("one", "two"):
+        init = f"import sys\nprint({name!r})\nsys.exit(1)\n"
+        write(tmp_path / name, {"paddle/__init__.py": init})
+        assert failure(tmp_path / name, []) == f"{name}\n"
+
+
+def test_a_prefix_whose_import_crashes_without_a_word_fails(failure, tmp_path):
+    init = "import os\nos.kill(os.getpid(), 9)\n"
+    write(tmp_path, {"paddle/__init__.py": init})
+    assert failure(tmp_path, []) == "exit status -9"
+
+
+def test_paddle_of_another_folder_is_no_prefix(failure, tmp_path, monkeypatch):
+    write(tmp_path, {"other/paddle/__init__.py": ""})
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    assert failure(tmp_path / "empty", []) != ""
+
+
+def test_a_process_that_ends_is_an_error(tmp_path):
+    with importing(Path(sys.executable), ["no_such_module"], []) as failure:
+        with pytest.raises(PatchError, match=f"ended .*{tmp_path}"):
+            failure(tmp_path, [])
 
 
 def test_what_python_imports_is_files_of_python_and_bindings(repo):
@@ -157,12 +211,33 @@ def real_prefix(tmp_path_factory):
     return make
 
 
-@pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
-@pytest.mark.parametrize(
-    "number",
-    # The other patches leave all that is imported as it is.
-    [n for n, p in enumerate(load_series(REPO), 1) if changes_python(p)],
-)
-def test_every_prefix_and_its_tests_can_be_imported(number, real_prefix):
+def imported_tests():
+    """
+    Returns the number of each patch that changes what is imported, with its
+    tests: its own, or all so far where it is the last of a pull request.
+    """
+    last = {part.names[-1] for part in load_sections(REPO) if part.names}
+    found, so_far = [], []
+    for number, patch in enumerate(load_series(REPO), 1):
+        own = python_tests(patch)
+        so_far += own
+        if patch.name in last:
+            found.append((number, list(so_far)))
+        elif changes_python(patch):
+            found.append((number, own))
+    return found
+
+
+@pytest.fixture(scope="module")
+def real_failure():
     python = Path(os.environ["PADDLE_PYTHON"])
-    assert try_prefix(python, real_prefix(number), tests=[]) == ""
+    with importing_paddle(python, Path(STOCK) / "paddle") as failure:
+        yield failure
+
+
+@pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
+@pytest.mark.parametrize(("number", "tests"), imported_tests())
+def test_every_prefix_and_its_tests_can_be_imported(
+    number, tests, real_prefix, real_failure
+):
+    assert real_failure(real_prefix(number), tests) == ""

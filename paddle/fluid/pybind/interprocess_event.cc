@@ -19,15 +19,13 @@
 #include <optional>
 #include <string>
 
-#include "paddle/common/flags.h"
+#include "paddle/fluid/pybind/shared_storage.h"
 #include "paddle/phi/common/place.h"
 #include "paddle/phi/core/memory/allocation/cuda_interprocess_event.h"
 #include "paddle/phi/core/memory/allocation/shared_handle.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
-
-COMMON_DECLARE_bool(dataloader_use_file_descriptor);
 
 namespace paddle {
 namespace pybind {
@@ -38,7 +36,6 @@ using memory::allocation::CudaInterprocessEvent;
 using memory::allocation::DecodeEvent;
 using memory::allocation::EncodeEvent;
 using memory::allocation::RaisingPaddleErrors;
-using memory::allocation::SharingStrategy;
 
 CudaInterprocessEvent::Stream StreamAt(uintptr_t address) {
   return reinterpret_cast<void*>(address);  // NOLINT
@@ -67,11 +64,9 @@ void BindInterprocessEvent(py::module* m) {
                              })
       .def("ipc_handle",
            [](CudaInterprocessEvent& event) {
-             SharingStrategy strategy = FLAGS_dataloader_use_file_descriptor
-                                            ? SharingStrategy::kFileDescriptor
-                                            : SharingStrategy::kFileSystem;
-             return py::bytes(RaisingPaddleErrors(
-                 [&] { return EncodeEvent(event.Send(strategy)); }));
+             return py::bytes(RaisingPaddleErrors([&] {
+               return EncodeEvent(event.Send(CurrentSharingStrategy()));
+             }));
            })
       .def("record",
            [](CudaInterprocessEvent& event, uintptr_t stream) {

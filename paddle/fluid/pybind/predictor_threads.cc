@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -32,8 +33,11 @@
 #include "paddle/fluid/inference/api/paddle_inference_api.h"
 #include "paddle/fluid/pybind/work_without_gil.h"
 #include "paddle/phi/api/include/tensor.h"
+#include "paddle/phi/backends/context_pool.h"
+#include "paddle/phi/backends/thread_contexts.h"
 #include "paddle/phi/common/bfloat16.h"
 #include "paddle/phi/common/float16.h"
+#include "paddle/phi/core/device_context.h"
 #include "paddle/utils/pybind.h"
 #include "pybind11/functional.h"
 #include "pybind11/numpy.h"
@@ -87,6 +91,12 @@ struct Thread {
                            kHowToFix);
 }
 
+// In a child of a fork, to destroy contexts of the parent would wait for the
+// work of threads that the child does not have.
+void KeepForever(phi::ThreadContexts contexts) {
+  std::make_unique<phi::ThreadContexts>(std::move(contexts)).release();
+}
+
 // Predictors that the program has dropped, of a model whose parameters they
 // share with others. In Paddle 3.3.0 each clears the parameters when it is
 // destroyed. So they are destroyed together, when all were dropped.
@@ -97,15 +107,24 @@ class DroppedClones {
   DroppedClones& operator=(const DroppedClones&) = delete;
   // Requires: the GIL, and that the program has dropped all.
   ~DroppedClones() {
-    if (process_ != getpid()) return;  // see DestroyPredictor
-    for (Predictor* const clone : clones_) {
+    if (process_ != getpid()) {  // see DestroyPredictor
+      for (auto& entry : clones_) KeepForever(std::move(entry.second));
+      return;
+    }
+    // The parameters go back to the stream that they were loaded on, which
+    // does not know of work on the others. That work may wait for another
+    // Python thread.
+    WorkWithoutGil::Run([this] {
+      for (const auto& entry : clones_) WaitForWork(entry.second);
+    });
+    for (const auto& entry : clones_) {
       // The class that inference_api.cc has bound destroys it.
-      py::cast(clone, py::return_value_policy::take_ownership);
+      py::cast(entry.first, py::return_value_policy::take_ownership);
     }
   }
-  // Keeps a predictor, whose tensors are freed.
-  void Keep(Predictor* clone) {
-    clones_.push_back(clone);
+  // Keeps a predictor, whose tensors are freed, with its contexts.
+  void Keep(Predictor* clone, phi::ThreadContexts contexts) {
+    clones_.emplace_back(clone, std::move(contexts));
     try {
       clone->ClearIntermediateTensor();
     } catch (const std::exception&) {
@@ -115,9 +134,32 @@ class DroppedClones {
   }
 
  private:
+  static void WaitForWork(const phi::ThreadContexts& contexts) {
+    for (const auto& [place, context] : contexts) {
+      try {
+        context->Wait();
+        const phi::ProcessContextsGuard guard;
+        phi::DeviceContextPool::Instance().Get(place)->Wait();
+      } catch (...) {  // NOLINT
+        // A destructor must not throw. A device that fails reports it again at
+        // the next call that uses it.
+      }
+    }
+  }
+
   const pid_t process_ = getpid();
-  std::vector<Predictor*> clones_;
+  std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
+
+// The contexts on which the calling thread makes a predictor. On GPUs, where
+// handles copy on the contexts of the process, it is made on those.
+phi::ThreadContexts ContextsOfMaker() {
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  return phi::CurrentContexts();
+#else
+  return {};
+#endif
+}
 
 // What threads have set, run and read of a predictor. The GIL protects it.
 //
@@ -130,6 +172,9 @@ class PredictorState {
         output_names_(predictor->GetOutputNames()) {}
   PredictorState(const PredictorState&) = delete;
   PredictorState& operator=(const PredictorState&) = delete;
+  ~PredictorState() {
+    if (process != getpid()) KeepForever(std::move(contexts));
+  }
 
   // A call, which calls of other threads must not overlap.
   class Call {
@@ -142,12 +187,16 @@ class PredictorState {
                  " is in a call of this "
                  "predictor, which works for one thread at a time");
       }
+      contexts_.emplace(of_->contexts);
       of_->caller_ = me_;
       ++of_->calls_;
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     ~Call() { --of_->calls_; }
+
+    // From here on the thread finds its own contexts.
+    void LeaveContexts() { contexts_.reset(); }
 
     void SetInput(const std::string& name) {
       of_->Overwrite(name, me_);
@@ -243,11 +292,14 @@ class PredictorState {
    private:
     const std::shared_ptr<PredictorState> of_;
     const Thread me_;
+    std::optional<phi::OrderedContextsGuard> contexts_;
     std::unordered_set<uint64_t> runs_for_;
   };
 
   // That made the predictor.
   const pid_t process = getpid();
+  // That it was made on. The executor keeps them in its instructions.
+  phi::ThreadContexts contexts;
   // Nothing where the predictor has parameters of its own.
   std::shared_ptr<DroppedClones> dropped_clones;
   // That a clone loads.
@@ -406,7 +458,9 @@ void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
     WorkWithoutGil::RunInTurnWithGil([&] { destroy_predictor(predictor); });
     return;
   }
-  if (!is_of_parent) entry.mapped()->dropped_clones->Keep(object);
+  if (!is_of_parent) {
+    entry.mapped()->dropped_clones->Keep(object, entry.mapped()->contexts);
+  }
   predictor.set_holder_constructed(false);
   predictor.value_ptr() = nullptr;
 }
@@ -455,8 +509,9 @@ struct Model {
   }
 };
 
-void SetModel(py::handle predictor, Model model) {
+void SetModel(py::handle predictor, Model model, phi::ThreadContexts contexts) {
   const auto state = StateOf(predictor);
+  state->contexts = std::move(contexts);
   if (model.shares_parameters) {
     state->dropped_clones = std::make_shared<DroppedClones>();
   }
@@ -464,16 +519,24 @@ void SetModel(py::handle predictor, Model model) {
   state->uses_onednn = model.uses_onednn;
 }
 
-// Calls `work` without the GIL. All predictors with oneDNN share a cache of
-// primitives, where one of them evicts or clears what another may be about to
-// use, so that they work in turn.
-template <typename Work>
-void Do(bool uses_onednn, Work work) {
+// Calls `begin` with the GIL and `work` without it, or neither if a signal ends
+// the wait. All predictors with oneDNN share a cache of primitives, where one
+// of them evicts or clears what another may be about to use, so that they work
+// in turn.
+template <typename Begin, typename Work>
+void Do(bool uses_onednn, Begin begin, Work work) {
   if (uses_onednn) {
-    WorkWithoutGil::RunInTurn(work);
+    if (!WorkWithoutGil::RunInTurn(begin, work)) throw py::error_already_set();
   } else {
+    begin();
     WorkWithoutGil::Run(work);
   }
+}
+
+template <typename Work>
+void Do(bool uses_onednn, Work work) {
+  Do(
+      uses_onednn, [] {}, work);
 }
 
 // One predictor is made at a time: the passes that optimize a program share
@@ -495,10 +558,16 @@ std::unique_ptr<Predictor> MakeAlone(bool uses_onednn, Make make) {
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  self.value_ptr() = MakeAlone(model.uses_onednn, [&] {
-                       return std::make_unique<Predictor>(config);
-                     }).release();
-  SetModel(reinterpret_cast<PyObject*>(self.inst), std::move(model));
+  auto contexts = ContextsOfMaker();
+  {
+    const phi::OrderedContextsGuard guard(contexts);
+    self.value_ptr() = MakeAlone(model.uses_onednn, [&] {
+                         return std::make_unique<Predictor>(config);
+                       }).release();
+  }
+  SetModel(reinterpret_cast<PyObject*>(self.inst),
+           std::move(model),
+           std::move(contexts));
 }
 
 // `stream` is of the device of an execution stream, or null.
@@ -515,11 +584,19 @@ py::object Clone(const py::object& predictor, void* stream) {
     }
   }
   auto* const original = predictor.cast<Predictor*>();
-  std::unique_ptr<Predictor> made =
-      MakeAlone(state->uses_onednn, [&] { return original->Clone(stream); });
+  auto contexts = ContextsOfMaker();
+  // The parameters may be those of the original.
+  { const phi::OrderedContextsGuard original_first(state->contexts); }
+  std::unique_ptr<Predictor> made;
+  {
+    const phi::OrderedContextsGuard guard(contexts);
+    made =
+        MakeAlone(state->uses_onednn, [&] { return original->Clone(stream); });
+  }
   py::object clone =
       py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
+  of_clone->contexts = std::move(contexts);
   of_clone->dropped_clones = state->dropped_clones;
   of_clone->files = state->files;
   of_clone->uses_onednn = state->uses_onednn;
@@ -530,9 +607,9 @@ void Run(const py::object& self) {
   const auto state = StateOf(self);
   PredictorState::Call call(state, "run");
   call.CheckMayRun();
-  call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
-  Do(state->uses_onednn, [&] { predictor->Run(); });
+  Do(
+      state->uses_onednn, [&] { call.BeginRun(); }, [&] { predictor->Run(); });
   call.EndRun();
 }
 
@@ -540,13 +617,19 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
                                   const std::vector<paddle::Tensor>& inputs) {
   const auto state = StateOf(self);
   PredictorState::Call call(state, "run");
-  call.SetAllInputs();
-  call.BeginRun();
   auto* const predictor = self.cast<Predictor*>();
   std::vector<paddle::Tensor> outputs;
+  Do(
+      state->uses_onednn,
+      [&] {
+        call.SetAllInputs();
+        call.BeginRun();
+      },
+      [&] { predictor->Run(inputs, &outputs); });
+  call.LeaveContexts();
+  // The next run writes into the outputs of this one. The copies are the
+  // caller's, and so is their stream.
   Do(state->uses_onednn, [&] {
-    predictor->Run(inputs, &outputs);
-    // The next run writes into the outputs of this one.
     for (paddle::Tensor& output : outputs) {
       paddle::Tensor copy = output.copy_to(output.place(), true);
       copy.set_name(output.name());

@@ -87,11 +87,6 @@ void WithoutGil(const Call& call) {
   if (failure) std::rethrow_exception(failure);
 }
 
-SharingStrategy Strategy() {
-  return FLAGS_dataloader_use_file_descriptor ? SharingStrategy::kFileDescriptor
-                                              : SharingStrategy::kFileSystem;
-}
-
 // Wraps the Python function that returns a device's current stream. The result
 // must not outlive it, and needs the GIL.
 CudaStreamOf StreamOf(const py::function& stream_of) {
@@ -149,7 +144,8 @@ void Copying(const phi::DenseTensor& tensor, const Call& call) {
 py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   std::string handle;
   Copying(tensor, [&] {
-    handle = ShareDenseTensor(std::move(tensor), Strategy(), long_lived);
+    handle = ShareDenseTensor(
+        std::move(tensor), CurrentSharingStrategy(), long_lived);
   });
   return py::bytes(handle);
 }
@@ -169,7 +165,7 @@ py::object Share(phi::DenseTensor tensor,
   std::optional<CudaIPCDriver::Stream> stream;
   if (number) stream = reinterpret_cast<void*>(*number);  // NOLINT
   std::optional<std::string> handle =
-      ShareCudaTensor(std::move(tensor), Strategy(), stream);
+      ShareCudaTensor(std::move(tensor), CurrentSharingStrategy(), stream);
   if (!handle) return py::none();
   return py::bytes(*handle);
 }
@@ -260,6 +256,11 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
 
 }  // namespace
 
+SharingStrategy CurrentSharingStrategy() {
+  return FLAGS_dataloader_use_file_descriptor ? SharingStrategy::kFileDescriptor
+                                              : SharingStrategy::kFileSystem;
+}
+
 void BindSharedStorage(py::module* m) {
   // The first use of the heaps registers their handlers for fork, before any
   // fork matters.
@@ -275,7 +276,7 @@ void BindSharedStorage(py::module* m) {
   // The message of this handle ends with this process, if it owns the memory.
   m->def("share_while_alive", [](const paddle::Tensor& tensor) {
     return py::bytes(ShareDenseTensor(DenseTensorOf(tensor),
-                                      Strategy(),
+                                      CurrentSharingStrategy(),
                                       false,
                                       MessageLife::kUntilOwnerEnds));
   });
@@ -287,7 +288,8 @@ void BindSharedStorage(py::module* m) {
     // A copy, since other threads run while the GIL is released.
     phi::DenseTensor dense = DenseTensorOf(tensor);
     Copying(dense, [&] {
-      MoveIntoSharedMemory(std::move(dense), Strategy(), long_lived);
+      MoveIntoSharedMemory(
+          std::move(dense), CurrentSharingStrategy(), long_lived);
     });
   });
   // Paddle's Python has a getter only.
@@ -308,8 +310,9 @@ void BindSharedStorage(py::module* m) {
       [](const std::vector<int64_t>& shape,
          phi::DataType dtype,
          bool file_descriptor) {
-        SharingStrategy strategy =
-            file_descriptor ? SharingStrategy::kFileDescriptor : Strategy();
+        SharingStrategy strategy = file_descriptor
+                                       ? SharingStrategy::kFileDescriptor
+                                       : CurrentSharingStrategy();
         return ToPython(Empty(shape, dtype, strategy), "shared_tensor_");
       },
       py::arg("shape"),
@@ -320,7 +323,8 @@ void BindSharedStorage(py::module* m) {
   });
   // In the form that HostContext of thread_contexts.cc takes.
   m->def("allocator", [] {
-    return py::capsule(SharedAllocator(Strategy()), "phi::Allocator");
+    return py::capsule(SharedAllocator(CurrentSharingStrategy()),
+                       "phi::Allocator");
   });
   // For groups of processes, which may be bound by another module.
   m->def("locator", [&heap] {

@@ -14,10 +14,15 @@
 
 #pragma once
 
+#include "paddle/phi/core/memory/allocation/shared_heap.h"
 #include "pybind11/pybind11.h"
 
 namespace paddle {
 namespace pybind {
+
+// Returns the strategy that the flag dataloader_use_file_descriptor chooses.
+// Thread-safe.
+memory::allocation::SharingStrategy CurrentSharingStrategy();
 
 // Binds the functions of shared memory that Python needs, in the module
 // `_shared_storage`. Requires: the GIL is held.

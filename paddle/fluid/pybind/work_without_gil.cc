@@ -26,6 +26,9 @@ namespace paddle {
 namespace pybind {
 namespace {
 
+// How long the main thread may wait before it looks for signals.
+constexpr std::chrono::milliseconds kSignalInterval(50);
+
 // Lock order: a thread may lock `mutex` with the GIL, and never waits for the
 // GIL while it holds `mutex`.
 struct AllWork {
@@ -43,17 +46,10 @@ AllWork* all_work = std::make_unique<AllWork>().release();
 }  // namespace
 
 WorkWithoutGil::WorkWithoutGil(Turn turn)
-    : thread_(PyThreadState_Get()), python_calls_(thread_->gilstate_counter) {
-  if (turn != Turn::kNone) WaitForTurn();
-  {
-    const std::lock_guard<std::mutex> lock(all_work->mutex);
-    keeps_gil_ =
-        turn == Turn::kOwnWithGil || all_work->exiting || all_work->pauses > 0;
-    if (keeps_gil_) return;
-    all_work->in_progress.insert(this);
-  }
-  PyEval_SaveThread();
-}
+    : thread_(PyThreadState_Get()),
+      python_calls_(thread_->gilstate_counter),
+      is_interrupted_(turn != Turn::kNone &&
+                      !WaitForTurn(/*handles_signals=*/turn == Turn::kOwn)) {}
 
 WorkWithoutGil::~WorkWithoutGil() {
   {
@@ -63,6 +59,16 @@ WorkWithoutGil::~WorkWithoutGil() {
   }
   all_work->changed.notify_all();
   if (!keeps_gil_) TakeGil(thread_);
+}
+
+void WorkWithoutGil::ReleaseGil() {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    keeps_gil_ = all_work->exiting || all_work->pauses > 0;
+    if (keeps_gil_) return;
+    all_work->in_progress.insert(this);
+  }
+  PyEval_SaveThread();
 }
 
 bool WorkWithoutGil::TakeTurn() const {
@@ -76,17 +82,20 @@ bool WorkWithoutGil::TakeTurn() const {
 
 // The turn is taken with the GIL, and never waited for with it: a thread may
 // need the GIL to end its turn.
-void WorkWithoutGil::WaitForTurn() const {
+bool WorkWithoutGil::WaitForTurn(bool handles_signals) const {
   while (!TakeTurn()) {
     PyEval_SaveThread();
     {
       std::unique_lock<std::mutex> lock(all_work->mutex);
-      all_work->changed.wait(lock, [] {
+      // Nobody is notified of a signal.
+      all_work->changed.wait_for(lock, kSignalInterval, [] {
         return all_work->in_turn == nullptr || all_work->exiting;
       });
     }
     TakeGil(thread_);
+    if (handles_signals && PyErr_CheckSignals() != 0) return false;
   }
+  return true;
 }
 
 WorkWithoutGil::OutOfTurn::OutOfTurn()
@@ -104,7 +113,7 @@ WorkWithoutGil::OutOfTurn::OutOfTurn()
 }
 
 WorkWithoutGil::OutOfTurn::~OutOfTurn() {
-  if (work_ != nullptr) work_->WaitForTurn();
+  if (work_ != nullptr) work_->WaitForTurn(/*handles_signals=*/false);
 }
 
 void WorkWithoutGil::TakeGil(PyThreadState* thread) {

@@ -42,25 +42,39 @@ class WorkWithoutGil {
   // does in Python.
   template <typename Function>
   static void Run(Function&& function) {
-    Do(Turn::kNone, function);
+    Do(
+        Turn::kNone, [] {}, function);
   }
 
   // As `Run`, for work that must not overlap other such work: threads call
   // `function` in turn. They wait without the GIL. Inside `function` a thread
   // may call this again.
   //
+  // Returns false, with an error of Python, if the handler of a signal raised
+  // one while the main thread waited. `function` was not called then.
+  //
   // Requires also: where `function` calls Python code that may wait for such
   // work of another thread, it does so within `OutOfTurn`.
   template <typename Function>
-  static void RunInTurn(Function&& function) {
-    Do(Turn::kOwn, function);
+  [[nodiscard]] static bool RunInTurn(Function&& function) {
+    return RunInTurn([] {}, function);
   }
 
-  // As `RunInTurn`, but calls `function` with the GIL. For a thread whose state
-  // Python is destroying, which must not ask for the GIL.
+  // As `RunInTurn`, but calls `begin` first, in the turn and with the GIL: for
+  // what must not be done if a signal ends the wait. Rethrows what `begin`
+  // throws, and does not call `function` then.
+  template <typename Begin, typename Function>
+  [[nodiscard]] static bool RunInTurn(Begin&& begin, Function&& function) {
+    return Do(Turn::kOwn, begin, function);
+  }
+
+  // As `RunInTurn`, but calls `function` with the GIL, and leaves signals for
+  // later. For a thread whose state Python is destroying, which must not ask
+  // for the GIL.
   template <typename Function>
   static void RunInTurnWithGil(Function&& function) {
-    Do(Turn::kOwnWithGil, function);
+    Do(
+        Turn::kOwnWithGil, [] {}, function);
   }
 
   // Gives up the turn of the calling thread, if it has one, and waits for it
@@ -107,18 +121,20 @@ class WorkWithoutGil {
  private:
   enum class Turn { kNone, kOwn, kOwnWithGil };
 
-  // Waits for its turn, and releases the GIL unless the turn is with the GIL, a
-  // thread forks or the interpreter exits.
+  // Waits for its turn.
   explicit WorkWithoutGil(Turn turn);
-  // Ends the turn, and takes the GIL.
+  // Ends the turn, and takes the GIL if it was released.
   ~WorkWithoutGil();
 
-  template <typename Function>
-  static void Do(Turn turn, Function&& function) {
+  template <typename Begin, typename Function>
+  static bool Do(Turn turn, Begin&& begin, Function&& function) {
     std::exception_ptr error;
     {
-      const WorkWithoutGil work(turn);
+      WorkWithoutGil work(turn);
+      if (work.is_interrupted_) return false;
       try {
+        begin();
+        if (turn != Turn::kOwnWithGil) work.ReleaseGil();
         function();
 #if defined(__GLIBCXX__)
       } catch (abi::__forced_unwind&) {
@@ -130,9 +146,13 @@ class WorkWithoutGil {
       }
     }
     if (error) std::rethrow_exception(error);
+    return true;
   }
 
-  void WaitForTurn() const;
+  // Keeps it if a thread forks or the interpreter exits.
+  void ReleaseGil();
+  // Returns false if it handles signals and a handler has raised an error.
+  bool WaitForTurn(bool handles_signals) const;
   // Returns whether this work may go on, in its turn or within another one of
   // its thread.
   bool TakeTurn() const;
@@ -145,7 +165,8 @@ class WorkWithoutGil {
   PyThreadState* const thread_;
   // How many calls from C++ to Python the thread was in.
   const int python_calls_;
-  bool keeps_gil_ = false;
+  const bool is_interrupted_;
+  bool keeps_gil_ = true;
 };
 
 }  // namespace pybind

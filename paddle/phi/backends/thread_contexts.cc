@@ -60,10 +60,15 @@ struct Thread {
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
-  bool is_guarded = false;
+  // All that the thread finds before the contexts of the process, if a guard
+  // says so.
+  const ThreadContexts* only = nullptr;
 };
 
 thread_local Thread this_thread;
+
+// Never destroyed: threads may look contexts up while the process exits.
+const ThreadContexts& kNone = *std::make_unique<ThreadContexts>().release();
 
 // The newest one. A lookup may still read an older one, so none is ever
 // destroyed. There are as many as there are devices.
@@ -98,7 +103,7 @@ const Defaults* DefaultsOf(const Thread& thread) {
 
 // Returns all contexts that the thread finds before those of the process.
 ThreadContexts AllContextsOf(const Thread& thread) {
-  if (thread.is_guarded) return {};
+  if (thread.only != nullptr) return *thread.only;
   // Those that are found first come first: what is there stays.
   ThreadContexts all;
   for (const auto* guard = thread.newest_guard; guard != nullptr;
@@ -114,7 +119,7 @@ ThreadContexts AllContextsOf(const Thread& thread) {
 
 // As FindThreadContext, for a place that is not the CPU.
 Found FindDeviceContext(const Thread& thread, const Place& place) {
-  if (thread.is_guarded) return nullptr;
+  if (thread.only != nullptr) return Find(*thread.only, place);
   if (const auto found = FindInGuards(thread, place)) return found;
   if (thread.own != nullptr) {
     if (const auto found = Find(*thread.own, place)) return found;
@@ -146,16 +151,30 @@ bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
 bool OnSameStream(const DeviceContext*, const DeviceContext*) { return true; }
 #endif
 
-std::vector<std::pair<DeviceContext*, DeviceContext*>>
-ContextsOnOtherStreams() {
-  const ThreadContexts all = AllContextsOf(this_thread);
+std::shared_ptr<DeviceContext> ProcessContext(const Place& place) {
   const ProcessContextsGuard guard;
-  std::vector<std::pair<DeviceContext*, DeviceContext*>> pairs;
-  for (const auto& [place, own] : all) {
-    auto* const process = DeviceContextPool::Instance().Get(place);
-    if (!OnSameStream(own.get(), process)) {
-      pairs.emplace_back(own.get(), process);
+  // It lives until the process ends.
+  return {std::shared_ptr<void>(), DeviceContextPool::Instance().Get(place)};
+}
+
+// Returns the contexts of places where the two differ in their stream. One of
+// the process stands for what is missing.
+ContextPairs OnDifferentStreams(const ThreadContexts& ones,
+                                const ThreadContexts& others) {
+  ContextPairs pairs;
+  const auto compare = [&](const Place& place) {
+    const Found one = Find(ones, place);
+    const Found other = Find(others, place);
+    if (one != nullptr && other != nullptr && *one == *other) return;
+    auto of_one = one == nullptr ? ProcessContext(place) : *one;
+    auto of_other = other == nullptr ? ProcessContext(place) : *other;
+    if (!OnSameStream(of_one.get(), of_other.get())) {
+      pairs.emplace_back(std::move(of_one), std::move(of_other));
     }
+  };
+  for (const auto& entry : ones) compare(entry.first);
+  for (const auto& entry : others) {
+    if (Find(ones, entry.first) == nullptr) compare(entry.first);
   }
   return pairs;
 }
@@ -307,16 +326,16 @@ void KeepDefaultContext(const Place& place,
 
 DeviceContext* FindThreadContext(const Place& place) {
   const Thread& thread = this_thread;
-  if (thread.is_guarded) return nullptr;
-  if (place.GetType() == AllocationType::CPU) return thread.host;
+  if (place.GetType() == AllocationType::CPU) {
+    return thread.only == nullptr ? thread.host : nullptr;
+  }
   const auto found = FindDeviceContext(thread, place);
   return found == nullptr ? nullptr : found->get();
 }
 
 std::shared_ptr<DeviceContext> CurrentContext(const Place& place) {
   if (const auto found = FindDeviceContext(this_thread, place)) return *found;
-  // It lives until the process ends.
-  return {std::shared_ptr<void>(), DeviceContextPool::Instance().Get(place)};
+  return ProcessContext(place);
 }
 
 Allocator* FindThreadAllocator(const Place& place) {
@@ -347,31 +366,36 @@ int64_t NumberOfThreadContexts() {
 }
 
 ProcessContextsGuard::ProcessContextsGuard()
-    : outer_(std::exchange(this_thread.is_guarded, true)) {}
+    : outer_(std::exchange(this_thread.only, &kNone)) {}
 
-ProcessContextsGuard::~ProcessContextsGuard() {
-  this_thread.is_guarded = outer_;
-}
+ProcessContextsGuard::~ProcessContextsGuard() { this_thread.only = outer_; }
 
 std::vector<Place> PlacesOnOtherStreams() {
   std::vector<Place> places;
-  for (const auto& [own, process] : ContextsOnOtherStreams()) {
-    places.push_back(own->GetPlace());
+  for (const auto& pair : OnDifferentStreams(CurrentContexts(), {})) {
+    places.push_back(pair.first->GetPlace());
   }
   return places;
 }
 
-OrderedProcessContextsGuard::OrderedProcessContextsGuard()
-    : pairs_(IsCapturing() ? decltype(pairs_)() : ContextsOnOtherStreams()),
-      guard_(IsCapturing() ? std::nullopt
-                           : std::make_optional<ProcessContextsGuard>()) {
-  for (const auto& [own, process] : pairs_) WaitForStream(process, own);
+ThreadContexts CurrentContexts() { return AllContextsOf(this_thread); }
+
+OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
+    : contexts_(std::move(contexts)),
+      pairs_(IsCapturing() ? ContextPairs()
+                           : OnDifferentStreams(CurrentContexts(), contexts_)),
+      outer_(this_thread.only) {
+  for (const auto& [own, inside] : pairs_) {
+    WaitForStream(inside.get(), own.get());
+  }
+  if (!IsCapturing()) this_thread.only = &contexts_;
 }
 
-OrderedProcessContextsGuard::~OrderedProcessContextsGuard() {
-  for (const auto& [own, process] : pairs_) {
+OrderedContextsGuard::~OrderedContextsGuard() {
+  this_thread.only = outer_;
+  for (const auto& [own, inside] : pairs_) {
     try {
-      WaitForStream(own, process);
+      WaitForStream(own.get(), inside.get());
     } catch (...) {  // NOLINT
       // A destructor must not throw. A device that fails reports it again at
       // the thread's next call.

@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -43,7 +42,8 @@ class Stream;
 // two threads use never changes. The exception is the context of the process,
 // which the main thread binds to the stream that it sets.
 //
-// A lookup returns, in this order, unless a ProcessContextsGuard is alive:
+// A lookup returns, in this order, unless the newest ProcessContextsGuard or
+// OrderedContextsGuard of the thread says otherwise:
 //   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has chosen for the place, which may
 //     be the CPU, although that has no streams;
@@ -54,6 +54,8 @@ class Stream;
 // All functions are thread-safe. Those that act on "the calling thread" read
 // and write the state of that thread only.
 using ThreadContexts = std::map<Place, std::shared_ptr<DeviceContext>>;
+using ContextPairs = std::vector<
+    std::pair<std::shared_ptr<DeviceContext>, std::shared_ptr<DeviceContext>>>;
 
 // Returns a new context on the stream. It shares the generators and the host
 // allocators with the context of the process, and has the allocator of its
@@ -165,8 +167,7 @@ PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 PADDLE_API int64_t NumberOfThreadContexts();
 
 // While an object exists, its thread finds the contexts of the process only.
-// For code that keeps the contexts that it looks up and that several threads
-// run. Requires: destroyed on the thread that made it.
+// Requires: destroyed on the thread that made it.
 class PADDLE_API ProcessContextsGuard {
  public:
   ProcessContextsGuard();
@@ -175,31 +176,44 @@ class PADDLE_API ProcessContextsGuard {
   ProcessContextsGuard& operator=(const ProcessContextsGuard&) = delete;
 
  private:
-  const bool outer_;
+  const ThreadContexts* const outer_;
 };
 
 // Returns the places where the calling thread is on another stream than the
 // context of the process.
 PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 
-// A ProcessContextsGuard that orders the work: on each device, the work inside
-// comes after the work that the thread has started before, and before the work
-// that it starts afterwards. Does nothing while the thread captures a CUDA
-// graph, which belongs to the thread's own context. Requires: the thread keeps
-// its contexts meanwhile.
-class PADDLE_API OrderedProcessContextsGuard {
+// Returns all contexts that the calling thread finds before those of the
+// process, but for that of the CPU.
+PADDLE_API ThreadContexts CurrentContexts();
+
+// While an object exists, its thread finds `contexts`, and those of the process
+// for all other places, the CPU included. It orders the work: on each device,
+// the work inside comes after the work that the thread has started before, and
+// before the work that it starts afterwards. Does nothing while the thread
+// captures a CUDA graph, which belongs to the thread's own context.
+//
+// Requires: destroyed on the thread that made it.
+class PADDLE_API OrderedContextsGuard {
  public:
-  OrderedProcessContextsGuard();
-  ~OrderedProcessContextsGuard();
-  OrderedProcessContextsGuard(const OrderedProcessContextsGuard&) = delete;
-  OrderedProcessContextsGuard& operator=(const OrderedProcessContextsGuard&) =
-      delete;
+  explicit OrderedContextsGuard(ThreadContexts contexts);
+  ~OrderedContextsGuard();
+  OrderedContextsGuard(const OrderedContextsGuard&) = delete;
+  OrderedContextsGuard& operator=(const OrderedContextsGuard&) = delete;
 
  private:
-  // The thread's context and the process's, per place where they differ in
-  // their stream.
-  const std::vector<std::pair<DeviceContext*, DeviceContext*>> pairs_;
-  const std::optional<ProcessContextsGuard> guard_;
+  const ThreadContexts contexts_;
+  // The thread's context and the one inside, per place where they differ in
+  // their stream. The thread may set another stream meanwhile.
+  const ContextPairs pairs_;
+  const ThreadContexts* const outer_;
+};
+
+// For code that keeps the contexts that it looks up and that several threads
+// run.
+class OrderedProcessContextsGuard : public OrderedContextsGuard {
+ public:
+  OrderedProcessContextsGuard() : OrderedContextsGuard({}) {}
 };
 
 }  // namespace phi

@@ -22,7 +22,7 @@ All functions are thread-safe.
 from __future__ import annotations
 
 import os
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import paddle
 
@@ -34,13 +34,21 @@ __all__ = []
 _ALIASES = {"cuda": "gpu", "dcu": "gpu"}
 
 
-class _Type(NamedTuple):
+# No NamedTuple: to define one takes longer than to import all of this module.
+class _Type:
     """A type of device that Paddle may have been compiled without."""
 
-    toolkit: str
-    is_compiled: Callable[[], bool]
-    place: Callable[[int], core.Place]
-    pinned_place: Callable[[], core.Place] | None = None
+    def __init__(
+        self,
+        toolkit: str,
+        is_compiled: Callable[[], bool],
+        place: Callable[[int], core.Place],
+        pinned_place: Callable[[], core.Place] | None = None,
+    ) -> None:
+        self.toolkit = toolkit
+        self.is_compiled = is_compiled
+        self.place = place
+        self.pinned_place = pinned_place
 
 
 # Each entry looks its functions up late: a Paddle without the type lacks some.
@@ -65,9 +73,23 @@ _TYPES = {
 }
 
 
-def _error(reason: str) -> ValueError:
+def _with_devices(reason: str) -> str:
     devices = ", ".join(device_names())
-    return ValueError(f"{reason} The devices of this process are {devices}.")
+    return f"{reason} The devices of this process are {devices}."
+
+
+def _error(reason: str) -> ValueError:
+    return ValueError(_with_devices(reason))
+
+
+def error_of_streams(place: object) -> TypeError:
+    """Returns the error of a function on streams for a device without any."""
+    return TypeError(
+        _with_devices(
+            "The device must be a GPU, an XPU or a custom device, which have "
+            f"streams, but received {place!r}."
+        )
+    )
 
 
 def parse_index(index: str, device: str) -> int:

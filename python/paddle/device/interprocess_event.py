@@ -101,7 +101,11 @@ class InterprocessEvent:
         self._event.wait(stream.place.gpu_device_id(), stream.cuda_stream)
 
     def query(self) -> bool:
-        """Returns whether the work that was last recorded is done."""
+        """
+        Returns whether no work is left of what was last recorded. If the
+        process that recorded it was killed, that is so: the driver has stopped
+        its work, which may not be done.
+        """
         return self._event.query()
 
     def synchronize(self) -> None:

@@ -30,13 +30,14 @@ import numpy as np
 import paddle
 from paddle.base.core import ReduceOp
 
+from .leader_links import LONGEST_CALL_S, LinkError
 from .python_process_group import PythonProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from paddle import Tensor
     from paddle.base.core import ProcessGroup
+
+    from .leader_links import LeaderLinks
 
 # Types that gloo reduces, and those that it does not, which are reduced as
 # float32: its sums of float16 are infinite.
@@ -53,9 +54,10 @@ _HALF_TYPES = (paddle.float16, paddle.bfloat16)
 _TEXT_BYTES = 1024
 _FAILURE = "!"
 # What a leader says whose machine's ranks have not all come to an operation,
-# and how often it says that: gloo waits for 30 seconds and no longer.
+# and how often it says that: gloo waits for 30 seconds and no longer, and a
+# leader that waits for its own ranks does not look at the others meanwhile.
 _NOT_YET = "?"
-_LONGEST_INTERVAL = datetime.timedelta(seconds=2)
+_LONGEST_INTERVAL = datetime.timedelta(seconds=0.5)
 
 
 class Topology(NamedTuple):
@@ -195,9 +197,13 @@ class _GroupError(RuntimeError):
     """An error that has the ranks' numbers in the whole group."""
 
 
+class _SharedError(_GroupError):
+    """One that each leader hears of, whatever this one does."""
+
+
 def _raise_failure(text: str) -> None:
     if text.startswith(_FAILURE):
-        raise _GroupError(text[len(_FAILURE) :])
+        raise _SharedError(text[len(_FAILURE) :])
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
@@ -252,6 +258,15 @@ def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
         )
 
 
+def _divide(total: Tensor, divisor: int) -> None:
+    """Divides a tensor in place, with the rounding of a division."""
+    if divisor & (divisor - 1) == 0:
+        # The inverse of a power of two is exact, and scale_ much faster.
+        total.scale_(1 / divisor)
+    else:
+        total.divide_(paddle.full([], divisor, total.dtype))
+
+
 def _meet() -> None:
     """Does nothing: ranks have met when they have agreed on an operation."""
 
@@ -263,8 +278,7 @@ class HierarchicalGroup(PythonProcessGroup):
     of the group. The first error fails the group: later operations raise it
     too, and the other ranks of this machine get one at once, because this rank
     leaves. On other machines operations fail when this machine's leader says
-    so, as it does when it leaves, or gloo has lost it, or has waited for it for
-    30 seconds.
+    so, as it does when it leaves, or when it has died.
 
     Leaders exchange texts again and again, also between operations, until those
     of all say that their machines' ranks have come to one. So gloo does not
@@ -275,6 +289,7 @@ class HierarchicalGroup(PythonProcessGroup):
         topology: where the ranks are.
         local: the group of this machine's ranks.
         leaders: that of the leaders; None unless this rank is one.
+        links: this leader's connections to the others; None as `leaders`.
         timeout: how long an operation waits for ranks.
     """
 
@@ -284,6 +299,7 @@ class HierarchicalGroup(PythonProcessGroup):
         topology: Topology,
         local: ProcessGroup,
         leaders: ProcessGroup | None,
+        links: LeaderLinks | None,
         timeout: datetime.timedelta,
     ):
         self.topology = topology
@@ -298,7 +314,9 @@ class HierarchicalGroup(PythonProcessGroup):
         self._size = sum(map(len, topology.machines))
         self._local = local
         self._leaders = leaders
+        self._links = links
         self._timeout = timeout
+        self._longest_call = min(timeout.total_seconds(), LONGEST_CALL_S)
         self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
@@ -338,12 +356,14 @@ class HierarchicalGroup(PythonProcessGroup):
     ) -> Task:
         _enforce_usable("all_reduce", tensor)
         _enforce_reducible("all_reduce", tensor, op)
-        return self._submit(
-            f"all_reduce({op.name})",
-            tensor,
-            lambda: tensor.copy_(self._reduced(tensor, op), False),
-            sync_op,
-        )
+
+        def run() -> None:
+            if tensor.dtype in _HALF_TYPES:
+                tensor.copy_(self._reduced(tensor, op), False)
+            else:
+                self._reduce_in_place(tensor, op)
+
+        return self._submit(f"all_reduce({op.name})", tensor, run, sync_op)
 
     allreduce = all_reduce
 
@@ -384,9 +404,6 @@ class HierarchicalGroup(PythonProcessGroup):
         self, out: Tensor, tensors: list[Tensor], op: ReduceOp, sync_op: bool
     ) -> Task:
         _enforce_usable("reduce_scatter", out, *tensors)
-        _enforce_one_per_rank("reduce_scatter", tensors, self._size)
-        for part in tensors:
-            _enforce_elements("reduce_scatter", part, out, 1)
         joined = paddle.concat([part.reshape([-1]) for part in tensors])
         return self.reduce_scatter_tensor(out, joined, op, sync_op)
 
@@ -401,8 +418,10 @@ class HierarchicalGroup(PythonProcessGroup):
             if machine == self.topology.machine:
                 self._local.broadcast(data, index, True).wait()
             if self._leaders is not None:
-                with self._naming_leaders():
-                    self._leaders.broadcast(data, machine, True).wait()
+                self._run_between(
+                    lambda: self._leaders.broadcast(data, machine, True).wait(),
+                    self._timeout.total_seconds(),
+                )
             if machine != self.topology.machine:
                 self._local.broadcast(data, 0, True).wait()
             _assign(tensor, data)
@@ -469,17 +488,19 @@ class HierarchicalGroup(PythonProcessGroup):
                 except Exception as error:
                     self._fail(description, error)
             # What it holds ends first: a caller who has waited finds its
-            # tensors free.
+            # tensors free, unless a call of gloo was given up.
             del call, operation
             task.end(self._failure)
-        if self._leaders is not None and self._failure is None:
-            # So that the other leaders need not wait in gloo. They may have
-            # ended.
-            with contextlib.suppress(_GroupError):
-                self._exchange(
-                    f"{_FAILURE}Rank {self._rank} has left the group, by "
-                    "destroy_process_group or at exit."
-                )
+        if self._links is not None:
+            if self._failure is None:
+                # So that the other leaders need not wait in gloo. They may
+                # have ended.
+                with contextlib.suppress(_GroupError):
+                    self._exchange(
+                        f"{_FAILURE}Rank {self._rank} has left the group, by "
+                        "destroy_process_group or at exit."
+                    )
+            self._links.close()
 
     def _next_call(self) -> tuple[Task, str, Callable] | None:
         while self._leaders is not None and self._failure is None:
@@ -498,10 +519,12 @@ class HierarchicalGroup(PythonProcessGroup):
         reason = error
         if not isinstance(error, _GroupError):
             reason = self._name_ranks(error)
+        told = f"{description} failed on rank {self._rank}. {reason}"
         self._failure = (
-            f"{description} failed on rank {self._rank}. {reason} Mend that, "
-            "and make a new group or start all ranks again."
+            f"{told} Mend that, and make a new group or start all ranks again."
         )
+        if self._links is not None and not isinstance(error, _SharedError):
+            self._links.tell(told)
         # So that the other ranks of this machine need not wait.
         self._local.leave()
 
@@ -531,15 +554,17 @@ class HierarchicalGroup(PythonProcessGroup):
         """Returns what the leaders agree on, which the ranks here hear, too."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         here, leaders = self.topology.ranks_here(), self.topology.leaders()
-        # One that is alone waits for nobody, and need not change threads.
-        gathered, task = _begin_to_gather(
-            self._local, description, len(here), len(here) == 1
-        )
+        gathered = task = None
         text = agreed = _NOT_YET
         texts: list[str] = []
         they_listen = False  # the ranks here, which have come
         while agreed == _NOT_YET:
             try:
+                if task is None:
+                    # One that is alone need not change threads.
+                    gathered, task = _begin_to_gather(
+                        self._local, description, len(here), len(here) == 1
+                    )
                 if they_listen:
                     self._tell_ranks_here(_NOT_YET)
                     if time.monotonic() > deadline:
@@ -550,7 +575,7 @@ class HierarchicalGroup(PythonProcessGroup):
             except Exception as error:
                 they_listen = False
                 text = f"{_FAILURE}{self._name_ranks(error)}"
-            texts = self._exchange(text)
+            texts = self._exchange(text, self._longest_call)
             agreed = _combined(leaders, texts)
         if they_listen:
             self._tell_ranks_here(agreed)
@@ -562,13 +587,18 @@ class HierarchicalGroup(PythonProcessGroup):
         self._local.broadcast(data, 0, True).wait()
         return _as_text(data)
 
-    def _exchange(self, text: str) -> list[str]:
+    def _exchange(
+        self, text: str, timeout: float = LONGEST_CALL_S
+    ) -> list[str]:
         """Returns the text of each leader."""
-        with self._naming_leaders():
+
+        def call() -> Tensor:
             size = len(self.topology.machines)
             gathered, task = _begin_to_gather(self._leaders, text, size, True)
             task.wait()
-        return _texts_of(gathered)
+            return gathered
+
+        return _texts_of(self._run_between(call, timeout))
 
     def _failure_of_late(self, description: str, texts: list[str]) -> str:
         late = [
@@ -583,17 +613,20 @@ class HierarchicalGroup(PythonProcessGroup):
             "elsewhere, or pass a longer timeout."
         )
 
-    @contextlib.contextmanager
-    def _naming_leaders(self) -> Generator[None, None, None]:
-        """Names the ranks in an error of gloo, which knows none."""
+    def _run_between(self, call: Callable[[], Any], timeout: float) -> Any:
+        """Returns what a call of the leaders' group returns.
+
+        Errors of gloo name no rank.
+        """
         try:
-            yield
+            return self._links.run(call, timeout)
+        except LinkError as error:
+            raise _SharedError(str(error)) from error
         except Exception as error:
             raise _GroupError(
                 f"The leaders of the machines, ranks {self.topology.leaders()},"
                 " have lost each other: one has died, has left the group, or "
-                "was stopped for 30 seconds. Look for its error. Gloo said: "
-                f"{error}"
+                f"was stopped. Look for its error. {error}"
             ) from error
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
@@ -602,16 +635,21 @@ class HierarchicalGroup(PythonProcessGroup):
             total = tensor.astype("float32")
         else:
             total = tensor.clone()
+        self._reduce_in_place(total, op)
+        return total.astype(tensor.dtype)
+
+    def _reduce_in_place(self, total: Tensor, op: ReduceOp) -> None:
+        """Replaces a tensor, of a type that gloo reduces, on each rank."""
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
-            with self._naming_leaders():
-                self._leaders.all_reduce(total, inner, True).wait()
+            self._run_between(
+                lambda: self._leaders.all_reduce(total, inner, True).wait(),
+                self._timeout.total_seconds(),
+            )
             if op == ReduceOp.AVG:
-                divisor = paddle.full_like(total, self._size)
-                total = total.divide(divisor)
+                _divide(total, self._size)
         self._local.broadcast(total, 0, True).wait()
-        return total.astype(tensor.dtype)
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         """Returns the bytes of each rank's tensor."""
@@ -625,10 +663,12 @@ class HierarchicalGroup(PythonProcessGroup):
         self._local.all_gather_into_tensor(of_machine, data, True).wait()
         if self._leaders is not None:
             here[: of_machine.size] = of_machine
-            with self._naming_leaders():
-                self._leaders.all_gather_into_tensor(
+            self._run_between(
+                lambda: self._leaders.all_gather_into_tensor(
                     everything, here, True
-                ).wait()
+                ).wait(),
+                self._timeout.total_seconds(),
+            )
         self._local.broadcast(everything, 0, True).wait()
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))

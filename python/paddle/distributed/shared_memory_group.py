@@ -186,6 +186,7 @@ def _join_machines(
     time_to_join: datetime.timedelta,
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
+    from .leader_links import LeaderLinks, Listener
 
     if group_id > _LARGEST_ID:
         raise ValueError(
@@ -200,7 +201,10 @@ def _join_machines(
         # No program looks up a group by a negative number.
         return -(group_id << 12 | number) - 1
 
+    listener = links = between = None
     try:
+        if rank in leaders:
+            listener = Listener()
         local = _join_machine(
             store,
             here.index(rank),
@@ -209,30 +213,47 @@ def _join_machines(
             timeout,
         )
     except Exception as error:
+        if listener is not None:
+            listener.close()
         _publish(store, "joined", rank, str(error))
         raise
     try:
         # A leader that waits in gloo would not hear of a rank that has failed.
-        _publish(store, "joined", rank, _JOINED)
+        _publish(
+            store,
+            "joined",
+            rank,
+            f"{_JOINED} {listener.address if listener else ''}",
+        )
         outcomes = _collect(
             store, "joined", rank, len(machines), group_id, time_to_join
         )
         for other, outcome in enumerate(outcomes):
-            if outcome != _JOINED:
+            if not outcome.startswith(_JOINED):
                 raise RuntimeError(
                     f"Rank {other} of group {group_id} failed to join the "
                     f"ranks of its machine: {outcome} Mend that, and make a "
                     "new group."
                 )
-        between = None
-        if rank in leaders:
+        if listener is not None:
+            number = leaders.index(rank)
             between = core.ProcessGroupGloo.create(
-                store, leaders.index(rank), len(leaders), inner_id(0)
+                store, number, len(leaders), inner_id(0)
+            )
+            addresses = [outcomes[leader][len(_JOINED) :] for leader in leaders]
+            links = LeaderLinks(
+                listener,
+                leaders,
+                addresses,
+                number,
+                time_to_join.total_seconds(),
             )
     except BaseException:
+        if listener is not None:
+            listener.close()
         local.leave()
         raise
-    return HierarchicalGroup(rank, topology, local, between, timeout)
+    return HierarchicalGroup(rank, topology, local, between, links, timeout)
 
 
 def leave(groups: Iterable[Group]) -> None:

@@ -59,8 +59,8 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
 
     The thread that is rank ``r`` passes the object of that number as ``group``
     to ``paddle.DataParallel``, or to ``all_reduce`` (``SUM``, ``MAX`` and
-    ``MIN``), ``broadcast``, ``all_gather`` and ``barrier``; other operations
-    raise NotImplementedError.
+    ``MIN``), ``broadcast``, ``all_gather``, ``gather``, ``scatter``, those of
+    objects, and ``barrier``; other operations raise NotImplementedError.
     Numbers are added as a binary tree whose shape depends on the ranks alone:
     all ranks get the same bits in every run.
 
@@ -277,8 +277,8 @@ class ThreadProcessGroup(PythonProcessGroup):
 
     _kind = "A group of threads"
     _cure = (
-        "Use all_reduce, broadcast, all_gather or barrier, or start processes "
-        "by paddle.distributed.spawn."
+        "Use all_reduce, broadcast, all_gather, gather, scatter or barrier, or "
+        "start processes by paddle.distributed.spawn."
     )
 
     def __init__(self, rank: int, exchange: _Exchange):
@@ -341,19 +341,55 @@ class ThreadProcessGroup(PythonProcessGroup):
         return self._start(
             f"broadcast from rank {source} of {_description(tensor)}",
             _settled(tensor.clone()) if self._rank == source else None,
-            lambda one, other: other if one is None else one,
+            _that_of_source,
             lambda value: tensor.copy_(value, True),
             sync_op,
+        )
+
+    def scatter(
+        self, output: Tensor, tensors: list[Tensor], source: int, sync_op: bool
+    ) -> _Task:
+        call = f"scatter from rank {source} of {_description(output)}"
+        parts = None
+        if self._rank == source:
+            found = [_description(tensor) for tensor in tensors]
+            if found != [_description(output)] * self.size():
+                raise ValueError(
+                    f"{call} got the tensors {found}. Pass one tensor of that "
+                    f"type and shape for each of the {self.size()} ranks."
+                )
+            parts = [_settled(tensor.clone()) for tensor in tensors]
+        return self._start(
+            call,
+            parts,
+            _that_of_source,
+            lambda parts: output.copy_(parts[self._rank], True),
+            sync_op,
+        )
+
+    def gather(
+        self,
+        tensor: Tensor,
+        outputs: list[Tensor],
+        destination: int,
+        sync_op: bool,
+        use_calc_stream: bool = False,
+    ) -> _Task:
+        if use_calc_stream:
+            raise NotImplementedError(
+                f"{self._kind} has no gather with use_calc_stream=True. Leave "
+                "that argument out."
+            )
+        # Other ranks pass their own tensor as each of the results.
+        mine = outputs if self._rank == destination else []
+        return self._gather(
+            f"gather to rank {destination}", tensor, _into(mine), sync_op
         )
 
     def _all_gather_into_list(
         self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> _Task:
-        def take(values: list[Tensor]) -> None:
-            for output, value in zip(outputs, values):
-                output.copy_(value, True)
-
-        return self._gather(tensor, take, sync_op)
+        return self._gather("all_gather", tensor, _into(outputs), sync_op)
 
     def all_gather_into_tensor(
         self, output: Tensor, tensor: Tensor, sync_op: bool
@@ -362,7 +398,7 @@ class ThreadProcessGroup(PythonProcessGroup):
             joined = paddle.stack([_moved(v, output.place) for v in values])
             output.copy_(joined.reshape(output.shape), True)
 
-        return self._gather(tensor, take, sync_op)
+        return self._gather("all_gather", tensor, take, sync_op)
 
     def barrier(self, device_id: int = -1) -> _Task:
         return self._start(
@@ -371,12 +407,13 @@ class ThreadProcessGroup(PythonProcessGroup):
 
     def _gather(
         self,
+        name: str,
         tensor: Tensor,
         take: Callable[[list[Tensor]], None],
         sync_op: bool,
     ) -> _Task:
         return self._start(
-            f"all_gather of {_description(tensor)}",
+            f"{name} of {_description(tensor)}",
             [_settled(tensor.clone())],
             operator.add,
             take,
@@ -444,6 +481,21 @@ class _Task:
         with paddle.no_grad():
             self._take(self._operation.result)
         self._take = None
+
+
+def _that_of_source(one: Any, other: Any) -> Any:
+    """Combines the part of the source with None, which other ranks have."""
+    return other if one is None else one
+
+
+def _into(outputs: list[Tensor]) -> Callable[[list[Tensor]], None]:
+    """Returns a function that copies what was gathered into tensors."""
+
+    def take(values: list[Tensor]) -> None:
+        for output, value in zip(outputs, values):
+            output.copy_(value, True)
+
+    return take
 
 
 def _description(tensor: Tensor) -> str:

@@ -20,7 +20,6 @@ that the child gets of it is whole.
 
 from __future__ import annotations
 
-import enum
 import os
 from typing import Callable
 
@@ -30,28 +29,29 @@ from .thread_value import MainThreadValue
 __all__ = []
 
 
-class Step(enum.IntEnum):
+# No enum: to define one takes longer than to import the rest of this module.
+class Step:
     """What a child does after a fork, in this order."""
 
     # The forking thread becomes the main thread.
-    MAIN_THREAD = enum.auto()
+    MAIN_THREAD = 1
     # Its current device, and its operator device, become the process's.
-    VALUES = enum.auto()
+    VALUES = 2
     # It uses the tracer of the process, on its own device.
-    TRACER = enum.auto()
+    TRACER = 3
     # The streams that it has set become the process's.
-    STREAMS = enum.auto()
+    STREAMS = 4
     # It may build programs.
-    PROGRAMS = enum.auto()
+    PROGRAMS = 5
 
 
-_steps: dict[Step, Callable[[bool], None]] = {}
+_steps: dict[int, Callable[[bool], None]] = {}
 _waits: list[Callable[[], None]] = []
 _steps_in_parent: list[Callable[[], None]] = []
 
 
 def take_step(
-    step: Step,
+    step: int,
 ) -> Callable[[Callable[[bool], None]], Callable[[bool], None]]:
     """Decorates the function that takes a step in the child.
 

@@ -43,6 +43,7 @@ from . import fork
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+    from types import ModuleType
 
 __all__ = []
 
@@ -50,7 +51,9 @@ __all__ = []
 # gradient may be that of a function that computes one. There is one lock for
 # both, because hooks do each inside the other.
 _building = threading.RLock()
-_native = find_cpp_module("_program_cache")
+# Loaded by the first program: `import paddle` should not pay for it. The lock
+# protects it, so that no fork comes in the middle of its import.
+_native: ModuleType | None = None
 # The attribute that holds the keys of `first_call_alone`.
 _CALLED = "_first_calls_done"
 # How long a fork waits for a program that another thread builds. That thread
@@ -127,14 +130,23 @@ _taking = threading.Lock()
 # Why programs cannot run on several threads of this process, and the one thread
 # that may run them then.
 _refusal: RuntimeError | None = None
-if _native is None:
-    _refusal = RuntimeError(
-        "this Paddle was built without locks for the interpreters of programs, "
-        "a part in C++ of the custom wheel for Linux. Run all programs on one "
-        "thread."
-    )
 _only_thread: threading.Thread | None = None
 _checking = threading.Lock()
+
+
+def _load_native() -> None:
+    """Sets `_native`, or `_refusal` if there is none. Requires: the building
+    lock."""
+    global _native, _refusal
+    if _native is not None or _refusal is not None:
+        return
+    _native = find_cpp_module("_program_cache")
+    if _native is None:
+        _refusal = RuntimeError(
+            "this Paddle was built without locks for the interpreters of "
+            "programs, a part in C++ of the custom wheel for Linux. Run all "
+            "programs on one thread."
+        )
 
 
 def _allow_threads() -> None:
@@ -147,6 +159,7 @@ def _allow_threads() -> None:
         RuntimeError: as `_check_is_only_thread`.
     """
     global _refusal, _returns_scopes
+    _load_native()
     if _refusal is None:
         try:
             # Each time, as a library may have been loaded meanwhile.
@@ -234,6 +247,7 @@ def run_partial_grad(*args: Any) -> list[core.eager.Tensor | None]:
     one list of the nodes that lead to the inputs. Thread-safe.
     """
     with _building:
+        _load_native()
         if _native is None:
             return core.eager.run_partial_grad(*args)
         # The engine copies nodes, whose scopes it must not free with them.

@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     from .future import Future
 
 
+# A bucket has at most one of so many parts of all gradients: the bytes of the
+# last one are averaged when backward has ended. Smaller ones cost more calls
+# than they hide.
+_PARTS = 8
+_SMALLEST_PART = 1 << 20
+
+# What is left of a bucket when it does not wait for another gradient, such as
+# the bias of a layer whose backward has not begun.
+_NEARLY_FULL = 1 / 8
+
+
 @dataclass(frozen=True)
 class ReducedParameter:
     """A parameter whose gradient is averaged."""
@@ -58,14 +69,16 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Divides `order`, in which gradients come, into buckets in that order.
 
-    A bucket has one data type and at most `limit` bytes, unless one parameter
-    alone has more. The first one is as small as the last, so that communication
-    begins early and little of it is left when the backward pass ends. A
-    parameter with sparse gradients is alone in its bucket. Parameters that are
-    delayed come last.
+    A bucket has one data type and at most `limit` bytes, and an eighth of all
+    if that is more than 1 MiB, unless one parameter alone has more. The first
+    one is as small as the last, so that communication begins early and little
+    of it is left when the backward pass ends. A parameter with sparse gradients
+    is alone in its bucket. Parameters that are delayed come last.
     """
     delayed = [index for index in order if parameters[index].is_delayed]
     usual = [index for index in order if not parameters[index].is_delayed]
+    total = sum(parameters[index].nbytes for index in order)
+    limit = min(limit, max(total // _PARTS, _SMALLEST_PART))
     small = min(limit, last_limit)
     last = _take_last(parameters, usual, small)
     buckets = _fill_buckets(
@@ -102,18 +115,24 @@ def _fill_buckets(
     full: list[list[int]] = []
     open_buckets: dict[object, list[int]] = {}
     room: dict[object, int] = {}
+    limits: dict[object, int] = {}
     for index in order:
         parameter = parameters[index]
         if parameter.has_sparse_gradient:
             full.append([index])
             continue
         dtype = parameter.tensor.dtype
-        room.setdefault(dtype, first_limit)
+        # The first bucket of a type is smaller.
+        of_type = limits.setdefault(dtype, first_limit)
+        room.setdefault(dtype, of_type)
         bucket = open_buckets.setdefault(dtype, [])
-        if bucket and parameter.nbytes > room[dtype]:
+        if bucket and (
+            parameter.nbytes > room[dtype]
+            or room[dtype] <= _NEARLY_FULL * of_type
+        ):
             full.append(bucket)
             bucket = open_buckets[dtype] = []
-            room[dtype] = limit
+            room[dtype] = limits[dtype] = limit
         bucket.append(index)
         room[dtype] -= parameter.nbytes
     return full + list(open_buckets.values())
@@ -200,6 +219,9 @@ class Bucket:
                 "Use a dense gradient here."
             )
         if gradient.data_ptr() == view.data_ptr():
+            if not as_view:
+                # It may stay as it is; the buffer will not.
+                parameter.grad_ = gradient.clone()
             return
         if gradient.dtype != view.dtype:
             gradient = gradient.astype(view.dtype)

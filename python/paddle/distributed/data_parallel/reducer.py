@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ import paddle.distributed as dist
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 from .buckets import Bucket, assign_buckets
-from .communication import gather_integers, start_mean
+from .communication import gather, gather_integers, start_mean
 from .sparse_bucket import SparseBucket
 from .statistics import StepTimes
 from .unused_parameters import find_tensors, unreached
@@ -58,6 +59,10 @@ class ReducerOptions:
 # parameters, or that are hidden in an object of another type.
 _expecting_gradients: set[Reducer] = set()
 
+# Several of them may have the same parameters.
+_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+_reducers_mutex = threading.Lock()
+
 
 class _Step(enum.Enum):
     """What the gradients that come next are."""
@@ -65,6 +70,13 @@ class _Step(enum.Enum):
     LOCAL = enum.auto()  # no forward yet, or the last was under no_sync()
     EXPECTED = enum.auto()  # those of the forward pass before
     AVERAGED = enum.auto()  # of a forward pass whose gradients were averaged
+
+
+class _Outputs:
+    """Lives as long as the graph of what a forward pass has returned."""
+
+    def __init__(self, reducer: Reducer):
+        self._reducer = reducer
 
 
 class Reducer:
@@ -78,6 +90,7 @@ class Reducer:
     def __init__(
         self,
         parameters: Sequence[ReducedParameter],
+        frozen: Sequence[ReducedParameter],
         group: Group,
         options: ReducerOptions,
     ):
@@ -106,13 +119,51 @@ class Reducer:
         self._order_is_known = False
         self._has_warned = False
         self._error: Exception | None = None
+        # Whether ranks may be in different steps, after an error on some.
+        self._lost_step = False
+        # Those without inputs, in a Join, count, too.
+        self._steps = 0
+        self._outputs: Callable[[], _Outputs | None] = lambda: None
         self._make_buckets(range(len(parameters) - 1, -1, -1))
         for index, tensor in enumerate(self._tensors):
-            # Nothing can find a cycle of references through the parameter's
-            # hook: a strong reference would keep the model for ever.
-            tensor._register_backward_hook(
-                functools.partial(_call_reducer, weakref.ref(self), index)
+            self._register(tensor, Reducer._on_gradient, index)
+        for parameter in frozen:
+            # Only a tensor that is trained takes a hook.
+            parameter.tensor.stop_gradient = False
+            self._register(parameter.tensor, Reducer._on_frozen, parameter)
+            parameter.tensor.stop_gradient = True
+        self._rivals: list[weakref.ref[Reducer]] = []
+        with _reducers_mutex:
+            _reducers.add(self)
+        self._find_rivals()
+
+    def _register(
+        self, tensor: Tensor, method: Callable, argument: object
+    ) -> None:
+        """Calls `method(self, argument)` at each gradient of a parameter."""
+        # Nothing can find a cycle of references through the parameter's hook:
+        # a strong reference would keep the model for ever.
+        tensor._register_backward_hook(
+            functools.partial(
+                _call_reducer, weakref.ref(self), method, argument
             )
+        )
+
+    def _others(self) -> list[Reducer]:
+        with _reducers_mutex:
+            return [each for each in _reducers if each is not self]
+
+    def _find_rivals(self) -> None:
+        """Finds those that would make the same gradients views, too."""
+        own = {id(tensor) for tensor in self._tensors}
+        for other in self._others():
+            has_views = (
+                self._options.gradient_as_bucket_view
+                or other._options.gradient_as_bucket_view
+            )
+            if has_views and not own.isdisjoint(map(id, other._tensors)):
+                self._rivals.append(weakref.ref(other))
+                other._rivals.append(weakref.ref(self))
 
     @property
     def buckets(self) -> list[Bucket | SparseBucket]:
@@ -126,6 +177,7 @@ class Reducer:
         """Expects the gradients of the forward pass that gave `outputs`."""
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
+        self._enforce_no_rival_expects_gradients()
         self._step = _Step.EXPECTED
         tensors = list(find_tensors(outputs))
         self._stay_for_backward(tensors)
@@ -142,7 +194,11 @@ class Reducer:
             self._complete()
 
     def skip_synchronization(self) -> None:
-        """Leaves the gradients of the next backward pass as they are."""
+        """Leaves the gradients of the next backward pass as they are.
+
+        The last forward decides, whichever outputs still exist: other ranks
+        may have dropped theirs.
+        """
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
         self._end_step(_Step.LOCAL)
@@ -154,6 +210,8 @@ class Reducer:
     def _stay_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Lets the graphs of the outputs keep the reducer alive."""
         is_kept = bool(outputs)
+        kept = _Outputs(self)
+        self._outputs = weakref.ref(kept)
         for output in outputs:
             if output.stop_gradient:
                 continue
@@ -161,7 +219,7 @@ class Reducer:
                 # A parameter, whose hook would keep the reducer for ever.
                 is_kept = False
             else:
-                output.register_hook(functools.partial(_keep, self))
+                output.register_hook(functools.partial(_keep, kept))
         if not is_kept:
             _expecting_gradients.add(self)
 
@@ -193,9 +251,7 @@ class Reducer:
         if self._step is _Step.LOCAL:
             self._used_locally[index] = True
             return
-        if not self._waits_for_end:
-            at_end_of_backward(self._on_end_of_backward)
-            self._waits_for_end = True
+        self._wait_for_end()
         try:
             if self._step is _Step.AVERAGED:
                 self._warn_of_late_gradient(index)
@@ -203,6 +259,29 @@ class Reducer:
                 self._on_expected_gradient(index)
         except Exception as error:
             self._error = error
+
+    def _wait_for_end(self) -> None:
+        if not self._waits_for_end:
+            at_end_of_backward(self._on_end_of_backward)
+            self._waits_for_end = True
+
+    def _on_frozen(self, parameter: ReducedParameter) -> None:
+        if self._step is not _Step.EXPECTED or self._error is not None:
+            return
+        if any(
+            parameter.tensor is tensor
+            for other in self._others()
+            for tensor in other._tensors
+        ):
+            return
+        self._wait_for_end()
+        self._error = RuntimeError(
+            f"{parameter} has a gradient, but was frozen (stop_gradient=True) "
+            "when DataParallel was built, which does not average it. Build "
+            "DataParallel after all parameters that are trained, or set the "
+            "parameter's attribute no_sync to True before, to train it on each "
+            "rank alone."
+        )
 
     def _on_expected_gradient(self, index: int) -> None:
         if not self._has_begun:
@@ -223,6 +302,8 @@ class Reducer:
         """Begins the communication of a step."""
         self._has_begun = True
         self.times.mark("backward")
+        if self._lost_step:
+            self._find_others_after_error()
         if self._is_learning:
             return
         with paddle.no_grad():
@@ -234,6 +315,21 @@ class Reducer:
                     self._used_locally[index] = True
             if self._exchanges_use:
                 self._start_exchange_of_use()
+
+    def _find_others_after_error(self) -> None:
+        """Raises unless all ranks have lost the same step.
+
+        A rank that has not lost it calls another operation, which the group
+        notices; its buckets could be averaged with those of another step.
+        """
+        steps = paddle.to_tensor([self._steps], "int64")
+        everyones = [each.item() for each in gather(steps, self._group)]
+        if len(set(everyones)) > 1:
+            raise RuntimeError(
+                "After an error in backward, ranks are in different steps: by "
+                f"rank, they have completed {everyones}. Start all ranks again."
+            )
+        self._lost_step = False
 
     @property
     def _exchanges_use(self) -> bool:
@@ -290,10 +386,13 @@ class Reducer:
 
     def _give_up_step(self) -> None:
         """Leaves the gradients as they are, and forgets what was started."""
+        if self._step is _Step.EXPECTED:
+            self._lost_step |= self._has_begun
         self._end_step(_Step.LOCAL)
         self._has_begun = False
         self._use_flags = None
-        # Operations under way keep the old buffers, which nobody reads.
+        # Operations under way keep the old buffers. Where gradients are views
+        # of these, they are of no use until the next step.
         self._make_buckets([i for each in self._buckets for i in each.members])
 
     def _is_complete(self) -> bool:
@@ -319,6 +418,7 @@ class Reducer:
             self.times.add("waiting")
             self.times.add("communication")
             self.times.steps += 1
+            self._steps += 1
             self._end_step(_Step.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
             self._agree_on_order()
@@ -340,6 +440,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.finish(self.factor)
             self._agree_on_order()
+        self._steps += 1
         self._end_step(_Step.LOCAL)
 
     def _learn(self) -> None:
@@ -441,7 +542,38 @@ class Reducer:
             f"{cure}."
         )
 
+    def _may_get_gradients(self) -> bool:
+        """Returns whether a graph of a forward pass may still be there."""
+        if self._step is not _Step.EXPECTED:
+            return False
+        return self._outputs() is not None or self in _expecting_gradients
+
+    def _enforce_no_rival_expects_gradients(self) -> None:
+        for reference in self._rivals:
+            other = reference()
+            if other is not None and other._may_get_gradients():
+                shared = set(map(id, self._tensors)) & set(
+                    map(id, other._tensors)
+                )
+                first = next(
+                    each
+                    for each in self._parameters
+                    if id(each.tensor) in shared
+                )
+                raise RuntimeError(
+                    f"{first} is a parameter of two DataParallel that both "
+                    "expect its gradient, which cannot be a view of a bucket "
+                    "of each. Run backward for one before forward of the "
+                    "other, or build both without gradient_as_bucket_view."
+                )
+
     def _marked_twice(self, index: int) -> str:
+        if self._options.static_graph:
+            return (
+                f"The gradient of {self._parameters[index]} came more often "
+                "than in the first step. static_graph=True needs the same "
+                "parameters in each step; leave it out."
+            )
         return (
             f"The gradient of {self._parameters[index]} came a second time in "
             "one step, after it was given to a bucket. Call backward() once on "
@@ -486,11 +618,13 @@ def _average(group: Group, bucket: Bucket) -> Future:
     return start_mean(bucket.buffer(), group)
 
 
-def _keep(reducer: Reducer, gradient: Tensor) -> None:
-    """Does nothing: the graph whose hook it is keeps `reducer`."""
+def _keep(outputs: _Outputs, gradient: Tensor) -> None:
+    """Does nothing: the graph whose hook it is keeps `outputs`."""
 
 
-def _call_reducer(reference: weakref.ref[Reducer], index: int) -> None:
+def _call_reducer(
+    reference: weakref.ref[Reducer], method: Callable, argument: object
+) -> None:
     reducer = reference()
     if reducer is not None:
-        reducer._on_gradient(index)
+        method(reducer, argument)

@@ -45,12 +45,19 @@ class ReducerMethods:
         from .reducer import Reducer, ReducerOptions
 
         delayed = dict(self._delay_all_reduce_named_params or ())
-        parameters = list(_reduced_parameters(self._layers, delayed))
+        found = list(_reduced_parameters(self._layers, delayed))
+        parameters = [each for each in found if not each.tensor.stop_gradient]
+        frozen = [
+            each
+            for each in found
+            if each.tensor.stop_gradient and each.tensor.is_floating_point()
+        ]
         check_models_equal(parameters, self.group)
         _check_some(parameters)
         _check_known(delayed, parameters)
         self._reducer = Reducer(
             parameters,
+            frozen,
             self.group,
             ReducerOptions(
                 self.comm_buffer_size,
@@ -171,7 +178,7 @@ def _reduced_parameters(
         for name, tensor in sublayer.named_parameters(
             prefix, include_sublayers=False
         ):
-            if id(tensor) in seen or tensor.stop_gradient:
+            if id(tensor) in seen:
                 continue
             seen.add(id(tensor))
             if not getattr(tensor, "no_sync", False):

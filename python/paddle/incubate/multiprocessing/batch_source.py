@@ -40,11 +40,13 @@ from paddle.io.dataloader.fetcher import (
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 
 from .blocking_queue import BlockingQueue, ShutDown
-from .worker_thread import Waiters, WorkerThread, checked_seed, wait_for
+from .interruptible import poll
+from .worker_thread import WorkerThread, checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paddle.base import core
     from paddle.device import Event
     from paddle.io import BatchSampler, Dataset
 
@@ -141,7 +143,6 @@ class _SourceThread(WorkerThread):
     def _deal(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
         place = _current_expected_place()
-        has_streams = threads_have_streams(place)
         for epoch in itertools.count():
             # enumerate() would keep each batch until the next one is made.
             numbers = itertools.count()
@@ -151,8 +152,7 @@ class _SourceThread(WorkerThread):
                 # those that all leave after the same number get no error.
                 if rank == 0 and self._ends_at((epoch, turn)):
                     return
-                made = event_after_work(place) if has_streams else None
-                self._put(rank, (batch, made))
+                self._put(rank, (batch, _events_after(batch, place)))
                 # The reader alone keeps it while the next one is made.
                 del batch
             for rank in range(nreaders):
@@ -167,6 +167,23 @@ class _SourceThread(WorkerThread):
         # It is shut down if the reader has left.
         with contextlib.suppress(ShutDown):
             self.queues[rank].put(item)
+
+
+def _events_after(batch: Any, place: core.Place) -> list[Event]:
+    """
+    Returns events after the work that the calling thread has started on `place`
+    and wherever tensors of the batch are: it may compute on several devices.
+    """
+    fields, _ = _flatten_batch(batch)
+    places = {hash(place): place}
+    for field in fields:
+        if isinstance(field, paddle.Tensor):
+            places.setdefault(hash(field.place), field.place)
+    return [
+        event_after_work(place)
+        for place in places.values()
+        if threads_have_streams(place)
+    ]
 
 
 class BatchReader:
@@ -235,11 +252,11 @@ class BatchReader:
             "BatchSource to go on."
         )
 
-    def _tensors(self, batch: Any, made: Event | None) -> Any:
+    def _tensors(self, batch: Any, made: list[Event]) -> Any:
         # The copies below may run on any stream of any device. To synchronize
         # would stop all threads.
-        while made and not wait_for(Waiters(), made.query, _PAUSE_S):
-            pass
+        for event in made:
+            poll(event.query, _PAUSE_S)
         place = _current_expected_place()
         zero_copy = self._zero_copy and place.is_cpu_place()
         fields, structure = _flatten_batch(batch)

@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from numbers import Integral
 from typing import Generic, TypeVar
@@ -38,6 +40,10 @@ else:
         ``queue.ShutDown``, where there is one."""
 
 
+# Those of this process.
+_queues: weakref.WeakSet[BlockingQueue] = weakref.WeakSet()
+
+
 class BlockingQueue(Generic[T]):
     """A queue for several producers and consumers, which are threads.
 
@@ -45,7 +51,7 @@ class BlockingQueue(Generic[T]):
     Python 3.13, with three differences: a :class:`WorkerThread` that is asked
     to stop ends in :meth:`get` and :meth:`put`, :meth:`shutdown` may be called
     by finalizers and signal handlers, and there are no ``task_done`` and
-    ``join``.
+    ``join``. A forked child has a queue of its own, with the same items.
 
     Args:
         maxsize (int, optional): the number of items from which on :meth:`put`
@@ -93,6 +99,7 @@ class BlockingQueue(Generic[T]):
         self._drops_items = False
         self._not_empty = Waiters()
         self._not_full = Waiters()
+        _queues.add(self)
 
     def qsize(self) -> int:
         """Counts the items.
@@ -231,6 +238,17 @@ class BlockingQueue(Generic[T]):
                 "This BlockingQueue was shut down, so it takes no more items "
                 "and has none. Make a new one."
             )
+
+
+def _renew_mutexes() -> None:
+    # A thread that the child does not have may hold them. The items are whole
+    # at any time.
+    for queue_of_parent in _queues:
+        queue_of_parent._mutex = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_mutexes)
 
 
 def deadline_after(timeout: float | None) -> float | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Callable, TypeVar
 
 from paddle.base.cpp_module import find_cpp_module
 
@@ -291,14 +291,29 @@ def wait_for_key(
         with lock:
             return native.has_key(store, key)
 
-    deadline = deadline_after(timeout)
-    # `stop` alone wakes the thread before the end of a pause.
-    while not wait_for(Waiters(), is_set, _PAUSE_S):
-        if remaining_until(deadline) == 0:
-            raise TimeoutError(
-                f"The key {key!r} of the store was not set within {timeout} s. "
-                "Look for the error of the process that sets it, or pass a "
-                "longer timeout."
-            )
+    if not poll(is_set, _PAUSE_S, timeout):
+        raise TimeoutError(
+            f"The key {key!r} of the store was not set within {timeout} s. "
+            "Look for the error of the process that sets it, or pass a longer "
+            "timeout."
+        )
     with lock:
         return store.get(key)
+
+
+def poll(
+    predicate: Callable[[], object],
+    pause: float,
+    timeout: float | None = None,
+) -> bool:
+    """
+    Looks every `pause` seconds whether `predicate` holds, for what changes
+    without a notification. Otherwise as `wait_for`, but may take one pause
+    longer.
+    """
+    deadline = deadline_after(timeout)
+    # `WorkerThread.stop` alone wakes the thread before the end of a pause.
+    while not wait_for(Waiters(), predicate, pause):
+        if remaining_until(deadline) == 0:
+            return False
+    return True

@@ -28,7 +28,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -112,12 +112,14 @@ class _Block:
         return start
 
 
-class _Position(NamedTuple):
+# No NamedTuple: to define one takes as long as to import the rest of this file.
+class _Position:
     """The position of an array, which stays alive so that its id is unique."""
 
-    array: np.ndarray
-    block: int
-    offset: int
+    def __init__(self, array: np.ndarray, block: int, offset: int) -> None:
+        self.array = array
+        self.block = block
+        self.offset = offset
 
 
 class _Memory:

@@ -41,10 +41,13 @@ from .collate import default_collate_fn
 from .dataloader_iter import _DataLoaderIterBase
 from .dataset_errors import refuses_stop_iteration
 from .flat import _flatten_batch, _restore_batch
+from .gathered_batch import ArrayPool, GatheringFetcher
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
 if TYPE_CHECKING:
-    from paddle.io import DataLoader
+    from paddle.io import DataLoader, Dataset
+
+    from .fetcher import _DatasetFetcher
 
 __all__ = []
 
@@ -123,14 +126,13 @@ class _BatchMaker:
     def __init__(self, loader: _DataLoaderIterBase) -> None:
         self._kind = loader._dataset_kind
         self._init = loader._worker_init_fn
-        self._fetcher_settings = (
-            loader._auto_collate_batch,
-            refuses_stop_iteration(loader._collate_fn),
-            loader._drop_last,
-        )
+        self._auto_collate = loader._auto_collate_batch
+        self._collate_fn = loader._collate_fn
+        self._drop_last = loader._drop_last
         (self._place,) = loader._places
         # The arrays of the default collation belong to nobody else.
         self._zero_copy = loader._collate_fn is default_collate_fn
+        self._pool = ArrayPool(loader._capacity)
 
     def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
         """Does tasks until the thread is asked to stop."""
@@ -147,9 +149,7 @@ class _BatchMaker:
                 if task.epoch is not epoch:
                     epoch = task.epoch
                     epoch.begin(info.id)
-                    fetcher = _DatasetKind.create_fetcher(
-                        self._kind, info.dataset, *self._fetcher_settings
-                    )
+                    fetcher = self._fetcher(info.dataset)
                 outcome = epoch.outcome(
                     self._batch(fetcher.fetch(task.samples, epoch.closed))
                 )
@@ -168,6 +168,19 @@ class _BatchMaker:
         except Exception as error:
             return error
         return None
+
+    def _fetcher(self, dataset: Dataset) -> _DatasetFetcher | GatheringFetcher:
+        if self._auto_collate and self._collate_fn is default_collate_fn:
+            return GatheringFetcher(
+                self._kind, dataset, self._drop_last, self._pool
+            )
+        return _DatasetKind.create_fetcher(
+            self._kind,
+            dataset,
+            self._auto_collate,
+            refuses_stop_iteration(self._collate_fn),
+            self._drop_last,
+        )
 
     def _batch(self, fetched: Any) -> Any:
         fields, structure = _flatten_batch(fetched)

@@ -100,7 +100,8 @@ TEST(WorkWithoutGilTest, ErrorsReachTheCallerWithTheGil) {
     const auto fail = [] { throw std::runtime_error("of the work"); };
     for (int round = 0; round < 2; ++round) {
       EXPECT_THROW(WorkWithoutGil::Run(fail), std::runtime_error);
-      EXPECT_THROW(WorkWithoutGil::RunInTurn(fail), std::runtime_error);
+      EXPECT_THROW(static_cast<void>(WorkWithoutGil::RunInTurn(fail)),
+                   std::runtime_error);
       EXPECT_EQ(PyGILState_Check(), 1);
     }
   }});
@@ -110,7 +111,7 @@ TEST(WorkWithoutGilTest, WorkInTurnIsThatOfOneThreadAtATime) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
-      WorkWithoutGil::RunInTurn([&] { ++calls; });
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
     }
   };
   InThreads(std::vector<std::function<void()>>(kThreads, work));
@@ -121,7 +122,7 @@ TEST(WorkWithoutGilTest, WorkInTurnWithTheGilIsAlsoAlone) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
-      WorkWithoutGil::RunInTurn([&] { ++calls; });
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
       WorkWithoutGil::RunInTurnWithGil([&] {
         EXPECT_EQ(PyGILState_Check(), 1);
         ++calls;
@@ -136,12 +137,12 @@ TEST(WorkWithoutGilTest, TurnWithinATurnIsTheSame) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
-      WorkWithoutGil::RunInTurn([&] {
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
         ++calls;
         const Gil gil;
-        WorkWithoutGil::RunInTurn([&] { ++calls; });
+        EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
         ++calls;
-      });
+      }));
     }
   };
   InThreads(std::vector<std::function<void()>>(kThreads, work));
@@ -152,7 +153,7 @@ TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForTheTurnOfAnother) {
   std::promise<void> entered, other_has_worked;
   int calls = 0;
   InThreads({[&] {
-               WorkWithoutGil::RunInTurn([&] {
+               EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
                  ++calls;
                  {
                    const Gil gil;
@@ -161,11 +162,11 @@ TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForTheTurnOfAnother) {
                    EXPECT_TRUE(Wait(&other_has_worked));
                  }
                  ++calls;
-               });
+               }));
              },
              [&] {
                EXPECT_TRUE(Wait(&entered));
-               WorkWithoutGil::RunInTurn([&] { ++calls; });
+               EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
                other_has_worked.set_value();
              }});
   EXPECT_EQ(calls, 3);
@@ -175,19 +176,84 @@ TEST(WorkWithoutGilTest, ThreadsOutOfTurnWaitForTheirTurnAgain) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
-      WorkWithoutGil::RunInTurn([&] {
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
         ++calls;
         {
           const Gil gil;
           const WorkWithoutGil::OutOfTurn out_of_turn;
-          WorkWithoutGil::RunInTurn([&] { ++calls; });
+          EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
         }
         ++calls;
-      });
+      }));
     }
   };
   InThreads(std::vector<std::function<void()>>(kThreads, work));
   EXPECT_EQ(calls, 3 * kThreads * kRounds);
+}
+
+TEST(WorkWithoutGilTest, ASignalEndsTheWaitForATurnAndNoTurnIsLost) {
+  int calls = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::promise<void> has_turn, may_end;
+    std::thread other([&] {
+      const Gil gil;
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
+        ++calls;
+        has_turn.set_value();
+        PyErr_SetInterrupt();
+        EXPECT_EQ(may_end.get_future().wait_for(std::chrono::minutes(1)),
+                  std::future_status::ready);
+      }));
+    });
+    {
+      // Python calls the handlers of signals on this thread, which has
+      // initialized it.
+      const Gil gil;
+      EXPECT_TRUE(Wait(&has_turn));
+      const auto call = [&] { ++calls; };
+      EXPECT_FALSE(WorkWithoutGil::RunInTurn(call, call));
+      EXPECT_NE(PyErr_ExceptionMatches(PyExc_KeyboardInterrupt), 0);
+      PyErr_Clear();
+      may_end.set_value();
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
+    }
+    other.join();
+  }
+  EXPECT_EQ(calls, 6);
+}
+
+TEST(WorkWithoutGilTest, BeginIsCalledInTheTurnWithTheGil) {
+  int calls = 0;
+  const auto work = [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      int begun = 0;
+      EXPECT_TRUE(WorkWithoutGil::RunInTurn(
+          [&] {
+            EXPECT_EQ(PyGILState_Check(), 1);
+            begun = ++calls;
+          },
+          [&] {
+            EXPECT_EQ(PyGILState_Check(), 0);
+            EXPECT_EQ(++calls, begun + 1);
+          }));
+    }
+  };
+  InThreads(std::vector<std::function<void()>>(kThreads, work));
+  EXPECT_EQ(calls, 2 * kThreads * kRounds);
+}
+
+TEST(WorkWithoutGilTest, ErrorOfBeginEndsTheTurn) {
+  int calls = 0;
+  const auto fail = [] { throw std::runtime_error("of the beginning"); };
+  const auto work = [&] {
+    EXPECT_THROW(
+        static_cast<void>(WorkWithoutGil::RunInTurn(fail, [&] { ++calls; })),
+        std::runtime_error);
+    EXPECT_EQ(PyGILState_Check(), 1);
+  };
+  InThreads({work});
+  InThreads({work});
+  EXPECT_EQ(calls, 0);
 }
 
 TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
@@ -204,7 +270,7 @@ TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
           --mine;
         };
         WorkWithoutGil::Run(work);
-        WorkWithoutGil::RunInTurn(work);
+        EXPECT_TRUE(WorkWithoutGil::RunInTurn(work));
       }
       --working;
     });

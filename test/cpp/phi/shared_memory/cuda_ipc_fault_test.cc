@@ -44,6 +44,16 @@ constexpr const char* kFunctions[] = {
     "cuCtxPopCurrent",
     "cuCtxSynchronize",
     "cuMemGetAddressRange",
+    "cuMemRetainAllocationHandle",
+    "cuMemGetAllocationPropertiesFromHandle",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuMemAddressFree",
     "cuIpcGetMemHandle",
     "cuIpcOpenMemHandle",
     "cuIpcCloseMemHandle",
@@ -148,11 +158,25 @@ Result Try(const Fault& fault, const std::function<void()>& operation) {
   return {happened, error};
 }
 
+// What the driver exports: an allocation by one handle, or its chunks.
+enum class Memory { kAllocation, kChunks };
+
+// Four tests: with both strategies, in both kinds of memory.
+#define TEST_ALL(fixture, name)                                           \
+  void name(SharingStrategy strategy, Memory kind);                       \
+  TEST_BOTH(fixture, name##InAnAllocation) {                              \
+    name(strategy, Memory::kAllocation);                                  \
+  }                                                                       \
+  TEST_BOTH(fixture, name##InChunks) { name(strategy, Memory::kChunks); } \
+  void name(SharingStrategy strategy, Memory kind)
+
 // Returns a tensor that is freed without a call of the driver.
 class Tensor {
  public:
-  Tensor()
-      : memory_(AllocateMemory(4096)),
+  explicit Tensor(Memory kind)
+      : kind_(kind),
+        memory_(kind == Memory::kChunks ? AllocateChunks({1, 1})
+                                        : AllocateMemory(4096)),
         storage_(StorageIn(memory_, [this] { is_free_ = true; })) {
     Fill(memory_, 1);
     EXPECT_TRUE(HasContent(memory_, 1));
@@ -167,31 +191,32 @@ class Tensor {
     storage_.reset();
     EXPECT_TRUE(is_free_);
     EXPECT_TRUE(SharesNothing());
-    FreeMemory(memory_);
+    kind_ == Memory::kChunks ? FreeChunks(memory_) : FreeMemory(memory_);
   }
 
  private:
+  const Memory kind_;
   const CudaIPCMemory memory_;
   bool is_free_{false};
   Storage storage_;
 };
 
 // Sends a tensor, lets the other use it and frees it.
-void SendOnce(const Channel& channel, SharingStrategy strategy) {
-  Tensor tensor;
+void SendOnce(const Channel& channel, SharingStrategy strategy, Memory kind) {
+  Tensor tensor(kind);
   channel.Send(MessageOf(tensor.storage(), strategy));
   channel.Await();
   tensor.Free();
   channel.Signal();
 }
 
-TEST_BOTH(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
+TEST_ALL(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   // A tensor that is lost would be missed here.
   setenv("STAND_IN_EVENTS", "1", 1);
   const auto send = [&](const Fault& fault, const Channel& channel) {
     DeviceHeap();
-    Tensor tensor;
+    Tensor tensor(kind);
     CudaIPCMessage message;
     const Result result =
         Try(fault, [&] { message = MessageOf(tensor.storage(), strategy); });
@@ -218,7 +243,7 @@ TEST_BOTH(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
   EXPECT_GT(faults, 40);
 }
 
-TEST_BOTH(CudaIPCFaultTest, AFaultInReceivingLosesAndLeavesNothing) {
+TEST_ALL(CudaIPCFaultTest, AFaultInReceivingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   const auto receive = [&](const Fault& fault, const Channel& channel) {
     DeviceHeap();
@@ -236,12 +261,13 @@ TEST_BOTH(CudaIPCFaultTest, AFaultInReceivingLosesAndLeavesNothing) {
     channel.Await();
     return result.happened;
   };
-  const int faults = ForEachFault(
-      receive, [&](const Channel& channel) { SendOnce(channel, strategy); });
+  const int faults = ForEachFault(receive, [&](const Channel& channel) {
+    SendOnce(channel, strategy, kind);
+  });
   EXPECT_GT(faults, 40);
 }
 
-TEST_BOTH(CudaIPCFaultTest, AFaultInSendingOnLosesAndLeavesNothing) {
+TEST_ALL(CudaIPCFaultTest, AFaultInSendingOnLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
   const auto forward = [&](const Fault& fault, const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -256,7 +282,7 @@ TEST_BOTH(CudaIPCFaultTest, AFaultInSendingOnLosesAndLeavesNothing) {
     return result.happened;
   };
   const int faults = ForEachFault(forward, [&](const Channel& channel) {
-    Tensor tensor;
+    Tensor tensor(kind);
     channel.Send(MessageOf(tensor.storage(), strategy));
     const auto message = channel.Receive<CudaIPCMessage>();
     EXPECT_EQ(StorageOf(message), tensor.storage());
@@ -266,7 +292,7 @@ TEST_BOTH(CudaIPCFaultTest, AFaultInSendingOnLosesAndLeavesNothing) {
   EXPECT_GT(faults, 5);
 }
 
-TEST_BOTH(CudaIPCFaultTest, AFaultInDroppingOnlyMakesItLater) {
+TEST_ALL(CudaIPCFaultTest, AFaultInDroppingOnlyMakesItLater) {
   NEEDS_STAND_IN;
   const auto drop = [&](const Fault& fault, const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -279,7 +305,7 @@ TEST_BOTH(CudaIPCFaultTest, AFaultInDroppingOnlyMakesItLater) {
     return result.happened;
   };
   const int faults = ForEachFault(
-      drop, [&](const Channel& channel) { SendOnce(channel, strategy); });
+      drop, [&](const Channel& channel) { SendOnce(channel, strategy, kind); });
   EXPECT_GT(faults, 10);
 }
 

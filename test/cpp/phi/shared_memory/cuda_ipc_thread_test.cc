@@ -63,7 +63,9 @@ struct Held {
 
 Held MakeHeld(std::mt19937_64* random, Stream stream) {
   const uint32_t word = (*random)();
-  const Storage storage = Allocate(4 * (1 + (*random)() % 2000));
+  const Storage storage = (*random)() % 2 == 0
+                              ? Allocate(4 * (1 + (*random)() % 2000))
+                              : AllocateInChunks({1, 1});
   Fill(storage->memory, word, stream);
   return {storage, word};
 }

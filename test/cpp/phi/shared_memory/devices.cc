@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -132,6 +133,25 @@ void FreeMemory(const CudaIPCMemory& memory) {
   Call("cuMemFree_v2", memory.data);
 }
 
+uint64_t Granule() {
+  const auto context = Current(0);
+  return driver_calls::Granule(0);
+}
+
+CudaIPCMemory AllocateChunks(const std::vector<int>& granules,
+                             bool exportable) {
+  const auto context = Current(0);
+  std::vector<size_t> sizes;
+  for (const int count : granules) sizes.push_back(count * Granule());
+  const size_t all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+  return {0, driver_calls::AllocateChunks(0, sizes, exportable), all};
+}
+
+void FreeChunks(const CudaIPCMemory& memory) {
+  const auto context = Current(memory.device);
+  driver_calls::FreeChunks(memory.data, memory.size);
+}
+
 CudaIPCMemory PartOf(const CudaIPCMemory& memory,
                      uint64_t offset,
                      uint64_t size) {
@@ -170,6 +190,11 @@ Storage AllocateFilled(uint64_t size, uint32_t word) {
   const Storage storage = Allocate(size);
   Fill(storage->memory, word);
   return storage;
+}
+
+Storage AllocateInChunks(const std::vector<int>& granules) {
+  const CudaIPCMemory memory = AllocateChunks(granules);
+  return StorageIn(memory, [memory] { FreeChunks(memory); });
 }
 
 Storage StorageIn(const CudaIPCMemory& memory,

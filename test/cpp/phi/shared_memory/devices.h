@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
 #include "test/cpp/phi/shared_memory/processes.h"
@@ -68,6 +69,12 @@ uint64_t FreeBytes(int device = 0);
 // Memory that is not a tensor's.
 CudaIPCMemory AllocateMemory(uint64_t size, int device = 0);
 void FreeMemory(const CudaIPCMemory& memory);
+// Memory as the virtual-memory allocator makes it: in chunks, which are mapped
+// one after the other, each of so many granules of the driver's.
+CudaIPCMemory AllocateChunks(const std::vector<int>& granules,
+                             bool exportable = true);
+void FreeChunks(const CudaIPCMemory& memory);
+uint64_t Granule();
 CudaIPCMemory PartOf(const CudaIPCMemory& memory,
                      uint64_t offset,
                      uint64_t size);
@@ -93,6 +100,7 @@ using Storage = std::shared_ptr<DeviceStorage>;
 
 Storage Allocate(uint64_t size, int device = 0);
 Storage AllocateFilled(uint64_t size, uint32_t word);
+Storage AllocateInChunks(const std::vector<int>& granules);
 // Makes a storage in memory of the caller, who says how to free it.
 Storage StorageIn(const CudaIPCMemory& memory,
                   const std::function<void()>& free);

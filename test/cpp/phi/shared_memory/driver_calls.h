@@ -16,8 +16,12 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 // Calls of the driver of a GPU, whichever is there, that the code under test
 // has no use for.
@@ -62,5 +66,70 @@ class Context {
     CallFunction<int>("cuCtxPopCurrent_v2", &context);
   }
 };
+
+// CUmemLocation, CUmemAllocationProp and CUmemAccessDesc of the driver.
+struct Location {
+  int type;
+  int id;
+};
+struct ChunkProperties {
+  int type;
+  int exported_as;
+  Location location;
+  void* of_windows;
+  char flags[8];
+};
+struct Access {
+  Location location;
+  int flags;
+};
+
+inline ChunkProperties PropertiesOfChunk(int device, bool exportable) {
+  constexpr int kPinned = 1;
+  constexpr int kPosixDescriptor = 1;
+  constexpr int kOnDevice = 1;
+  const int exported_as = exportable ? kPosixDescriptor : 0;
+  return {kPinned, exported_as, {kOnDevice, device}, nullptr, {}};
+}
+
+// Chunks are of a multiple of this size. Requires, as the functions below: the
+// context of the device is current.
+inline size_t Granule(int device) {
+  const ChunkProperties properties = PropertiesOfChunk(device, true);
+  size_t granule = 0;
+  Call("cuMemGetAllocationGranularity", &granule, &properties, 0);
+  return granule;
+}
+
+// Makes chunks of these sizes, in bytes, and maps them one after the other, as
+// the virtual-memory allocator does. Returns the first address.
+inline char* AllocateChunks(int device,
+                            const std::vector<size_t>& sizes,
+                            bool exportable) {
+  constexpr int kReadWrite = 3;
+  const ChunkProperties properties = PropertiesOfChunk(device, exportable);
+  const size_t all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+  const uint64_t none = 0;
+  char* base = nullptr;
+  Call("cuMemAddressReserve", &base, all, size_t{0}, none, none);
+  char* end = base;
+  for (const size_t size : sizes) {
+    uint64_t handle = 0;
+    Call("cuMemCreate", &handle, size, &properties, none);
+    Call("cuMemMap", end, size, size_t{0}, handle, none);
+    Call("cuMemRelease", handle);
+    end += size;
+  }
+  const Access access = {properties.location, kReadWrite};
+  Call("cuMemSetAccess", base, all, &access, size_t{1});
+  return base;
+}
+
+inline void FreeChunks(char* base, size_t size) {
+  // Unlike cuMemFree, the driver does not wait for work on the memory.
+  Call("cuCtxSynchronize");
+  Call("cuMemUnmap", base, size);
+  Call("cuMemAddressFree", base, size);
+}
 
 }  // namespace driver_calls

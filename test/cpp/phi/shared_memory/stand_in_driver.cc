@@ -27,7 +27,11 @@
 //    freeing memory waits for all of it;
 //  - an event that nobody has recorded is complete, and so is one whose
 //    recorder is dead; a wait is for the record that was the last one when it
-//    was asked for.
+//    was asked for;
+//  - memory that is mapped in chunks lives as long as a process has it mapped
+//  or
+//    has a descriptor of it; the descriptor itself has to be passed, and a file
+//    that was opened again through it is refused.
 // It is as strict as any version of the driver: what only some allow fails.
 //
 // What a driver would leave undefined ends the process with status 86 and a
@@ -48,6 +52,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,6 +72,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -89,6 +95,7 @@ using CUdeviceptr = uintptr_t;
 using CUcontext = stand_in::Device*;
 using CUevent = stand_in::Event*;
 using CUstream = stand_in::Stream*;
+using CUmemGenericAllocationHandle = uint64_t;
 
 struct CUuuid {
   char bytes[16];
@@ -97,6 +104,24 @@ struct CUuuid {
 // Of memory and of events.
 struct CUipcHandle {
   char bytes[64];
+};
+
+struct CUmemLocation {
+  int type;
+  int id;
+};
+
+struct CUmemAllocationProp {
+  int type;
+  int requestedHandleTypes;
+  CUmemLocation location;
+  void* win32HandleMetaData;
+  char allocFlags[8];
+};
+
+struct CUmemAccessDesc {
+  CUmemLocation location;
+  int flags;
 };
 
 namespace stand_in {
@@ -173,6 +198,11 @@ constexpr unsigned kNonBlockingStream = 1;
 constexpr unsigned kLazyPeerAccess = 1;
 constexpr size_t kDeviceMemory = size_t{8} << 30;
 constexpr size_t kPage = 4096;
+constexpr size_t kGranularity = size_t{64} << 10;
+constexpr int kPinned = 1;
+constexpr int kOnDevice = 1;
+constexpr int kPosixDescriptor = 1;
+constexpr int kReadWrite = 3;
 
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "stand-in: %s\n", message.c_str());
@@ -230,6 +260,18 @@ Function functions[] = {
     {"cuMemFree"},
     {"cuMemGetInfo"},
     {"cuMemGetAddressRange"},
+    {"cuMemGetAllocationGranularity"},
+    {"cuMemCreate"},
+    {"cuMemRelease"},
+    {"cuMemRetainAllocationHandle"},
+    {"cuMemGetAllocationPropertiesFromHandle"},
+    {"cuMemExportToShareableHandle"},
+    {"cuMemImportFromShareableHandle"},
+    {"cuMemAddressReserve"},
+    {"cuMemAddressFree"},
+    {"cuMemMap"},
+    {"cuMemUnmap"},
+    {"cuMemSetAccess"},
     {"cuIpcGetMemHandle"},
     {"cuIpcOpenMemHandle"},
     {"cuIpcCloseMemHandle"},
@@ -349,7 +391,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
 // ---- Regions: what memory and events are in ---------------------------------
 
-enum class Kind : int32_t { kMemory, kEvent };
+enum class Kind : int32_t { kMemory, kEvent, kChunk };
 
 struct Identity {
   uint64_t id;
@@ -515,6 +557,98 @@ class Region {
   Header* const header_;
 };
 
+// ---- Chunks: memory that is mapped at addresses of its own ------------------
+
+// Where the descriptors that the driver makes for chunks stand in their file. A
+// file that is opened again through one stands at its start.
+constexpr off_t kExportedAt = 4711;
+
+// A file in memory, which lives as long as a process has it open or mapped.
+class Chunk {
+ public:
+  // Returns null if the system has no more.
+  static std::shared_ptr<Chunk> Make(int physical,
+                                     size_t size,
+                                     int exportable_as) {
+    const int fd = memfd_create("stand-in chunk", MFD_CLOEXEC);
+    if (fd == -1) return nullptr;
+    std::shared_ptr<Chunk> made(new Chunk(
+        fd, {Random(), size, physical, Kind::kChunk}, exportable_as, true));
+    const Identity& identity = made->identity_;
+    // The identity follows the memory, whose addresses have to be of pages.
+    if (ftruncate(fd, size + sizeof(identity)) != 0 ||
+        pwrite(fd, &identity, sizeof(identity), size) != sizeof(identity)) {
+      return nullptr;
+    }
+    return made;
+  }
+
+  // Returns null if the descriptor is none that Export has made.
+  static std::shared_ptr<Chunk> Import(int descriptor) {
+    Identity identity = {};
+    const off_t end = lseek(descriptor, 0, SEEK_CUR) == kExportedAt
+                          ? FileSize(descriptor) - off_t{sizeof(identity)}
+                          : -1;
+    if (end < 0 ||
+        pread(descriptor, &identity, sizeof(identity), end) !=
+            sizeof(identity) ||
+        identity.kind != Kind::kChunk ||
+        identity.size != static_cast<size_t>(end)) {
+      return nullptr;
+    }
+    const int fd = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    if (fd == -1) return nullptr;
+    return std::shared_ptr<Chunk>(
+        new Chunk(fd, identity, kPosixDescriptor, false));
+  }
+
+  Chunk(const Chunk&) = delete;
+  Chunk& operator=(const Chunk&) = delete;
+  ~Chunk() { close(fd_); }
+
+  size_t size() const { return identity_.size; }
+  int physical() const { return identity_.device; }
+  int exportable_as() const { return exportable_as_; }
+  int fd() const { return fd_; }
+  bool own() const { return own_; }
+
+  // Returns -1 if the system has no more.
+  int Export() const {
+    const std::string path = "/proc/self/fd/" + std::to_string(fd_);
+    const int fd = open(path.c_str(), O_RDWR);
+    if (fd != -1) lseek(fd, kExportedAt, SEEK_SET);
+    return fd;
+  }
+
+ private:
+  Chunk(int fd, const Identity& identity, int exportable_as, bool own)
+      : fd_(fd),
+        identity_(identity),
+        exportable_as_(exportable_as),
+        own_(own) {}
+
+  static off_t FileSize(int fd) {
+    struct stat file = {};
+    return fstat(fd, &file) == 0 ? file.st_size : -1;
+  }
+
+  const int fd_;
+  const Identity identity_;
+  const int exportable_as_;
+  const bool own_;
+};
+
+struct ChunkHandle {
+  std::shared_ptr<Chunk> chunk;
+  int references;
+};
+
+struct MappedChunk {
+  std::shared_ptr<Chunk> chunk;
+  size_t size;
+  bool accessible;
+};
+
 // ---- Events -----------------------------------------------------------------
 
 // One record of an event. The first has number 1.
@@ -595,6 +729,9 @@ struct State {
 
   std::mutex mutex;  // of what follows
   std::map<CUdeviceptr, std::unique_ptr<Region>> memory;
+  std::map<CUmemGenericAllocationHandle, ChunkHandle> chunk_handles;
+  std::map<CUdeviceptr, size_t> reserved;
+  std::map<CUdeviceptr, MappedChunk> mapped;
   std::map<CUevent, std::shared_ptr<Event>> events;
   std::map<CUstream, std::shared_ptr<Stream>> streams;
   // With the default ones.
@@ -650,10 +787,83 @@ Region* Containing(CUdeviceptr address) {
   return address - region->address() < region->size() ? region : nullptr;
 }
 
+// Returns the chunk that is mapped at an address; `mapped.end()` if none is.
+std::map<CUdeviceptr, MappedChunk>::iterator MappedAt(CUdeviceptr address) {
+  auto& mapped = Now().mapped;
+  auto next = mapped.upper_bound(address);
+  if (next == mapped.begin()) return mapped.end();
+  auto found = std::prev(next);
+  return address - found->first < found->second.size ? found : mapped.end();
+}
+
+// Returns whether bytes are in one region, or in accessible chunks.
+bool IsMemory(CUdeviceptr address, size_t size) {
+  if (Region* region = Containing(address)) {
+    return size <= region->address() + region->size() - address;
+  }
+  const CUdeviceptr end = address + size;
+  for (CUdeviceptr at = address; at < end;) {
+    auto found = MappedAt(at);
+    if (found == Now().mapped.end() || !found->second.accessible) return false;
+    at = found->first + found->second.size;
+  }
+  return true;
+}
+
+// Returns the chunks that together are mapped at exactly these addresses; none
+// if there are none.
+std::vector<CUdeviceptr> MappedExactly(CUdeviceptr address, size_t size) {
+  std::vector<CUdeviceptr> found;
+  const CUdeviceptr end = address + size;
+  for (CUdeviceptr at = address; at < end;) {
+    auto chunk = Now().mapped.find(at);
+    if (chunk == Now().mapped.end()) return {};
+    found.push_back(at);
+    at += chunk->second.size;
+    if (at > end) return {};
+  }
+  return found;
+}
+
+// Returns a handle of a chunk, one reference of which is the caller's: the one
+// that it has, if it has one.
+CUmemGenericAllocationHandle HandleOf(const std::shared_ptr<Chunk>& chunk) {
+  for (auto& [handle, known] : Now().chunk_handles) {
+    if (known.chunk != chunk) continue;
+    ++known.references;
+    return handle;
+  }
+  CUmemGenericAllocationHandle handle = Random();
+  Now().chunk_handles[handle] = {chunk, 1};
+  return handle;
+}
+
+// Gives addresses back what they had before a chunk was mapped: no memory.
+bool Blank(CUdeviceptr address, size_t size) {
+  return mmap(reinterpret_cast<void*>(address),
+              size,
+              PROT_NONE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+              -1,
+              0) != MAP_FAILED;
+}
+
 size_t FreeMemory(Device* device) {
   size_t left = kDeviceMemory;
   for (const auto& [address, region] : Now().memory) {
     if (region->own() && region->device() == device) left -= region->size();
+  }
+  std::set<const Chunk*> chunks;
+  for (const auto& [handle, known] : Now().chunk_handles) {
+    chunks.insert(known.chunk.get());
+  }
+  for (const auto& [address, mapped] : Now().mapped) {
+    chunks.insert(mapped.chunk.get());
+  }
+  for (const Chunk* chunk : chunks) {
+    if (chunk->own() && chunk->physical() == device->physical) {
+      left -= chunk->size();
+    }
   }
   return left;
 }
@@ -726,11 +936,7 @@ CUresult Submit(CUstream stream,
   if (found == nullptr) return kInvalidHandle;
   auto guard = Guard();
   for (CUdeviceptr address : addresses) {
-    Region* region = Containing(address);
-    if (region == nullptr ||
-        size > region->address() + region->size() - address) {
-      return kInvalidValue;
-    }
+    if (!IsMemory(address, size)) return kInvalidValue;
   }
   found->Enqueue([work] {
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
@@ -914,9 +1120,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base,
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   auto guard = Guard();
   Region* region = Containing(address);
-  if (region == nullptr) return kNotFound;
-  if (base != nullptr) *base = region->address();
-  if (size != nullptr) *size = region->size();
+  auto chunk = MappedAt(address);
+  if (region == nullptr && chunk == Now().mapped.end()) return kNotFound;
+  if (base != nullptr) *base = region ? region->address() : chunk->first;
+  if (size != nullptr) *size = region ? region->size() : chunk->second.size;
   return kSuccess;
 }
 
@@ -981,6 +1188,228 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to,
                               CUstream stream) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   return Copy(stream, to, reinterpret_cast<CUdeviceptr>(from), size, {to});
+}
+
+// ---- Chunks -----------------------------------------------------------------
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity,
+                                       const CUmemAllocationProp* properties,
+                                       int option) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (properties->type != kPinned || option > 1) return kInvalidValue;
+  *granularity = kGranularity;
+  return kSuccess;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle,
+                     size_t size,
+                     const CUmemAllocationProp* properties,
+                     uint64_t flags) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  const CUmemLocation& location = properties->location;
+  if (size == 0 || size % kGranularity != 0 || flags != 0 ||
+      properties->type != kPinned || location.type != kOnDevice ||
+      !IsDevice(location.id)) {
+    return kInvalidValue;
+  }
+  auto guard = Guard();
+  std::shared_ptr<Chunk> chunk =
+      Chunk::Make(Now().devices[location.id]->physical,
+                  size,
+                  properties->requestedHandleTypes);
+  if (chunk == nullptr) return kOutOfMemory;
+  *handle = HandleOf(chunk);
+  return kSuccess;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = Now().chunk_handles.find(handle);
+  if (found == Now().chunk_handles.end()) return kInvalidValue;
+  if (--found->second.references == 0) Now().chunk_handles.erase(found);
+  return kSuccess;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle,
+                                     void* address) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = MappedAt(reinterpret_cast<CUdeviceptr>(address));
+  if (found == Now().mapped.end()) return kInvalidValue;
+  *handle = HandleOf(found->second.chunk);
+  return kSuccess;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(
+    CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = Now().chunk_handles.find(handle);
+  if (found == Now().chunk_handles.end()) return kInvalidValue;
+  *properties = {};
+  properties->type = kPinned;
+  properties->requestedHandleTypes = found->second.chunk->exportable_as();
+  properties->location.type = kOnDevice;
+  for (const auto& device : Now().devices) {
+    if (device->physical == found->second.chunk->physical()) {
+      properties->location.id = device->ordinal;
+    }
+  }
+  return kSuccess;
+}
+
+CUresult cuMemExportToShareableHandle(void* fd,
+                                      CUmemGenericAllocationHandle handle,
+                                      int kind,
+                                      uint64_t flags) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = Now().chunk_handles.find(handle);
+  if (found == Now().chunk_handles.end() || kind != kPosixDescriptor ||
+      flags != 0 || !(found->second.chunk->exportable_as() & kind)) {
+    return kInvalidValue;
+  }
+  const int made = found->second.chunk->Export();
+  if (made == -1) return kOutOfMemory;
+  std::memcpy(fd, &made, sizeof(made));
+  return kSuccess;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle,
+                                        void* fd,
+                                        int kind) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (kind != kPosixDescriptor) return kInvalidValue;
+  std::shared_ptr<Chunk> chunk =
+      Chunk::Import(static_cast<int>(reinterpret_cast<intptr_t>(fd)));
+  if (chunk == nullptr) return kInvalidValue;
+  const auto& devices = Now().devices;
+  if (std::none_of(devices.begin(), devices.end(), [&](const auto& device) {
+        return device->physical == chunk->physical();
+      })) {
+    return kInvalidDevice;
+  }
+  auto guard = Guard();
+  *handle = HandleOf(chunk);
+  return kSuccess;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr* base,
+                             size_t size,
+                             size_t alignment,
+                             CUdeviceptr wanted,
+                             uint64_t flags) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (size == 0 || size % kGranularity != 0 || alignment != 0 || wanted != 0 ||
+      flags != 0) {
+    return kInvalidValue;
+  }
+  auto guard = Guard();
+  // Addresses differ between processes, see Region::Map.
+  const uintptr_t hint =
+      (uintptr_t{1} << 45) + (Random() >> 36) * 16 * kGranularity;
+  void* reserved = mmap(reinterpret_cast<void*>(hint),
+                        size,
+                        PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                        -1,
+                        0);
+  if (reserved == MAP_FAILED) return kOutOfMemory;
+  *base = reinterpret_cast<CUdeviceptr>(reserved);
+  Now().reserved[*base] = size;
+  return kSuccess;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr base, size_t size) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = Now().reserved.find(base);
+  if (found == Now().reserved.end() || found->second != size) {
+    return kInvalidValue;
+  }
+  auto chunk = Now().mapped.lower_bound(base);
+  if (chunk != Now().mapped.end() && chunk->first < base + size) {
+    Violation("cuMemAddressFree of addresses that a chunk is mapped at");
+  }
+  munmap(reinterpret_cast<void*>(base), size);
+  Now().reserved.erase(found);
+  return kSuccess;
+}
+
+CUresult cuMemMap(CUdeviceptr address,
+                  size_t size,
+                  size_t offset,
+                  CUmemGenericAllocationHandle handle,
+                  uint64_t flags) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  auto found = Now().chunk_handles.find(handle);
+  auto after = Now().reserved.upper_bound(address);
+  if (found == Now().chunk_handles.end() || size == 0 ||
+      size % kGranularity != 0 || size > found->second.chunk->size() ||
+      offset != 0 || flags != 0 || after == Now().reserved.begin()) {
+    return kInvalidValue;
+  }
+  const auto& [base, reserved] = *std::prev(after);
+  const size_t start = address - base;
+  if (start % kGranularity != 0 || start > reserved ||
+      size > reserved - start) {
+    return kInvalidValue;
+  }
+  auto next = Now().mapped.lower_bound(address);
+  if (MappedAt(address) != Now().mapped.end() ||
+      (next != Now().mapped.end() && next->first < address + size)) {
+    return kAlreadyMapped;
+  }
+  void* mapped = mmap(reinterpret_cast<void*>(address),
+                      size,
+                      PROT_NONE,
+                      MAP_SHARED | MAP_FIXED,
+                      found->second.chunk->fd(),
+                      0);
+  if (mapped == MAP_FAILED) return kOutOfMemory;
+  madvise(mapped, size, MADV_DONTFORK);
+  Now().mapped[address] = {found->second.chunk, size, false};
+  return kSuccess;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  const std::vector<CUdeviceptr> chunks = MappedExactly(address, size);
+  if (chunks.empty()) return kInvalidValue;
+  if (!Blank(address, size)) return kOutOfMemory;
+  for (CUdeviceptr chunk : chunks) Now().mapped.erase(chunk);
+  return kSuccess;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address,
+                        size_t size,
+                        const CUmemAccessDesc* access,
+                        size_t count) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  auto guard = Guard();
+  const std::vector<CUdeviceptr> chunks = MappedExactly(address, size);
+  if (chunks.empty()) return kInvalidValue;
+  for (size_t i = 0; i < count; ++i) {
+    if (access[i].location.type != kOnDevice || access[i].flags != kReadWrite ||
+        !IsDevice(access[i].location.id)) {
+      return kInvalidValue;
+    }
+    for (CUdeviceptr chunk : chunks) {
+      MappedChunk& mapped = Now().mapped[chunk];
+      // No device has access to the memory of another one.
+      if (mapped.chunk->physical() !=
+          Now().devices[access[i].location.id]->physical) {
+        return kPeerAccessUnsupported;
+      }
+      mprotect(
+          reinterpret_cast<void*>(chunk), mapped.size, PROT_READ | PROT_WRITE);
+      mapped.accessible = true;
+    }
+  }
+  return kSuccess;
 }
 
 // ---- Streams and events -----------------------------------------------------

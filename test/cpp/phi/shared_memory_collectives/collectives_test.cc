@@ -115,7 +115,7 @@ void RunSizesAtThresholds(const Way& way) {
                                        uint64_t{16} << 10,
                                        (uint64_t{16} << 10) / size,
                                        staging / 2,
-                                       staging / 2 / size,
+                                       staging / 2 / (size - 1),
                                        staging,
                                        5 * staging,
                                        uint64_t{512} << 10}) {

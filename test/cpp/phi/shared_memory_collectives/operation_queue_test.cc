@@ -17,9 +17,19 @@
 
 #include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <future>
+#include <memory>
 #include <numeric>
+#include <set>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -82,6 +92,162 @@ ISOLATED_TEST(OperationQueueTest, FunctionsThatAreAddedBesideStopsRun) {
     }
   });
   EXPECT_EQ(ran, 4 * kRounds);
+}
+
+// Whatever is wrong has time to happen.
+void LetOthersRun() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+// A function that has begun, and ends when it is let go.
+class Held {
+ public:
+  void operator()() {
+    begun_.set_value();
+    gate_.get_future().wait();
+    ended_ = true;
+  }
+  void WaitForBegin() { begun_.get_future().wait(); }
+  void LetGo() { gate_.set_value(); }
+  bool ended() const { return ended_; }
+
+ private:
+  std::promise<void> begun_, gate_;
+  std::atomic<bool> ended_{false};
+};
+
+ISOLATED_TEST(OperationQueueTest, AddedFunctionWaitsForOneThatACallerRuns) {
+  OperationQueue queue;
+  Held held;
+  std::thread caller([&] { queue.Run([&] { held(); }); });
+  held.WaitForBegin();
+  std::promise<bool> found;
+  queue.Add([&] { found.set_value(held.ended()); });
+  LetOthersRun();
+  held.LetGo();
+  EXPECT_TRUE(found.get_future().get());
+  caller.join();
+}
+
+ISOLATED_TEST(OperationQueueTest, StopWaitsForAFunctionThatACallerRuns) {
+  OperationQueue queue;
+  Held held;
+  std::thread caller([&] { queue.Run([&] { held(); }); });
+  held.WaitForBegin();
+  std::thread opener([&] {
+    LetOthersRun();
+    held.LetGo();
+  });
+  queue.Stop();
+  EXPECT_TRUE(held.ended());
+  opener.join();
+  caller.join();
+}
+
+ISOLATED_TEST(OperationQueueTest, AddDoesNotWaitForTheFunctionThatRuns) {
+  OperationQueue queue;
+  Held held;
+  bool ran = false;
+  queue.Add([&] { held(); });
+  held.WaitForBegin();
+  queue.Add([&] { ran = true; });
+  held.LetGo();
+  queue.Stop();
+  EXPECT_TRUE(ran);
+}
+
+ISOLATED_TEST(OperationQueueTest, FunctionsOfCallersThatWaitAllRun) {
+  OperationQueue queue;
+  for (int i = 0; i < 20; ++i) {
+    // The queue's thread waits, too.
+    queue.Add([] {});
+    LetOthersRun();
+    Held held;
+    int ran = 0;
+    std::thread caller([&] { queue.Run([&] { held(); }); });
+    held.WaitForBegin();
+    std::thread opener([&] {
+      LetOthersRun();
+      held.LetGo();
+    });
+    OnThreads(8, [&] { queue.Run([&ran] { ++ran; }); });
+    EXPECT_EQ(ran, 8);
+    opener.join();
+    caller.join();
+  }
+}
+
+ISOLATED_TEST(OperationQueueTest, FunctionAddedBesideAStopNeedsNoOtherCall) {
+  OperationQueue queue;
+  for (int i = 0; i < kRounds; ++i) {
+    queue.Add([] {});
+    std::promise<void> ran;
+    std::thread stopper([&] { queue.Stop(); });
+    queue.Add([&] { ran.set_value(); });
+    stopper.join();
+    ran.get_future().wait();
+  }
+}
+
+ISOLATED_TEST(OperationQueueTest, WhatAFunctionHoldsEndsBeforeTheNextOneRuns) {
+  struct Slow {
+    ~Slow() {
+      // It may use the queue.
+      queue->Add([] {});
+      LetOthersRun();
+      *ended = true;
+    }
+    OperationQueue* queue;
+    std::atomic<bool>* ended;
+  };
+  OperationQueue queue;
+  std::atomic<bool> ended{false};
+  auto slow = std::make_shared<Slow>();
+  slow->queue = &queue;
+  slow->ended = &ended;
+  queue.Add([slow = std::move(slow)] {});
+  bool found = false;
+  queue.Run([&] { found = ended; });
+  EXPECT_TRUE(found);
+}
+
+ISOLATED_TEST(OperationQueueTest, OneThreadRunsWhatIsAddedAfterAStop) {
+  OperationQueue queue;
+  queue.Add([] {});
+  queue.Stop();
+  std::set<pid_t> threads;
+  for (int i = 0; i < 5; ++i) {
+    std::promise<pid_t> thread;
+    queue.Add([&] { thread.set_value(syscall(SYS_gettid)); });
+    threads.insert(thread.get_future().get());
+    LetOthersRun();
+  }
+  EXPECT_EQ(threads.size(), 1u);
+}
+
+ISOLATED_TEST(OperationQueueTest, ErrorOfACallersFunctionIsThatCallers) {
+  OperationQueue queue;
+  EXPECT_THROW(queue.Run([] { throw std::runtime_error("deliberate"); }),
+               std::runtime_error);
+  bool ran = false;
+  queue.Run([&] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
+ISOLATED_TEST(OperationQueueTest, ThreadOfTheQueueAloneBlocksSignals) {
+  OperationQueue queue;
+  std::promise<bool> blocked;
+  queue.Add([&] {
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    blocked.set_value(sigismember(&mask, SIGUSR1) == 1 &&
+                      sigismember(&mask, SIGTERM) == 1);
+  });
+  EXPECT_TRUE(blocked.get_future().get());
+  sigset_t mask;
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  EXPECT_EQ(sigismember(&mask, SIGUSR1), 0);
+  EXPECT_EQ(sigismember(&mask, SIGTERM), 0);
 }
 
 }  // namespace

@@ -107,6 +107,28 @@ ISOLATED_TEST(ThreadContextsTest, AGuardHidesAllButTheContextsOfTheProcess) {
   });
 }
 
+ISOLATED_TEST(ThreadContextsTest, AnOrderedGuardSaysAllThatIsFoundInsideIt) {
+  const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+  const Context host = NewContext();
+  phi::UseThreadContexts(&chosen);
+  phi::UseHostContext(host.get());
+  {
+    const phi::OrderedContextsGuard guard(phi::CurrentContexts());
+    phi::UseThreadContexts(nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+    EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
+    EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr);
+    {
+      const phi::ProcessContextsGuard inner;
+      EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+    }
+    EXPECT_EQ(phi::CurrentContexts(), chosen);
+  }
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+  EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), host.get());
+  phi::UseHostContext(nullptr);
+}
+
 ISOLATED_TEST(ThreadContextsTest,
               AThreadFindsTheContextOfTheHostThatItHasChosenAndNobodyElseDoes) {
   const Context host = NewContext();

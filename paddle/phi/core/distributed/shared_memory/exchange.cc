@@ -87,8 +87,8 @@ const BufferLocation& Exchange::LocationOf(int rank) const {
 }
 
 uint64_t Exchange::WindowBytes() const {
-  return operation_->staging_bytes() / 2 / passes_[pass_].pieces / kAlignment *
-         kAlignment;
+  const uint64_t staged = std::max(passes_[pass_].pieces - 1, 1);
+  return operation_->staging_bytes() / 2 / staged / kAlignment * kAlignment;
 }
 
 uint64_t Exchange::Rounds() const {
@@ -122,7 +122,7 @@ void Exchange::Stage(uint64_t round_of_pass) {
       std::memcpy(to, piece + begin, std::min(window, bytes - begin));
     }
     piece += bytes;
-    to += window;
+    if (!is_own) to += window;
   }
 }
 
@@ -157,7 +157,9 @@ const char* Exchange::Read(int rank,
                            uint64_t bytes,
                            char* scratch) {
   if (LocationOf(rank).where == Where::kStaging) {
-    const uint64_t piece = passes_[pass_].pieces > 1 ? rank_ : 0;
+    // A member does not stage its own piece.
+    const uint64_t piece =
+        passes_[pass_].pieces > 1 ? rank_ - (rank_ > rank ? 1 : 0) : 0;
     return operation_->staging_of(rank) +
            round_ % 2 * (operation_->staging_bytes() / 2) +
            piece * WindowBytes() + (begin - window_begin_);

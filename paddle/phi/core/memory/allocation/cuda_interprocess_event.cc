@@ -32,7 +32,7 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-constexpr uint64_t kRecordMagic = 0x3154564544444450;  // "PDDDEVT1"
+constexpr uint64_t kEventMagic = 0x3154564544444450;  // "PDDDEVT1"
 
 // The content of a record.
 struct EventRecord {
@@ -77,7 +77,7 @@ EventRecord ReadRecord(const SharedBlock& block) {
   if (block.capacity >= sizeof(record)) {
     std::memcpy(&record, block.data, sizeof(record));
   }
-  if (record.magic != kRecordMagic) {
+  if (record.magic != kEventMagic) {
     throw SharedMemoryError(
         Kind::kInvalid,
         "The handle of an event does not refer to one: its block is not a "
@@ -358,7 +358,7 @@ void CudaInterprocessEvent::EnsureRecord(SharingStrategy strategy) {
   // A child of fork cannot use the event, so it must not keep it either.
   SharedBlock record = Records().Allocate(strategy, sizeof(EventRecord));
   EventRecord content = {
-      kRecordMagic, CudaIPCDriver::Instance().Uuid(device_), *handle_};
+      kEventMagic, CudaIPCDriver::Instance().Uuid(device_), *handle_};
   std::memcpy(record.data, &content, sizeof(content));
   record_ = record;
   Registry::Instance().AddMade(record, shared_from_this());

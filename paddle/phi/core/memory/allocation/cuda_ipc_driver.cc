@@ -42,11 +42,17 @@ enum Code : int {
   kNoDevice = 100,
   kPeerAccessUnsupported = 217,
   kInvalidHandle = 400,
+  kNotFound = 500,
   kNotReady = 600,
+  kNotPermitted = 800,
+  kNotSupported = 801,
 };
 constexpr unsigned kLazyPeerAccess = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kEventInterprocess = 4;
+constexpr int kPosixDescriptor = 1;
+constexpr int kOnDevice = 1;
+constexpr int kReadWrite = 3;
 
 // Relaxed: the thread that forks has written or read `in_use` before, and the
 // child has one thread when its handler writes `used_before_fork`.
@@ -74,6 +80,9 @@ std::atomic<bool> used_before_fork{false};
 struct Library {
   std::array<const char*, 2> names;
   std::array<const char*, 21> functions;
+  // In the order of CudaIPCDriver::ChunkFunctions. Empty if they are not used;
+  // older drivers have none.
+  std::array<const char*, 10> chunk_functions;
 };
 
 constexpr Library kLibraries[] = {
@@ -98,7 +107,17 @@ constexpr Library kLibraries[] = {
       "cuEventDestroy_v2",
       "cuStreamWaitEvent",
       "cuGetErrorName",
-      "cuGetErrorString"}},
+      "cuGetErrorString"},
+     {"cuMemRetainAllocationHandle",
+      "cuMemGetAllocationPropertiesFromHandle",
+      "cuMemExportToShareableHandle",
+      "cuMemImportFromShareableHandle",
+      "cuMemAddressReserve",
+      "cuMemMap",
+      "cuMemSetAccess",
+      "cuMemUnmap",
+      "cuMemRelease",
+      "cuMemAddressFree"}},
     {{"libamdhip64.so", "libamdhip64.so.6"},
      {"hipInit",
       "hipGetDeviceCount",
@@ -120,7 +139,10 @@ constexpr Library kLibraries[] = {
       "hipEventDestroy",
       "hipStreamWaitEvent",
       "hipDrvGetErrorName",
-      "hipDrvGetErrorString"}},
+      "hipDrvGetErrorString"},
+     // HIP before ROCm 7.1 imports a chunk by a pointer to the descriptor, and
+     // later ones by its number. Neither has been run, so there are no chunks.
+     {}},
 };
 
 }  // namespace
@@ -161,6 +183,39 @@ struct CudaIPCDriver::Functions {
   int (*StreamWaitEvent)(Stream stream, Event event, unsigned flags);
   int (*GetErrorName)(int code, const char** name);
   int (*GetErrorString)(int code, const char** text);
+};
+
+// Functions for chunks, with the types of CUDA.
+struct CudaIPCDriver::ChunkFunctions {
+  using Handle = uint64_t;
+  struct Location {
+    int type;
+    int id;
+  };
+  struct Properties {
+    int type;
+    int exported_as;  // the kinds of handles that it can be exported as
+    Location location;
+    void* of_windows;
+    char flags[8];
+  };
+  struct Access {
+    Location location;
+    int flags;
+  };
+
+  int (*Retain)(Handle* handle, void* address);
+  int (*GetProperties)(Properties* properties, Handle handle);
+  int (*Export)(void* fd, Handle handle, int kind, uint64_t flags);
+  int (*Import)(Handle* handle, void* fd, int kind);
+  int (*Reserve)(
+      char** base, size_t size, size_t alignment, char* wanted, uint64_t flags);
+  int (*Map)(
+      char* address, size_t size, size_t offset, Handle handle, uint64_t flags);
+  int (*SetAccess)(char* base, size_t size, const Access* access, size_t count);
+  int (*Unmap)(char* base, size_t size);
+  int (*Release)(Handle handle);
+  int (*Unreserve)(char* base, size_t size);
 };
 
 // Makes a device's context current for the calling thread, and restores the
@@ -205,7 +260,9 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
   return driver;
 }
 
-CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
+CudaIPCDriver::CudaIPCDriver()
+    : call_(std::make_unique<Functions>()),
+      call_chunks_(std::make_unique<ChunkFunctions>()) {
   std::string refusals;
   const Library* found = nullptr;
   void* library = nullptr;
@@ -220,8 +277,11 @@ CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
   if (found == nullptr) {
     throw SharedMemoryError(
         Kind::kUnavailable,
-        "Cannot send or receive GPU memory: no CUDA or HIP driver found." +
-            refusals + " Install one, or send tensor.cpu() instead.");
+        "Cannot send or receive GPU memory or events: no CUDA or HIP driver "
+        "found." +
+            refusals +
+            " Install one. Without it, send tensor.cpu(), and call an event's "
+            "synchronize() before you tell another process.");
   }
   static_assert(sizeof(Functions) == sizeof(Library::functions));
   void** function = reinterpret_cast<void**>(call_.get());
@@ -232,6 +292,15 @@ CudaIPCDriver::CudaIPCDriver() : call_(std::make_unique<Functions>()) {
                               std::string("The GPU driver ") + found->names[0] +
                                   " is too old: it has no " + name +
                                   ". Update it, or send tensor.cpu() instead.");
+    }
+  }
+  static_assert(sizeof(ChunkFunctions) == sizeof(Library::chunk_functions));
+  function = reinterpret_cast<void**>(call_chunks_.get());
+  for (const char* name : found->chunk_functions) {
+    *function = name ? dlsym(library, name) : nullptr;
+    if (*function++ == nullptr) {
+      call_chunks_.reset();
+      break;
     }
   }
   Enforce(call_->Init(0), "Starting the GPU driver");
@@ -346,23 +415,98 @@ char* CudaIPCDriver::Open(int device, const CudaIPCHandle& handle) {
   return base;
 }
 
-std::optional<uint64_t> CudaIPCDriver::SizeAt(int device, const char* base) {
-  char* start = nullptr;
+std::optional<CudaIPCDriver::Allocation> CudaIPCDriver::AllocationAt(
+    int device, const char* address) {
+  Current current(this, device);
+  char* base = nullptr;
   size_t size = 0;
-  try {
-    Current current(this, device);
-    Enforce(call_->MemGetAddressRange(&start, &size, base),
-            "Finding the size of an allocation");
-  } catch (const SharedMemoryError&) {
-    return std::nullopt;
-  }
-  return size - (base - start);
+  const int code = call_->MemGetAddressRange(&base, &size, address);
+  if (code == kInvalidValue || code == kNotFound) return std::nullopt;
+  Enforce(code, "Finding an allocation of GPU memory");
+  return Allocation{base, size};
 }
 
 void CudaIPCDriver::Close(int device, char* base) {
   Current current(this, device);
   Enforce(call_->IpcCloseMemHandle(base),
           "Closing GPU memory of another process");
+}
+
+std::optional<int> CudaIPCDriver::ExportChunk(int device, char* address) {
+  if (!call_chunks_) return std::nullopt;
+  Current current(this, device);
+  ChunkFunctions::Handle handle = 0;
+  int code = call_chunks_->Retain(&handle, address);
+  if (code == kInvalidValue || code == kNotPermitted || code == kNotSupported) {
+    return std::nullopt;
+  }
+  Enforce(code, "Finding a chunk of GPU memory");
+  ChunkFunctions::Properties properties = {};
+  code = call_chunks_->GetProperties(&properties, handle);
+  const bool is_exportable = properties.exported_as & kPosixDescriptor;
+  int fd = -1;
+  if (code == kSuccess && is_exportable) {
+    code = call_chunks_->Export(&fd, handle, kPosixDescriptor, 0);
+  }
+  // The descriptor, as well as the mapping, keeps the chunk.
+  call_chunks_->Release(handle);
+  Enforce(code, "Making a descriptor of GPU memory");
+  return is_exportable ? std::optional(fd) : std::nullopt;
+}
+
+char* CudaIPCDriver::MapChunks(
+    int device,
+    const std::vector<Chunk>& chunks,
+    const std::function<FileDescriptor(int64_t fd)>& take) {
+  if (!call_chunks_) {
+    throw SharedMemoryError(
+        Kind::kUnavailable,
+        "Cannot map GPU memory of another process: the GPU driver is too old "
+        "to map memory. Update it, or send tensor.cpu() instead.");
+  }
+  const ChunkFunctions& call = *call_chunks_;
+  uint64_t size = 0;
+  for (const Chunk& chunk : chunks) size += chunk.size;
+  Current current(this, device);
+  char* base = nullptr;
+  Enforce(call.Reserve(&base, size, 0, nullptr, 0),
+          "Reserving addresses for GPU memory of another process");
+  uint64_t mapped = 0;
+  try {
+    for (const Chunk& chunk : chunks) {
+      const FileDescriptor descriptor = take(chunk.fd);
+      // The driver takes the number itself in place of a pointer.
+      void* fd = reinterpret_cast<void*>(intptr_t{descriptor.get()});
+      ChunkFunctions::Handle handle = 0;
+      Enforce(call.Import(&handle, fd, kPosixDescriptor),
+              "Importing GPU memory of another process");
+      const int code = call.Map(base + mapped, chunk.size, 0, handle, 0);
+      // The mapping keeps the chunk.
+      call.Release(handle);
+      Enforce(code, "Mapping GPU memory of another process");
+      mapped += chunk.size;
+    }
+    for (const Device& other : devices_) {
+      const ChunkFunctions::Access access = {{kOnDevice, other.id}, kReadWrite};
+      const int code = call.SetAccess(base, size, &access, 1);
+      if (other.id == At(device).id) {
+        Enforce(code, "Accessing GPU memory of another process");
+      }
+    }
+  } catch (...) {
+    if (mapped != 0) call.Unmap(base, mapped);
+    call.Unreserve(base, size);
+    throw;
+  }
+  return base;
+}
+
+void CudaIPCDriver::UnmapChunks(int device, char* base, uint64_t size) {
+  Current current(this, device);
+  Enforce(call_chunks_->Unmap(base, size),
+          "Unmapping GPU memory of another process");
+  // Where it fails, only addresses are lost; the memory is not mapped any more.
+  call_chunks_->Unreserve(base, size);
 }
 
 std::optional<CudaIPCDriver::SharedEvent> CudaIPCDriver::MakeEvent(int device) {

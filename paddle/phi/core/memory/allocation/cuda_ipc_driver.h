@@ -17,11 +17,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "paddle/phi/core/memory/allocation/file_descriptor.h"
 
 namespace paddle {
 namespace memory {
@@ -60,6 +63,18 @@ class CudaIPCDriver {
     uint64_t size;  // of the allocation
   };
 
+  // An allocation of the driver's, or a chunk that it has mapped.
+  struct Allocation {
+    char* base;
+    uint64_t size;
+  };
+
+  // A chunk of the memory of a device, which is mapped at addresses of its own.
+  struct Chunk {
+    uint64_t size;
+    int64_t fd;  // a descriptor that the driver has made for it
+  };
+
   // Loads the driver at the first call; it is never unloaded, since streams and
   // tensors outlive static destructors. Throws where there is no driver, and in
   // a process that was forked from one that has used it.
@@ -78,10 +93,24 @@ class CudaIPCDriver {
   std::optional<Exported> Export(int device, const void* address);
   // Requires: the handle is not open in this process, which did not export it.
   char* Open(int device, const CudaIPCHandle& handle);
-  // Returns the size of the allocation at an opened address; none if the driver
-  // does not tell.
-  std::optional<uint64_t> SizeAt(int device, const char* base);
+  // Returns the allocation, or the chunk, that an address is in; none if the
+  // driver knows of none there.
+  std::optional<Allocation> AllocationAt(int device, const char* address);
   void Close(int device, char* base);
+
+  // Makes a descriptor for the chunk that is mapped at an address. Returns none
+  // for memory that is not in a chunk, for a chunk that was not created to be
+  // exported, and if the driver has no chunks.
+  std::optional<int> ExportChunk(int device, char* address);
+  // Maps chunks of other processes one after the other, for this device, and
+  // for others that the driver allows it for. `take` returns a descriptor of
+  // this process for the `fd` of a chunk. Returns the first address.
+  char* MapChunks(int device,
+                  const std::vector<Chunk>& chunks,
+                  const std::function<FileDescriptor(int64_t fd)>& take);
+  // Ends the mapping of all chunks that were mapped together. Requires: no
+  // device has more work on them.
+  void UnmapChunks(int device, char* base, uint64_t size);
 
   // Makes an event that other processes can wait for; none if the driver makes
   // no more.
@@ -99,6 +128,7 @@ class CudaIPCDriver {
 
  private:
   struct Functions;
+  struct ChunkFunctions;
   class Current;
 
   struct Device {
@@ -113,6 +143,7 @@ class CudaIPCDriver {
   void* ContextOf(int device);
 
   std::unique_ptr<Functions> call_;
+  std::unique_ptr<ChunkFunctions> call_chunks_;  // empty if it has none
   std::vector<Device> devices_;
   std::mutex contexts_;
 };

@@ -15,12 +15,19 @@
 #include "paddle/phi/core/memory/allocation/cuda_ipc_handles.h"
 
 #include <exception>
+#include <string>
+
+#include "paddle/phi/core/memory/allocation/cuda_ipc_chunks.h"
+#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
 
 namespace paddle {
 namespace memory {
 namespace allocation {
 
-char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
+char* CudaIPCOpenedHandles::Open(
+    int device,
+    const CudaIPCHandle& handle,
+    const std::vector<CudaIPCDriver::Chunk>& chunks) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   std::unique_lock<std::mutex> lock(mutex_);
   std::pair key(device, handle);
@@ -28,10 +35,21 @@ char* CudaIPCOpenedHandles::Open(int device, const CudaIPCHandle& handle) {
     auto known = opened_.find(key);
     return known == opened_.end() || !known->second.closing;
   });
+  Opened opened = {};
+  for (const CudaIPCDriver::Chunk& chunk : chunks) opened.mapped += chunk.size;
   auto known = opened_.find(key);
   if (known == opened_.end()) {
-    Opened opened = {driver.Open(device, handle), 0, false};
+    opened.base = chunks.empty() ? driver.Open(device, handle)
+                                 : MapChunks(device, handle, chunks);
     known = opened_.emplace(key, opened).first;
+  } else if (known->second.mapped != opened.mapped) {
+    throw SharedMemoryError(
+        SharedMemoryError::Kind::kInvalid,
+        "A received tensor is in " + std::to_string(opened.mapped) +
+            " bytes of chunks of GPU memory, of which another received tensor "
+            "has mapped " +
+            std::to_string(known->second.mapped) +
+            ". Its record was damaged; send the tensor again.");
   }
   ++known->second.uses;
   return known->second.base;
@@ -51,7 +69,12 @@ void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
   lock.unlock();
   std::exception_ptr failure;
   try {
-    driver.Close(device, known->second.base);
+    const Opened& opened = known->second;
+    if (opened.mapped == 0) {
+      driver.Close(device, opened.base);
+    } else {
+      driver.UnmapChunks(device, opened.base, opened.mapped);
+    }
   } catch (...) {
     failure = std::current_exception();
   }

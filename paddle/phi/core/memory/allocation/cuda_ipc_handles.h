@@ -19,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_driver.h"
 
@@ -36,8 +37,11 @@ namespace allocation {
 class CudaIPCOpenedHandles {
  public:
   // Opens a handle, or uses it once more, and returns the first address of its
-  // allocation in this process.
-  char* Open(int device, const CudaIPCHandle& handle);
+  // allocation in this process. A handle that names chunks maps them; throws if
+  // it is open with chunks of another size.
+  char* Open(int device,
+             const CudaIPCHandle& handle,
+             const std::vector<CudaIPCDriver::Chunk>& chunks);
   // Ends one use. Throws, and leaves the handle open for another try, if the
   // driver fails to close it. Requires: the caller has opened it.
   void Close(int device, const CudaIPCHandle& handle);
@@ -46,6 +50,7 @@ class CudaIPCOpenedHandles {
  private:
   struct Opened {
     char* base;
+    uint64_t mapped;  // bytes, of chunks; 0 for a handle of the driver's
     uint64_t uses;
     bool closing;
   };

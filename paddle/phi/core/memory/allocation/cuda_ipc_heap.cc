@@ -31,20 +31,41 @@ namespace {
 using Kind = SharedMemoryError::Kind;
 using Stream = CudaIPCDriver::Stream;
 
-constexpr uint64_t kRecordMagic = 0x3143504944444450;  // "PDDDIPC1"
+constexpr uint64_t kRecordMagic = 0x3243504944444450;  // "PDDDIPC2"
 
 // How long the exit waits for calls of the driver that are under way.
 constexpr std::chrono::seconds kExitPatience(5);
 // Between two tries of a release that the driver failed: each may wait.
 constexpr std::chrono::seconds kRetryInterval(1);
 
-// The content of a record.
+// The content of a record, before its chunks.
 struct CudaIPCRecord {
   uint64_t magic;
   CudaDeviceUuid uuid;
   CudaIPCDriver::Exported exported;
   uint64_t size;
+  uint64_t chunks;  // 0 for memory that the driver has a handle for
 };
+
+// Reads the chunks that follow a record in its block. Returns false if they
+// are not of the size of the record.
+bool ReadChunks(const CudaIPCRecord& record,
+                const SharedBlock& block,
+                std::vector<CudaIPCDriver::Chunk>* chunks) {
+  if (record.chunks == 0) return true;
+  const uint64_t space = block.capacity - sizeof(record);
+  if (record.chunks > space / sizeof(CudaIPCDriver::Chunk)) return false;
+  chunks->resize(record.chunks);
+  std::memcpy(chunks->data(),
+              block.data + sizeof(record),
+              record.chunks * sizeof(CudaIPCDriver::Chunk));
+  uint64_t left = record.exported.size;
+  for (const CudaIPCDriver::Chunk& chunk : *chunks) {
+    if (chunk.size == 0 || chunk.size > left) return false;
+    left -= chunk.size;
+  }
+  return left == 0;
+}
 
 std::string Join(const std::vector<uint32_t>& processes) {
   std::string text;
@@ -76,9 +97,18 @@ CudaIPCHeap::CudaIPCHeap()
       events_(std::make_unique<CudaIPCEvents>(&records_)),
       handles_(std::make_unique<CudaIPCOpenedHandles>()) {
   // SharedHeap registered its handlers before, so in the child they run first.
-  pthread_atfork([] { Instance().mutex_.lock(); },
-                 [] { Instance().mutex_.unlock(); },
-                 [] { Instance().ChildAfterFork(); });
+  pthread_atfork(
+      [] {
+        // First: the driver may be in a call of an export, which must not have
+        // to wait for a callback that waits for the other mutex.
+        Instance().chunks_.BeforeFork();
+        Instance().mutex_.lock();
+      },
+      [] {
+        Instance().mutex_.unlock();
+        Instance().chunks_.ParentAfterFork();
+      },
+      [] { Instance().ChildAfterFork(); });
 }
 
 std::shared_ptr<CudaIPCData> CudaIPCHeap::Find(const void* address) {
@@ -98,15 +128,29 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   std::optional<CudaIPCDriver::Exported> exported =
       driver.Export(memory.device, memory.data);
-  if (!exported) return false;
+  std::optional<CudaIPCChunkExports::Exported> in_chunks;
+  if (!exported) {
+    in_chunks = chunks_.Export(memory.device, memory.data, memory.size);
+    if (!in_chunks) return false;
+    exported = in_chunks->range;
+  }
   auto sent = std::make_shared<CudaIPCSentData>();
   sent->memory = memory;
   sent->uses = 1;
   // A child of fork cannot use the memory, so it must not keep it either.
-  sent->block = records_.Allocate(strategy, sizeof(CudaIPCRecord));
+  const uint64_t count = in_chunks ? in_chunks->chunks.size() : 0;
+  const uint64_t chunk_bytes = count * sizeof(CudaIPCDriver::Chunk);
+  sent->block =
+      records_.Allocate(strategy, sizeof(CudaIPCRecord) + chunk_bytes);
   CudaIPCRecord record = {
-      kRecordMagic, driver.Uuid(memory.device), *exported, memory.size};
+      kRecordMagic, driver.Uuid(memory.device), *exported, memory.size, count};
   std::memcpy(sent->block.data, &record, sizeof(record));
+  if (in_chunks) {
+    std::memcpy(sent->block.data + sizeof(record),
+                in_chunks->chunks.data(),
+                chunk_bytes);
+    sent->descriptors = std::move(in_chunks->descriptors);
+  }
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (by_address_.emplace(memory.data, sent).second) {
@@ -238,9 +282,11 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
     std::memcpy(&record, block.data, sizeof(record));
   }
   const CudaIPCDriver::Exported& exported = record.exported;
+  std::vector<CudaIPCDriver::Chunk> chunks;
   if (record.magic != kRecordMagic || record.size == 0 ||
       exported.offset > exported.size ||
-      record.size > exported.size - exported.offset) {
+      record.size > exported.size - exported.offset ||
+      !ReadChunks(record, block, &chunks)) {
     throw SharedMemoryError(
         Kind::kInvalid,
         "The handle of a received tensor does not refer to GPU memory: its "
@@ -252,21 +298,31 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
   char* base = nullptr;
   EnforceOwnerAlive(block);
   try {
-    CallDriver([&] { base = handles_->Open(device, exported.handle); });
+    CallDriver([&] { base = handles_->Open(device, exported.handle, chunks); });
     if (base == nullptr) EnforceNotLeaving();
   } catch (const SharedMemoryError&) {
     // Drivers report in many ways that memory does not exist any more.
     EnforceOwnerAlive(block);
     throw;
   }
-  std::optional<uint64_t> size = CudaIPCDriver::Instance().SizeAt(device, base);
-  if (size && *size < exported.offset + record.size) {
+  const uint64_t wanted = exported.offset + record.size;
+  std::optional<CudaIPCDriver::Allocation> found;
+  try {
+    // Chunks were mapped in the size that the record gives them.
+    if (chunks.empty()) {
+      found = CudaIPCDriver::Instance().AllocationAt(device, base);
+    }
+  } catch (const SharedMemoryError&) {
+    // A driver need not tell the size of what another process has allocated.
+  }
+  if (found && found->base + found->size < base + wanted) {
     handles_->Close(device, exported.handle);
     throw SharedMemoryError(
         Kind::kInvalid,
         "A received tensor has " + std::to_string(record.size) +
             " bytes at byte " + std::to_string(exported.offset) +
-            " of GPU memory that has only " + std::to_string(*size) +
+            " of GPU memory that has only " +
+            std::to_string(found->base + found->size - base) +
             ". Its record was damaged; send the tensor again.");
   }
   data->memory = {device, base + exported.offset, record.size};
@@ -380,10 +436,12 @@ bool CudaIPCHeap::ReleaseOwned(const void* data, std::function<void()> free) {
 
 void CudaIPCHeap::Free(const CudaIPCSentData& data) {
   std::function<void()> free;
+  std::vector<std::shared_ptr<FileDescriptor>> descriptors;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     auto ended = sent_.find(IdOf(data.block));
     free = std::move(ended->second->free);
+    descriptors = std::move(ended->second->descriptors);
     freed_ += data.memory.size;
     limbo_.Remove(&data);
     by_address_.erase(data.memory.data);
@@ -392,6 +450,7 @@ void CudaIPCHeap::Free(const CudaIPCSentData& data) {
     if (leaving_) return;
     ++driver_calls_;
   }
+  descriptors.clear();
   free();
   std::lock_guard<std::mutex> guard(mutex_);
   --driver_calls_;
@@ -562,6 +621,7 @@ void CudaIPCHeap::ChildAfterFork() {
   events_ = std::make_unique<CudaIPCEvents>(&records_);
   of_parent_.push_back(std::move(handles_));
   handles_ = std::make_unique<CudaIPCOpenedHandles>();
+  chunks_.ChildAfterFork();
   sent_.clear();
   received_.clear();
   deferred_.clear();

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/cuda_ipc_chunks.h"
 #include "paddle/phi/core/memory/allocation/cuda_ipc_driver.h"
 #include "paddle/phi/core/memory/allocation/cuda_ipc_events.h"
 #include "paddle/phi/core/memory/allocation/cuda_ipc_handles.h"
@@ -72,6 +73,8 @@ struct CudaIPCSentData : CudaIPCData {
   // A message brought it back to its owner. Paddle's allocator does not know of
   // streams that were used on it since.
   bool received_here{false};
+  // By which others map its chunks, if it lies in chunks.
+  std::vector<std::shared_ptr<FileDescriptor>> descriptors;
 };
 
 // A storage that another process owns.
@@ -129,8 +132,8 @@ class CudaIPCHeap {
 
   // Gives memory of this process a record, so that it can be sent. `take_over`
   // arranges that ReleaseOwned is called before `storage` frees the memory; it
-  // is not called if another thread was faster. Returns false if the driver has
-  // no handle for the memory.
+  // is not called if another thread was faster. Returns false if the driver
+  // does not export the memory.
   //
   // Thread-safe. Requires: the caller keeps `storage` alive meanwhile.
   bool Share(SharingStrategy strategy,
@@ -255,6 +258,7 @@ class CudaIPCHeap {
   std::unique_ptr<CudaIPCEvents> events_;
   std::unique_ptr<CudaIPCOpenedHandles> handles_;
   std::vector<std::shared_ptr<void>> of_parent_;
+  CudaIPCChunkExports chunks_;
   std::mutex mutex_;
   std::map<BlockId, std::shared_ptr<CudaIPCSentData>> sent_;
   std::map<BlockId, std::shared_ptr<CudaIPCReceivedData>> received_;

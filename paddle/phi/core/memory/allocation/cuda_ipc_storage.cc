@@ -108,7 +108,7 @@ void WarnOnStandardError() {
   });
 }
 
-// Gives a storage a record; false if the driver makes no handle for it.
+// Gives a storage a record; false if the driver does not export it.
 bool Share(const std::shared_ptr<phi::Allocation>& holder,
            SharingStrategy strategy) {
   // Not PADDLE_ENFORCE, which would print this condition as a hint.

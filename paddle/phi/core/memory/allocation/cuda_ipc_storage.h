@@ -36,8 +36,8 @@ using CudaStreamOf = std::function<CudaIPCDriver::Stream(int device)>;
 //
 // `tensor` is a copy, which keeps the storage alive meanwhile.
 //
-// Returns none for memory that the driver makes no handle for, that of the
-// virtual-memory allocator. Throws for memory that Paddle did not allocate.
+// Returns none for memory that the driver does not export, such as that of a
+// pool. Throws for memory that Paddle did not allocate.
 //
 // Thread-safe.
 std::optional<std::string> ShareCudaTensor(

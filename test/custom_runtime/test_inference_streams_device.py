@@ -1,0 +1,295 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A predictor runs on the stream that was current where it was made.
+
+CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import unittest
+from typing import TYPE_CHECKING
+
+import numpy as np
+from host_device_control import delay, take_trace, with_ample_delay
+from test_host_device import setUpModule
+from test_thread_stream_order import (
+    SIZE,
+    WAIT_S,
+    StreamTest,
+    handle,
+    in_thread,
+    overlap,
+    slow,
+)
+from test_thread_stream_programs import PredictorTest
+
+import paddle
+from paddle.device import Stream, current_stream, stream_guard
+from paddle.inference import Predictor, PredictorPool, create_predictor
+from paddle.nn.functional import relu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddle.inference import Config
+
+__all__ = ["StreamTest", "setUpModule"]
+
+# In microseconds: plenty of time for work that does not wait.
+DELAY = 300_000
+
+
+class PredictorsOfThreadsTest(PredictorTest):
+    def on_stream(self, stream: Stream, run: Callable[[], object]) -> object:
+        """Call a function on a new thread, within a guard of a stream."""
+
+        def in_guard() -> object:
+            with stream_guard(stream):
+                return run()
+
+        return in_thread(in_guard)
+
+    def made_on(
+        self, stream: Stream, function: Callable[[Config], Predictor]
+    ) -> Predictor:
+        return self.on_stream(stream, lambda: self.make(function))
+
+
+class TestWhereItRuns(PredictorsOfThreadsTest):
+    def check_is_made_and_runs_on(
+        self, stream: Stream, function: Callable[[Config], Predictor]
+    ) -> None:
+        made = []
+        with stream_guard(stream):
+            self.assert_kernels_run_on(
+                stream, lambda: made.append(self.make(function)), "scale"
+            )
+            self.check(made[0])
+            self.assert_kernels_run_on(stream, made[0].run, "matmul", "relu")
+
+    def test_all_ways_to_make_one(self):
+        for function in (
+            create_predictor,
+            Predictor,
+            lambda config: PredictorPool(config, 1).retrieve(0),
+            lambda _: self.predictor.clone(),
+        ):
+            in_thread(self.check_is_made_and_runs_on, Stream(), function)
+
+    def test_copies_of_inputs_and_outputs(self):
+        stream = Stream()
+        predictor = self.made_on(stream, create_predictor)
+        x = np.full([2, 4], 5, "float32")
+
+        def copy() -> None:
+            (name,) = predictor.get_input_names()
+            predictor.get_input_handle(name).copy_from_cpu(x)
+            predictor.run()
+            self.check_output(predictor)
+
+        self.assert_kernels_run_on(
+            stream, copy, "async_memory_copy_h2d", "async_memory_copy_d2h"
+        )
+
+    def test_default_stream_where_the_main_thread_has_another_one(self):
+        with stream_guard(Stream()):
+            in_thread(
+                self.check_is_made_and_runs_on, self.default, create_predictor
+            )
+
+    def test_its_stream_also_when_its_thread_has_ended(self):
+        stream = Stream()
+        raw = handle(stream)
+        predictor = self.made_on(stream, create_predictor)
+        del stream
+        gc.collect()
+        self.check(predictor)
+        trace = {
+            each.kind: each.stream for each in self.trace_of(predictor.run)
+        }
+        self.assertEqual(trace["matmul"], raw)
+
+    def test_a_clone_on_the_stream_of_the_thread_that_clones(self):
+        original = self.made_on(Stream(), create_predictor)
+        stream = Stream()
+        clone = self.on_stream(stream, original.clone)
+        self.check(clone)
+        self.assert_kernels_run_on(stream, clone.run, "matmul", "relu")
+        del original
+        gc.collect()
+        self.check(clone)
+
+    def test_the_next_one_at_an_address_on_its_own_stream(self):
+        for _ in range(5):
+            stream = Stream()
+            predictor = self.made_on(stream, create_predictor)
+            self.check(predictor)
+            self.assert_kernels_run_on(stream, predictor.run, "matmul")
+            del predictor
+
+    @with_ample_delay
+    def test_predictors_on_streams_of_their_own_at_the_same_time(self):
+        begin = threading.Barrier(2)
+
+        def run() -> None:
+            stream = Stream()
+            with stream_guard(stream):
+                predictor = self.make(create_predictor)
+                self.check(predictor)
+                begin.wait(WAIT_S)
+                with delay(0, DELAY, handle(stream)):
+                    predictor.run()
+
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        self.finish()
+        take_trace()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        self.finish()
+        last = {}
+        for each in take_trace():
+            if each.kind == "relu":
+                last[each.stream] = each
+        self.assertEqual(len(last), 2)
+        self.assertTrue(overlap(*last.values()))
+
+
+class TestPools(PredictorsOfThreadsTest):
+    def test_wrong_type_is_refused_before_the_run(self):
+        pool = self.make(lambda config: PredictorPool(config, 1))
+        with self.assertRaisesRegex(TypeError, "'float32'"):
+            pool.predict([np.full([2, 4], 5, "float64")])
+        (output,) = pool.predict([np.full([2, 4], 5, "float32")])
+        np.testing.assert_allclose(output, self.expected, rtol=1e-6)
+
+    def test_predictors_run_on_the_stream_where_the_pool_was_made(self):
+        stream = Stream()
+        pool = self.made_on(stream, lambda config: PredictorPool(config, 2))
+        x = np.full([2, 4], 5, "float32")
+        pool.predict([x])
+        self.assert_kernels_run_on(
+            stream, lambda: in_thread(pool.predict, [x]), "matmul", "relu"
+        )
+
+
+class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.stream = Stream()
+        self.predictor = self.made_on(self.stream, create_predictor)
+        # The first run loads kernels, which is slow.
+        self.check(self.predictor)
+        relu(self.ones)
+        self.finish()
+        take_trace()
+
+    def test_it_reads_what_another_thread_has_pending(self):
+        def predict() -> None:
+            with stream_guard(Stream()), slow(current_stream()):
+                self.check(self.predictor)
+
+        in_thread(predict)
+
+    def test_it_reads_what_the_main_thread_has_pending(self):
+        with slow(self.default):
+            self.check(self.predictor)
+
+    def test_other_streams_wait_for_its_run(self):
+        def predict() -> None:
+            with stream_guard(Stream()):
+                with slow(current_stream()):
+                    self.run_predictor(self.predictor)
+                with slow(self.stream):
+                    self.predictor.run()
+                relu(self.ones)
+
+        in_thread(predict)
+        self.finish()
+        operations = [
+            (each.kind, each.stream == handle(self.stream))
+            for each in take_trace()
+        ]
+        self.assertLess(
+            operations.index(("scale", False)),
+            operations.index(("matmul", True)),
+        )
+        self.assertEqual(operations[-1], ("relu", False))
+
+    def test_run_reads_tensors_that_another_thread_has_pending(self):
+        def predict() -> None:
+            with stream_guard(Stream()), slow(current_stream()):
+                (output,) = self.predictor.run([self.ones * 5])
+                np.testing.assert_allclose(
+                    output.numpy(), self.expected, rtol=1e-6
+                )
+
+        in_thread(predict)
+
+    def test_tensors_that_run_returns_are_of_the_callers_stream(self):
+        ones = paddle.ones([SIZE // 4, 4])
+        sevens = np.full([SIZE // 4, 4], 7, "float32")
+
+        def take_memory() -> None:
+            taken = [paddle.to_tensor(sevens) for _ in range(5)]
+            current_stream().synchronize()
+            del taken
+
+        def predict() -> None:
+            own = Stream()
+            with stream_guard(own):
+                (output,) = self.predictor.run([ones])
+                expected = output.numpy() * 2
+                with slow(own):
+                    twice = output * 2
+                    del output
+                    self.on_stream(self.stream, take_memory)
+                own.synchronize()
+                np.testing.assert_array_equal(twice.numpy(), expected)
+
+        in_thread(predict)
+
+
+class TestForks(PredictorsOfThreadsTest):
+    def test_child_drops_one_that_a_thread_has_made(self):
+        predictor = self.made_on(Stream(), create_predictor)
+        self.check(predictor)
+        child = os.fork()
+        if child == 0:
+            del predictor
+            gc.collect()
+            os._exit(0)
+        end = time.monotonic() + WAIT_S
+        pid = 0
+        while pid == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+            pid, status = os.waitpid(child, os.WNOHANG)
+        if pid == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self.fail(f"the child has not ended after {WAIT_S} s")
+        self.assertEqual(status, 0)
+        self.check(predictor)
+
+
+if __name__ == "__main__":
+    unittest.main()

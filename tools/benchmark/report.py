@@ -1,0 +1,38 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What all reports of the benchmarks have in common."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def machine() -> str:
+    """Returns what a report says of this machine."""
+    return (
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}"
+    )
+
+
+def write_report(file: Path, lines: Iterable[str]) -> None:
+    """Writes a report, and the folder that it goes to if there is none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
