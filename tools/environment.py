@@ -68,13 +68,15 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 
 def _install(python: Path, *packages: str | Path) -> None:
-    # By the pip of this Python, and compiled at the first import: to give an
-    # environment a pip and all its modules their bytecode takes longer than to
-    # unpack Paddle.
+    # By the pip of this Python: to give an environment one of its own takes
+    # longer than to unpack Paddle. All modules are compiled here, on all CPUs,
+    # since an import keeps no bytecode where PYTHONDONTWRITEBYTECODE is set,
+    # as in many containers: each process of a test would compile them again.
     run(
         *(sys.executable, "-m", "pip", "--python", python),
         *("install", "-q", "--no-compile", *packages),
     )
+    run(python, "-m", "compileall", "-q", "-j", "0", site_packages(python))
 
 
 def add_packages(python: Path, packages: tuple[str, ...]) -> None:
