@@ -22,14 +22,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import unittest
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from host_device_control import delay, take_trace, with_ample_delay
-from test_host_device import setUpModule
+from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -41,20 +44,30 @@ from test_thread_stream_order import (
 )
 from test_thread_stream_programs import PredictorTest
 
+sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
+
+from inference_threads_base import save_legacy
+
 import paddle
 from paddle.device import Stream, current_stream, stream_guard
-from paddle.inference import Predictor, PredictorPool, create_predictor
+from paddle.inference import (
+    Config,
+    Predictor,
+    PredictorPool,
+    create_predictor,
+)
 from paddle.nn.functional import relu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddle.inference import Config
-
 __all__ = ["StreamTest", "setUpModule"]
 
 # In microseconds: plenty of time for work that does not wait.
 DELAY = 300_000
+WIDTH = 256
+# Elements for everything that a test allocates on a stream.
+AMPLE = 1 << 20
 
 
 class PredictorsOfThreadsTest(PredictorTest):
@@ -267,6 +280,93 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
                 np.testing.assert_array_equal(twice.numpy(), expected)
 
         in_thread(predict)
+
+
+class TestDroppedClones(PredictorsOfThreadsTest):
+    """
+    Clones that share a parameter, in the format before PIR's. It is freed when
+    all work with it has ended.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        del self.predictor
+        gc.collect()
+        self.path = os.path.join(os.path.dirname(self.path), "legacy")
+        one = paddle.nn.initializer.Constant(1.0)
+
+        def build(x: paddle.static.Variable) -> paddle.static.Variable:
+            weight = paddle.static.create_parameter(
+                [WIDTH, WIDTH], "float32", default_initializer=one
+            )
+            return relu(x @ weight)
+
+        save_legacy(build, self.path, [None, WIDTH])
+        paddle.set_device(name_of(0))
+        self.ones = paddle.ones([2, WIDTH])
+        self.expected = np.full([2, WIDTH], 5 * WIDTH, "float32")
+
+    def make_legacy(self) -> Predictor:
+        config = Config(self.path + ".pdmodel", self.path + ".pdiparams")
+        config.disable_glog_info()
+        config.disable_mkldnn()
+        config.enable_custom_device("custom_cpu", 0)
+        return create_predictor(config)
+
+    def part_of_a_chunk(self) -> paddle.Tensor:
+        """
+        Returns a tensor, from whose chunk the stream allocates what comes next.
+
+        A predictor that is destroyed frees the chunks in which nothing is left,
+        which waits for the device. In this one the tensor is left.
+        """
+        whole = paddle.empty([2 * AMPLE])
+        del whole
+        return paddle.empty([AMPLE])
+
+    def take_memory(self) -> None:
+        sevens = np.full([WIDTH, WIDTH], 7, "float32")
+        taken = [paddle.to_tensor(sevens) for _ in range(5)]
+        current_stream().synchronize()
+        del taken
+
+    def check_work_outlives_the_predictors(
+        self, made_on: Stream | None, cloned_on: Stream | None
+    ) -> None:
+        """Args: the streams, None for that of the main thread."""
+
+        def on(stream: Stream | None, run: Callable[[], object]) -> object:
+            return run() if stream is None else self.on_stream(stream, run)
+
+        parts = [
+            on(stream, self.part_of_a_chunk)
+            for stream in {made_on, cloned_on, None}
+        ]
+        original = on(made_on, self.make_legacy)
+        clone = on(cloned_on, original.clone)
+        # The first run loads kernels, which is slow.
+        self.check(clone)
+        output = paddle.zeros([2, WIDTH])
+        (name,) = clone.get_output_names()
+        clone.get_output_handle(name).share_external_data(output)
+        self.finish()
+        with slow(cloned_on or self.default):
+            on(cloned_on, partial(self.run_predictor, clone))
+        del original, clone
+        gc.collect()
+        on(made_on, self.take_memory)
+        self.finish()
+        np.testing.assert_array_equal(output.numpy(), self.expected)
+        del parts
+
+    def test_work_on_streams_of_their_own(self):
+        self.check_work_outlives_the_predictors(Stream(), Stream())
+
+    def test_work_of_a_clone_beside_an_original_of_the_main_thread(self):
+        self.check_work_outlives_the_predictors(None, Stream())
+
+    def test_work_of_a_clone_that_the_main_thread_has_made(self):
+        self.check_work_outlives_the_predictors(Stream(), None)
 
 
 class TestForks(PredictorsOfThreadsTest):

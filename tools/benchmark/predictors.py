@@ -15,8 +15,13 @@
 
     python -m tools.benchmark.predictors [--rounds N] [--report FILE.md]
 
-The two wheels take turns. Kernels run on the thread that calls them, so that
-two threads have two cores.
+The wheels take turns, in an order that is reversed each round. Kernels run on
+the thread that calls them, so that two threads have two cores.
+
+A second process of the stock wheel is the control: what it differs from the
+first by is noise. There is much of it where cores are busy, since a run wakes
+a thread of Paddle for each tensor that it frees, which then takes the core of
+the thread that runs.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
 # A predictor can be faster or slower than another one of the same wheel and
 # model for as long as its process lives.
 ROUNDS_OF_A_PROCESS = 3
+SIDES = ("stock", "stock again", "ours")
 QUESTIONS = (
     ("seconds",),
     ("seconds_of_threads", 1),
@@ -65,23 +71,24 @@ def start(stack: contextlib.ExitStack, python: Path) -> Worker:
 def measure(
     pythons: dict[str, Path], rounds: int
 ) -> dict[tuple[str, tuple], list[float]]:
-    """Returns the answers by wheel, question and model, one for each round."""
-    answers = {
-        (wheel, question): []
-        for model in CALLS
-        for question in ((name, model, *rest) for name, *rest in QUESTIONS)
-        for wheel in pythons
-    }
+    """Returns the answers by side, question and model, one for each round."""
+    questions = [
+        (name, model, *rest) for model in CALLS for name, *rest in QUESTIONS
+    ]
+    answers = {(side, question): [] for question in questions for side in SIDES}
     with contextlib.ExitStack() as stack:
         for i in range(rounds):
             if i % ROUNDS_OF_A_PROCESS == 0:
                 stack.close()
-                workers = {
-                    wheel: start(stack, python)
-                    for wheel, python in pythons.items()
-                }
-            for (wheel, question), found in answers.items():
-                found.append(workers[wheel].ask(*question, CALLS[question[1]]))
+                workers = {side: start(stack, pythons[side]) for side in SIDES}
+                # Those that still make their predictors keep the cores busy.
+                for worker in workers.values():
+                    worker.ask("seconds", next(iter(CALLS)), 1)
+            for question in questions:
+                calls = CALLS[question[1]]
+                for side in SIDES[:: 1 if i % 2 else -1]:
+                    answer = workers[side].ask(*question, calls)
+                    answers[side, question].append(answer)
     return answers
 
 
@@ -97,17 +104,20 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
     def milliseconds(key: tuple, calls: int) -> str:
         return f"{1000 * statistics.median(answers[key]) / calls:.2f}"
 
-    lines = ["| | stock | ours |", "|---|---:|---:|"]
+    lines = [f"| | {' | '.join(SIDES)} |", "|---" + len(SIDES) * "|---:" + "|"]
     for model, calls in CALLS.items():
         alone, one, two, pause = (
-            [(wheel, (name, model, *rest)) for wheel in ("stock", "ours")]
+            [(side, (name, model, *rest)) for side in SIDES]
             for name, *rest in QUESTIONS
         )
         rows = {
             "one call, ms of the processor": [
                 milliseconds(key, calls) for key in alone
             ],
-            "one call, ratio to stock": ["1", median_ratio(*alone[::-1])],
+            "one call, ratio to stock": [
+                "1",
+                *(median_ratio(key, alone[0]) for key in alone[1:]),
+            ],
             "throughput of two threads, ratio to one": [
                 median_ratio(key, both, 2) for key, both in zip(one, two)
             ],
@@ -135,17 +145,20 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     stock, ours = stock_and_ours(SUPPORTED[0])
-    found = table(measure({"stock": stock, "ours": ours}, args.rounds))
+    pythons = dict(zip(SIDES, (stock, stock, ours)))
+    found = table(measure(pythons, args.rounds))
     lines = [
         "# Predictors on threads",
         "",
         "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
-        "and ours take turns; ratios are medians of the rounds' ratios. A call",
+        "and ours take turns, in an order that is reversed each round; ratios",
+        'are medians of the rounds\' ratios. "Stock again" is another process',
+        "of the stock wheel: what it differs from stock by is noise. A call",
         "copies the input, runs and copies the output. Two threads have a",
         "predictor each, one the clone of the other. The other thread, whose",
         "longest pause is given, runs nothing but Python. oneDNN is off where",
         "it is not named, and `OMP_NUM_THREADS` is 1.",
-        f"Each wheel has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
+        f"Each side has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"{machine()}; {args.rounds} rounds.",
         "",
