@@ -901,7 +901,10 @@ class TestShmMachines(RanksTestCase):
         self,
     ):
         # The store of rank 0 would end with it.
-        for victim in (1, 2):
+        for victim, parts in (
+            (1, ["rank 1"]),
+            (2, ["ranks [1, 2], which are numbered from 0", "Rank 1 did not"]),
+        ):
             with self.subTest(victim=victim):
                 ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
                 ranks.begin(
@@ -910,7 +913,7 @@ class TestShmMachines(RanksTestCase):
                     victim,
                     kill_this_process,
                 )
-                self.assert_all_raise(ranks.outcomes([0]), f"rank {victim}")
+                self.assert_all_raise(ranks.outcomes([0]), *parts)
                 self.assert_all_raise(ranks.outcomes([3 - victim]))
 
     def test_killed_rank_fails_the_ranks_of_all_machines(self):

@@ -203,10 +203,10 @@ def _collect(
             time.sleep(0.002)
         text = store.get(f"{key}/{other}").decode()
         if text.startswith(_FAILURE):
+            reason = text[len(_FAILURE) :].rstrip(". \n")
             raise RuntimeError(
                 f"Rank {other} failed to join group {group_id}: "
-                f"{text[len(_FAILURE) :].rstrip('.')}. Mend that, and make a "
-                "new group."
+                f"{reason}. Mend that, and make a new group."
             )
         texts.append(text)
     return texts
