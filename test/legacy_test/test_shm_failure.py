@@ -70,8 +70,8 @@ def all_reduce_asynchronously() -> str:
     return "nothing"
 
 
-def broadcast() -> None:
-    dist.broadcast(paddle.ones([10]), 0)
+def broadcast(root: int = 0) -> None:
+    dist.broadcast(paddle.ones([10]), root)
 
 
 def exit_now() -> None:
@@ -475,6 +475,11 @@ class TestShmFailure(RanksTestCase):
             [(all_reduce, 10), (all_reduce, 5, "float64")],
             "float32",
             "float64",
+        )
+
+    def test_different_roots(self):
+        self.assert_mismatch(
+            [(broadcast, 0), (broadcast, 1)], "root 0", "root 1"
         )
 
     def test_forked_child_is_no_rank(self):
