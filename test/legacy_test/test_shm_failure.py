@@ -15,26 +15,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 import threading
 import time
 import unittest
+from typing import TYPE_CHECKING, Callable
 from unittest import mock
 
 import numpy as np
-from concurrent_base import descriptors, in_threads, wait_until
+from concurrent_base import WAIT_S, descriptors, in_threads, wait_until
 from shared_tensor_leaks import shared_files
 from shm_group_base import ON_LINUX, Error, Ranks, RanksTestCase
 
 import paddle
 import paddle.distributed as dist
 from paddle.distributed import shared_memory_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # How long an operation waits where a test is about that.
 SHORT = {"PADDLE_PG_TIMEOUT": "1000"}
@@ -64,8 +70,8 @@ def all_reduce_asynchronously() -> str:
     return "nothing"
 
 
-def broadcast() -> None:
-    dist.broadcast(paddle.ones([10]), 0)
+def broadcast(root: int = 0) -> None:
+    dist.broadcast(paddle.ones([10]), root)
 
 
 def exit_now() -> None:
@@ -141,6 +147,73 @@ def refuse_timeout() -> str:
     except ValueError as error:
         return str(error)
     return "nothing"
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Lets this process open nothing more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = [os.dup(0)]
+    # Not less than is open: to poll those would be an error.
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
+    with contextlib.suppress(OSError):
+        while True:
+            opened.append(os.dup(0))
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def within(limit: int, size: int) -> Iterator[None]:
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, before)
+
+
+def without_large_files() -> contextlib.AbstractContextManager:
+    return within(resource.RLIMIT_FSIZE, 1 << 16)
+
+
+def without_memory() -> contextlib.AbstractContextManager:
+    """Lets this process map little more than it has."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    return within(
+        resource.RLIMIT_AS, pages * resource.getpagesize() + (1 << 20)
+    )
+
+
+def new_group_in(
+    scarcity: Callable[[], contextlib.AbstractContextManager],
+) -> str:
+    """Returns what a new group raises on the rank that lacks something."""
+    with scarcity():
+        try:
+            dist.new_group()
+        except Exception as error:
+            return str(error)
+    return "nothing"
+
+
+def end_without_new_group() -> None:
+    """Ends this rank as soon as it has failed to make a group."""
+    with mock.patch.object(shared_memory_group, "_TIME_TO_FAIL_S", WAIT_S):
+        new_group_in(without_descriptors)
+    os._exit(1)
+
+
+def all_reduce_in_new_group() -> float:
+    x = paddle.ones([10])
+    dist.all_reduce(x, group=dist.new_group())
+    return float(x[0])
 
 
 def in_forked_child(make_task: bool) -> str:
@@ -334,6 +407,42 @@ class TestShmFailure(RanksTestCase):
         for text in ranks.call(new_group_that_rank_1_misses, ranks=[0, 2]):
             self.assertIn("for rank 1 ", text)
 
+    def test_rank_that_lacks_something_to_join_fails_all_ranks_with_the_reason(
+        self,
+    ):
+        ranks = self.start_group(3)
+        for failing, scarcity, reason in (
+            (0, without_descriptors, "Too many open files"),
+            (1, without_descriptors, "Too many open files"),
+            (0, without_large_files, "File too large"),
+            (0, without_memory, "Cannot allocate memory"),
+            (2, without_memory, "Cannot allocate memory"),
+        ):
+            with self.subTest(failing=failing, scarcity=scarcity.__name__):
+                others = [r for r in range(3) if r != failing]
+                ranks.begin(new_group_in, scarcity, ranks=[failing])
+                ranks.begin(new_group_in, contextlib.nullcontext, ranks=others)
+                (text,) = ranks.outcomes([failing])
+                self.assertIn(reason, text)
+                for text in ranks.outcomes(others):
+                    self.assertIn(f"Rank {failing} ", text)
+                    self.assertIn(reason, text)
+                self.assertEqual(ranks.call(all_reduce_in_new_group), [3.0] * 3)
+
+    def test_rank_that_ends_because_it_cannot_join_gives_others_the_reason(
+        self,
+    ):
+        # Rank 0 has the store, in which the others look later.
+        ranks = self.start_group(3)
+        ranks.begin(end_without_new_group, ranks=[0])
+        time.sleep(0.2)
+        for text in ranks.call(
+            new_group_in, contextlib.nullcontext, ranks=[1, 2]
+        ):
+            self.assertIn("Rank 0 ", text)
+            self.assertIn("Too many open files", text)
+        self.assertEqual(ranks.outcomes([0]), [None])
+
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)
         for text in ranks.call(refuse_timeout):
@@ -366,6 +475,11 @@ class TestShmFailure(RanksTestCase):
             [(all_reduce, 10), (all_reduce, 5, "float64")],
             "float32",
             "float64",
+        )
+
+    def test_different_roots(self):
+        self.assert_mismatch(
+            [(broadcast, 0), (broadcast, 1)], "root 0", "root 1"
         )
 
     def test_forked_child_is_no_rank(self):

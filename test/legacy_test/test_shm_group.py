@@ -278,6 +278,28 @@ def exchange(batch: bool) -> None:
         np.testing.assert_array_equal(x.numpy(), r)
 
 
+def move_parts() -> None:
+    """Sends, receives and gathers parts of tensors, as pipelines do."""
+    rank, size, group = (
+        dist.get_rank(),
+        dist.get_world_size(),
+        shm_group().process_group,
+    )
+    whole = paddle.arange(6, dtype="float32")
+    if rank == 0:
+        group.send_partial(whole, 1, 3, 2, True).wait()
+    elif rank == 1:
+        received = paddle.zeros([6])
+        group.recv_partial(received, 0, 3, 1, True).wait()
+        assert received.tolist() == [0, 0, 4, 5, 0, 0], received
+    gathered = paddle.full([2 * size], -1.0)
+    gathered[2 * rank : 2 * rank + 2] = float(rank)
+    group.all_gather_partial(gathered, gathered, size, rank).wait()
+    np.testing.assert_array_equal(
+        gathered.numpy(), np.repeat(np.arange(size), 2)
+    )
+
+
 def gather_without_waiting() -> None:
     """Rank 0 calls operations that return lists before the others do."""
     rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
@@ -441,6 +463,10 @@ class TestShmGroup(unittest.TestCase):
         for ranks in self.jobs:
             for batch in (False, True):
                 ranks.call(exchange, batch)
+
+    def test_parts_that_operations_cut_out_of_tensors(self):
+        for ranks in self.jobs:
+            ranks.call(move_parts)
 
     def test_lists_that_asynchronous_operations_fill(self):
         for ranks in self.jobs:

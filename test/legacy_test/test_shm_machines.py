@@ -24,6 +24,7 @@ import datetime
 import functools
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -64,6 +65,9 @@ from paddle.distributed.communication.batch_isend_irecv import (
 # Ranks of a machine need not follow each other, nor be as many as on others.
 MACHINES = ["a", "b", "a", "b", "a"]
 CLONE_NEWNS = 0x20000
+CLONE_NEWNET = 0x40000000
+# The network interface of a rank that has a network of its own.
+INTERFACE = "machine"
 REDUCED_TYPES = [
     *("float16", "bfloat16", "float32", "float64"),
     *("int32", "int64", "uint8"),
@@ -104,6 +108,22 @@ def join_while_one_fails(
             shared_memory_group, "_SHORTEST_JOIN", datetime.timedelta(seconds=5)
         ),
     ):
+        join_on(machines)
+
+
+def join_where_one_has_no_memory(machines: list[str], failing: int) -> None:
+    """Joins as on machines; a rank cannot make memory for those of its one."""
+    if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
+        # Of the files that it makes. The group's memory is one.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, -1))
+    join_on(machines)
+
+
+def join_where_one_cannot_listen(machines: list[str], failing: int) -> None:
+    listener = leader_links.Listener
+    if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
+        listener = raise_error
+    with mock.patch.object(leader_links, "Listener", listener):
         join_on(machines)
 
 
@@ -445,19 +465,73 @@ def train() -> bytes:
     return b"".join(p.numpy().tobytes() for p in model.parameters())
 
 
+def leave_namespace(kind: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(kind) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def enter_namespace(process: int, name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    file = os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY)
+    if libc.setns(file, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(file)
+
+
 def enter_own_memory(first: int | None) -> None:
     """Mounts a /dev/shm of its own, or enters that of another process."""
-    libc = ctypes.CDLL(None, use_errno=True)
     if first is not None:
-        file = os.open(f"/proc/{first}/ns/mnt", os.O_RDONLY)
-        if libc.setns(file, CLONE_NEWNS) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
-        os.close(file)
+        enter_namespace(first, "mnt")
         return
-    if libc.unshare(CLONE_NEWNS) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
+    leave_namespace(CLONE_NEWNS)
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
+
+
+def run_in_network(process: int, *command: str) -> None:
+    subprocess.run(
+        ["nsenter", f"--net=/proc/{process}/ns/net", *command], check=True
+    )
+
+
+def connect_networks(processes: list[int]) -> None:
+    """Connects the networks of two processes by a cable."""
+    first, second = map(str, processes)
+    subprocess.run(
+        [
+            *("ip", "link", "add", INTERFACE, "netns", first, "type", "veth"),
+            *("peer", "name", INTERFACE, "netns", second),
+        ],
+        check=True,
+    )
+    for number, process in enumerate(processes):
+        for command in (
+            ("addr", "add", f"10.77.0.{number + 1}/24", "dev", INTERFACE),
+            ("link", "set", "lo", "up"),
+            ("link", "set", INTERFACE, "up"),
+        ):
+            run_in_network(process, "ip", *command)
+
+
+def join_and_probe_often(machines: list[str]) -> None:
+    """
+    Joins as on machines, whose leaders hear after two seconds that they cannot
+    reach each other.
+    """
+    with (
+        mock.patch.object(leader_links, "_IDLE_S", 1),
+        mock.patch.object(leader_links, "_PROBE_INTERVAL_S", 1),
+        mock.patch.object(leader_links, "_PROBES", 1),
+    ):
+        join_on(machines)
+
+
+def all_reduce_until_it_fails(folder: str) -> None:
+    while True:
+        x = paddle.ones([1 << 20])
+        dist.all_reduce(x)
+        pathlib.Path(folder, f"reduced{dist.get_rank()}").touch()
 
 
 def machines_in_use() -> list[list[int]]:
@@ -475,6 +549,23 @@ def may_mount() -> bool:
         ).returncode
         == 0
     )
+
+
+def why_no_networks() -> str:
+    """Returns why processes cannot have connected networks; empty if can."""
+    if not ON_LINUX:
+        return "the backend shm needs Linux"
+    for tool in ("ip", "nsenter", "unshare"):
+        if shutil.which(tool) is None:
+            return f"needs the program {tool}"
+    command = ["unshare", "--net", "ip", "link", "add", "type", "veth"]
+    tried = subprocess.run(command, capture_output=True, text=True)
+    if tried.returncode != 0:
+        return f"needs the right to run {' '.join(command)}: {tried.stderr}"
+    return ""
+
+
+_WHY_NO_NETWORKS = why_no_networks()
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
@@ -796,11 +887,24 @@ class TestShmMachines(RanksTestCase):
                     "no memory",
                 )
 
+    def test_leader_that_fails_to_join_fails_the_ranks_of_all_machines(self):
+        for function, reason in (
+            (join_where_one_has_no_memory, "File too large"),
+            (join_where_one_cannot_listen, "no memory is left"),
+        ):
+            with self.subTest(function=function.__name__):
+                ranks = self.start(3)
+                ranks.begin(function, ["a", "b", "b"], 1)
+                self.assert_all_raise(ranks.outcomes(), "[1, 2]", reason)
+
     def test_rank_that_dies_while_it_joins_fails_the_ranks_of_all_machines(
         self,
     ):
         # The store of rank 0 would end with it.
-        for victim in (1, 2):
+        for victim, parts in (
+            (1, ["rank 1"]),
+            (2, ["ranks [1, 2], which are numbered from 0", "Rank 1 did not"]),
+        ):
             with self.subTest(victim=victim):
                 ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
                 ranks.begin(
@@ -809,7 +913,7 @@ class TestShmMachines(RanksTestCase):
                     victim,
                     kill_this_process,
                 )
-                self.assert_all_raise(ranks.outcomes([0]), f"rank {victim}")
+                self.assert_all_raise(ranks.outcomes([0]), *parts)
                 self.assert_all_raise(ranks.outcomes([3 - victim]))
 
     def test_killed_rank_fails_the_ranks_of_all_machines(self):
@@ -962,6 +1066,56 @@ class TestShmMachines(RanksTestCase):
         ranks.call(join_default_group)
         self.assertEqual(ranks.call(machines_in_use), [[[0, 2], [1, 3]]] * 4)
         self.assertEqual(len(set(ranks.call(all_reduce_bits, 1000))), 1)
+
+
+@unittest.skipIf(_WHY_NO_NETWORKS, _WHY_NO_NETWORKS)
+class TestFailingNetwork(RanksTestCase):
+    """Rank 0 has another network than the ranks 1 and 2."""
+
+    def reduce_until_the_network_fails(self, join, **environment):
+        """Returns what the ranks raise when it fails between two machines."""
+        ranks = self.start(
+            3,
+            GLOO_SOCKET_IFNAME=INTERFACE,
+            PADDLE_MASTER="10.77.0.1:6170",
+            **environment,
+        )
+        for rank in range(3):
+            # Not at their own pace: gloo goes on to wait for 30 seconds.
+            self.addCleanup(ranks.signal, rank, signal.SIGKILL)
+        ranks.call(leave_namespace, CLONE_NEWNET, ranks=[0, 1])
+        ranks.call(enter_namespace, ranks.pids[1], "net", ranks=[2])
+        connect_networks(ranks.pids[:2])
+        ranks.call(join, ["a", "b", "b"])
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.begin(all_reduce_until_it_fails, folder)
+            wait_until(
+                lambda: len(os.listdir(folder)) == 3, "the first operation"
+            )
+            run_in_network(
+                ranks.pids[1], "ip", "link", "set", INTERFACE, "down"
+            )
+            outcomes = ranks.outcomes()
+        for outcome in outcomes:
+            self.assertIsInstance(outcome, Error)
+            self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
+        return [outcome.text for outcome in outcomes]
+
+    def test_all_ranks_raise_at_the_timeout(self):
+        *leaders, other = self.reduce_until_the_network_fails(
+            join_on, PADDLE_PG_TIMEOUT="2000"
+        )
+        for text in leaders:
+            self.assertIn("ranks [0, 1]", text)
+            self.assertIn("did not end in 2 s", text)
+        self.assertIn("[1, 2]", other)
+
+    def test_leaders_name_the_one_out_of_reach_before_the_timeout(self):
+        texts = self.reduce_until_the_network_fails(join_and_probe_often)
+        for rank, named in ((0, "Rank 1,"), (1, "Rank 0,"), (2, "[1, 2]")):
+            self.assertIn(named, texts[rank])
+        for text in texts[:2]:
+            self.assertIn("cannot be reached: ", text)
 
 
 if __name__ == "__main__":

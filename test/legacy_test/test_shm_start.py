@@ -44,6 +44,23 @@ SPAWN = """
 if __name__ == "__main__":
     dist.spawn(reduce, nprocs=2, backend="shm")
 """
+REFUSE = """
+import sys
+import paddle
+import paddle.distributed as dist
+
+def reduce():
+    dist.init_parallel_env()
+    x = paddle.to_tensor([1.0], place=paddle.CustomPlace("custom_cpu", 0))
+    try:
+        dist.all_reduce(x)
+        text = "nothing was refused"
+    except ValueError as error:
+        text = str(error)
+    assert "host memory" in text, text
+    with open(sys.argv[1], "a") as report:
+        report.write(f"{dist.get_backend()} {dist.get_rank()}\\n")
+"""
 
 
 def join_in_static_mode() -> None:
@@ -65,6 +82,8 @@ def use_groups_of_pairs() -> list[float]:
 def refuse_bad_tensors() -> list[str]:
     """Returns the errors of tensors that the backend does not take."""
     matrix, row = paddle.ones([4, 6]), paddle.ones([4])
+    other_row, without_memory = paddle.ones([4]), paddle.ones([4])
+    without_memory._clear_data()
     calls = [
         lambda: dist.all_reduce(matrix.transpose([1, 0])),
         lambda: dist.all_reduce(paddle.ones([2]).astype("float8_e4m3fn")),
@@ -83,6 +102,12 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.stream.gather(
             paddle.ones([1]), [], dist.get_rank(), use_calc_stream=True
         ),
+        lambda: dist.all_reduce(without_memory),
+        lambda: dist.alltoall_single(row, other_row, [1, 2], [2, 2]),
+        lambda: dist.alltoall_single(row, other_row, [5, -1], [2, 2]),
+        lambda: dist.alltoall_single(row, other_row, [2, 2], [2, 2, 0]),
+        lambda: dist.alltoall([], [row] * 3),
+        lambda: dist.alltoall([], [row, row.astype("float64")]),
     ]
     found = []
     for call in calls:
@@ -143,6 +168,14 @@ class TestShmStart(RanksTestCase):
             CUSTOM_DEVICE_ROOT="",
         )
 
+    @unittest.skipUnless(
+        "custom_cpu" in paddle.device.get_all_custom_device_type(),
+        "needs the plugin in test/custom_runtime/host_device, built and named "
+        "by CUSTOM_DEVICE_ROOT",
+    )
+    def test_tensors_on_a_device_are_refused(self):
+        self.run_job([sys.executable], REFUSE + SPAWN)
+
     def test_groups_of_some_ranks(self):
         ranks = self.start_group(4)
         self.assertEqual(
@@ -158,22 +191,27 @@ class TestShmStart(RanksTestCase):
 
     def test_tensors_that_are_refused(self):
         ranks = self.start_group(2)
+        parts = (
+            "contiguous()",
+            "float8_e4m3fn",
+            "5 elements",
+            "int32",
+            *["overlaps"] * 4,
+            "3 rows, which cannot be",
+            "3 elements",
+            "the caller",
+            "",
+            "use_calc_stream",
+            "no memory yet",
+            "sizes [1, 2]",
+            "sizes [5, -1]",
+            "sizes [2, 2, 0]",
+            "3 tensors",
+            "float64",
+        )
         for found in ranks.call(refuse_bad_tensors):
-            for text, part in zip(
-                found,
-                (
-                    "contiguous()",
-                    "float8_e4m3fn",
-                    "5 elements",
-                    "int32",
-                    *["overlaps"] * 4,
-                    "3 rows",
-                    "3 elements",
-                    "the caller",
-                    "",
-                    "use_calc_stream",
-                ),
-            ):
+            self.assertEqual(len(found), len(parts))
+            for text, part in zip(found, parts):
                 self.assertIn(part, text)
                 self.assertNotEqual(text, "nothing")
 

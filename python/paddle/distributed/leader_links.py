@@ -41,12 +41,18 @@ _UINT32 = struct.Struct("!I")
 _SHORT_S = 5.0
 # Gloo gives a call up after 30 seconds.
 LONGEST_CALL_S = 35.0
+# A machine or network that fails closes no connection. One that was idle for
+# so long is probed, so often, and counts as broken without an answer: before
+# gloo gives up, which does not know whom it has lost.
+_IDLE_S = 10
+_PROBE_INTERVAL_S = 5
+_PROBES = 3
 
 _open: weakref.WeakSet[LeaderLinks] = weakref.WeakSet()
 
 
 class LinkError(RuntimeError):
-    """Another leader has died or has said why it failed."""
+    """Another leader has died, is out of reach, or has said why it failed."""
 
 
 def _interface_address(name: str) -> str:
@@ -118,12 +124,22 @@ def _connect(address: str, number: int, deadline: float) -> socket.socket:
     return found
 
 
+def _probe_when_idle(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _IDLE_S),
+        (socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, _PROBES),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("The connection was closed.")
+            raise ConnectionResetError("its connection was closed")
         data += more
     return data
 
@@ -132,8 +148,9 @@ class LeaderLinks:
     """The connections of one leader.
 
     It runs calls that wait for other leaders, and stops waiting when one of
-    these has died, which closes its connection, or has said why it failed. The
-    call goes on then, on a thread of this object, and no other one can be made.
+    these has died, which closes its connection, cannot be reached any more, or
+    has said why it failed. The call goes on then, on a thread of this object,
+    and no other one can be made.
 
     One thread at a time may call the methods.
 
@@ -183,6 +200,7 @@ class LeaderLinks:
         self._thread.start()
 
     def _add(self, number: int, connection: socket.socket) -> None:
+        _probe_when_idle(connection)
         self._peers[connection.fileno()] = self._ranks[number], connection
         self._poll.register(connection, select.POLLIN)
 
@@ -192,7 +210,7 @@ class LeaderLinks:
         """Returns what a call returns, or raises what it raises.
 
         Raises:
-            LinkError: another leader has died or has failed.
+            LinkError: another leader has died, failed, or is out of reach.
             TimeoutError: the call has not ended after `timeout` seconds.
         """
         self._look(0)
@@ -263,9 +281,9 @@ class LeaderLinks:
             text = _receive(connection, length).decode()
         except OSError as error:
             raise LinkError(
-                f"Rank {rank}, the leader of its machine, has died: its "
-                "connection is broken. See its output, and start all ranks "
-                "again."
+                f"Rank {rank}, the leader of its machine, has died, or its "
+                f"machine cannot be reached: {error}. See its output, and "
+                "start all ranks again."
             ) from error
         if text:
             raise LinkError(text)

@@ -18,6 +18,7 @@ memory, and between machines by gloo.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import socket
@@ -40,6 +41,10 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 # Ranks do not start at once, however short their operations may take.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
 _JOINED = "joined"
+# Begins what a rank publishes that has failed; the reason follows.
+_FAILURE = "!"
+# How long a rank that fails waits for the others to fail, too.
+_TIME_TO_FAIL_S = 2.0
 # Of groups across machines, which have groups inside: the number of such a one
 # takes 12 bits more.
 _LARGEST_ID = (1 << 19) - 1
@@ -87,26 +92,64 @@ def join(
             f"The timeout of a group is {timeout}, but no operation ends in "
             "less than a millisecond. Pass a longer datetime.timedelta."
         )
-    time_to_join = max(timeout, _SHORTEST_JOIN)
-    # With keys of its own: gloo's are the same in each group.
-    store = _find_binding().GroupStore(
-        store, f"shm_group/{group_id}/", time_to_join // _MILLISECOND
-    )
-    _publish(store, "machine", rank, machine())
-    machines = _collect(
-        store, "machine", rank, world_size, group_id, time_to_join
-    )
-    if len(set(machines)) == 1:
-        group = _join_machine(store, rank, world_size, group_id, timeout)
-    else:
-        group = _join_machines(
-            store, rank, machines, group_id, timeout, time_to_join
-        )
+    try:
+        group = _join(store, rank, world_size, group_id, timeout)
+    except Exception:
+        _wait_for_failures(store, group_id, world_size)
+        raise
     if not _joined:
         # The last registered runs first: before Paddle destroys its groups.
         atexit.register(_leave_all)
     _joined.append(group)
     return group
+
+
+def _join(
+    store: Store,
+    rank: int,
+    world_size: int,
+    group_id: int,
+    timeout: datetime.timedelta,
+) -> ProcessGroup | HierarchicalGroup:
+    time_to_join = max(timeout, _SHORTEST_JOIN)
+    prefix = _prefix(group_id)
+    try:
+        # With keys of its own: gloo's are the same in each group.
+        own_store = _find_binding().GroupStore(
+            store, prefix, time_to_join // _MILLISECOND
+        )
+        here = machine()
+    except Exception as error:
+        _publish(store, f"{prefix}machine", rank, f"{_FAILURE}{error}")
+        raise
+    _publish(own_store, "machine", rank, here)
+    machines = _collect(
+        own_store, "machine", rank, world_size, group_id, time_to_join
+    )
+    if len(set(machines)) == 1:
+        return _join_machine(own_store, rank, world_size, group_id, timeout)
+    return _join_machines(
+        own_store, rank, machines, group_id, timeout, time_to_join
+    )
+
+
+def _prefix(group_id: int) -> str:
+    return f"shm_group/{group_id}/"
+
+
+def _wait_for_failures(store: Store, group_id: int, world_size: int) -> None:
+    """Waits for the other ranks to fail, too.
+
+    The store ends with the process that has made it, and what a rank has
+    published there about its failure with the store.
+    """
+    key = f"{_prefix(group_id)}failed"
+    deadline = time.monotonic() + _TIME_TO_FAIL_S
+    with contextlib.suppress(Exception):
+        failed = store.add(key, 1)
+        while failed < world_size and time.monotonic() < deadline:
+            time.sleep(0.002)
+            failed = store.add(key, 0)
 
 
 def machine() -> str:
@@ -142,7 +185,10 @@ def _collect(
     group_id: int,
     timeout: datetime.timedelta,
 ) -> list[str]:
-    """Returns what each rank has published, when all have."""
+    """
+    Returns what each rank has published, when all have. Raises an error as soon
+    as it finds one that has failed.
+    """
     deadline = time.monotonic() + timeout.total_seconds()
     texts = []
     for other in range(world_size):
@@ -155,7 +201,14 @@ def _collect(
                     "all its ranks make it, or pass a longer timeout."
                 )
             time.sleep(0.002)
-        texts.append(store.get(f"{key}/{other}").decode())
+        text = store.get(f"{key}/{other}").decode()
+        if text.startswith(_FAILURE):
+            reason = text[len(_FAILURE) :].rstrip(". \n")
+            raise RuntimeError(
+                f"Rank {other} failed to join group {group_id}: "
+                f"{reason}. Mend that, and make a new group."
+            )
+        texts.append(text)
     return texts
 
 
@@ -201,10 +254,8 @@ def _join_machines(
         # No program looks up a group by a negative number.
         return -(group_id << 12 | number) - 1
 
-    listener = links = between = None
+    local = listener = links = between = None
     try:
-        if rank in leaders:
-            listener = Listener()
         local = _join_machine(
             store,
             here.index(rank),
@@ -212,11 +263,18 @@ def _join_machines(
             inner_id(1 + topology.machine),
             timeout,
         )
+        # Not before: the ranks here would not hear of its error.
+        if rank in leaders:
+            listener = Listener()
     except Exception as error:
-        if listener is not None:
-            listener.close()
-        _publish(store, "joined", rank, str(error))
-        raise
+        if local is not None:
+            local.leave()
+        text = (
+            f"On the machine of the ranks {here}, which are numbered from 0 in "
+            f"what follows: {error}"
+        )
+        _publish(store, "joined", rank, f"{_FAILURE}{text}")
+        raise RuntimeError(text) from error
     try:
         # A leader that waits in gloo would not hear of a rank that has failed.
         _publish(
@@ -228,13 +286,6 @@ def _join_machines(
         outcomes = _collect(
             store, "joined", rank, len(machines), group_id, time_to_join
         )
-        for other, outcome in enumerate(outcomes):
-            if not outcome.startswith(_JOINED):
-                raise RuntimeError(
-                    f"Rank {other} of group {group_id} failed to join the "
-                    f"ranks of its machine: {outcome} Mend that, and make a "
-                    "new group."
-                )
         if listener is not None:
             number = leaders.index(rank)
             between = core.ProcessGroupGloo.create(

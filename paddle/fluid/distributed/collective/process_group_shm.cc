@@ -21,6 +21,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "paddle/phi/backends/context_pool.h"
@@ -36,6 +37,7 @@ using phi::distributed::ElementType;
 using phi::distributed::GroupMemory;
 using phi::distributed::OperationQueue;
 using phi::distributed::Reduction;
+using phi::distributed::Store;
 
 // The name that an operation has in Python.
 const char* NameOf(CommType type) {
@@ -296,38 +298,88 @@ class Packed {
   std::unique_ptr<char[]> data_;
 };
 
-std::string StoreKey(int group_id) {
-  return "shm_group/" + std::to_string(group_id);
+// What a rank puts into the store begins with one of these. A rank that has no
+// memory of the group cannot say so there.
+constexpr char kHasMemory = '=';  // then comes the memory's id
+constexpr char kHasFailed = '!';  // then comes the reason
+
+std::string StoreKey(int group_id, int rank) {
+  return "shm_group/" + std::to_string(group_id) + "/" + std::to_string(rank);
 }
 
-// Makes the group's memory, or joins it by what rank 0 has put into the store.
-std::unique_ptr<GroupMemory> MakeMemory(phi::distributed::Store* store,
+void Publish(Store* store,
+             const ProcessGroupShmOptions& options,
+             const std::string& text) {
+  store->set(StoreKey(options.group_id, options.rank),
+             std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+// Waits until a rank has published the id of the group's memory, and returns
+// it. Throws if the rank has failed.
+std::string IdFrom(Store* store,
+                   const ProcessGroupShmOptions& options,
+                   int rank) {
+  const std::vector<uint8_t> value =
+      store->get(StoreKey(options.group_id, rank));
+  const std::string text(value.begin(), value.end());
+  if (!text.empty() && text[0] == kHasMemory) return text.substr(1);
+  throw CollectiveError(CollectiveError::Kind::kUnavailable,
+                        rank,
+                        "Rank " + std::to_string(rank) +
+                            " cannot use the group's memory, so that all ranks "
+                            "fail: " +
+                            text.substr(text.empty() ? 0 : 1));
+}
+
+// Makes the group's memory, or attaches to that which rank 0 has made. Tells
+// the other ranks whether that worked.
+std::unique_ptr<GroupMemory> MakeMemory(Store* store,
                                         const ProcessGroupShmOptions& options) {
-  const std::string key = StoreKey(options.group_id);
-  // The first character says whether the rest is the id or an error of rank 0,
-  // for which nobody has to wait.
-  const auto put = [&](const std::string& text) {
-    store->set(key, std::vector<uint8_t>(text.begin(), text.end()));
-  };
-  if (options.rank == 0) {
-    try {
-      auto memory = GroupMemory::Create(options.size);
-      put("=" + memory->id());
-      return memory;
-    } catch (const CollectiveError& error) {
-      put(std::string("!") + error.what());
-      throw;
+  std::string id;
+  if (options.rank != 0) id = IdFrom(store, options, 0);
+  std::unique_ptr<GroupMemory> memory;
+  try {
+    memory = options.rank == 0 ? GroupMemory::Create(options.size)
+                               : GroupMemory::Attach(id, options.rank);
+  } catch (const std::exception& error) {
+    Publish(store, options, kHasFailed + std::string(error.what()));
+    throw;
+  }
+  Publish(store, options, kHasMemory + memory->id());
+  return memory;
+}
+
+// Waits on rank 0 until all ranks have said whether they have attached. If one
+// has not, fails the group in its memory, where those that have attached wait.
+void WaitForMembers(Store* store,
+                    const ProcessGroupShmOptions& options,
+                    GroupMemory* memory) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  for (int rank = 1; rank < options.size; ++rank) {
+    while (!store->check(StoreKey(options.group_id, rank))) {
+      memory->ThrowIfUnusable();
+      if (std::chrono::duration_cast<std::chrono::milliseconds>(
+              Clock::now() - start) > options.timeout) {
+        memory->Abort(rank,
+                      "rank " + std::to_string(rank) +
+                          " did not attach to the group's memory within " +
+                          std::to_string(options.timeout.count()) +
+                          " ms. See why it is stopped, slow or elsewhere, or "
+                          "pass a longer timeout.");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  store->wait(key);
-  const std::vector<uint8_t> value = store->get(key);
-  const std::string text(value.begin(), value.end());
-  if (text.empty() || text[0] != '=') {
-    throw CollectiveError(CollectiveError::Kind::kUnavailable,
-                          0,
-                          text.substr(text.empty() ? 0 : 1));
+  // After the loop: a rank that still attached would find no memory.
+  for (int rank = 1; rank < options.size; ++rank) {
+    try {
+      IdFrom(store, options, rank);
+    } catch (const CollectiveError& error) {
+      memory->Abort(rank, error.what());
+    }
   }
-  return GroupMemory::Attach(text.substr(1), options.rank);
+  memory->ThrowIfUnusable();
 }
 
 [[noreturn]] void ThrowPaddleError(const CollectiveError& error) {
@@ -434,6 +486,9 @@ ProcessGroupShm::ProcessGroupShm(
       queue_(std::make_unique<OperationQueue>()) {
   RaisingPaddleErrors([&] {
     joined_->memory = MakeMemory(store.get(), options);
+    if (options.rank == 0) {
+      WaitForMembers(store.get(), options, joined_->memory.get());
+    }
     joined_->collectives = std::make_unique<Collectives>(
         joined_->memory.get(), options.memory, timeout_);
   });
