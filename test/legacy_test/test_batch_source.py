@@ -25,6 +25,7 @@ import time
 import traceback
 import unittest
 import weakref
+from unittest import mock
 
 import numpy as np
 from concurrent_base import (
@@ -43,6 +44,10 @@ import paddle
 from paddle.incubate.multiprocessing.batch_source import BatchSource
 from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
+from paddle.io.dataloader.gathered_batch import ArrayPool
+
+# The index of the first sample in each batch of two of the 16 arrays.
+FIRSTS = range(0, 16, 2)
 
 
 class DeliberateError(Exception):
@@ -67,6 +72,22 @@ class Numbers(Dataset):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(10))
+
+
+class Arrays(Dataset):
+    """Arrays of their index, two of which are large for `ArrayPool`."""
+
+    def __getitem__(self, i):
+        return np.full([1 << 13], i, "float32")
+
+    def __len__(self):
+        return 16
+
+
+class StreamOfArrays(IterableDataset):
+    def __iter__(self):
+        arrays = Arrays()
+        return (arrays[i] for i in range(len(arrays)))
 
 
 def plain(batch):
@@ -198,6 +219,34 @@ class TestBatches(SourceTestCase):
                 [[batch.tolist() for batch in reader] for reader in readers],
                 [[[0, 1, 2, 3], [8, 9]], [[4, 5, 6, 7]]],
             )
+
+    def test_memory_of_batches_that_were_dropped_is_used_again(self):
+        for dataset in (Arrays(), StreamOfArrays()):
+            # All of it is kept here, so that new memory is at a new address.
+            used = []
+
+            def take(pool, size, used=used, take=ArrayPool._take):
+                used.append(take(pool, size))
+                return used[-1]
+
+            with mock.patch.object(ArrayPool, "_take", take):
+                reader = BatchSource(dataset, nreaders=1, batch_size=2).reader(
+                    0
+                )
+                for _ in range(3):
+                    first = [batch[:, 0].tolist() for batch in reader]
+                    self.assertEqual(first, [[i, i + 1] for i in FIRSTS])
+                del reader
+            self.assertGreaterEqual(len(used), 3 * len(FIRSTS))
+            self.assertLess(len({id(memory) for memory in used}), len(FIRSTS))
+
+    def test_memory_of_a_batch_that_is_kept_is_not_used_again(self):
+        reader = BatchSource(Arrays(), nreaders=1, batch_size=2).reader(0)
+        kept = list(reader)
+        for _ in reader:
+            pass
+        for i, batch in zip(FIRSTS, kept):
+            self.assertEqual(batch.unique().tolist(), [i, i + 1])
 
     def test_own_collate_function(self):
         source = BatchSource(

@@ -11,13 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Strings that name devices: what they stand for, and the errors for others."""
+"""What names devices, such as strings, and the errors for everything else."""
 
 import contextlib
 import os
 import unittest
 from unittest import mock
 
+import numpy as np
 from thread_device_base import on_every_device_list
 
 import paddle
@@ -57,6 +58,140 @@ class ErrorTestCase(unittest.TestCase):
                     convert(device)
                 for part in (*parts, "The devices of this process are cpu"):
                     self.assertIn(part, str(caught.exception))
+
+
+# Functions that take a device, by any name, index or place.
+TAKERS = (
+    paddle.set_device,
+    paddle.set_default_device,
+    paddle.device,
+    paddle.device.device,
+    paddle.device.device_to_place,
+    paddle.device.Stream,
+    paddle.device.current_stream,
+    paddle.device.default_stream,
+    paddle.device.get_stream_from_pool,
+    paddle.device.synchronize,
+    paddle.device.memory_stats,
+    paddle.device.get_device_module,
+    paddle.device.get_device_properties,
+    paddle.device.custom_device.get_rng_state,
+    paddle.cuda.current_stream,
+    paddle.cuda.synchronize,
+    paddle.Generator,
+    paddle.device.custom_device.memory_allocated,
+    paddle.device.custom_device.memory_reserved,
+    paddle.device.custom_device.max_memory_allocated,
+    paddle.device.custom_device.max_memory_reserved,
+    paddle.device.custom_device.reset_max_memory_allocated,
+    paddle.device.custom_device.reset_max_memory_reserved,
+    paddle.device.custom_device.current_stream,
+    paddle.device.custom_device.synchronize,
+)
+
+
+def name_of(function):
+    return getattr(function, "__name__", repr(function))
+
+
+class TestOtherValues(ErrorTestCase):
+    def check_is_no_device(self, value, takers):
+        for take in takers:
+            with self.subTest(take=name_of(take), value=value):
+                with self.assertRaises(TypeError) as caught:
+                    take(value)
+                # As Paddle 3.3.0 raises it in most functions.
+                self.assertIsInstance(caught.exception, ValueError)
+                for part in (
+                    f"received {value!r} of type {type(value).__name__}",
+                    "The devices of this process are cpu",
+                ):
+                    self.assertIn(part, str(caught.exception))
+
+    def test_is_an_error_that_names_it_wherever_a_device_is_taken(self):
+        def device_id_of(device):
+            return paddle.device.extract_device_id(device, "a test")
+
+        def stream_from_outside(device):
+            return paddle.device.get_stream_from_external(0, device)
+
+        def event_from_outside(device):
+            return paddle.device.Event.from_ipc_handle(device, b"")
+
+        def tensor(device):
+            return paddle.ones([1], device=device)
+
+        for value in (1.5, [1], object(), b"cpu", np.int64(0)):
+            self.check_is_no_device(
+                value,
+                (
+                    *TAKERS,
+                    framework._get_paddle_place,
+                    paddle.device.device_guard,
+                    paddle.device.cuda.current_stream,
+                    paddle.device.cuda.synchronize,
+                    paddle.device.xpu.synchronize,
+                    device_id_of,
+                    stream_from_outside,
+                    event_from_outside,
+                    tensor,
+                ),
+            )
+
+    def test_true_and_false_are_no_indices(self):
+        def device_id_of(device):
+            return paddle.device.extract_device_id(device, "a test")
+
+        before = framework._current_expected_place_()
+        for value in (True, False):
+            self.check_is_no_device(value, (*TAKERS, device_id_of))
+        self.assertEqual(framework._current_expected_place_(), before)
+
+    def test_negative_index_is_refused(self):
+        self.check_is_refused(-1, "received -1", "0 or more", converters=TAKERS)
+
+    def test_index_of_the_cpu_is_0(self):
+        with paddle.device.device("cpu"):
+            self.assertTrue(paddle.device.device_to_place(0).is_cpu_place())
+            self.check_is_refused(
+                1,
+                "received 1",
+                "the CPU",
+                converters=(paddle.device.device_to_place, paddle.set_device),
+            )
+
+    def test_place_of_each_class_is_itself(self):
+        places = [core.Place(), core.CPUPlace()]
+        if core.is_compiled_with_cuda():
+            places += [core.CUDAPlace(0), core.CUDAPinnedPlace()]
+        if core.is_compiled_with_xpu():
+            places += [core.XPUPlace(0), core.XPUPinnedPlace()]
+        for kind in core.get_all_custom_device_type() or []:
+            places.append(core.CustomPlace(kind, 0))
+        for place in places:
+            self.assertIs(paddle.device.device_to_place(place), place)
+            self.assertIs(framework._get_paddle_place(place), place)
+
+    def test_classes_of_places_that_this_paddle_cannot_make_are_places(self):
+        for kind in (
+            core.CUDAPlace,
+            core.CUDAPinnedPlace,
+            core.XPUPlace,
+            core.XPUPinnedPlace,
+            core.IPUPlace,
+            core.CustomPlace,
+        ):
+            # The converter asks for nothing but the class.
+            place = kind.__new__(kind)
+            self.assertIs(device_strings.checked_place(place), place)
+
+    def test_place_that_a_function_has_no_use_for_is_named(self):
+        for take in (
+            paddle.device.cuda.synchronize,
+            paddle.device.xpu.synchronize,
+        ):
+            with self.assertRaisesRegex(TypeError, "this function.*Place.cpu"):
+                take(core.CPUPlace())
 
 
 class TestCpu(ErrorTestCase):
@@ -195,6 +330,21 @@ class TestAccelerators(ErrorTestCase):
         )
         for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
             self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
+
+    def test_statistics_of_memory_take_an_index_and_a_tensors_place(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs have statistics of their own")
+        allocated = paddle.device.custom_device.memory_allocated
+        last = len(self.devices) - 2
+        kept = paddle.zeros([1 << 16], device=self.devices[last])
+        found = allocated(self.devices[last])
+        self.assertGreaterEqual(found, 4 * kept.size)
+        for device in (last, kept.place, core.CustomPlace(self.kind, last)):
+            self.assertEqual(allocated(device), found)
+        self.assertEqual(allocated(), allocated(0))
+        self.check_is_refused(
+            last + 1, f"{self.kind}:{last + 1}", converters=(allocated,)
+        )
 
     def test_statistics_of_memory_refuse_another_plugin(self):
         if self.kind == "gpu":

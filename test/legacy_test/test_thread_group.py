@@ -278,6 +278,7 @@ class Devices(unittest.TestCase):
             (["cpu"], "one for each rank, but received 1 devices for 2 ranks"),
             (["cpu", "cpu:1"], "'cpu:1' has an index"),
             (["cpu", "tpu:0"], "must be one of .*'tpu'"),
+            (["cpu", 1.5], "received 1.5. The devices of this process are cpu"),
             (7, "`devices` must be None"),
         ):
             with self.subTest(devices):

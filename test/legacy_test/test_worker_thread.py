@@ -247,6 +247,14 @@ class TestRandomNumbers(WorkerTestCase):
 
 
 class TestThreads(WorkerTestCase):
+    def test_a_wrong_argument_is_one_error_alone(self):
+        with mock.patch("sys.unraisablehook") as finalizer_failed:
+            for arguments in ({"target": print, "device": 1.5}, {"target": 1}):
+                with self.assertRaisesRegex(TypeError, "device|callable"):
+                    WorkerThread(**arguments)
+            gc.collect()
+        finalizer_failed.assert_not_called()
+
     def test_the_target_gets_its_arguments(self):
         results = []
 

@@ -11,11 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Converts the strings that name devices to places.
+"""Converts what names a device, such as a string, to a place.
 
 A device is 'cpu', or a type with or without an index: 'gpu' or 'gpu:0', 'xpu',
 'ipu', or a type that a plugin has registered. 'cuda' and 'dcu' stand for 'gpu'.
-Every error is a ValueError that names the string and the devices that exist.
+Every error names the value and the devices that exist. It is a ValueError, and
+for a value that is neither a string nor an index nor a place also a TypeError.
 All functions are thread-safe.
 """
 
@@ -80,6 +81,77 @@ def _with_devices(reason: str) -> str:
 
 def _error(reason: str) -> ValueError:
     return ValueError(_with_devices(reason))
+
+
+# Paddle 3.3.0 raises a ValueError in some functions and a TypeError in others.
+class DeviceTypeError(TypeError, ValueError):
+    """The error for a value of a type that cannot be a device."""
+
+
+def error_of_type(device: object) -> DeviceTypeError:
+    """
+    Returns the error of a function for a value that cannot be a device, or for
+    a place that it has no use for.
+    """
+    wanted = "a name such as 'cpu' or 'gpu:0', or a place"
+    if isinstance(device, core.Place):
+        wanted = "of the type that this function is for"
+    return DeviceTypeError(
+        _with_devices(
+            f"The device must be {wanted}, but received {device!r} of type "
+            f"{type(device).__name__}."
+        )
+    )
+
+
+def checked_place(device: object) -> core.Place:
+    """
+    Returns `device`, a place.
+
+    Raises:
+        DeviceTypeError: it is no place.
+    """
+    if not isinstance(device, core.Place):
+        raise error_of_type(device)
+    return device
+
+
+def checked_index(index: int) -> int:
+    """
+    Returns `index`, the index of a device.
+
+    Raises:
+        DeviceTypeError: it is True or False, which are integers to Python.
+        ValueError: it is negative.
+    """
+    if isinstance(index, bool):
+        raise error_of_type(index)
+    if index < 0:
+        raise _error(
+            f"The index of a device must be 0 or more, but received {index!r}."
+        )
+    return index
+
+
+def name_of_index(index: int, current: str) -> str:
+    """
+    Returns the name of the device that has `index` among those of the type of
+    the device that is named `current`.
+
+    Raises:
+        DeviceTypeError: as `checked_index`.
+        ValueError: the index is negative, or the CPU's and not 0.
+    """
+    checked_index(index)
+    kind = current.partition(":")[0]
+    if kind != "cpu":
+        return f"{kind}:{index}"
+    if index:
+        raise _error(
+            "The current device is the CPU, which has index 0 alone, but "
+            f"received {index!r}. Please pass the name of a device."
+        )
+    return kind
 
 
 def error_of_streams(place: object) -> TypeError:
@@ -184,26 +256,30 @@ def place_of(
     return core.CustomPlace(kind, number)
 
 
-def custom_device_id(device: str) -> int:
+def custom_device_id(device: str | int | core.Place | None) -> int:
     """
     Returns the index of a device of the type that `paddle.device.custom_device`
-    is for: the first one that a plugin has registered.
+    is for: the first one that a plugin has registered. None is its device 0.
 
     Raises:
+        DeviceTypeError: `device` cannot be a device.
         ValueError: there is no such device.
     """
-    place = place_of(device)
-    if not isinstance(place, core.CustomPlace):
+    if device is None:
+        return 0
+    kind = (core.get_all_custom_device_type() or ["cpu"])[0]
+    name = name_of_index(device, kind) if isinstance(device, int) else device
+    place = place_of(name) if isinstance(name, str) else checked_place(name)
+    if not place.is_custom_place():
         raise _error(
             f"The device must be one of a plugin, but received {device!r}."
         )
-    kind = core.get_all_custom_device_type()[0]
-    if place.get_device_type() != kind:
+    if place.custom_device_type() != kind:
         raise _error(
             f"The device must be of type {kind!r}, which "
             f"paddle.device.custom_device is for, but received {device!r}."
         )
-    return place.get_device_id()
+    return place.custom_device_id()
 
 
 def place_of_memory(place: str) -> core.Place:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
 
-from . import device_scope
+from . import device_scope, streams as streams_of_threads
 from .devices import current_place, set_place
 
 if TYPE_CHECKING:
@@ -51,8 +51,19 @@ def _check_one_per_device(streams: Sequence[Stream]) -> None:
             )
 
 
+def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
+    """Sets a stream and returns what sets the previous one."""
+    # A guard has no use for the previous stream as a Stream, which takes longer
+    # to make than the rest of this.
+    base = getattr(stream, "stream_base", None)
+    previous = None if base is None else streams_of_threads.set_stream(base)
+    if previous is None:
+        return functools.partial(set_stream, set_stream(stream))
+    return lambda: streams_of_threads.set_stream(previous)
+
+
 def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
-    restore = functools.partial(set_stream, set_stream(stream))
+    restore = _swap(stream, set_stream)
     place = stream.device
     # By the hash, as Place compares, but without its slower operator.
     is_current = hash(place) == hash(current_place.get())
@@ -77,7 +88,7 @@ def _enter_several(
 ) -> Callable[[], Any]:
     with contextlib.ExitStack() as stack:
         for stream in streams:
-            stack.callback(set_stream, set_stream(stream))
+            stack.callback(_swap(stream, set_stream))
         _check_one_per_device(streams)
         return stack.pop_all().close
 

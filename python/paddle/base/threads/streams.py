@@ -73,8 +73,12 @@ class _OwnStreams:
         self.by_place: dict[int, tuple[StreamBase, Any]] = {}
 
     def use(self, by_place: dict[int, tuple[StreamBase, Any]]) -> None:
-        in_use = native.ThreadContexts(list(by_place.values()))
-        native.use_thread_contexts(in_use if by_place else None)
+        if by_place:
+            in_use = native.ThreadContexts(list(by_place.values()))
+            native.use_thread_contexts(in_use)
+        else:
+            in_use = None
+            native.use_no_thread_contexts()
         # Only now may the contexts that were in use before be destroyed.
         self._in_use = in_use
         self.by_place = by_place
@@ -83,7 +87,7 @@ class _OwnStreams:
         if not self.by_place:
             return
         if self._ident == threading.get_ident():
-            native.use_thread_contexts(None)
+            native.use_no_thread_contexts()
         else:
             # A fork drops the state of all other threads, and the exit of the
             # interpreter that of threads that still run. To destroy a context
@@ -202,7 +206,7 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
     default = _default_streams.get(key) or default_stream(place)
     by_place = dict(_own_streams.get().by_place)
     previous, _ = by_place.pop(key, (default, None))
-    if stream.raw_stream != default.raw_stream:
+    if stream is not default and stream.raw_stream != default.raw_stream:
         by_place[key] = (stream, _context_of(stream))
     _use_own_streams(by_place)
     return previous

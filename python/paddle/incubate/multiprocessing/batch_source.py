@@ -32,23 +32,22 @@ from paddle.base.threads.host_context import (
 )
 from paddle.base.threads.streams import event_after_work, threads_have_streams
 from paddle.io import IterableDataset
-from paddle.io.dataloader.collate import default_collate_fn
-from paddle.io.dataloader.fetcher import (
-    _IterableDatasetFetcher,
-    _MapDatasetFetcher,
-)
+from paddle.io.dataloader.dataset_errors import refuses_stop_iteration
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
+from paddle.io.dataloader.gathered_batch import ArrayPool, GatheringFetcher
+from paddle.io.dataloader.worker import _DatasetKind
 
 from .blocking_queue import BlockingQueue, ShutDown
 from .interruptible import poll
 from .worker_thread import WorkerThread, checked_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from paddle.base import core
     from paddle.device import Event
     from paddle.io import BatchSampler, Dataset
+    from paddle.io.dataloader.fetcher import _DatasetFetcher
 
 __all__ = []
 
@@ -67,8 +66,9 @@ class _Batches:
         shuffle: bool,
         drop_last: bool,
         batch_sampler: BatchSampler | None,
-        collate_fn: Callable[[list], Any],
+        collate_fn: Callable[[list], Any] | None,
         seed: int,
+        most_free: int,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
@@ -77,32 +77,46 @@ class _Batches:
         self._batch_sampler = batch_sampler
         self._collate_fn = collate_fn
         self._seed = seed
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        self._pool = ArrayPool(most_free)
 
     def of_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
         """Makes the batches of an epoch on `thread`, the calling one."""
         # Looked at between the samples of a batch.
         stop = SimpleNamespace(is_set=thread.should_stop)
-        if isinstance(self._dataset, IterableDataset):
-            fetcher = _IterableDatasetFetcher(
-                self._dataset, True, None, self._drop_last
-            )
-            while True:
-                try:
-                    samples = fetcher.fetch(range(self._batch_size), stop)
-                except StopIteration:
-                    return
-                if samples is None:
-                    return
-                # Called here, where a StopIteration becomes a RuntimeError.
-                yield self._collate_fn(samples)
-        fetcher = _MapDatasetFetcher(
-            self._dataset, True, self._collate_fn, self._drop_last
-        )
+        fetcher = self._fetcher()
         for samples in self._samples(epoch):
-            # A StopIteration becomes a RuntimeError: this is a generator.
-            yield fetcher.fetch(samples, stop)
+            try:
+                batch = fetcher.fetch(samples, stop)
+            except StopIteration:
+                if self._is_iterable:
+                    return
+                # It becomes a RuntimeError: this is a generator.
+                raise
+            if thread.should_stop():
+                return
+            yield batch
+            # The reader alone keeps it while the next one is made.
+            del batch
 
-    def _samples(self, epoch: int) -> Iterator[list[int]]:
+    def _fetcher(self) -> _DatasetFetcher | GatheringFetcher:
+        kind = _DatasetKind.ITER if self._is_iterable else _DatasetKind.MAP
+        if self._collate_fn is None:
+            return GatheringFetcher(
+                kind, self._dataset, self._drop_last, self._pool
+            )
+        return _DatasetKind.create_fetcher(
+            kind,
+            self._dataset,
+            True,
+            refuses_stop_iteration(self._collate_fn),
+            self._drop_last,
+        )
+
+    def _samples(self, epoch: int) -> Iterator[Iterable[int]]:
+        if self._is_iterable:
+            # Of these, the number alone counts.
+            yield from itertools.repeat(range(self._batch_size))
         if self._batch_sampler is not None:
             if hasattr(self._batch_sampler, "set_epoch"):
                 self._batch_sampler.set_epoch(epoch)
@@ -311,7 +325,8 @@ class BatchSource:
             in place of the three arguments before. Its ``set_epoch``, if any,
             is called. Default: None.
         collate_fn (Callable|None, optional): makes a batch from a list of
-            samples. Default: None, that of ``DataLoader``.
+            samples. Default: None, that of ``DataLoader``; the memory of large
+            batches is then used again when nothing refers to them.
         capacity (int, optional): the largest number of batches that are ready
             for each reader. Default: 2.
         seed (int|None, optional): the seed, at least 0 and less than 2**64.
@@ -378,8 +393,9 @@ class BatchSource:
             shuffle,
             drop_last,
             batch_sampler,
-            collate_fn or default_collate_fn,
+            collate_fn,
             self._seed,
+            nreaders * capacity,
         )
         # The arrays of the default collation belong to nobody else.
         self._zero_copy = collate_fn is None

@@ -23,7 +23,10 @@ import sys
 from collections.abc import Sequence
 from typing import Callable
 
-from paddle.base.device_counts import device_counts
+from paddle.base.device_counts import (
+    device_counts,
+    device_names as all_device_names,
+)
 
 from .device_names import parse
 
@@ -135,7 +138,8 @@ def _check_device(name: str) -> None:
     if not isinstance(name, str):
         raise TypeError(
             "`devices` must be names such as 'cpu' or 'gpu:0', but received "
-            f"{name!r}."
+            f"{name!r}. The devices of this process are "
+            f"{', '.join(all_device_names())}."
         )
     if name == "cpu":
         return

@@ -259,6 +259,11 @@ class WorkerThread(threading.Thread):
             False
     """
 
+    # Of the class, because __del__ needs them where a constructor has failed.
+    _error: BaseException | None = None
+    _trace: TracebackType | None = None
+    _is_error_known = False
+
     def __init__(
         self,
         target: Callable[..., object],
@@ -269,10 +274,6 @@ class WorkerThread(threading.Thread):
         daemon: bool | None = None,
         seed: int | None = None,
     ) -> None:
-        # First, because __del__ needs them.
-        self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
-        self._is_error_known = False
         if not callable(target):
             raise TypeError(
                 "The target of a WorkerThread must be callable, but received "

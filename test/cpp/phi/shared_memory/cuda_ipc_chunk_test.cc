@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -29,6 +30,7 @@
 
 #include "paddle/phi/core/memory/allocation/cuda_ipc_chunks.h"
 #include "test/cpp/phi/shared_memory/devices.h"
+#include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace {
 
@@ -37,6 +39,8 @@ using paddle::memory::allocation::CudaIPCChunkExports;
 using paddle::memory::allocation::MapChunks;
 
 class CudaIPCChunkTest : public shared_memory_test::SharedMemoryTestCase {};
+
+constexpr int kSlow = 30000;  // microseconds
 
 // The part of memory that is granule `n` of it.
 CudaIPCMemory GranuleOf(const CudaIPCMemory& memory, int n) {
@@ -260,6 +264,85 @@ TEST_BOTH(CudaIPCChunkTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
   Fill(storage->memory, 5, stream);
   receiver.channel().Send(MessageOf(storage, strategy, stream));
   EXPECT_TRUE(receiver.channel().Receive<bool>());
+  End(&receiver);
+}
+
+// Memory of GPU 0, as work of GPU 1 uses it.
+CudaIPCMemory OnOtherDevice(const CudaIPCMemory& memory) {
+  return {1, memory.data, memory.size};
+}
+
+TEST_BOTH(CudaIPCChunkTest, AReceiverDropsChunksWhenAllItsDevicesAreDone) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    setenv("STAND_IN_PEER_ACCESS", "1", 1);
+    std::array<Storage, 2> storages;
+    for (Storage& storage : storages) {
+      storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    }
+    const CudaIPCMemory used = OnOtherDevice(storages[0]->memory);
+    const CudaIPCMemory unmapped = OnOtherDevice(storages[1]->memory);
+    const Stream stream = MakeStream(1);
+    SetDelay(kSlow);
+    Fill(used, 2, stream);
+    // It unmaps nothing, but its owner may use the memory again.
+    storages[0].reset();
+    channel.Signal();
+    channel.Await();
+    Fill(unmapped, 3, stream);
+    storages[1].reset();
+    EXPECT_EQ(CallsOf("cuMemUnmap"), 1);
+    channel.Signal();
+    channel.Await();
+  });
+  const CudaIPCMemory all = AllocateChunks({1});
+  Fill(all, 1);
+  std::array<Storage, 2> storages;
+  for (int i = 0; i < 2; ++i) {
+    storages[i] = StorageIn(PartOf(all, i * 1024, 1024), [] {});
+    receiver.channel().Send(MessageOf(storages[i], strategy));
+  }
+  for (int i = 0; i < 2; ++i) {
+    receiver.channel().Await();
+    EXPECT_TRUE(HasContent(storages[i]->memory, i + 2));
+    receiver.channel().Signal();
+  }
+  receiver.Finish();
+}
+
+TEST_BOTH(CudaIPCChunkTest, ChunksThatCameHomeAreFreedWhenAllDevicesAreDone) {
+  NEEDS_STAND_IN;
+  setenv("STAND_IN_PEER_ACCESS", "1", 1);
+  Storage storage = AllocateFilledInChunks({1});
+  const CudaIPCMemory used = OnOtherDevice(storage->memory);
+  driver_calls::MakeAccessible(used.data, used.size, used.device);
+  const CudaIPCMessage message = MessageOf(storage, strategy);
+  storage.reset();
+  storage = StorageOf(message);
+  const Stream stream = MakeStream(1);
+  SetDelay(kSlow);
+  Fill(used, 2, stream);
+  storage.reset();
+  EXPECT_TRUE(SharesNothing());
+  // Late work would end this process: the stand-in unmaps without a wait.
+  CudaIPCDriver::Instance().Synchronize(1);
+}
+
+TEST_BOTH(CudaIPCChunkTest, DroppingChunksUsesNoDeviceThatWasNotUsed) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
+    const int contexts = CallsOf("cuDevicePrimaryCtxRetain");
+    storage.reset();
+    EXPECT_EQ(CallsOf("cuMemUnmap"), 1);
+    EXPECT_EQ(CallsOf("cuCtxSynchronize"), 1);
+    EXPECT_EQ(CallsOf("cuDevicePrimaryCtxRetain"), contexts);
+    channel.Signal();
+    channel.Await();
+  });
+  const Storage storage = AllocateFilledInChunks({1});
+  receiver.channel().Send(MessageOf(storage, strategy));
+  receiver.channel().Await();
   End(&receiver);
 }
 

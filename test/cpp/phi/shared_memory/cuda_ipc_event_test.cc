@@ -416,6 +416,49 @@ ISOLATED_TEST(CudaIPCEventTest, AReceiverThatCannotCloseAnEventStaysAHolder) {
   EXPECT_TRUE(Eventually(UsesNothing));
 }
 
+// Its streams may still wait for the event.
+TEST_BOTH(CudaIPCEventTest, AReceiverThatIsExitingStaysAHolder) {
+  Worker receiver([](const Channel& channel) {
+    Event event = ReceiveEvent(channel);
+    event->Wait(0, MakeStream());
+    DeviceHeap().Leave();
+    event.reset();
+    channel.Signal();
+    channel.Await();
+  });
+  Event event = MakeEvent();
+  receiver.channel().Send(event->Send(strategy));
+  receiver.channel().Await();
+  event.reset();
+  EXPECT_FALSE(UsesNothing());
+  receiver.channel().Signal();
+  receiver.Finish();
+  EXPECT_TRUE(Eventually(UsesNothing));
+}
+
+TEST_BOTH(CudaIPCEventTest, AReceiverDropsAnEventInACallThatMayBlock) {
+  Worker receiver([](const Channel& channel) {
+    int blocking_calls = 0;
+    DeviceHeap().SetBlockingCallWrapper([&](const std::function<void()>& call) {
+      ++blocking_calls;
+      call();
+    });
+    Event event = ReceiveEvent(channel);
+    event->Wait(0, MakeStream());
+    EXPECT_EQ(blocking_calls, 0);
+    event.reset();
+    EXPECT_EQ(blocking_calls, 1);
+    DeviceHeap().SetBlockingCallWrapper({});
+    channel.Signal();
+    channel.Await();
+  });
+  const Event event = MakeEvent();
+  receiver.channel().Send(event->Send(strategy));
+  receiver.channel().Await();
+  receiver.channel().Signal();
+  receiver.Finish();
+}
+
 ISOLATED_TEST(CudaIPCEventTest, AnEventThatTheDriverCannotOpenLeavesNothing) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {

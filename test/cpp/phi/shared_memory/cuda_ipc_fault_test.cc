@@ -40,6 +40,7 @@ constexpr const char* kFunctions[] = {
     "cuDeviceGet",
     "cuDeviceGetUuid",
     "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxGetState",
     "cuCtxPushCurrent",
     "cuCtxPopCurrent",
     "cuCtxSynchronize",

@@ -101,12 +101,19 @@ inline size_t Granule(int device) {
   return granule;
 }
 
+// Lets a device use chunks that are mapped, of any device that it has access
+// to.
+inline void MakeAccessible(char* base, size_t size, int device) {
+  constexpr int kReadWrite = 3;
+  const Access access = {PropertiesOfChunk(device, true).location, kReadWrite};
+  Call("cuMemSetAccess", base, size, &access, size_t{1});
+}
+
 // Makes chunks of these sizes, in bytes, and maps them one after the other, as
 // the virtual-memory allocator does. Returns the first address.
 inline char* AllocateChunks(int device,
                             const std::vector<size_t>& sizes,
                             bool exportable) {
-  constexpr int kReadWrite = 3;
   const ChunkProperties properties = PropertiesOfChunk(device, exportable);
   const size_t all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
   const uint64_t none = 0;
@@ -120,8 +127,7 @@ inline char* AllocateChunks(int device,
     Call("cuMemRelease", handle);
     end += size;
   }
-  const Access access = {properties.location, kReadWrite};
-  Call("cuMemSetAccess", base, all, &access, size_t{1});
+  MakeAccessible(base, all, device);
   return base;
 }
 

@@ -44,6 +44,8 @@
 //  - CUDA_VISIBLE_DEVICES: which of them, by number, and in which order;
 //  - STAND_IN_EVENTS: how many events a process can make, 200;
 //  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle;
+//  - STAND_IN_PEER_ACCESS: chunks mapped while it is 1 may be made accessible
+//    for all devices, rather than for their own;
 //  - STAND_IN_DELAY_US and STAND_IN_FAIL: see the header.
 
 #include "test/cpp/phi/shared_memory/stand_in_driver.h"
@@ -131,6 +133,7 @@ struct Device {
   int ordinal;
   int physical;  // the same in every process
   std::shared_ptr<Stream> default_stream;
+  std::atomic<bool> has_context{false};
 };
 
 enum Code : CUresult {
@@ -253,6 +256,7 @@ Function functions[] = {
     {"cuDeviceGet"},
     {"cuDeviceGetUuid"},
     {"cuDevicePrimaryCtxRetain"},
+    {"cuDevicePrimaryCtxGetState"},
     {"cuCtxPushCurrent"},
     {"cuCtxPopCurrent"},
     {"cuCtxSynchronize"},
@@ -646,7 +650,7 @@ struct ChunkHandle {
 struct MappedChunk {
   std::shared_ptr<Chunk> chunk;
   size_t size;
-  bool accessible;
+  std::set<const Device*> accessible_for;
 };
 
 // ---- Events -----------------------------------------------------------------
@@ -796,15 +800,19 @@ std::map<CUdeviceptr, MappedChunk>::iterator MappedAt(CUdeviceptr address) {
   return address - found->first < found->second.size ? found : mapped.end();
 }
 
-// Returns whether bytes are in one region, or in accessible chunks.
-bool IsMemory(CUdeviceptr address, size_t size) {
+// Returns whether bytes are in one region, or in chunks that are accessible for
+// a device.
+bool IsMemory(CUdeviceptr address, size_t size, const Device* device) {
   if (Region* region = Containing(address)) {
     return size <= region->address() + region->size() - address;
   }
   const CUdeviceptr end = address + size;
   for (CUdeviceptr at = address; at < end;) {
     auto found = MappedAt(at);
-    if (found == Now().mapped.end() || !found->second.accessible) return false;
+    if (found == Now().mapped.end() ||
+        found->second.accessible_for.count(device) == 0) {
+      return false;
+    }
     at = found->first + found->second.size;
   }
   return true;
@@ -936,7 +944,7 @@ CUresult Submit(CUstream stream,
   if (found == nullptr) return kInvalidHandle;
   auto guard = Guard();
   for (CUdeviceptr address : addresses) {
-    if (!IsMemory(address, size)) return kInvalidValue;
+    if (!IsMemory(address, size, found->device())) return kInvalidValue;
   }
   found->Enqueue([work] {
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
@@ -1050,6 +1058,17 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
   if (!IsDevice(device)) return kInvalidDevice;
   *context = Now().devices[device].get();
+  Now().devices[device]->has_context = true;
+  return kSuccess;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device,
+                                    unsigned* flags,
+                                    int* active) {
+  if (CUresult code = Begin(__func__, Needs::kInitialization)) return code;
+  if (!IsDevice(device)) return kInvalidDevice;
+  *flags = 0;
+  *active = Now().devices[device]->has_context;
   return kSuccess;
 }
 
@@ -1370,7 +1389,7 @@ CUresult cuMemMap(CUdeviceptr address,
                       0);
   if (mapped == MAP_FAILED) return kOutOfMemory;
   madvise(mapped, size, MADV_DONTFORK);
-  Now().mapped[address] = {found->second.chunk, size, false};
+  Now().mapped[address] = {found->second.chunk, size, {}};
   return kSuccess;
 }
 
@@ -1397,16 +1416,16 @@ CUresult cuMemSetAccess(CUdeviceptr address,
         !IsDevice(access[i].location.id)) {
       return kInvalidValue;
     }
+    const Device* device = Now().devices[access[i].location.id].get();
     for (CUdeviceptr chunk : chunks) {
       MappedChunk& mapped = Now().mapped[chunk];
-      // No device has access to the memory of another one.
-      if (mapped.chunk->physical() !=
-          Now().devices[access[i].location.id]->physical) {
+      if (mapped.chunk->physical() != device->physical &&
+          NumberFromEnvironment("STAND_IN_PEER_ACCESS", 0) == 0) {
         return kPeerAccessUnsupported;
       }
       mprotect(
           reinterpret_cast<void*>(chunk), mapped.size, PROT_READ | PROT_WRITE);
-      mapped.accessible = true;
+      mapped.accessible_for.insert(device);
     }
   }
   return kSuccess;

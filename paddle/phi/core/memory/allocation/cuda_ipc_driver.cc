@@ -82,7 +82,7 @@ struct Library {
   std::array<const char*, 21> functions;
   // In the order of CudaIPCDriver::ChunkFunctions. Empty if they are not used;
   // older drivers have none.
-  std::array<const char*, 10> chunk_functions;
+  std::array<const char*, 11> chunk_functions;
 };
 
 constexpr Library kLibraries[] = {
@@ -117,7 +117,8 @@ constexpr Library kLibraries[] = {
       "cuMemSetAccess",
       "cuMemUnmap",
       "cuMemRelease",
-      "cuMemAddressFree"}},
+      "cuMemAddressFree",
+      "cuDevicePrimaryCtxGetState"}},
     {{"libamdhip64.so", "libamdhip64.so.6"},
      {"hipInit",
       "hipGetDeviceCount",
@@ -216,6 +217,7 @@ struct CudaIPCDriver::ChunkFunctions {
   int (*Unmap)(char* base, size_t size);
   int (*Release)(Handle handle);
   int (*Unreserve)(char* base, size_t size);
+  int (*PrimaryContextState)(int id, unsigned* flags, int* exists);
 };
 
 // Makes a device's context current for the calling thread, and restores the
@@ -557,6 +559,17 @@ void CudaIPCDriver::Wait(int device, Stream stream, Event event) {
 void CudaIPCDriver::Synchronize(int device) {
   Current current(this, device);
   Enforce(call_->ContextSynchronize(), "Waiting for a GPU");
+}
+
+void CudaIPCDriver::SynchronizeChunks() {
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    unsigned flags = 0;
+    int exists = 0;
+    Enforce(call_chunks_->PrimaryContextState(devices_[i].id, &flags, &exists),
+            "Asking whether a GPU is in use");
+    // A device without a context has no work, and a context takes memory.
+    if (exists) Synchronize(static_cast<int>(i));
+  }
 }
 
 }  // namespace allocation

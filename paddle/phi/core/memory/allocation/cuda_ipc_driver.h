@@ -125,6 +125,9 @@ class CudaIPCDriver {
   // Waits for all work that this process has given to the device. Do not hold a
   // lock meanwhile that the work, or a callback of it, could need.
   void Synchronize(int device);
+  // Does so for each device that may work on chunks of other processes: those
+  // that this process has used. Makes no context of another device.
+  void SynchronizeChunks();
 
  private:
   struct Functions;

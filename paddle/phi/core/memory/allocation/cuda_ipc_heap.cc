@@ -150,6 +150,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
                 in_chunks->chunks.data(),
                 chunk_bytes);
     sent->descriptors = std::move(in_chunks->descriptors);
+    sent->in_chunks = true;
   }
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -329,6 +330,7 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
   data->block = block;
   data->uses = 1;
   data->base = exported.handle;
+  data->in_chunks = !chunks.empty();
   return data;
 }
 
@@ -468,7 +470,12 @@ void CudaIPCHeap::FinishRelease(const std::shared_ptr<CudaIPCData>& data) {
     waits = sent->received_here;
   }
   auto wait = [&] {
-    CudaIPCDriver::Instance().Synchronize(data->memory.device);
+    CudaIPCDriver& driver = CudaIPCDriver::Instance();
+    if (data->in_chunks) {
+      driver.SynchronizeChunks();
+    } else {
+      driver.Synchronize(data->memory.device);
+    }
     if (received) handles_->Close(data->memory.device, received->base);
   };
   try {

@@ -64,6 +64,8 @@ struct CudaIPCData {
   CudaIPCMemory memory;
   SharedBlock block;  // the record
   uint64_t uses;
+  // In chunks, which several devices may have access to.
+  bool in_chunks{false};
 };
 
 // A storage that this process owns. Its memory is freed when the record is, so
@@ -165,9 +167,10 @@ class CudaIPCHeap {
   void Bind(const CudaIPCData& data, std::weak_ptr<void> storage);
 
   // Releases one use of received memory. With the last one, waits for all work
-  // of this process on the device and releases the record.
+  // of this process on the device, for chunks on all devices, and releases the
+  // record.
   //
-  // Thread-safe. Requires: the caller gives the device no more work on it.
+  // Thread-safe. Requires: the caller gives devices no more work on it.
   void Release(const std::shared_ptr<CudaIPCData>& data);
   // Releases memory that Share has given a record. `free` is called once nobody
   // else needs it, perhaps at once. Returns false, and ignores `free`, in a
