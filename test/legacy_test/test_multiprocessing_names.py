@@ -117,7 +117,7 @@ class TestNames(unittest.TestCase):
 
     def test_pickles_name_the_long_name(self):
         content = pickle.dumps((mp.start_processes, mp.ProcessContext))
-        self.assertIn(b"paddle.incubate.multiprocessing.spawn", content)
+        self.assertIn(b"paddle.incubate.multiprocessing.processes", content)
         self.assertEqual(
             pickle.loads(content), (mp.start_processes, mp.ProcessContext)
         )
