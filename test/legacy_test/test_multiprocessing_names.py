@@ -33,13 +33,18 @@ import paddle.incubate.multiprocessing
 import paddle.multiprocessing as mp
 
 PACKAGE = "paddle.incubate.multiprocessing"
+# `mp.spawn` is the function, as in torch; Python documents nothing of its own.
 OWN = {
-    module.name
-    for module in pkgutil.iter_modules(paddle.incubate.multiprocessing.__path__)
+    "spawn",
+    *(
+        module.name
+        for module in pkgutil.iter_modules(
+            paddle.incubate.multiprocessing.__path__
+        )
+    ),
 }
 # Those that lead to pools.
 REPLACED = {"Pool", "get_context"}
-# `mp.spawn` is the function, as in torch; Python documents nothing of its own.
 STANDARD = {
     module.name
     for module in pkgutil.walk_packages(multiprocessing.__path__)
