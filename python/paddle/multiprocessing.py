@@ -30,6 +30,10 @@ if TYPE_CHECKING:
         InterruptibleLock as InterruptibleLock,
         Pool as Pool,
         Prefetcher as Prefetcher,
+        ProcessContext as ProcessContext,
+        ProcessException as ProcessException,
+        ProcessExitedException as ProcessExitedException,
+        ProcessRaisedException as ProcessRaisedException,
         ShutDown as ShutDown,
         ThreadGroup as ThreadGroup,
         WorkerThread as WorkerThread,
@@ -47,17 +51,11 @@ if TYPE_CHECKING:
         shared_allocation as shared_allocation,
         shared_memory_stats as shared_memory_stats,
         shared_memory_summary as shared_memory_summary,
+        spawn as spawn,
+        start_processes as start_processes,
         start_threads as start_threads,
         wait_for_key as wait_for_key,
         wait_for_result as wait_for_result,
-    )
-    from paddle.incubate.multiprocessing.spawn import (
-        ProcessContext as ProcessContext,
-        ProcessException as ProcessException,
-        ProcessExitedException as ProcessExitedException,
-        ProcessRaisedException as ProcessRaisedException,
-        spawn as spawn,
-        start_processes as start_processes,
     )
 
 __doc__ = _module.__doc__

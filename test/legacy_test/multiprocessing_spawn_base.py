@@ -30,7 +30,7 @@ from unittest import mock
 from concurrent_base import WAIT_S, descriptors, wait_until
 
 import paddle
-from paddle.incubate.multiprocessing.spawn import (
+from paddle.incubate.multiprocessing.processes import (
     ProcessException,
     start_processes,
 )

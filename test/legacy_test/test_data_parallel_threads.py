@@ -38,7 +38,7 @@ from thread_device_base import device_lists
 import paddle
 import paddle.distributed as dist
 import paddle.multiprocessing as mp
-from paddle.distributed import thread_group
+from paddle.distributed import thread_process_group
 
 DEVICES = device_lists().get("custom_cpu", ["cpu"])[:-1]
 
@@ -221,7 +221,7 @@ class TestThreads(unittest.TestCase):
         )
 
     def test_tasks_have_the_methods_of_paddles(self):
-        check_task(self, thread_group._Task)
+        check_task(self, thread_process_group._Task)
 
     def test_barrier_waits_for_all_threads(self):
         groups = dist.new_thread_groups(2)

@@ -44,9 +44,10 @@ from shared_tensor_leaks import no_leak, shared_files_of
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
+from paddle.base.shared_storage import collect_dead
 from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
-from paddle.io.dataloader.shared_batch import BatchSharer, remove_dead_workers
+from paddle.io.dataloader.shared_batch import BatchSharer
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -137,7 +138,7 @@ class TestKilledWorker(unittest.TestCase):
                     strategy == "file_system",
                 )
                 sender.kill()
-                remove_dead_workers()
+                collect_dead()
                 self.assertEqual(shared_files_of(family) - before, set())
                 with self.assertRaises((RuntimeError, ValueError)):
                     pickle.loads(sender.first)
@@ -148,7 +149,7 @@ class TestKilledWorker(unittest.TestCase):
                 sender = self.start(strategy)
                 _, (batch,), _ = pickle.loads(sender.first)
                 sender.kill()
-                remove_dead_workers()
+                collect_dead()
                 with self.assertRaises((RuntimeError, ValueError)):
                     pickle.loads(sender.second)
                 self.assertEqual(np.array(batch)[2, SIZE - 1], 2)
@@ -160,7 +161,7 @@ class TestKilledWorker(unittest.TestCase):
                 sender = self.start(strategy)
                 _, (batch,), _ = pickle.loads(sender.first)
                 sender.kill()
-                remove_dead_workers()
+                collect_dead()
                 self.assertEqual(np.array(batch)[:, -1].tolist(), [0, 1, 2])
                 del batch
 

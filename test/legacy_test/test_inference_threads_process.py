@@ -76,6 +76,11 @@ def config():
 FORK_IN_RUNS = (
     FORK
     + """
+if "fork first" in sys.argv:
+    # Before there is a predictor, whose handlers of forks then are new.
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
 from concurrent_base import Worker
 predictor, pool = create_predictor(config()), PredictorPool(config(), 2)
 large, small = (np.ones([1, 3, n, n], "float32") for n in (256, 4))
@@ -291,6 +296,43 @@ entered.wait()
 """
 )
 
+# Each way to make the first predictor of a process, which may be what loads the
+# methods of predictors.
+FIRST_PREDICTOR = (
+    FORK
+    + """
+from paddle.inference import Predictor
+from paddle.base import core
+pools = []  # a pool of core destroys its predictors
+
+def of_pool(kind):
+    pools.append(kind(config(), 1))
+    return pools[0].retrieve(0)
+
+make = {
+    "function": lambda: create_predictor(config()),
+    "class": lambda: Predictor(config()),
+    "pool": lambda: of_pool(PredictorPool),
+    "pool of core": lambda: of_pool(core.PredictorPool),
+}[sys.argv[2]]
+predictor = make()
+assert predictor._input_types() == {"x": "float32"}, predictor._input_types()
+errors = []
+def overlap(*_):
+    thread = threading.Thread(target=run_beside)
+    thread.start()
+    thread.join()
+def run_beside():
+    try:
+        predictor.run()
+    except RuntimeError as error:
+        errors.append(str(error))
+predictor.register_output_hook(hook_once(overlap))
+call(predictor, np.ones([1, 3, 4, 4], "float32"))
+assert "one thread at a time" in errors[0], errors
+"""
+)
+
 # Python destroys the state of a thread that C has started when its call of
 # Python ends, with what is in its threading.local.
 END_OF_THREAD_OF_C = (
@@ -339,6 +381,14 @@ class TestForkAndExit(PredictorTestCase):
         for onednn in (False, True):
             with self.subTest(onednn=onednn):
                 self.run_script(FORK_IN_RUNS, onednn=onednn)
+
+    def test_child_of_a_fork_where_one_came_before_the_first_predictor(self):
+        self.run_script(FORK_IN_RUNS, "fork first")
+
+    def test_first_predictor_of_a_process_is_made_in_any_way(self):
+        for way in ("function", "class", "pool", "pool of core"):
+            with self.subTest(way=way):
+                self.run_script(FIRST_PREDICTOR, way)
 
     def test_handler_of_a_fork_may_wait_for_a_request_of_another_thread(self):
         self.run_script(FORK_WITH_LOCK)

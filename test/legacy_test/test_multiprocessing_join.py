@@ -35,7 +35,7 @@ from shared_tensor_base import (  # noqa: F401
 )
 
 from paddle.incubate.multiprocessing import spawned_process
-from paddle.incubate.multiprocessing.spawn import (
+from paddle.incubate.multiprocessing.processes import (
     ProcessExitedException,
     start_processes,
 )

@@ -29,7 +29,7 @@ from killed_test_run import end_with_tests, exists, live_while_tests_do
 from multiprocessing_spawn_base import over_start_methods
 
 from paddle.incubate.multiprocessing import spawned_process
-from paddle.incubate.multiprocessing.spawn import start_processes
+from paddle.incubate.multiprocessing.processes import start_processes
 
 # What a process says on its standard output when it is under way: one line, at
 # once, because several write to one pipe.

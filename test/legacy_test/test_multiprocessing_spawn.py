@@ -41,7 +41,7 @@ from shared_tensor_base import (  # noqa: F401
 
 import paddle
 from paddle.incubate.multiprocessing import spawned_process
-from paddle.incubate.multiprocessing.spawn import (
+from paddle.incubate.multiprocessing.processes import (
     ProcessExitedException,
     ProcessRaisedException,
     spawn,

@@ -55,6 +55,53 @@ void RedirectBefore(const py::module_& module, const char* name) {
       });
 }
 
+constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
+
+// Loads _predictor_threads, then calls `target`: a function, or the name of one
+// in an object, as a pair, which that module has replaced.
+PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
+  PyObject* const module = PyImport_ImportModule(kPredictorThreads);
+  if (module == nullptr) return nullptr;
+  Py_DECREF(module);
+  if (!PyTuple_Check(target)) return PyObject_Call(target, args, kwargs);
+  PyObject* const function = PyObject_GetAttr(PyTuple_GET_ITEM(target, 0),
+                                              PyTuple_GET_ITEM(target, 1));
+  if (function == nullptr) return nullptr;
+  PyObject* const result = PyObject_Call(function, args, kwargs);
+  Py_DECREF(function);
+  return result;
+}
+
+// Has the functions that make predictors load _predictor_threads, which
+// replaces methods of predictors: an import of Paddle should not pay for it,
+// nor for functions of pybind11 here.
+void LoadPredictorThreadsWhereUsed() {
+  static PyMethodDef definition = {
+      "make_predictor",
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
+      METH_VARARGS | METH_KEYWORDS,
+      "Makes a predictor, or a pool of predictors."};
+  const auto load_and_call = [](const py::object& target) {
+    return py::reinterpret_steal<py::object>(
+        PyCFunction_New(&definition, target.ptr()));
+  };
+  const auto as_method = [](const py::object& function) {
+    return py::reinterpret_steal<py::object>(
+        PyInstanceMethod_New(function.ptr()));
+  };
+  const auto core = py::module_::import("paddle.base.core");
+  core.attr("create_predictor") =
+      load_and_call(py::make_tuple(core, "create_predictor"));
+  const py::object type = core.attr("PaddleInferPredictor");
+  type.attr("__init__") =
+      as_method(load_and_call(py::make_tuple(type, "__init__")));
+  const py::object pool = core.attr("PredictorPool");
+  pool.attr("__init__") = as_method(load_and_call(pool.attr("__init__")));
+  // Nor should a child of a fork find the module half loaded.
+  py::module_::import("paddle.base.lazy_modules")
+      .attr("load_before_fork")(kPredictorThreads);
+}
+
 // What guards of C++ code do. From the first stream that they set on, calls
 // have to find it.
 class Devices final : public paddle::ThreadDevices {
@@ -88,6 +135,7 @@ void OfferDeviceGuards() {
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
   RedirectWhereOperatorsAreLoaded();
+  LoadPredictorThreadsWhereUsed();
   OfferDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
   // Made for each change of a thread's contexts, before the thread uses them.

@@ -12,10 +12,23 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include <pybind11/pybind11.h>
+#include "paddle/fluid/pybind/thread_value_type.h"
 
-#include "paddle/fluid/pybind/thread_value.h"
-
-PYBIND11_MODULE(_thread_value, module) {
-  paddle::pybind::BindThreadValue(&module);
+// Every import of Paddle loads this. So it calls no function of pybind11 or of
+// libpaddle: to look those up takes longer than to load all of the rest.
+PyMODINIT_FUNC PyInit__thread_value() {
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                   "_thread_value",
+                                   nullptr,
+                                   -1,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr};
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr && !paddle::pybind::AddThreadValue(module)) {
+    Py_CLEAR(module);
+  }
+  return module;
 }

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/fluid/pybind/thread_value.h"
+#include "paddle/fluid/pybind/thread_value_type.h"
 
 #include <structmember.h>
 
@@ -161,13 +161,17 @@ PyType_Spec spec = {
 
 }  // namespace
 
-void BindThreadValue(pybind11::module* m) {
-  const auto type =
-      pybind11::reinterpret_steal<pybind11::object>(PyType_FromSpec(&spec));
-  if (!type) throw pybind11::error_already_set();
+bool AddThreadValue(PyObject* module) {
+  PyObject* type = PyType_FromSpec(&spec);
   // The module has another name where it is an extension module of its own.
-  type.attr("__module__") = m->attr("__name__");
-  m->add_object("ThreadValue", type);
+  PyObject* name = PyObject_GetAttrString(module, "__name__");
+  const bool is_added =
+      type != nullptr && name != nullptr &&
+      PyObject_SetAttrString(type, "__module__", name) == 0 &&
+      PyObject_SetAttrString(module, "ThreadValue", type) == 0;
+  Py_XDECREF(name);
+  Py_XDECREF(type);
+  return is_added;
 }
 
 }  // namespace paddle::pybind

@@ -16,10 +16,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include "paddle/fluid/pybind/thread_value_type.h"
+
 namespace paddle::pybind {
 
-// Adds the type ThreadValue to a module: the base class, in C++, of the class
-// of that name in paddle/base/threads/thread_value.py.
-void BindThreadValue(pybind11::module* m);
+// Does as `AddThreadValue`, but throws the exception.
+inline void BindThreadValue(pybind11::module* m) {
+  if (!AddThreadValue(m->ptr())) throw pybind11::error_already_set();
+}
 
 }  // namespace paddle::pybind

@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 
 namespace paddle {
 namespace pybind {
@@ -42,6 +43,9 @@ struct AllWork {
 
 // Never destroyed: threads may use it while the process exits.
 AllWork* all_work = std::make_unique<AllWork>().release();
+
+// Whether the calling thread has paused all work.
+thread_local bool has_paused = false;
 
 }  // namespace
 
@@ -164,10 +168,12 @@ void WorkWithoutGil::PauseForFork() {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     ++all_work->pauses;
   }
+  has_paused = true;
   WaitForOthers();
 }
 
 void WorkWithoutGil::ContinueInParent() {
+  if (!std::exchange(has_paused, false)) return;
   const std::lock_guard<std::mutex> lock(all_work->mutex);
   --all_work->pauses;
 }
@@ -175,6 +181,7 @@ void WorkWithoutGil::ContinueInParent() {
 void WorkWithoutGil::ContinueInChild() {
   // Threads that the child does not have may hold its mutex, and wait on it.
   all_work = std::make_unique<AllWork>().release();
+  has_paused = false;
 }
 
 void WorkWithoutGil::FinishAtExit() {

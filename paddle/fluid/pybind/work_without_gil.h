@@ -107,6 +107,9 @@ class WorkWithoutGil {
   // does not wait: other handlers of the fork may wait for the thread that
   // works. A thread that is in Python meanwhile does not count.
   // Requires: the GIL.
+  //
+  // A fork that has the handlers added while it calls those of others does not
+  // call this, and continues all the same, which changes nothing.
   static void PauseForFork();
   static void ContinueInParent();
   static void ContinueInChild();

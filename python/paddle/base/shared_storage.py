@@ -138,6 +138,12 @@ def join_before_first_child() -> None:
     ForkingPickler.register(AuthenticationString, _reduce_key)
 
 
+def collect_dead() -> None:
+    """Frees the shared memory that processes held when they ended."""
+    if is_in_use():
+        native.collect_dead()
+
+
 def ipc_collect() -> None:
     """
     Frees GPU memory that this process has sent and dropped and that no other

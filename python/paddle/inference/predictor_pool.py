@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-native = find_cpp_module("_predictor_threads")
-
 
 def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
     """Returns NumPy's names of the types that are known, by input."""
@@ -96,6 +94,7 @@ class PredictorPool:
         self._predictors = [first, *(first.clone() for _ in range(size - 1))]
         self._input_names: list[str] = first.get_input_names()
         self._idle = self._input_shapes = self._input_types = None
+        native = find_cpp_module("_predictor_threads")
         if native is not None:
             self._idle = native.IdlePredictors(size)
             self._input_shapes = first._input_shapes()

@@ -29,8 +29,8 @@ from paddle.base.lazy_modules import load_before_fork
 
 _NAME = "paddle.incubate.multiprocessing"
 
-# The module of each name of ours. `spawn` and its companions are imported at
-# once: a later import of the module `spawn` would replace the function.
+# The module of each name of ours. None has the name of a function, which its
+# import would replace.
 _MODULES = {
     "BatchSource": "batch_source",
     "BlockingQueue": "blocking_queue",
@@ -38,6 +38,10 @@ _MODULES = {
     "InterruptibleLock": "interruptible",
     "Pool": "pools",
     "Prefetcher": "prefetcher",
+    "ProcessContext": "processes",
+    "ProcessException": "processes",
+    "ProcessExitedException": "processes",
+    "ProcessRaisedException": "processes",
     "ShutDown": "blocking_queue",
     "ThreadGroup": "thread_group",
     "WorkerThread": "worker_thread",
@@ -55,20 +59,14 @@ _MODULES = {
     "shared_allocation": "shared_allocator",
     "shared_memory_stats": "shared_memory_settings",
     "shared_memory_summary": "shared_memory_settings",
+    "spawn": "processes",
+    "start_processes": "processes",
     "start_threads": "thread_group",
     "wait_for_key": "interruptible",
     "wait_for_result": "interruptible",
 }
 # What the package exports.
-PUBLIC_NAMES = [
-    *_MODULES,
-    "ProcessContext",
-    "ProcessException",
-    "ProcessExitedException",
-    "ProcessRaisedException",
-    "spawn",
-    "start_processes",
-]
+PUBLIC_NAMES = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

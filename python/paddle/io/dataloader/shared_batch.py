@@ -36,7 +36,6 @@ from paddle.base import core
 from paddle.base.shared_storage import (
     FILE_DESCRIPTOR_FLAG,
     is_available,
-    is_in_use,
     native,
 )
 
@@ -86,12 +85,6 @@ def is_enabled() -> bool:
     """
     switch = os.environ.get(_SWITCH, "")
     return is_available() and switch.lower() not in _OFF
-
-
-def remove_dead_workers() -> None:
-    """Frees the shared memory that workers held when they ended."""
-    if is_in_use():
-        native.collect_dead()
 
 
 class _Block:

@@ -256,6 +256,21 @@ TEST(WorkWithoutGilTest, ErrorOfBeginEndsTheTurn) {
   EXPECT_EQ(calls, 0);
 }
 
+TEST(WorkWithoutGilTest, ContinueWithoutPauseEndsNoPause) {
+  const auto has_gil_in_work = [] {
+    int has_gil = 0;
+    WorkWithoutGil::Run([&] { has_gil = PyGILState_Check(); });
+    return has_gil;
+  };
+  InThreads({[&] {
+    WorkWithoutGil::ContinueInParent();
+    WorkWithoutGil::PauseForFork();
+    EXPECT_EQ(has_gil_in_work(), 1);
+    WorkWithoutGil::ContinueInParent();
+    EXPECT_EQ(has_gil_in_work(), 0);
+  }});
+}
+
 TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
   // What each thread is in, and how many are not done.
   std::array<int, kThreads> works{};

@@ -25,9 +25,6 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable
 
-# `import paddle` imports this module, because a later import would hide the
-# function of the same name. So functions import here what they need.
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection

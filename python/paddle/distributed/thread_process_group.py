@@ -1,0 +1,465 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The operations of groups whose ranks are threads of one process."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+import paddle
+from paddle.base import core
+
+from .python_process_group import PythonProcessGroup
+
+if TYPE_CHECKING:
+    import datetime
+
+    from paddle import Tensor
+    from paddle.base.core import Place
+
+__all__ = []
+
+# How often a rank that waits looks for threads that have ended.
+_LOOK_S = 0.02
+_FUNCTIONS = {
+    core.ReduceOp.SUM: "add",
+    core.ReduceOp.MAX: "maximum",
+    core.ReduceOp.MIN: "minimum",
+}
+
+# Those that MAX and MIN have kernels for, and float16, which becomes float32.
+_COMPARED_TYPES = (
+    paddle.float16,
+    paddle.bfloat16,
+    paddle.float32,
+    paddle.float64,
+    paddle.int32,
+    paddle.int64,
+)
+
+
+def new_process_groups(nranks: int, timeout: float) -> list[ThreadProcessGroup]:
+    """Makes a group of threads, one object per rank.
+
+    Args:
+        nranks: the number of threads.
+        timeout: how many seconds an operation waits for other ranks.
+    """
+    exchange = _Exchange(nranks, timeout)
+    return [ThreadProcessGroup(rank, exchange) for rank in range(nranks)]
+
+
+class _Operation:
+    """An operation that all ranks call.
+
+    Attributes:
+        call (str): what the first rank has called, and all others must call.
+        first_rank (int): that rank.
+        arrived (set): the ranks that have called it.
+        waiting (dict): parts that wait for their neighbour in the tree, by the
+            first rank of the left one and the number of its ranks.
+        result: what all ranks get, once `is_done`.
+    """
+
+    def __init__(self, call: str, first_rank: int):
+        self.call = call
+        self.first_rank = first_rank
+        self.arrived: set[int] = set()
+        self.waiting: dict[tuple[int, int], Any] = {}
+        self.result: Any = None
+        self.is_done = False
+
+
+class _Exchange:
+    """What the threads of a group share. Thread-safe.
+
+    The first failure fails the group: after it, ranks could be at different
+    operations.
+    """
+
+    def __init__(self, size: int, timeout: float):
+        self.size = size
+        self._timeout = timeout
+        # It guards all that follows, and the operations.
+        self._changed = threading.Condition()
+        # By the number that an operation has on each rank.
+        self._operations: dict[int, _Operation] = {}
+        self._threads: list[threading.Thread | None] = [None] * size
+        self._error: str | None = None
+
+    def begin(self, rank: int, number: int, call: str) -> _Operation:
+        """Returns the operation of this number, which `rank` calls now."""
+        with self._changed:
+            self._raise_error()
+            thread = threading.current_thread()
+            earlier = self._threads[rank] or thread
+            if earlier is not thread and not earlier.is_alive():
+                self._fail(
+                    f"Thread {thread.name!r} called {call} as rank {rank}, "
+                    f"which was thread {earlier.name!r} that has ended. Make "
+                    "new groups for new threads."
+                )
+            self._threads[rank] = thread
+            found = self._operations.setdefault(number, _Operation(call, rank))
+            if found.call != call:
+                self._fail(
+                    f"Rank {found.first_rank} called {found.call}, but rank "
+                    f"{rank} called {call}. All ranks must call the same "
+                    "operations in the same order."
+                )
+            found.arrived.add(rank)
+            if len(found.arrived) == self.size:
+                del self._operations[number]
+            return found
+
+    def combine(
+        self,
+        found: _Operation,
+        rank: int,
+        part: Any,
+        function: Callable[[Any, Any], Any],
+    ) -> None:
+        """Combines the parts of ranks as a tree, each two by the later thread.
+
+        The last one makes the result.
+        """
+        begin, width = rank, 1
+        while width < self.size:
+            left = begin - begin % (2 * width)
+            if left + width < self.size:
+                key = left, width
+                with self._changed:
+                    if key not in found.waiting:
+                        found.waiting[key] = part
+                        return
+                    other = found.waiting.pop(key)
+                is_left = begin == left
+                part = (
+                    function(part, other) if is_left else function(other, part)
+                )
+            begin, width = left, 2 * width
+        with self._changed:
+            found.result, found.is_done = part, True
+            self._changed.notify_all()
+
+    def wait(self, found: _Operation, seconds: float) -> bool:
+        """Returns whether an operation ends within so many seconds."""
+        # Importing Paddle does not load it.
+        from paddle.incubate.multiprocessing.worker_thread import (
+            Waiters,
+            wait_for,
+        )
+
+        start = time.monotonic()
+        with self._changed:
+            while not self.is_done(found, start + self._timeout):
+                # It ends a worker thread that is asked to stop.
+                wait_for(Waiters(), lambda: True)
+                remaining = start + seconds - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._changed.wait(min(_LOOK_S, remaining))
+            return True
+
+    def is_done(self, found: _Operation, deadline: float = math.inf) -> bool:
+        """Raises an error if the operation cannot end any more."""
+        with self._changed:
+            if found.is_done:
+                return True
+            self._raise_error()
+            self._look_for_missing(found, deadline)
+            return False
+
+    def fail(self, error: str) -> None:
+        """Makes operations of all ranks raise an error, if none has before."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _fail(self, error: str) -> None:
+        self.fail(error)
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+    def _look_for_missing(self, found: _Operation, deadline: float) -> None:
+        missing = sorted(set(range(self.size)) - found.arrived)
+        for rank in missing:
+            thread = self._threads[rank]
+            if thread is not None and not thread.is_alive():
+                self._fail(
+                    f"Rank {rank} (thread {thread.name!r}) has ended, but "
+                    f"other ranks wait for it in {found.call}. Look for its "
+                    "error, and start all threads again with new groups."
+                )
+        if missing and time.monotonic() > deadline:
+            self._fail(
+                f"The ranks {missing} did not call {found.call} within "
+                f"{self._timeout} s. Give all ranks as many steps, or the "
+                "group a longer timeout."
+            )
+
+
+class ThreadProcessGroup(PythonProcessGroup):
+    """The operations of one rank, which one thread at a time may call.
+
+    An operation reads its tensor until its task was waited for, and changes it
+    when it is waited for.
+    """
+
+    _kind = "A group of threads"
+    _cure = (
+        "Use all_reduce, broadcast, all_gather, gather, scatter or barrier, or "
+        "start processes by paddle.distributed.spawn."
+    )
+
+    def __init__(self, rank: int, exchange: _Exchange):
+        self._rank = rank
+        self._exchange = exchange
+        self._number = 0
+
+    def name(self) -> str:
+        return "THREAD"
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._exchange.size
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: Any = core.ReduceOp.SUM,
+        sync_op: bool = False,
+    ) -> _Task:
+        """Reduces tensors; types of 16 bits are added as float32."""
+        if op not in _FUNCTIONS:
+            raise ValueError(
+                f"A group of threads cannot reduce by {op}. Use SUM, MAX or "
+                "MIN."
+            )
+        if op != core.ReduceOp.SUM and tensor.dtype not in _COMPARED_TYPES:
+            raise ValueError(
+                f"A group of threads cannot reduce {tensor.dtype} by {op.name}."
+                " Cast the tensor to int32, for example."
+            )
+        function = getattr(paddle, _FUNCTIONS[op])
+        place, part = tensor.place, tensor
+        if tensor.dtype in (paddle.float16, paddle.bfloat16):
+            part = tensor.astype("float32")
+
+        def combine(one: Tensor, other: Tensor) -> Tensor:
+            return _settled(function(_moved(one, place), _moved(other, place)))
+
+        def take(total: Tensor) -> None:
+            if part is not tensor:
+                total = _moved(total, place).astype(tensor.dtype)
+            tensor.copy_(total, True)
+
+        return self._start(
+            f"all_reduce ({op.name}) of {_description(tensor)}",
+            _settled(part),
+            combine,
+            take,
+            sync_op,
+        )
+
+    allreduce = all_reduce
+
+    def broadcast(
+        self, tensor: Tensor, source: int, sync_op: bool = False
+    ) -> _Task:
+        return self._start(
+            f"broadcast from rank {source} of {_description(tensor)}",
+            _settled(tensor.clone()) if self._rank == source else None,
+            _that_of_source,
+            lambda value: tensor.copy_(value, True),
+            sync_op,
+        )
+
+    def scatter(
+        self, output: Tensor, tensors: list[Tensor], source: int, sync_op: bool
+    ) -> _Task:
+        call = f"scatter from rank {source} of {_description(output)}"
+        parts = None
+        if self._rank == source:
+            found = [_description(tensor) for tensor in tensors]
+            if found != [_description(output)] * self.size():
+                raise ValueError(
+                    f"{call} got the tensors {found}. Pass one tensor of that "
+                    f"type and shape for each of the {self.size()} ranks."
+                )
+            parts = [_settled(tensor.clone()) for tensor in tensors]
+        return self._start(
+            call,
+            parts,
+            _that_of_source,
+            lambda parts: output.copy_(parts[self._rank], True),
+            sync_op,
+        )
+
+    def gather(
+        self,
+        tensor: Tensor,
+        outputs: list[Tensor],
+        destination: int,
+        sync_op: bool,
+        use_calc_stream: bool = False,
+    ) -> _Task:
+        if use_calc_stream:
+            raise NotImplementedError(
+                f"{self._kind} has no gather with use_calc_stream=True. Leave "
+                "that argument out."
+            )
+        # Other ranks pass their own tensor as each of the results.
+        mine = outputs if self._rank == destination else []
+        return self._gather(
+            f"gather to rank {destination}", tensor, _into(mine), sync_op
+        )
+
+    def _all_gather_into_list(
+        self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
+    ) -> _Task:
+        return self._gather("all_gather", tensor, _into(outputs), sync_op)
+
+    def all_gather_into_tensor(
+        self, output: Tensor, tensor: Tensor, sync_op: bool
+    ) -> _Task:
+        def take(values: list[Tensor]) -> None:
+            joined = paddle.stack([_moved(v, output.place) for v in values])
+            output.copy_(joined.reshape(output.shape), True)
+
+        return self._gather("all_gather", tensor, take, sync_op)
+
+    def barrier(self, device_id: int = -1) -> _Task:
+        return self._start(
+            "barrier", None, lambda *parts: None, lambda result: None, True
+        )
+
+    def _gather(
+        self,
+        name: str,
+        tensor: Tensor,
+        take: Callable[[list[Tensor]], None],
+        sync_op: bool,
+    ) -> _Task:
+        return self._start(
+            f"{name} of {_description(tensor)}",
+            [_settled(tensor.clone())],
+            operator.add,
+            take,
+            sync_op,
+        )
+
+    def _start(
+        self,
+        call: str,
+        part: Any,
+        combine: Callable[[Any, Any], Any],
+        take: Callable[[Any], None],
+        sync_op: bool,
+    ) -> _Task:
+        found = self._exchange.begin(self._rank, self._number, call)
+        self._number += 1
+        try:
+            with paddle.no_grad():
+                self._exchange.combine(found, self._rank, part, combine)
+        except BaseException as error:
+            self._exchange.fail(f"Rank {self._rank} failed in {call}: {error}")
+            raise
+        return _Task(self._exchange, found, take, sync_op)
+
+
+class _Task:
+    """An operation of a rank, which ends when it is waited for."""
+
+    def __init__(
+        self,
+        exchange: _Exchange,
+        operation: _Operation,
+        take: Callable[[Any], None],
+        sync_op: bool,
+    ):
+        self._exchange = exchange
+        self._operation = operation
+        self._take: Callable[[Any], None] | None = take
+        self._sync_op = sync_op
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns whether the operation has ended, and raises its error.
+
+        After the timeout it goes on; one of zero is none, as with processes.
+        """
+        if self._take is not None:
+            seconds = timeout.total_seconds() if timeout else math.inf
+            if not self._exchange.wait(self._operation, seconds):
+                return False
+            self._end()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if self._take is not None and self._exchange.is_done(self._operation):
+            self._end()
+        return self._take is None
+
+    def is_sync(self) -> bool:
+        return self._sync_op
+
+    def _end(self) -> None:
+        with paddle.no_grad():
+            self._take(self._operation.result)
+        self._take = None
+
+
+def _that_of_source(one: Any, other: Any) -> Any:
+    """Combines the part of the source with None, which other ranks have."""
+    return other if one is None else one
+
+
+def _into(outputs: list[Tensor]) -> Callable[[list[Tensor]], None]:
+    """Returns a function that copies what was gathered into tensors."""
+
+    def take(values: list[Tensor]) -> None:
+        for output, value in zip(outputs, values):
+            output.copy_(value, True)
+
+    return take
+
+
+def _description(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)}"
+
+
+def _moved(tensor: Tensor, place: Place) -> Tensor:
+    return tensor if tensor.place == place else tensor._copy_to(place, True)
+
+
+def _settled(tensor: Tensor) -> Tensor:
+    """Returns a tensor that other threads may read on streams of their own.
+
+    On a device it is a copy, which waits for the work that computes the tensor.
+    """
+    if tensor.place.is_cpu_place():
+        return tensor
+    return tensor._copy_to(tensor.place, True)
