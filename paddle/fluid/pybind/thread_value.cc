@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/fluid/pybind/thread_value_type.h"
+#include "paddle/fluid/pybind/thread_value.h"
 
 #include <structmember.h>
 
