@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "paddle/fluid/pybind/thread_value_type.h"
+#include "paddle/fluid/pybind/thread_value.h"
 
 // Every import of Paddle loads this. So it calls no function of pybind11 or of
 // libpaddle: to look those up takes longer than to load all of the rest.

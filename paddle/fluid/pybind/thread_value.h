@@ -14,15 +14,13 @@
 
 #pragma once
 
-#include <pybind11/pybind11.h>
-
-#include "paddle/fluid/pybind/thread_value_type.h"
+#include <Python.h>
 
 namespace paddle::pybind {
 
-// Does as `AddThreadValue`, but throws the exception.
-inline void BindThreadValue(pybind11::module* m) {
-  if (!AddThreadValue(m->ptr())) throw pybind11::error_already_set();
-}
+// Adds the type ThreadValue to a module: the base class, in C++, of the class
+// of that name in paddle/base/threads/thread_value.py. Returns false, with an
+// exception set, on an error. Requires: the GIL.
+bool AddThreadValue(PyObject* module);
 
 }  // namespace paddle::pybind
