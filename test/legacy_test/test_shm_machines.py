@@ -52,7 +52,6 @@ from shm_group_base import (
 
 import paddle
 import paddle.distributed as dist
-from paddle import nn
 from paddle.distributed import (
     hierarchical_group,
     leader_links,
@@ -452,19 +451,6 @@ def reduce_in_group_of_number(number: int) -> float:
     return x.item()
 
 
-def train() -> bytes:
-    paddle.seed(3)
-    model = paddle.DataParallel(nn.Linear(16, 4))
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    data = np.random.RandomState(dist.get_rank())
-    for _ in range(3):
-        x = paddle.to_tensor(data.rand(8, 16).astype("float32"))
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return b"".join(p.numpy().tobytes() for p in model.parameters())
-
-
 def leave_namespace(kind: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(kind) != 0:
@@ -784,17 +770,6 @@ class TestShmMachines(RanksTestCase):
         self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [2.0])
         self.assertEqual(
             ranks.call(wait_again, ranks=[0]), [[True, True, [2.0] * 10]]
-        )
-
-    def test_data_parallel_gives_all_ranks_the_same_parameters(self):
-        ranks = self.start_on(["a", "b", "b"])
-        self.assertEqual(len(set(ranks.call(train))), 1)
-
-    def test_data_parallel_of_two_machines_gives_gloos_bits(self):
-        gloo = self.start(2, backend="gloo")
-        gloo.call(join_default_group)
-        self.assertEqual(
-            self.start_on(["a", "b"]).call(train), gloo.call(train)
         )
 
     def test_bad_tensors_are_refused_on_each_rank_alone(self):
