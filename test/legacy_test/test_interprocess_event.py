@@ -411,9 +411,10 @@ class TestRefusals(GpuTestCase):
 
     def test_device_that_is_no_gpu_is_refused(self):
         handle = new_event().ipc_handle()
-        for device, named in (("cpu", "'cpu'"), (b"gpu:0", "b'gpu:0'")):
-            with self.assertRaisesRegex(ValueError, f"on a GPU.*{named}"):
-                Event.from_ipc_handle(device, handle)
+        with self.assertRaisesRegex(ValueError, "on a GPU.*'cpu'"):
+            Event.from_ipc_handle("cpu", handle)
+        with self.assertRaisesRegex(ValueError, "received b'gpu:0'"):
+            Event.from_ipc_handle(b"gpu:0", handle)
 
     def test_damaged_handle_is_refused(self):
         event = new_event()

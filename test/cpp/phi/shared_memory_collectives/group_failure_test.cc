@@ -350,9 +350,11 @@ ISOLATED_TEST(GroupFailureTest, MemoryThatCannotBeReadIsThatOfADeadRank) {
     Meet(group);
     if (group->rank() == 1) return AwaitDeath(group, channel);
     Operation operation(group, SomeOperation(), kNever);
+    channel.Signal();
     channel.Await();
     channel.Send(OutcomeOf([&] { operation.ThrowUnreadable(1, "why"); }));
   });
+  ranks.channel(0).Await();
   ranks.channel(1).Await();
   ranks[1].Kill();
   ranks.channel(0).Signal();
