@@ -233,12 +233,14 @@ class TestBatches(SourceTestCase):
                 reader = BatchSource(dataset, nreaders=1, batch_size=2).reader(
                     0
                 )
-                for _ in range(3):
+                for _ in range(10):
                     first = [batch[:, 0].tolist() for batch in reader]
                     self.assertEqual(first, [[i, i + 1] for i in FIRSTS])
                 del reader
-            self.assertGreaterEqual(len(used), 3 * len(FIRSTS))
-            self.assertLess(len({id(memory) for memory in used}), len(FIRSTS))
+            self.assertGreaterEqual(len(used), 10 * len(FIRSTS))
+            # How many batches there are at once depends on the threads' speed.
+            different = len({id(memory) for memory in used})
+            self.assertLess(different, len(used) // 2)
 
     def test_memory_of_a_batch_that_is_kept_is_not_used_again(self):
         reader = BatchSource(Arrays(), nreaders=1, batch_size=2).reader(0)

@@ -69,10 +69,7 @@ TAKERS = (
     paddle.device.device_to_place,
     paddle.device.Stream,
     paddle.device.current_stream,
-    paddle.device.default_stream,
-    paddle.device.get_stream_from_pool,
     paddle.device.synchronize,
-    paddle.device.memory_stats,
     paddle.device.get_device_module,
     paddle.device.get_device_properties,
     paddle.device.custom_device.get_rng_state,
@@ -115,9 +112,6 @@ class TestOtherValues(ErrorTestCase):
         def stream_from_outside(device):
             return paddle.device.get_stream_from_external(0, device)
 
-        def event_from_outside(device):
-            return paddle.device.Event.from_ipc_handle(device, b"")
-
         def tensor(device):
             return paddle.ones([1], device=device)
 
@@ -133,7 +127,6 @@ class TestOtherValues(ErrorTestCase):
                     paddle.device.xpu.synchronize,
                     device_id_of,
                     stream_from_outside,
-                    event_from_outside,
                     tensor,
                 ),
             )

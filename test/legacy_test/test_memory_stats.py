@@ -77,6 +77,10 @@ class TestMemoryStats(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "no_device"):
             memory_stats("no_device")
 
+    def test_value_that_is_no_device_is_named(self):
+        with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
+            memory_stats(1.5)
+
     def test_second_type_of_custom_devices_has_none(self):
         first = self.devices[0]
         if not isinstance(device.device_to_place(first), CustomPlace):

@@ -83,6 +83,10 @@ class TestDefaultStream(StreamTestCase):
         with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
             default_stream("cpu")
 
+    def test_value_that_is_no_device_is_named(self):
+        with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
+            default_stream(1.5)
+
 
 @on_every_device_list
 class TestStreamOfAnotherDevice(StreamTestCase):

@@ -189,7 +189,7 @@ class TestWhoseDevice(unittest.TestCase):
     def test_value_that_is_no_device_is_named_and_changes_nothing(self):
         def own():
             paddle.set_device(self.other)
-            with self.assertRaisesRegex(TypeError, "1.5.*float.*set_device"):
+            with self.assertRaisesRegex(TypeError, "1.5 of type float"):
                 paddle.set_device(1.5)
             return places_of_new_tensors()
 

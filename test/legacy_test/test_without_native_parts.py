@@ -21,18 +21,22 @@ import sys
 import unittest
 
 from concurrent_base import WAIT_S, in_thread
+from shm_group_base import free_port
 from test_dataloader_shared_memory import Items
 
 import paddle
 import paddle.multiprocessing as mp
+from paddle.base import core
 from paddle.base.cpp_module import find_cpp_module
 from paddle.base.threads import streams
 from paddle.distributed import shared_memory_group
 
 # Runs a script as on Windows: the functions of `os` and `signal`, and the
-# modules, that it lacks are gone before Paddle is imported.
+# modules, that it lacks are gone before Paddle is imported. So are the modules
+# in C++ of a wheel for Linux.
 ON_WINDOWS = """
 import asyncio, multiprocessing.context, os, setuptools, signal, sys, sysconfig
+import importlib.util, pathlib
 import numpy
 
 sysconfig.get_config_vars()
@@ -43,6 +47,9 @@ for name in ("SIGCHLD", "SIGKILL", "pthread_sigmask"):
     delattr(signal, name)
 for name in ("fcntl", "resource", "termios"):
     sys.modules[name] = None
+paddle = pathlib.Path(importlib.util.find_spec("paddle").origin).parent
+for file in (paddle / "base").glob("_*.so"):
+    sys.modules["paddle.base." + file.name.partition(".")[0]] = None
 sys.platform = "win32"
 import paddle
 import paddle.multiprocessing as mp
@@ -110,10 +117,11 @@ class TestErrors(unittest.TestCase):
         )
 
     def test_backend_shm(self):
+        store = core.TCPStore("127.0.0.1", free_port(), True, 1)
         self.check(
             "without the backend shm",
             lambda: shared_memory_group.join(
-                None, 0, 1, 0, datetime.timedelta(seconds=1)
+                store, 0, 1, 0, datetime.timedelta(seconds=1)
             ),
         )
 

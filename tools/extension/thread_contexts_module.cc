@@ -72,6 +72,21 @@ PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   return result;
 }
 
+// Loads _predictor_threads in the parent: a child of a fork must not find it
+// half loaded. A process without free descriptors, for example, still may fork.
+PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
+  PyObject* const module = PyImport_ImportModule(kPredictorThreads);
+  if (module != nullptr) {
+    Py_DECREF(module);
+  } else if (PyErr_ExceptionMatches(PyExc_ImportError) ||
+             PyErr_ExceptionMatches(PyExc_OSError)) {
+    PyErr_Clear();
+  } else {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
 // Has the functions that make predictors load _predictor_threads, which
 // replaces methods of predictors: an import of Paddle should not pay for it,
 // nor for functions of pybind11 here.
@@ -97,9 +112,11 @@ void LoadPredictorThreadsWhereUsed() {
       as_method(load_and_call(py::make_tuple(type, "__init__")));
   const py::object pool = core.attr("PredictorPool");
   pool.attr("__init__") = as_method(load_and_call(pool.attr("__init__")));
-  // Nor should a child of a fork find the module half loaded.
-  py::module_::import("paddle.base.lazy_modules")
-      .attr("load_before_fork")(kPredictorThreads);
+  static PyMethodDef before_fork = {
+      "load_before_fork", &LoadBeforeFork, METH_NOARGS, nullptr};
+  py::module_::import("os").attr("register_at_fork")(
+      py::arg("before") = py::reinterpret_steal<py::object>(
+          PyCFunction_New(&before_fork, nullptr)));
 }
 
 // What guards of C++ code do. From the first stream that they set on, calls
