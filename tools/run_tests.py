@@ -321,8 +321,9 @@ def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
     """
     paddle = paddle_part(stock, ours, [])
     return [
-        *split(paddle, files_of_tests(), count),
+        # The longest part: last, it would run alone at the end.
         tools_part(stock, ours, ["tools/tests"]),
+        *split(paddle, files_of_tests(), count),
         cpu_part(ours),
     ]
 

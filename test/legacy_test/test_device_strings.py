@@ -208,6 +208,14 @@ class TestWithoutGpus(ErrorTestCase):
             self.check_is_refused(device, f"'{device}'", "with CUDA")
         self.check_is_refused("ipu", "'ipu'", "with IPU")
 
+    def test_there_is_no_current_stream(self):
+        for device in (None, -1, 0, 99, "gpu"):
+            self.check_is_refused(
+                device,
+                "with CUDA",
+                converters=(paddle.device.cuda.current_stream,),
+            )
+
     def test_pinned_memory_is_refused_as_the_device_is(self):
         place_of_memory = (framework._get_paddle_place,)
         self.check_is_refused(

@@ -194,7 +194,7 @@ class TestWhoseDevice(unittest.TestCase):
             return places_of_new_tensors()
 
         self.assertEqual(in_thread(own), {self.other})
-        with self.assertRaisesRegex(ValueError, "Place"):
+        with self.assertRaises(ValueError):
             paddle.set_device(1.5)
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
 
