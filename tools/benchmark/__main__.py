@@ -20,6 +20,7 @@ CONTRIBUTING.md says how to run one of them.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from tools.benchmark import (
@@ -36,6 +37,11 @@ from tools.benchmark import (
 )
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m tools.benchmark",
+        description="Run every benchmark. Each has a command of its own, too.",
+        epilog="For example: python -m tools.benchmark.streams --help",
+    ).parse_args()
     benchmarks = (
         devices,
         streams,
