@@ -86,6 +86,9 @@ PARTS_PER_CPU = 2
 
 SANITIZERS = ("", "address", "thread")
 
+# pytest tells which tests take longest: the time of all of them has a goal.
+SLOWEST = ("--durations=5", "--durations-min=5")
+
 # The tests of what can be tested on a machine that has the CPU alone.
 ON_THE_CPU_ALONE = (
     "test/legacy_test/test_multiprocessing_devices.py",
@@ -184,7 +187,7 @@ def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     """Returns the tests of the tools."""
     return Part(
         "tools",
-        (sys.executable, "-m", "pytest", "-q", *arguments),
+        (sys.executable, "-m", "pytest", "-q", *SLOWEST, *arguments),
         {
             "PADDLE_WHEEL_TREE": site_packages(stock),
             "PADDLE_PYTHON": ours,
@@ -198,7 +201,7 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     gpu = (stand_in_gpu(ours), stand_in_driver(stock))
     return Part(
         "Paddle",
-        (ours, "-m", "pytest", "-q", "-rs", *arguments),
+        (ours, "-m", "pytest", "-q", "-rs", *SLOWEST, *arguments),
         {
             "CUSTOM_DEVICE_ROOT": host_device(stock),
             "PADDLE_STAND_IN_GPU": os.pathsep.join(map(str, gpu)),
