@@ -74,6 +74,11 @@ def broadcast(root: int = 0) -> None:
     dist.broadcast(paddle.ones([10]), root)
 
 
+def receive_from_rank_0(rows: int) -> None:
+    out = paddle.zeros([rows + 2])
+    dist.alltoall_single(out, paddle.ones([4]), [2, 2], [rows, 2])
+
+
 def exit_now() -> None:
     os._exit(3)
 
@@ -480,6 +485,12 @@ class TestShmFailure(RanksTestCase):
     def test_different_roots(self):
         self.assert_mismatch(
             [(broadcast, 0), (broadcast, 1)], "root 0", "root 1"
+        )
+
+    def test_different_sizes_of_alltoall(self):
+        self.assert_mismatch(
+            [(receive_from_rank_0, 2), (receive_from_rank_0, 3)],
+            "rank 0 sends 8 bytes to rank 1, which expects 12",
         )
 
     def test_forked_child_is_no_rank(self):

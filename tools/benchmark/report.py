@@ -17,18 +17,30 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+
+
+def processor() -> str:
+    """Returns the processor's name: libraries choose their code by it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor() or "unknown"
 
 
 def machine() -> str:
     """Returns what a report says of this machine."""
     return (
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}"
+        f"Machine: {processor()} ({platform.machine()}), {os.cpu_count()} "
+        f"cores, Python {platform.python_version()}"
     )
 
 

@@ -29,6 +29,7 @@
 
 namespace shared_memory_test {
 
+using phi::distributed::PeerMemoryOptions;
 using phi::distributed::SizeOf;
 using ErrorKind = CollectiveError::Kind;
 
@@ -179,6 +180,43 @@ ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_staged) {
   RunRandomCases(kMappedOrStaged, 60);
 }
 
+// Longer than what is copied between two looks at the group.
+void RunLongCopy(const Way& way) {
+  RunOnRanks(2, way, [](CaseRunner* runner) {
+    OperationCase operation{};
+    operation.kind = OperationCase::kAllGather;
+    operation.type = ElementType::kUInt8;
+    operation.count = (5 << 20) + 3;
+    runner->Run(operation);
+  });
+}
+
+ISOLATED_TEST(CollectivesTest, a_long_copy_out_of_a_mapped_buffer) {
+  RunLongCopy(kMapped);
+}
+
+ISOLATED_TEST(CollectivesTest, a_long_copy_by_direct_reads) {
+  RunLongCopy(kDirect);
+}
+
+ISOLATED_TEST(CollectivesTest,
+              an_owner_gets_its_buffer_back_after_the_last_read) {
+  const auto group = GroupInOneProcess(2);
+  const PeerMemoryOptions options{PeerAccess::kDirect, nullptr};
+  std::thread other([&] { Collectives(group[1].get(), options, kNever); });
+  Collectives owner(group[0].get(), options, kNever);
+  other.join();
+  REQUIRE_TRUE(owner.access() == PeerAccess::kDirect);
+  std::vector<char> data(1000000);  // too many to be staged
+  Operation reader(group[1].get(),
+                   OperationInfo::Of("broadcast", data.size(), "", "", 0),
+                   kNever);
+  reader.Publish(1);  // and reads from now on
+  const Outcome outcome =
+      OutcomeOf([&] { owner.Broadcast(data.data(), data.size(), 0, kSoon); });
+  EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
+}
+
 ISOLATED_TEST(CollectivesTest, a_buffer_in_shared_memory_is_read_where_it_is) {
   SharedArenas arenas(2);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
@@ -307,7 +345,6 @@ ISOLATED_TEST(CollectivesTest, sizes_of_all_to_all_that_disagree_are_an_error) {
     char out[64];
     const Outcome outcome = OutcomeOf([&] {
       collectives.AllToAll(in, {8, 8, 8}, out, {8, expected, 8}, kNever);
-      collectives.Barrier(kNever);
     });
     EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 1)) << outcome;
     EXPECT_TRUE(outcome.Says("rank 1 sends 8 bytes to rank 2, which expects 9"))

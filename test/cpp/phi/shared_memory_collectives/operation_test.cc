@@ -190,6 +190,17 @@ ISOLATED_TEST(OperationTest, StagingMemoryIsKeptUntilAllHaveReadIt) {
   ranks.Finish();
 }
 
+ISOLATED_TEST(OperationTest, StagingMemoryIsNotReusedBeforeAllHaveEnded) {
+  const auto group = GroupInOneProcess(2);
+  Operation reader(group[1].get(), SomeOperation(), kNever);
+  Operation first(group[0].get(), SomeOperation(), kNever);
+  first.own_staging();
+  first.End();
+  Operation second(group[0].get(), SomeOperation(), kSoon);
+  const Outcome outcome = OutcomeOf([&] { second.own_staging(); });
+  EXPECT_TRUE(outcome.Is(CollectiveKind::kTimedOut, 1)) << outcome;
+}
+
 ISOLATED_TEST(OperationTest, PairsOfRanksMeetWithoutTheOthers) {
   Ranks ranks(3, [](GroupMemory* group, const Channel&) {
     for (uint64_t i = 0; i < kManyOperations; ++i) {

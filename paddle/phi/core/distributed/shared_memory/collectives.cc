@@ -367,26 +367,36 @@ void Collectives::AllToAll(const void* in,
   }
   Operation operation(group_, OperationInfo::Of("alltoall", 0), timeout);
 
-  // What each rank sends to each other one.
-  const uint64_t table_bytes = ranks * sizeof(uint64_t);
-  std::memcpy(operation.inline_data(rank()), in_bytes.data(), table_bytes);
+  // All ranks know all sizes, so that they agree on whether they fit together.
+  const uint64_t part_bytes = ranks * sizeof(uint64_t);
+  char* own_table = operation.inline_data(rank());
+  std::memcpy(own_table, in_bytes.data(), part_bytes);
+  std::memcpy(own_table + part_bytes, out_bytes.data(), part_bytes);
   Exchange exchange(&operation, memory_, others_);
-  exchange.Start({{{Bytes(in), in_bytes}, size(), 0}}, table_bytes);
+  exchange.Start({{{Bytes(in), in_bytes}, size(), 0}}, 2 * part_bytes);
+  std::vector<std::vector<uint64_t>> sent(ranks, std::vector<uint64_t>(ranks));
+  std::vector<std::vector<uint64_t>> expected = sent;
+  for (int other = 0; other < size(); ++other) {
+    const char* table = operation.inline_data(other);
+    std::memcpy(sent[other].data(), table, part_bytes);
+    std::memcpy(expected[other].data(), table + part_bytes, part_bytes);
+  }
   std::vector<uint64_t> from_offsets(ranks);
   uint64_t largest = 0;
   for (int sender = 0; sender < size(); ++sender) {
-    std::vector<uint64_t> sent(ranks);
-    std::memcpy(sent.data(), operation.inline_data(sender), table_bytes);
-    largest = std::max(largest, *std::max_element(sent.begin(), sent.end()));
-    from_offsets[sender] = Offsets(sent)[rank()];
-    if (sent[rank()] == out_bytes[sender]) continue;
-    group_->Abort(sender,
-                  "In alltoall, rank " + std::to_string(sender) + " sends " +
-                      std::to_string(sent[rank()]) + " bytes to rank " +
-                      std::to_string(rank()) + ", which expects " +
-                      std::to_string(out_bytes[sender]) +
-                      " bytes. Pass sizes that agree.");
-    group_->ThrowIfUnusable();
+    for (int receiver = 0; receiver < size(); ++receiver) {
+      const uint64_t bytes = sent[sender][receiver];
+      largest = std::max(largest, bytes);
+      if (bytes == expected[receiver][sender]) continue;
+      group_->Abort(sender,
+                    "In alltoall, rank " + std::to_string(sender) + " sends " +
+                        std::to_string(bytes) + " bytes to rank " +
+                        std::to_string(receiver) + ", which expects " +
+                        std::to_string(expected[receiver][sender]) +
+                        " bytes. Pass sizes that agree.");
+      group_->ThrowIfUnusable();
+    }
+    from_offsets[sender] = Offsets(sent[sender])[rank()];
   }
   exchange.set_largest_piece(largest);
 
