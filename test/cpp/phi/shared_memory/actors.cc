@@ -14,6 +14,7 @@
 
 #include "test/cpp/phi/shared_memory/actors.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -51,6 +52,35 @@ void ActAsTold(const Channel& channel, SharingStrategy strategy) {
     channel.Send(Answer{scene.message, scene.good});
   }
 }
+
+// Keeps this thread and another process on one CPU while it lives, where the
+// system allows it. To step a process on another CPU wakes that CPU up each
+// time, which takes longer than the step.
+class OnOneCPU {
+ public:
+  explicit OnOneCPU(pid_t other) : other_(other) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    is_set_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    if (is_set_) Set(one);
+  }
+  ~OnOneCPU() {
+    if (is_set_) Set(before_);
+  }
+  OnOneCPU(const OnOneCPU&) = delete;
+  OnOneCPU& operator=(const OnOneCPU&) = delete;
+
+ private:
+  void Set(const cpu_set_t& cpus) {
+    sched_setaffinity(0, sizeof(cpus), &cpus);
+    sched_setaffinity(other_, sizeof(cpus), &cpus);
+  }
+
+  pid_t other_;
+  cpu_set_t before_;
+  bool is_set_;
+};
 
 void GoThrough(size_t first,
                size_t stride,
@@ -99,6 +129,7 @@ bool Actor::Begin(Act act,
                   const SharedMessage& message,
                   size_t n,
                   Course* course) {
+  OnOneCPU here(worker_.pid());
   std::vector<uint64_t>& known = course->instructions;
   // A breakpoint misses what an act does only now and then, such as the first
   // time, so some runs go instruction by instruction from the start.
