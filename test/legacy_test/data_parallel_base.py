@@ -30,6 +30,7 @@ from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S
+from shm_group_base import join_default_group
 
 import paddle
 import paddle.distributed as dist
@@ -104,7 +105,7 @@ def _serve(rank: int, size: int, port: int, connection) -> None:
         PADDLE_DISTRI_BACKEND="gloo",
     )
     paddle.set_device("cpu")
-    dist.init_parallel_env()
+    join_default_group()
     while True:
         kind, function, args = connection.recv()
         try:

@@ -28,7 +28,7 @@ import unittest
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from unittest import mock
 
-from concurrent_base import WAIT_S
+from concurrent_base import WAIT_S, wait_until
 from killed_test_run import end_with, exists
 
 import paddle
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 ON_LINUX = sys.platform == "linux"
+_LISTENERS = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 class Error(NamedTuple):
@@ -212,4 +213,24 @@ class RanksTestCase(unittest.TestCase):
 
 
 def join_default_group() -> None:
+    """
+    Calls `init_parallel_env` when the store of rank 0 listens: Paddle waits for
+    three seconds before it asks a store again that did not.
+    """
+    if os.environ["PADDLE_TRAINER_ID"] != "0" and os.path.exists(_LISTENERS[0]):
+        endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"]
+        store = os.environ.get("PADDLE_MASTER", endpoints.split(",")[0])
+        port = int(store.rpartition(":")[2])
+        wait_until(lambda: _listens(port), f"rank 0 listens at port {port}")
     dist.init_parallel_env()
+
+
+def _listens(port: int) -> bool:
+    """Whether a socket of this machine listens at a port."""
+    for name in _LISTENERS:
+        with open(name) as file:
+            for line in list(file)[1:]:
+                _, local, _, state, *_ = line.split()
+                if local.endswith(f":{port:04X}") and state == "0A":
+                    return True
+    return False

@@ -33,7 +33,13 @@ from unittest import mock
 import numpy as np
 from concurrent_base import WAIT_S, descriptors, in_threads, wait_until
 from shared_tensor_leaks import shared_files
-from shm_group_base import ON_LINUX, Error, Ranks, RanksTestCase
+from shm_group_base import (
+    ON_LINUX,
+    Error,
+    Ranks,
+    RanksTestCase,
+    join_default_group,
+)
 
 import paddle
 import paddle.distributed as dist
@@ -352,7 +358,8 @@ class TestShmFailure(RanksTestCase):
             victim = chosen.randrange(size)
             ranks = Ranks(size)
             try:
-                ranks.call(all_reduce_once_in_default_group)
+                ranks.call(join_default_group)
+                ranks.call(all_reduce)
                 survivors = [r for r in range(size) if r != victim]
                 ranks.begin(all_reduce_for_ever)
                 time.sleep(chosen.uniform(0, 0.05))
@@ -529,11 +536,6 @@ class TestShmFailure(RanksTestCase):
                 lambda pid=pid: not os.path.exists(f"/proc/{pid}"),
                 f"process {pid} ends",
             )
-
-
-def all_reduce_once_in_default_group() -> None:
-    dist.init_parallel_env()
-    all_reduce()
 
 
 if __name__ == "__main__":
