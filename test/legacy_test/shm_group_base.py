@@ -214,14 +214,18 @@ class RanksTestCase(unittest.TestCase):
 
 def join_default_group() -> None:
     """
-    Calls `init_parallel_env` when the store of rank 0 listens: Paddle waits for
-    three seconds before it asks a store again that did not.
+    Calls `init_parallel_env` when the store of rank 0 listens, if it is on this
+    machine: Paddle asks a store again that did not listen after three seconds.
     """
-    if os.environ["PADDLE_TRAINER_ID"] != "0" and os.path.exists(_LISTENERS[0]):
-        endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"]
-        store = os.environ.get("PADDLE_MASTER", endpoints.split(",")[0])
-        port = int(store.rpartition(":")[2])
-        wait_until(lambda: _listens(port), f"rank 0 listens at port {port}")
+    endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"]
+    store = os.environ.get("PADDLE_MASTER", endpoints.split(",")[0])
+    host, port = store.split(":")
+    if (
+        os.environ["PADDLE_TRAINER_ID"] != "0"
+        and host == "127.0.0.1"
+        and os.path.exists(_LISTENERS[0])
+    ):
+        wait_until(lambda: _listens(int(port)), f"rank 0 listens at {store}")
     dist.init_parallel_env()
 
 

@@ -83,7 +83,7 @@ def join_on(machines: list[str]) -> None:
     """Joins the default group as if on machines of these names."""
     name = machines[int(os.environ["PADDLE_TRAINER_ID"])]
     with mock.patch.object(shared_memory_group, "machine", lambda: name):
-        dist.init_parallel_env()
+        join_default_group()
 
 
 def raise_error(*args) -> None:
