@@ -86,7 +86,7 @@ PARTS_PER_CPU = 2
 
 SANITIZERS = ("", "address", "thread")
 
-# pytest tells which tests take longest: the time of all of them has a goal.
+# The time of the test command has a goal, so pytest names the slowest tests.
 SLOWEST = ("--durations=5", "--durations-min=5")
 
 # The tests of what can be tested on a machine that has the CPU alone.

@@ -214,8 +214,9 @@ class RanksTestCase(unittest.TestCase):
 
 def join_default_group() -> None:
     """
-    Calls `init_parallel_env` when the store of rank 0 listens, if it is on this
-    machine: Paddle asks a store again that did not listen after three seconds.
+    Waits until the store of rank 0 listens, if it is on this machine, and calls
+    `init_parallel_env`, which would sleep for three seconds before it tried to
+    connect again.
     """
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"]
     store = os.environ.get("PADDLE_MASTER", endpoints.split(",")[0])

@@ -120,7 +120,7 @@ def ranks_of(python: Path, library: str, backend: str) -> Ranks:
 
 
 def fast_kernels(processor: str) -> dict[str, str]:
-    """Returns the variables with which MKL computes as fast as it can.
+    """Returns the environment variables that select MKL's fastest code.
 
     The MKL of Paddle 3.3.0's wheel does not use AVX2 on processors of AMD
     unless this variable says so. That of torch does not read it.

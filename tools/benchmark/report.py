@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def processor() -> str:
-    """Returns the processor's name: libraries choose their code by it."""
+    """Returns the processor's name, by which libraries choose their code."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [

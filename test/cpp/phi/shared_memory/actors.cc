@@ -54,8 +54,8 @@ void ActAsTold(const Channel& channel, SharingStrategy strategy) {
 }
 
 // Keeps this thread and another process on one CPU while it lives, where the
-// system allows it. To step a process on another CPU wakes that CPU up each
-// time, which takes longer than the step.
+// system allows it. Each single step of a process on another CPU would wake
+// that CPU up, which takes longer than the step.
 class OnOneCPU {
  public:
   explicit OnOneCPU(pid_t other) : other_(other) {

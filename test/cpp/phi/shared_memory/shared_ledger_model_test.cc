@@ -739,8 +739,7 @@ class Explorer {
     for (uint32_t i = 0; i < states_.size(); ++i) {
       if (model_.IsKept(states_[i])) found_.try_emplace(kKept, i);
       model_.Steps(states_[i], &steps);
-      // Most of the time goes by until memory has come: that of all steps is
-      // asked for at once.
+      // Most of the time is that of cache misses: those of all steps overlap.
       for (Step& step : steps) {
         step.after = Canonical(step.after);
         __builtin_prefetch(&table_[SpotOf(step.after)]);

@@ -180,7 +180,8 @@ ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_staged) {
   RunRandomCases(kMappedOrStaged, 60);
 }
 
-// Longer than what is copied between two looks at the group.
+// Gathers more than 4 MiB, after which a copy checks whether the group has
+// failed.
 void RunLongCopy(const Way& way) {
   RunOnRanks(2, way, [](CaseRunner* runner) {
     OperationCase operation{};
@@ -211,7 +212,7 @@ ISOLATED_TEST(CollectivesTest,
   Operation reader(group[1].get(),
                    OperationInfo::Of("broadcast", data.size(), "", "", 0),
                    kNever);
-  reader.Publish(1);  // and reads from now on
+  reader.Publish(1);  // It may read until it ends.
   const Outcome outcome =
       OutcomeOf([&] { owner.Broadcast(data.data(), data.size(), 0, kSoon); });
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;

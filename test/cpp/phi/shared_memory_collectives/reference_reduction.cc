@@ -19,6 +19,7 @@
 #include <complex>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <type_traits>
 
 #include "paddle/phi/core/distributed/shared_memory/reduction.h"
@@ -150,28 +151,20 @@ Buffer ReduceSmall(const std::vector<Buffer>& inputs,
       [&](float value) { return BitsOf(value, format); });
 }
 
-// Numbers for large buffers, of which a Mersenne twister would take most of a
-// test's time: the splitmix64 of Steele, Lea and Flood (2014).
-class FastRandom {
- public:
-  explicit FastRandom(uint64_t seed) : state_(seed) {}
-
-  uint64_t operator()() {
-    state_ += 0x9e3779b97f4a7c15;
-    uint64_t mixed = (state_ ^ state_ >> 30) * 0xbf58476d1ce4e5b9;
-    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
-    return mixed ^ mixed >> 31;
-  }
-
- private:
-  uint64_t state_;
-};
+// Knuth's generator for MMIX. A Mersenne twister would take most of a test's
+// time where buffers are large.
+using FastRandom = std::linear_congruential_engine<uint64_t,
+                                                   6364136223846793005,
+                                                   1442695040888963407,
+                                                   0>;
 
 template <typename T>
 void FillWith(Buffer* buffer, const std::vector<T>& special, Random* random) {
   FastRandom fast((*random)());
   for (size_t at = 0; at < buffer->size(); at += sizeof(T)) {
-    const uint64_t bits = fast();
+    // Its low bits alone repeat soon.
+    const uint64_t number = fast();
+    const uint64_t bits = number ^ number >> 32;
     T value;
     if (bits % 8 == 0 && !special.empty()) {
       value = special[(bits >> 8) % special.size()];
