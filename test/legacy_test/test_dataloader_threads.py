@@ -46,12 +46,24 @@ from paddle.io import (
 )
 
 
-def workers_alive():
-    return [
-        thread
-        for thread in threading.enumerate()
-        if thread.name.startswith("DataLoader worker")
-    ]
+class WorkersTestCase(unittest.TestCase):
+    """Sees the workers of its test alone: those of the test before may still
+    be about to end, and an iterator lives as long as the report of a failure
+    refers to it."""
+
+    def setUp(self):
+        self.before = set(threading.enumerate())
+
+    def workers(self):
+        return [
+            thread
+            for thread in threading.enumerate()
+            if thread.name.startswith("DataLoader worker")
+            and thread not in self.before
+        ]
+
+    def wait_until_workers_end(self):
+        wait_until(lambda: not self.workers(), "the workers end")
 
 
 def load(dataset, num_workers=3, worker_type="thread", **options):
@@ -138,7 +150,7 @@ def first_array(samples):
     return samples[0]["array"]
 
 
-class TestWorkers(unittest.TestCase):
+class TestWorkers(WorkersTestCase):
     def test_a_worker_knows_its_number_and_the_main_thread_has_none(self):
         batches = list(load(Items(worker_of, 6), num_workers=2))
         self.assertEqual(
@@ -250,7 +262,7 @@ class TestWorkers(unittest.TestCase):
         )
         batch = weakref.ref(next(iterator))
         wait_until(lambda: batch() is None, "the batch has been dropped")
-        self.assertEqual(len(workers_alive()), 1)
+        self.assertEqual(len(self.workers()), 1)
 
     def test_several_threads_load_at_once(self):
         def epoch():
@@ -312,7 +324,7 @@ class Raising(Dataset):
         return 9
 
 
-class TestErrors(unittest.TestCase):
+class TestErrors(WorkersTestCase):
     def test_an_error_of_the_dataset_comes_after_the_batches_before_it(self):
         loaded = []
         with self.assertRaisesRegex(KeyError, "no such sample"):
@@ -332,7 +344,7 @@ class TestErrors(unittest.TestCase):
             next(iterator)
         with self.assertRaises(StopIteration):
             next(iterator)
-        wait_until(lambda: not workers_alive(), "the workers end")
+        self.wait_until_workers_end()
 
     def test_persistent_workers_work_on_after_an_error(self):
         dataset = Raising(ValueError("bad"))
@@ -363,7 +375,7 @@ class TestErrors(unittest.TestCase):
 
         with self.assertRaisesRegex(LookupError, "no more samples"):
             list(load(Items(number), batch_sampler=Sampler(Items(number))))
-        wait_until(lambda: not workers_alive(), "the workers end")
+        self.wait_until_workers_end()
 
     def test_stop_iteration_of_a_dataset_does_not_end_the_epoch_silently(self):
         with self.assertRaisesRegex(RuntimeError, "Worker 2 .* StopIteration"):
@@ -391,14 +403,11 @@ class TestErrors(unittest.TestCase):
             iter(load(Items(number), places=places))
 
 
-class TestEnd(unittest.TestCase):
-    def setUp(self):
-        wait_until(lambda: not workers_alive(), "the workers of other tests")
-
+class TestEnd(WorkersTestCase):
     def test_workers_end_with_the_epoch(self):
         for _ in load(Items(number)):
             pass
-        wait_until(lambda: not workers_alive(), "the workers end")
+        self.wait_until_workers_end()
 
     def test_workers_end_when_the_iterator_is_dropped(self):
         iterator = iter(load(Items(number, 1000)))
@@ -407,15 +416,15 @@ class TestEnd(unittest.TestCase):
         del iterator
         gc.collect()
         self.assertIsNone(dropped())
-        wait_until(lambda: not workers_alive(), "the workers end")
+        self.wait_until_workers_end()
 
     def test_persistent_workers_end_with_the_loader(self):
         loader = load(Items(number), persistent_workers=True)
         list(loader)
-        self.assertEqual(len(workers_alive()), 3)
+        self.assertEqual(len(self.workers()), 3)
         del loader
         gc.collect()
-        wait_until(lambda: not workers_alive(), "the workers end")
+        self.wait_until_workers_end()
 
     def test_a_batch_that_is_being_made_is_left_between_its_samples(self):
         began, go_on, made = threading.Event(), threading.Event(), []
@@ -431,7 +440,7 @@ class TestEnd(unittest.TestCase):
         del iterator
         gc.collect()
         go_on.set()
-        wait_until(lambda: not workers_alive(), "the worker ends")
+        self.wait_until_workers_end()
         self.assertEqual(made, [0])
 
     def test_an_error_that_comes_after_the_end_is_reported_to_nobody(self):
@@ -449,7 +458,7 @@ class TestEnd(unittest.TestCase):
         del iterator
         gc.collect()
         go_on.set()
-        wait_until(lambda: not workers_alive(), "the worker ends")
+        self.wait_until_workers_end()
         gc.collect()
         self.assertEqual(reported, [])
 
@@ -506,8 +515,9 @@ class TestEnd(unittest.TestCase):
         )
 
 
-class TestStress(unittest.TestCase):
+class TestStress(WorkersTestCase):
     def setUp(self):
+        super().setUp()
         switch_threads_often(self)
 
     def test_random_loaders_left_at_random_times(self):
@@ -538,7 +548,7 @@ class TestStress(unittest.TestCase):
 
         in_threads(*[lambda s=s: loaders([seed, s]) for s in range(3)])
         gc.collect()
-        wait_until(lambda: not workers_alive(), "all workers end")
+        self.wait_until_workers_end()
 
 
 if __name__ == "__main__":
