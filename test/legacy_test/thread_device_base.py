@@ -209,11 +209,15 @@ class StreamTestCase(unittest.TestCase):
 
 # It does not import Paddle: some scripts do that in their own way.
 SCRIPT_HEAD = """
-import multiprocessing, os, sys, threading
+import faulthandler, multiprocessing, os, signal, sys, threading
 from concurrent_base import *
 def forked(function):
     pid = os.fork()
     if pid == 0:
+        # A child that waits for ever shows its stacks and ends, before its
+        # parent is killed. By a signal: `dump_traceback_later` starts a thread.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(60)
         try:
             function()
         except BaseException as error:
