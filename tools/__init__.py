@@ -19,7 +19,7 @@ import sys
 
 _PACKAGES = ("matplotlib", "numpy", "packaging", "rich", "torch")
 
-# The nox session that installs the packages of a tool, by its module.
+# For each tool module, the nox session that installs its packages.
 _SESSIONS = {
     "benchmark": "bench",
     "demonstration": "wheel",
@@ -30,11 +30,11 @@ _SESSIONS = {
 }
 
 
-def _name_the_session(kind, error, traceback) -> None:
-    """Say how to get a missing package, if one has ended a tool.
+def _suggest_session(kind, error, traceback) -> None:
+    """Print how to install a missing package that stopped a tool.
 
-    This is installed here, because the packages are missing as soon as the
-    module of a tool is imported, and Python imports this module first.
+    The hook is installed here because a tool fails while Python imports its
+    module, and Python imports this package before that.
     """
     spec = sys.modules["__main__"].__spec__
     names = spec.name.split(".") if spec else []
@@ -45,10 +45,10 @@ def _name_the_session(kind, error, traceback) -> None:
         return
     print(
         f"error: {error.name} is not installed for {sys.executable}. Run"
-        f" `nox -s {session}`, which installs what"
-        f" `python -m {'.'.join(names[:2])}` needs; its arguments follow `--`.",
+        f" `nox -s {session}`, which installs the packages that"
+        f" `python -m {'.'.join(names[:2])}` needs; put arguments after `--`.",
         file=sys.stderr,
     )
 
 
-sys.excepthook = _name_the_session
+sys.excepthook = _suggest_session

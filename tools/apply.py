@@ -11,12 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Apply the series and its own files to a tree, all of it or nothing.
+"""Apply the series and its own files to a tree, all or nothing.
 
     python -m tools.apply TREE
 
 TREE is the folder of an unpacked wheel, or the root of a git checkout of
-Paddle. A tree that already has the whole series is left as it is.
+Paddle. A tree that already has the whole series is left unchanged.
 
 Exit status: 0 when the tree has the series, otherwise 1.
 """
@@ -48,7 +48,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 _REMEDY = f"start from an untouched Paddle {' or '.join(SUPPORTED)}"
 
-# The user's configuration must not make a hunk fit that does not.
+# The user's git configuration must not change whether a hunk fits.
 _GIT_APPLY = (
     "-c core.autocrlf=false -c apply.ignoreWhitespace=no"
     " apply --whitespace=nowarn --verbose"
@@ -132,7 +132,7 @@ def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
         files: content and mode of each.
 
     Raises:
-        PatchError: one could not be written; all files are as before.
+        PatchError: a file could not be written; all files are unchanged.
     """
     try:
         with ExitStack() as folders, ExitStack() as spare, ExitStack() as undo:
@@ -192,7 +192,7 @@ def _stage(touched: dict[str, Path], folder: Path) -> None:
 def _look_for(
     work: list[tuple[Patch, list[FileDiff]]], touched: dict[str, Path]
 ) -> tuple[bool, list[str]]:
-    """Return whether files have a part of the series, and what is missing."""
+    """Return whether any part of the series is applied, and what is missing."""
     found, lacking = False, []
     with tempfile.TemporaryDirectory() as folder:
         _stage(touched, Path(folder))
@@ -209,20 +209,20 @@ def _look_for(
 
 
 def apply(repo: Path, tree: Tree) -> bool:
-    """Apply the series and its own files to a tree, all of it or nothing.
+    """Apply the series and its own files to a tree, all or nothing.
 
-    Parts and own files for which the tree has no place are left out.
+    Parts and own files that have no place in the tree are skipped.
 
     Args:
         repo: the root of the repository that holds patches/.
         tree: the tree.
 
     Returns:
-        False when the tree already had all of it; nothing was written.
+        False if the tree already had the whole series; nothing was written.
 
     Raises:
-        PatchError: something does not fit or cannot be written; the tree is
-            unchanged.
+        PatchError: a hunk does not fit or a file cannot be written; the tree
+            is unchanged.
         OSError: a file of the tree cannot be read.
     """
     series = load_series(repo)
@@ -241,13 +241,13 @@ def apply(repo: Path, tree: Tree) -> bool:
         if not target.exists():
             lacking.append(f"{path} does not exist")
         elif not target.is_file() or target.read_bytes() != data:
-            foreign.append(f"{path}: is not the same as our file")
+            foreign.append(f"{path} differs from our file")
     if not lacking and not foreign:
         return False
     if found:
         raise PatchError(
-            f"{tree.root} has only a part of the series, or was changed by hand"
-            f" since; {_REMEDY}. Differences:"
+            f"{tree.root} has only a part of the series, or was edited after"
+            f" the series was applied; {_REMEDY}. Differences:"
             + "".join(f"\n  {what}" for what in lacking + foreign)
         )
     if foreign:
@@ -269,7 +269,7 @@ def apply(repo: Path, tree: Tree) -> bool:
 
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the module's text gives the exit status."""
+    """Run the command line; the module docstring gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.apply",
         description="Apply the patches and our own files to a Paddle tree.",

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Common behaviour of the tools on the command line."""
+"""Error reporting that all command-line tools share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Main = Callable[[Optional[list]], int]
 
 
 def reports_errors(main: Main) -> Main:
-    """Decorator of a `main`: prints an expected error as one message."""
+    """Decorates a `main`: prints expected errors as one-line messages."""
 
     @functools.wraps(main)
     def reporting(argv: list[str] | None = None) -> int:

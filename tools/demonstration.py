@@ -11,12 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Shows Paddle issue 77927 on the official wheel, and that ours is right.
+"""Shows Paddle issue 77927 on the official wheel and its fix on ours.
 
     python -m tools.demonstration
 
 Runs `overlapping_threads.py` in both environments, on a GPU if there is one,
-otherwise on the test device. Exit status: 0 if ours is right in every row,
+otherwise on the test device. Exit status: 0 if ours is correct in every row,
 otherwise 1.
 """
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Environments to compare: one with Paddle's official wheel, one with ours."""
+"""Virtual environments with Paddle's official wheel and with ours."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tools.wheel import (
     step,
 )
 
-# Paddle imports setuptools, which its wheel does not name; before Python 3.12,
-# an environment has it together with pip.
+# Paddle imports setuptools, which its wheel does not require; before Python
+# 3.12, a virtual environment has it together with pip.
 TESTING = ("pytest==8.4.2", "hypothesis==6.112.1", "setuptools==80.9.0")
-# Without its libraries of mathematics, whose packages have more than 1 GB.
+# Without CUDA's math libraries, whose packages have more than 1 GB.
 CUDA_HEADERS = (
     "nvidia-cuda-cccl-cu12==12.6.77",
     "nvidia-cuda-nvcc-cu12==12.6.77",
     "nvidia-cuda-runtime-cu12==12.6.77",
 )
-# Further packages that Paddle's own tests import.
+# Additional packages that Paddle's own tests import.
 UPSTREAM_TESTS = (
     "parameterized==0.9.0",
     "scipy==1.13.1; python_version < '3.10'",
@@ -52,8 +52,8 @@ UPSTREAM_TESTS = (
 
 def environment(folder: Path, wheel: Path) -> Path:
     """
-    Returns the Python of the virtual environment `folder` with `wheel` and the
-    packages of the tests. It is made again unless it is up to date.
+    Returns the Python of the virtual environment `folder`, which has `wheel`
+    and the test packages. An outdated environment is created anew.
     """
     python = folder / "bin" / "python"
     stamp = folder / "made-of.txt"
@@ -68,10 +68,10 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 
 def _install(python: Path, *packages: str | Path) -> None:
-    # By the pip of this Python: to give an environment one of its own takes
-    # longer than to unpack Paddle. All modules are compiled here, on all CPUs,
-    # since an import keeps no bytecode where PYTHONDONTWRITEBYTECODE is set,
-    # as in many containers: each process of a test would compile them again.
+    # With the pip of this Python: installing pip in an environment takes longer
+    # than unpacking Paddle. All modules are compiled here, on all CPUs, since
+    # many containers set PYTHONDONTWRITEBYTECODE: each test process would
+    # compile them again.
     run(
         *(sys.executable, "-m", "pip", "--python", python),
         *("install", "-q", "--no-compile", *packages),
@@ -102,7 +102,7 @@ def stock_python(version: str) -> Path:
 
 def our_python(version: str) -> Path:
     """
-    Returns the Python of an environment with the custom wheel made from the
+    Returns the Python of an environment with the custom wheel, built from the
     official one.
     """
     wheel = build(official_here(version), BUILD / "wheels")
@@ -110,22 +110,22 @@ def our_python(version: str) -> Path:
 
 
 def stock_and_ours(version: str) -> tuple[Path, Path]:
-    """Returns the Pythons of the environments with either wheel."""
+    """Returns the Pythons of the environments with the two wheels."""
     return stock_python(version), our_python(version)
 
 
 def without_native_parts(version: str) -> Path:
     """
-    Returns the Python of an environment with the custom wheel that any platform
-    can have: the one without native parts, made from this machine's official
-    wheel of `version`.
+    Returns the Python of an environment with the custom wheel without native
+    parts, which exists for any platform. It is built from this machine's
+    official wheel of `version`.
     """
     wheel = build(official_here(version), BUILD / "wheels", native=False)
     return _environment("no-native", version, wheel)
 
 
 def site_packages(python: Path) -> Path:
-    """Returns the folder with the packages of an environment."""
+    """Returns the site-packages folder of an environment."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, check=True
@@ -134,12 +134,12 @@ def site_packages(python: Path) -> Path:
 
 
 def cuda_headers() -> list[Path]:
-    """Returns the folders with CUDA's headers, which are downloaded once."""
+    """Returns the folders of CUDA's headers, which are downloaded once."""
     folder = BUILD / "cuda-headers"
     stamp = folder / "made-of.txt"
     made_of = "\n".join(CUDA_HEADERS)
     if not stamp.exists() or stamp.read_text() != made_of:
-        with step(f"downloading the headers of CUDA to {folder}"):
+        with step(f"downloading the CUDA headers to {folder}"):
             shutil.rmtree(folder, ignore_errors=True)
             run(
                 *(sys.executable, "-m", "pip", "install", "-q", "--no-deps"),
@@ -149,12 +149,12 @@ def cuda_headers() -> list[Path]:
     return sorted(folder.glob("nvidia/*/include"))
 
 
-# One run of a tool asks for the same programs more than once.
+# A tool requests the same programs more than once in a run.
 @functools.lru_cache(None)
 def cpp_tests(python: Path, sanitizer: str = "", target: str = "all") -> Path:
     """
-    Returns the folder of the C++ tests, built for the Paddle of an environment
-    under a sanitizer, if one is named.
+    Returns the folder of the C++ tests, built for the Paddle of an environment,
+    with a sanitizer if one is given.
     """
     folder = BUILD / "test" / "cpp" / (sanitizer or "plain")
     with step(f"building {target} in {folder}"):
@@ -170,22 +170,22 @@ def cpp_tests(python: Path, sanitizer: str = "", target: str = "all") -> Path:
 
 def host_device(python: Path) -> Path:
     """
-    Returns the folder of the test device's plugin, built for the Paddle of an
+    Returns the folder of the test device plugin, built for the Paddle of an
     environment.
     """
     return cpp_tests(python, target="host_device") / "host_device"
 
 
 def stand_in_driver(python: Path) -> Path:
-    """Returns the folder of the driver of the stand-in for a GPU."""
+    """Returns the folder of the stand-in for the CUDA driver."""
     folder = cpp_tests(python, target="stand_in_driver")
     return folder / "shared_memory" / "stand_in"
 
 
 def stand_in_gpu(python: Path) -> Path:
     """
-    Returns the folder of the module that makes tensors on the stand-in for a
-    GPU, for the Paddle of an environment.
+    Returns the folder of the module that creates tensors on the stand-in for a
+    GPU, built for the Paddle of an environment.
     """
     package = site_packages(python) / "paddle"
     folder = BUILD / "test" / "stand_in_gpu"

@@ -17,11 +17,11 @@
                                     [--pull-requests]
     python -m tools.export --refresh CHECKOUT [--branch NAME]
 
-The first makes a branch with one commit per patch, beginning at the version
-tag that CHECKOUT's HEAD descends from, and writes the same commits to DIR as
-mails for ``git am``. It does not touch the working tree of CHECKOUT. The second
-writes the commits of the branch back to patches/ and to our own files. The
-trailers of a patch stay in patches/.
+The first form creates a branch with one commit per patch, starting at the
+version tag that CHECKOUT's HEAD descends from, and writes the same commits to
+DIR as mails for ``git am``. It does not touch the working tree of CHECKOUT. The
+second form writes the commits of the branch back to patches/ and to our own
+files. The trailers of a patch stay in patches/.
 
 Exit status: 0 when done or up to date, otherwise 1.
 """
@@ -59,7 +59,7 @@ BRANCH = "thread-and-process-safety"
 # Marks our mails; git am skips unknown headers.
 _MARK = b"X-Made-By: tools.export"
 
-# The diff must not depend on the configuration of the user who makes it.
+# The diff must not depend on the user's git configuration.
 _DIFF_TREE = (
     "-c core.attributesFile= -c diff.indentHeuristic=true"
     " -c diff.suppressBlankEmpty=false"
@@ -85,7 +85,7 @@ def _check_identity(root: Path) -> None:
 
 
 def _commit(repo: Path, series: list[Patch], root: Path, tag: str) -> str:
-    """Commit the series in an empty worktree and return the last commit."""
+    """Commit the series in an empty worktree; return the last commit."""
     git(root, "read-tree", tag)
     known = set(git(root, "ls-files -z").split("\0"))
     own = {path for patch in series for path in patch.own_files}
@@ -141,10 +141,10 @@ def _write_mails(root: Path, commits: str, output: Path) -> None:
 def _pull_request_branches(
     repo: Path, root: Path, branch: str, commits: list[str]
 ) -> dict[str, str]:
-    """Return the branches of pull requests to make, each with its last commit.
+    """Return the pull request branches to create, each with its last commit.
 
     Raises:
-        PatchError: the checkout has such a branch with another commit.
+        PatchError: the checkout has such a branch at another commit.
     """
     branches = {}
     done = 0
@@ -159,7 +159,7 @@ def _pull_request_branches(
             del branches[name]
         elif not old.returncode:
             raise PatchError(
-                f"{root} has a branch {name} that is not of this series:"
+                f"{root} has a branch {name} with commits of another series:"
                 " delete it, or choose another --branch"
             )
     return branches
@@ -172,22 +172,22 @@ def export(
     branch: str = BRANCH,
     pull_requests: bool = False,
 ) -> bool:
-    """Make a branch of the series on a checkout, and mails for git am.
+    """Create a branch of the series on a checkout, and mails for git am.
 
     Args:
         repo: the root of the repository that holds patches/.
         checkout: the root of a git checkout of Paddle.
         output: folder for the mails.
-        branch: name of the branch to make.
-        pull_requests: also make branches NAME-1, NAME-2, ... that end with the
-            last commit of each pull request of patches/series.
+        branch: name of the branch to create.
+        pull_requests: also create branches NAME-1, NAME-2, ... that end at the
+            last commit of each pull request in patches/series.
 
     Returns:
-        False when the branches existed with the same content.
+        False if the branches existed with the same content.
 
     Raises:
-        PatchError: something does not fit, git has no identity, or the branch
-            has other commits; the checkout is unchanged.
+        PatchError: a hunk does not fit, git has no identity, or the branch has
+            other commits; the checkout is unchanged.
     """
     series = load_series(repo)
     tree = _open_checkout(checkout, "HEAD")
@@ -205,7 +205,7 @@ def export(
     found = not old.returncode
     if found:
         commits = [f"{tree.tag}..{rev}" for rev in (ref, head)]
-        # Not the commits themselves, which differ in their dates.
+        # Not the commit hashes, which differ because of their dates.
         was, now = (
             git(tree.root, "log --reverse --format=%T%n%B", which)
             for which in commits
@@ -233,7 +233,7 @@ def _changes(root: Path, commit: str) -> tuple[dict[str, str], list[str]]:
     """Return a commit's added files with their modes, and the modified ones.
 
     Raises:
-        PatchError: the commit does something else to a file.
+        PatchError: the commit deletes, renames or retypes a file.
     """
     added, modified = {}, []
     fields = git(root, f"{_DIFF_TREE} --raw -z", commit).split("\0")
@@ -262,17 +262,17 @@ def _differs(path: Path, data: bytes, mode: int) -> bool:
 def _message_of(
     root: Path, commit: str, known: dict[str, Patch]
 ) -> tuple[str, dict[str, str], Patch | None]:
-    """Return a commit's message, its trailers, and the patch of its subject.
+    """Return a commit's message, its trailers, and the patch with its subject.
 
     Raises:
-        PatchError: it has neither trailers nor such a patch.
+        PatchError: the commit has no trailers, and no patch has its subject.
     """
     whole = git(root, "show --no-patch --format=%B", commit)
     message, trailers = split_trailers(whole)
     subject = message.split("\n", 1)[0]
     if not trailers and subject not in known:
         raise PatchError(
-            f"commit {commit[:12]}, {subject!r}, is no patch of the series yet;"
+            f"commit {commit[:12]}, {subject!r}, is not in the series yet;"
             f" end its message with the trailers {', '.join(FIELDS)}"
         )
     return message, trailers, known.get(subject)
@@ -283,14 +283,14 @@ def _read_commits(
 ) -> tuple[list[Patch], dict[str, tuple[bytes, int]]]:
     """Return the patches and the own files of commits.
 
-    A commit whose subject is that of a patch takes the trailers of that patch,
-    with a new date if it has changed; another one brings them in its message.
+    A commit with the subject of an existing patch takes that patch's trailers,
+    with a new date if it has changed; a new commit has them in its message.
 
     Args:
         repo: the root of the repository that holds patches/.
         root: the checkout.
-        commits: in order, each the child of the one before.
-        old: the series before; patches with the same subject keep their
+        commits: in order, each the child of the previous one.
+        old: the previous series; patches with the same subject keep their
             names, and own files their order.
 
     Raises:
@@ -339,11 +339,11 @@ def _read_commits(
 def _listing(repo: Path, old: list[Patch], series: list[Patch]) -> list[str]:
     """Return the lines of patches/series for a new series.
 
-    A patch stays in its pull request; a new one joins that of the patch before
-    it.
+    A patch stays in its pull request; a new patch joins the pull request of the
+    patch before it.
 
     Raises:
-        PatchError: commits of one pull request stand between another's.
+        PatchError: commits of one pull request are between those of another.
     """
     sections = load_sections(repo)
     section_of = {
@@ -379,7 +379,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
         branch: the branch; its commits become the series.
 
     Returns:
-        False when the repository already had the same content.
+        False if the repository already had the same content.
 
     Raises:
         PatchError: the commits cannot be turned into patches; nothing was
@@ -389,7 +389,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
     if tree.version != SUPPORTED[0]:
         raise PatchError(
             f"{branch} is based on {tree.tag}, but the patches are based on"
-            f" v{SUPPORTED[0]}; rebase the branch onto that"
+            f" v{SUPPORTED[0]}; rebase the branch onto v{SUPPORTED[0]}"
         )
     commits = f"{tree.tag}..refs/heads/{branch}"
     if git(tree.root, "rev-list --merges", commits):
@@ -425,7 +425,7 @@ def refresh(repo: Path, checkout: Path, branch: str = BRANCH) -> bool:
 
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the module's text gives the exit status."""
+    """Run the command line; the module docstring gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.export",
         description="Turn the patches into commits on a checkout of Paddle,"
@@ -445,15 +445,17 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--pull-requests",
         action="store_true",
-        help="also make a branch for each pull request: NAME-1, NAME-2, ...",
+        help="also create a branch per pull request: NAME-1, NAME-2, ...",
     )
     way.add_argument(
-        "--refresh", action="store_true", help="take the branch's commits back"
+        "--refresh",
+        action="store_true",
+        help="write the branch's commits back to patches/",
     )
     args = parser.parse_args(argv)
     if args.refresh:
         changed = refresh(REPO, args.checkout, args.branch)
-        done = f"patches/ holds the branch {args.branch}"
+        done = f"patches/ matches the branch {args.branch}"
     else:
         changed = export(
             REPO, args.checkout, args.output, args.branch, args.pull_requests

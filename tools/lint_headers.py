@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Checks that each source file begins with Paddle's licence header.
+"""Checks that each source file begins with Paddle's license header.
 
 python -m tools.lint_headers FILE...
 """
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         if not _HEADER.match(Path(name).read_text(encoding="utf-8"))
     ]
     for name in bare:
-        print(f"{name}:1: no licence header; copy it from tools/wheel.py")
+        print(f"{name}:1: no license header; copy it from tools/wheel.py")
     return 1 if bare else 0
 
 

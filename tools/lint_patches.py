@@ -15,7 +15,7 @@
 
     python -m tools.lint_patches
 
-Prints one line per finding: file, line, the fault and how to fix it.
+Prints one line per finding: file, line, the problem and how to fix it.
 
 Exit status: 0 when there is nothing to report, otherwise 1.
 """
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from tools.series import FileDiff, Hunk, Patch
 
 MAX_SUBJECT = 72
-# About as much as can be read in one minute.
+# About as many added lines as can be read in one minute.
 MAX_ADDED = 80
-# About as much as can be reviewed in an hour, own files included.
+# About as many lines as can be reviewed in an hour, own files included.
 MAX_LINES = 1500
 
 _INDEX = re.compile(
@@ -58,7 +58,7 @@ _PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
 _TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[[A-Z][^]]*\] [A-Z].*\S")
 _CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
 _INCLUDE = re.compile(r'^ *# *include "([^"]+)"', re.MULTILINE)
-# Begins the reason that a message gives for more than MAX_LINES.
+# Starts the paragraph that justifies more than MAX_LINES.
 _REASON = re.compile(r"^Large because ", re.MULTILINE)
 
 
@@ -82,19 +82,18 @@ def _header_findings(patch: Patch) -> Iterator[str]:
 def _context_is_long(lines: tuple[str, ...]) -> bool:
     """Return whether there is more context than git diff -U1 gives.
 
-    It joins two changes into one hunk when up to two lines lie between them.
+    Git joins two changes into one hunk if at most two lines are between them.
     """
     marks = "".join(line[:1] or " " for line in lines).replace("\\", "")
     return bool(re.search(r"^  |  $|   ", marks))
 
 
 def _place_finding(hunk: Hunk, path: str) -> str | None:
-    """Describe the fault in the position that a hunk claims, if there is one.
+    """Describe what is wrong with a hunk's position, or return None.
 
-    Git requires that a hunk without context before its first change fits at the
-    first line of the file, and one without context after its last change at the
-    last line. A diff of an excerpt claims such positions in the middle of a
-    file.
+    For git, a hunk without context before its first change must be at the first
+    line of the file, and a hunk without context after its last change at the
+    last line. A diff of an excerpt has such hunks in the middle of a file.
     """
     first = hunk.lines[0]
     if hunk.old_start > 1 and not first.startswith(" "):
@@ -114,8 +113,8 @@ def _place_finding(hunk: Hunk, path: str) -> str | None:
 def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
     if re.search(r"^(new|deleted) file mode", part.header, re.MULTILINE):
         yield (
-            f"{where}:{part.line}: adds or deletes {part.path}; an added file"
-            " belongs in this repository as an Own-File, Paddle's own stay"
+            f"{where}:{part.line}: adds or deletes {part.path}; make an added"
+            " file an Own-File, and leave Paddle's files in place"
         )
     for hunk in part.hunks:
         if _context_is_long(hunk.lines):
@@ -131,9 +130,9 @@ def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
             )
         for line, text in hunk.added:
             if text != text.rstrip():
-                yield f"{where}:{line}: white space at the end; remove it"
+                yield f"{where}:{line}: trailing whitespace; remove it"
             if "\t" in text.rstrip():
-                yield f"{where}:{line}: a tab; use spaces"
+                yield f"{where}:{line}: tab character; use spaces"
 
 
 def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
@@ -142,8 +141,8 @@ def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
     added = sum(len(h.added) for part in patch.files for h in part.hunks)
     if added > MAX_ADDED:
         yield (
-            f"{where}:1: adds {added} lines; move code into own files or split"
-            f" the patch, {MAX_ADDED} are the limit"
+            f"{where}:1: adds {added} lines, more than {MAX_ADDED}; move code"
+            " into own files or split the patch"
         )
     for part in patch.files:
         yield from _file_findings(part, where)
@@ -155,7 +154,7 @@ def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
 
 
 def _read_preimages(repo: Path) -> tuple[set[tuple[str, str]], list[str]]:
-    """Return the listed texts of Paddle's files, as hash and path."""
+    """Return the hash and path of each listed preimage, and findings."""
     listed, found = set(), []
     path = repo / "patches" / "preimages"
     lines = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -165,17 +164,17 @@ def _read_preimages(repo: Path) -> tuple[set[tuple[str, str]], list[str]]:
             listed.add((match[1], match[2]))
         elif line.strip() and not line.startswith("#"):
             found.append(
-                f"patches/preimages:{number}: {line!r} is not of the form"
+                f"patches/preimages:{number}: {line!r} does not have the form"
                 " 'HASH PATH SOURCE'"
             )
     return listed, found
 
 
 def _preimage_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
-    """Report hunks that were made against an unknown text.
+    """Report parts of patches that were made against an unknown version.
 
-    The text before a patch must be one that an earlier patch has made of the
-    file, or a listed one, which was taken from a real file.
+    The preimage must be the file as an earlier patch left it, or a listed
+    version, which was taken from a real file.
     """
     known, found = _read_preimages(repo)
     yield from found
@@ -185,19 +184,18 @@ def _preimage_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
             index = _INDEX.search(part.header)
             if not index:
                 yield (
-                    f"{where}: the part for {part.path} has no line 'index'"
-                    " with whole hashes; make the diff with git diff -U1"
+                    f"{where}: the part for {part.path} has no 'index' line"
+                    " with full hashes; make the diff with git diff -U1"
                     " --full-index"
                 )
                 continue
             before, after = ((text, part.path) for text in index.groups())
             if before not in known:
                 yield (
-                    f"{where}: the text of {part.path} before this patch,"
-                    f" {before[0][:12]}, is neither what an earlier patch makes"
-                    " of it nor listed; make the diff from the whole file and"
-                    " list the file's hash, its path and its source in"
-                    " patches/preimages"
+                    f"{where}: the preimage of {part.path}, {before[0][:12]},"
+                    " is neither the result of an earlier patch nor listed;"
+                    " make the diff from the whole file, and add the file's"
+                    " hash, path and source to patches/preimages"
                 )
             known.add(after)
 
@@ -216,7 +214,7 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
         if len(names) > 1:
             yield (
                 f"{path}:1: is an Own-File of {', '.join(names)}; keep it in"
-                " one of them"
+                " only one of them"
             )
     for folder in OWN_FOLDERS:
         for file in sorted((repo / folder).rglob("*")):
@@ -226,11 +224,11 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 and "__pycache__" not in file.parts
                 and path not in claims
             ):
-                yield f"{path}:1: no patch lists it as Own-File; add it to one"
+                yield f"{path}:1: no patch lists it as Own-File; add the line"
 
 
 def _size_findings(repo: Path, patch: Patch) -> Iterator[str]:
-    """Report a commit that takes longer than an hour to review."""
+    """Report a commit that is too large to review in an hour."""
     added = sum(len(h.added) for part in patch.files for h in part.hunks)
     for path in patch.own_files:
         if (repo / path).is_file():
@@ -238,13 +236,13 @@ def _size_findings(repo: Path, patch: Patch) -> Iterator[str]:
     if added > MAX_LINES and not _REASON.search(patch.body):
         yield (
             f"patches/{patch.name}:1: adds {added} lines with its own files,"
-            f" {MAX_LINES} can be reviewed; split it, or say why not in a"
-            " paragraph that begins with 'Large because'"
+            f" more than {MAX_LINES}; split it, or add a paragraph that begins"
+            " with 'Large because'"
         )
 
 
 def _module(path: str) -> str | None:
-    """Return the name by which other own files import an own file."""
+    """Return the module name under which other own files import a file."""
     file = PurePosixPath(path)
     if file.suffix != ".py":
         return None
@@ -255,14 +253,14 @@ def _module(path: str) -> str | None:
 
 
 def imported(path: str, text: str) -> set[str]:
-    """Return all that a Python file may import, as names of modules."""
+    """Return the names of all modules that a Python file may import."""
     package = PurePosixPath(path).parts[1:-1]
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # One dot stands for the package itself.
+            # One dot is the package itself.
             above = package[: len(package) + 1 - node.level]
             parts = [
                 *(above if node.level else ()),
@@ -303,12 +301,12 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                     yield (
                         f"{path}:1: belongs to {patch.name} and {verb}"
                         f" {used} of {patches[owner].name}, a later patch;"
-                        " move one of the two lines Own-File"
+                        " move one of the two Own-File lines"
                     )
 
 
 def findings(repo: Path) -> list[str]:
-    """Return one line for each breach of the rules.
+    """Return one line for each violation of the rules.
 
     Args:
         repo: the root of the repository that holds patches/.
@@ -350,7 +348,7 @@ def findings(repo: Path) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the module's text gives the exit status."""
+    """Run the command line; the module docstring gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.lint_patches",
         description="Check the patches and our own files.",

@@ -325,7 +325,7 @@ def python_tests(patch: Patch) -> list[str]:
 
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the module's text gives the exit status."""
+    """Run the command line; the module docstring gives the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.prefixes",
         description="Test the tree after each patch.",

@@ -384,7 +384,7 @@ def built(batches: list[Future[list[Part]]]) -> Iterator[list[Part]]:
 
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; the module's text gives the exit status."""
+    """Runs the command line; the module docstring gives the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     # Programs that a shell starts in the background ignore Ctrl-C, and their
     # children inherit that; some tests interrupt processes.

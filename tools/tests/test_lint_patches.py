@@ -155,12 +155,12 @@ def test_a_subject_may_have_this_length_and_no_more(repo):
 @pytest.mark.parametrize("space", [" ", "\t", "\r"])
 def test_an_added_line_with_white_space_at_its_end(repo, space):
     add(repo, diff_text(f"@@ -1 +1,3 @@\n a\n+b\n+c{space}\n"))
-    assert_found(repo, f"{NAME}:20: white space at the end")
+    assert_found(repo, f"{NAME}:20: trailing whitespace")
 
 
 def test_an_added_line_with_a_tab(repo):
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+\tb\n"))
-    assert_found(repo, f"{NAME}:19: a tab")
+    assert_found(repo, f"{NAME}:19: tab character")
 
 
 def test_white_space_in_lines_of_paddle_is_not_ours(repo):
@@ -232,9 +232,7 @@ def test_a_hunk_that_begins_without_context_behind_the_first_line(repo):
 
 def test_a_text_before_a_patch_that_is_not_listed(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n").replace(LISTED, "b" * 40))
-    assert_found(
-        repo, f"{NAME}:13: the text of {DEVICE} before this patch, bbbb"
-    )
+    assert_found(repo, f"{NAME}:13: the preimage of {DEVICE}, bbbb")
 
 
 def test_a_text_that_an_earlier_patch_makes_needs_no_line(repo):
@@ -246,7 +244,7 @@ def test_a_text_that_an_earlier_patch_makes_needs_no_line(repo):
 
 def test_a_text_that_is_listed_for_another_file(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n", "test/c.py"))
-    assert_found(repo, f"{NAME}:13: the text of test/c.py before this patch")
+    assert_found(repo, f"{NAME}:13: the preimage of test/c.py, ")
 
 
 @pytest.mark.parametrize("index", ["", "index aaaaaaa..1111111 100644\n"])
@@ -254,7 +252,7 @@ def test_a_diff_without_whole_hashes(repo, index):
     diff = diff_text("@@ -4 +4,2 @@\n a\n+b\n")
     line = diff.splitlines(keepends=True)[1]
     add(repo, diff.replace(line, index))
-    assert_found(repo, f"{NAME}:13: the part for {DEVICE} has no line 'index'")
+    assert_found(repo, f"{NAME}:13: the part for {DEVICE} has no 'index' line")
 
 
 def test_a_line_of_the_list_that_has_another_form(repo):

@@ -243,7 +243,7 @@ def run_all(
 
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the module's text gives the exit status."""
+    """Run the command line; the module docstring gives the exit status."""
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     try:
