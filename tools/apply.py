@@ -246,8 +246,8 @@ def apply(repo: Path, tree: Tree) -> bool:
         return False
     if found:
         raise PatchError(
-            f"{tree.root} has only a part of the series, or was edited after"
-            f" the series was applied; {_REMEDY}. Differences:"
+            f"{tree.root} has only a part of the series, or was edited by hand"
+            f" afterwards; {_REMEDY}. Differences:"
             + "".join(f"\n  {what}" for what in lacking + foreign)
         )
     if foreign:

@@ -13,8 +13,8 @@
 # limitations under the License.
 """Two threads inside device contexts that overlap in time.
 
-Prints a line for each tensor: the thread that made it, the device that the
-thread had asked for, and the device of the tensor.
+Prints a line per tensor: the thread that created it, the device that the
+thread requested, and the device of the tensor.
 """
 
 import threading

@@ -11,15 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tests the tree after each patch: what a maintainer has who merges so far.
+"""Tests the tree after each patch, as if only the patches so far were merged.
 
     python -m tools.prefixes [--run] [--cpp] [NUMBER ...]
 
-For each NUMBER, or for each patch, makes a Paddle of the official wheel with
-the patches up to that one, their own files and the bindings that they bring,
-and has pytest import Paddle and all tests that are in it. With --run it also
-runs the tests that the patch itself brings. With --cpp it also builds the C++
-tests of the patches up to each one that brings C++.
+For each patch NUMBER (default: all patches), builds a Paddle from the official
+wheel, the patches up to that one, and their own files and bindings. Then pytest
+imports this Paddle and all its tests. With --run it also runs the tests that
+the patch itself adds. With --cpp it also builds the C++ tests of the patches up
+to each patch that adds C++.
 
 Exit status: 0 when all passed, otherwise 1.
 """
@@ -49,12 +49,13 @@ if TYPE_CHECKING:
 
     from tools.series import Patch
 
-# For each line of its input, imports the Paddle of a folder, and has pytest
-# import tests of it. A line is in JSON: the folder, the tests, and the file
-# that gets the output. Answers with a line that has the exit status.
+# A server: for each line of its input, a forked child imports the Paddle of a
+# folder, and pytest imports its tests. A line is in JSON: the folder, the
+# tests, and the file for the output. The server prints the exit status.
 #
-# Most of an import of Paddle is the same for each folder: packages of others
-# and Paddle's libraries. They are loaded here, and a fork has them.
+# Most of the time of an import goes into third-party packages and Paddle's
+# libraries, which are the same for each folder. The server loads them once;
+# the forks inherit them.
 IMPORTER = """
 import ctypes
 import importlib
@@ -96,7 +97,7 @@ for line in sys.stdin:
     print(status, flush=True)
 """
 
-# What Paddle and its tests import of others, and takes longest.
+# The slowest third-party imports of Paddle and its tests.
 PACKAGES = (
     *("PIL.Image", "google.protobuf", "httpx", "hypothesis", "numpy"),
     *("opt_einsum", "pytest", "setuptools"),
@@ -104,7 +105,7 @@ PACKAGES = (
 
 
 def _repository(repo: Path, names: list[str], folder: Path) -> None:
-    """Make a repository of some of the patches."""
+    """Create a repository with some of the patches."""
     shutil.copytree(repo / "patches", folder / "patches")
     series = "".join(f"{name}\n" for name in names)
     (folder / "patches" / "series").write_text(series)
@@ -113,15 +114,15 @@ def _repository(repo: Path, names: list[str], folder: Path) -> None:
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """Make a file cheaply: what is patched is replaced, not written to."""
-    # Not a hard link, which needs the same file system.
+    """Link instead of copying: patched files are replaced, not written to."""
+    # A hard link would need the same file system.
     os.symlink(source, target)
 
 
 def changes_python(patch: Patch) -> bool:
-    """Return whether a patch changes anything that Python imports."""
+    """Return whether a patch changes a file that Python imports."""
     paths = [*(part.path for part in patch.files), *patch.own_files]
-    # An own file there is a module that libpaddle has.
+    # An own file in this folder is a binding module of libpaddle.
     bindings = "paddle/fluid/pybind/"
     return any(
         path.endswith(".py") or path.startswith(bindings) for path in paths
@@ -136,18 +137,18 @@ def make_prefix(
     folder: Path,
     made: int = 0,
 ) -> None:
-    """Make a Paddle with the first patches of the series, and their tests.
+    """Create a Paddle with the first patches of the series, and their tests.
 
     Args:
         repo: the root of the repository that holds patches/.
         number: how many patches.
-        stock: the packages that have the official Paddle.
-        ours: those that have the custom one, for its extension modules.
+        stock: site-packages with the official Paddle.
+        ours: site-packages with the custom Paddle, for its extension modules.
         folder: gets paddle/ and test/; empty, or with a shorter prefix.
         made: how many patches the prefix in the folder has.
 
     Raises:
-        PatchError: the patches need a file that only a later one brings.
+        PatchError: the patches need a file that only a later patch adds.
     """
     patches = load_series(repo)[made:number]
     if made == 0:
@@ -155,7 +156,7 @@ def make_prefix(
             stock / "paddle", folder / "paddle", copy_function=_link
         )
         (folder / "paddlepaddle.dist-info").mkdir()
-        # What an extension module loads, whichever patch it is of.
+        # Libraries that extension modules load, whichever patch adds them.
         for library in (ours / "paddle" / "base").glob("libpaddle_*.so"):
             _link(library, folder / "paddle" / "base" / library.name)
     with tempfile.TemporaryDirectory() as part:
@@ -181,18 +182,18 @@ def make_prefix(
 
 
 def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
-    """Make a tree with the C++ and the CMake files of the first patches.
+    """Create a tree with the C++ and the CMake files of the first patches.
 
-    Files that are there already stay untouched, so that a build that has
-    compiled them for an earlier prefix does not compile them again.
+    Existing files stay untouched, so that a build does not recompile what it
+    has compiled for an earlier prefix.
 
     Args:
         repo: the root of the repository that holds patches/.
         number: how many patches.
-        source: the tree; what it has of other patches is removed.
+        source: the tree; files of other patches are removed from it.
 
     Returns:
-        Whether the last of the patches brings any such file.
+        Whether the last of the patches adds any such file.
     """
     patches = load_series(repo)[:number]
     wanted = [
@@ -213,10 +214,10 @@ def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
 def build_cpp(stock: Path) -> Callable[[int], str]:
     """Return a function that builds the C++ tests of a prefix.
 
-    It takes the number of patches and returns what went wrong, or "".
+    It takes the number of patches and returns the error, or "".
 
     Args:
-        stock: the packages that have the official Paddle.
+        stock: site-packages with the official Paddle.
     """
     folder = BUILD / "prefixes"
     shutil.rmtree(folder, ignore_errors=True)
@@ -242,17 +243,17 @@ def build_cpp(stock: Path) -> Callable[[int], str]:
 def importing(
     python: Path, modules: Iterable[str], libraries: Iterable[Path]
 ) -> Iterator[Callable[[Path, list[str]], str]]:
-    """Have a function that imports a prefix in a process of its own.
+    """Provide a function that imports a prefix in a separate process.
 
-    It takes what make_prefix has made and files of tests in it, and returns
-    what Python or pytest says if an import fails, or "". The processes are
-    forks of one that has loaded what all of them need. If that one has ended,
-    the function raises PatchError.
+    It takes the folder of a prefix and test files in it, and returns the output
+    of Python or pytest if an import fails, or "". The processes are forks of a
+    server that has loaded what all prefixes need. The function raises
+    PatchError if the server has exited.
 
     Args:
         python: the Python of an environment with the official Paddle.
-        modules: what all need of other packages.
-        libraries: what all need of Paddle.
+        modules: third-party modules that the server loads.
+        libraries: Paddle's libraries that the server loads.
     """
     server = subprocess.Popen(
         [str(python), "-c", IMPORTER, " ".join(modules), *map(str, libraries)],
@@ -265,13 +266,13 @@ def importing(
     def failure(folder: Path, tests: list[str]) -> str:
         with tempfile.NamedTemporaryFile(mode="r") as output:
             request = json.dumps([str(folder), tests, output.name])
-            # A process that has ended does not answer.
+            # A server that has exited does not answer.
             with contextlib.suppress(BrokenPipeError):
                 print(request, file=server.stdin, flush=True)
             answer = server.stdout.readline()
             if not answer:
-                raise PatchError(f"{python} ended while it imported {folder}")
-            # One that a signal ends may have said nothing.
+                raise PatchError(f"{python} exited while importing {folder}")
+            # A child that a signal killed may have printed nothing.
             status = int(answer)
             return output.read() or f"exit status {status}" if status else ""
 
@@ -284,11 +285,11 @@ def importing(
 def importing_paddle(
     python: Path, package: Path
 ) -> contextlib.AbstractContextManager[Callable[[Path, list[str]], str]]:
-    """Have a function that imports prefixes of a Paddle; see importing().
+    """Provide a function that imports prefixes of a Paddle; see importing().
 
     Args:
         python: the Python of an environment with the official Paddle.
-        package: its folder paddle/.
+        package: the folder paddle/ of that environment.
     """
     libs = package / "libs"
     libraries = [libs / "libcommon.so", libs / "libphi_core.so"]
@@ -297,14 +298,14 @@ def importing_paddle(
 
 
 def run_tests(python: Path, folder: Path, tests: list[str]) -> str:
-    """Run tests of a prefix, and return what pytest says if it fails."""
+    """Run tests of a prefix; return pytest's output if it fails, else ""."""
     done = subprocess.run(
         [str(python), "-m", "pytest", "-q", *tests],
         cwd=folder,
         env={
             **os.environ,
             "PYTHONPATH": str(folder),
-            # What is compiled for a prefix serves a longer one, too.
+            # Longer prefixes reuse the bytecode.
             "PYTHONDONTWRITEBYTECODE": "",
         },
         stdout=subprocess.PIPE,
@@ -315,7 +316,7 @@ def run_tests(python: Path, folder: Path, tests: list[str]) -> str:
 
 
 def python_tests(patch: Patch) -> list[str]:
-    """Return the files of tests in Python that a patch brings."""
+    """Return the Python test files that a patch adds."""
     return [
         path
         for path in patch.own_files
@@ -333,8 +334,8 @@ def main(argv: list[str] | None = None) -> int:
     series = load_series(REPO)
     add = parser.add_argument
     add("numbers", type=int, nargs="*", metavar="NUMBER")
-    add("--run", action="store_true", help="run the tests of the patch, too")
-    add("--cpp", action="store_true", help="build the C++ tests, too")
+    add("--run", action="store_true", help="also run the tests of the patch")
+    add("--cpp", action="store_true", help="also build the C++ tests")
     args = parser.parse_args(argv)
     for number in args.numbers:
         if not 0 < number <= len(series):

@@ -11,21 +11,22 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs the tests of the project: of the tools, in C++, and under our wheel.
+"""Runs the project's tests: tool tests, C++ tests, and tests of our wheel.
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run, twice as many parts side by side as there are
-CPUs, each as soon as what it needs is built. Each part has a /dev/shm of its
-own; where the system does not allow that, the tests under our wheel are one
-part, and the programs in C++ run after the tests in Python. The output of a
-part is printed when it has ended. With arguments, pytest alone runs with these
-arguments: under our wheel, on the test device and on each GPU there is, or, for
-files under tools/, in the environment of the tools.
+Without arguments all tests run, in parts. Two parts per CPU run in parallel,
+and each part starts when its builds are done. Each part has its own /dev/shm.
+If the system does not allow that, the tests of our wheel are one part, and the
+C++ programs run after the Python tests. The output of a part is printed when
+the part ends. With arguments, only pytest runs, with these arguments: with our
+wheel, on the test device and on each GPU, or, for files under tools/, in the
+environment of the tools.
 
-Ctrl-C, or a build that fails, ends the run after the parts that run already.
+After Ctrl-C or a failed build, the parts that are running finish, and no other
+part starts.
 
-Exit status: 0 when all that ran has passed, otherwise 1.
+Exit status: 0 if everything that ran passed, otherwise 1.
 """
 
 from __future__ import annotations
@@ -68,28 +69,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Runs the command that follows. Programs that share tensors remove what is left
-# in /dev/shm of the user's process trees that have no living member, which may
-# be of a test that runs side by side.
+# Runs the command that follows. Programs that share tensors remove the files in
+# /dev/shm of the user's process trees without living processes. Such files may
+# belong to a test that runs in parallel.
 OWN_SHM = (
     *("unshare", "--mount", "sh", "-c"),
     'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"',
 )
 
-# As many parts have the tests under our wheel: enough for each CPU to have work
+# The number of parts of the tests of our wheel: enough to keep all CPUs busy
 # until the end.
 PADDLE_PARTS = 8
 
-# As many parts run at once for each CPU: tests of several processes spend most
-# of their time waiting.
+# The number of parts that run in parallel per CPU: tests with several processes
+# spend most of their time waiting.
 PARTS_PER_CPU = 2
 
 SANITIZERS = ("", "address", "thread")
 
-# The time of the test command has a goal, so pytest names the slowest tests.
+# The test command has a time goal, so pytest reports the slowest tests.
 SLOWEST = ("--durations=5", "--durations-min=5")
 
-# The tests of what can be tested on a machine that has the CPU alone.
+# The tests that also run as on a CPU-only machine.
 ON_THE_CPU_ALONE = (
     "test/legacy_test/test_multiprocessing_devices.py",
     "test/legacy_test/test_multiprocessing_pool.py",
@@ -106,8 +107,8 @@ ON_THE_CPU_ALONE = (
 )
 
 
-# The tests of devices, modes, names and threads, which run on the wheel without
-# native parts, too.
+# The tests of devices, modes, names and threads that also run on the wheel
+# without native parts.
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
     "test/legacy_test/test_dataloader_gathered_batch.py",
@@ -126,9 +127,9 @@ ON_ANY_PLATFORM = (
     "test/legacy_test/test_without_native_parts.py",
     "test/legacy_test/test_worker_thread.py",
 )
-# Of these, the tests of random numbers per thread, of programs on threads, and
-# of what keeps its tensor alive. test_without_native_parts.py has what happens
-# without the first two.
+# Of these, the tests that need native parts: of per-thread random numbers, of
+# programs on threads, and of objects that keep a tensor alive.
+# test_without_native_parts.py tests the errors in place of the first two.
 NEEDS_NATIVE_PARTS = tuple(
     f"test/legacy_test/test_{test}"
     for test in (
@@ -158,20 +159,20 @@ NEEDS_NATIVE_PARTS = tuple(
 
 
 class Part(NamedTuple):
-    """A command, with the variables that its environment has besides."""
+    """A command, with additional environment variables."""
 
     title: str
     command: tuple[str | Path, ...]
     variables: Mapping[str, str | Path | None] = MappingProxyType({})
 
     def with_own_shm(self) -> Part:
-        """Returns this part with a /dev/shm that others do not see."""
+        """Returns this part with a private /dev/shm."""
         return self._replace(command=(*OWN_SHM, *self.command))
 
     def run(self, **how: Any) -> subprocess.CompletedProcess[str]:
         """
-        Runs the command in the folder of the project. A variable that is None
-        is not in its environment.
+        Runs the command in the project folder. A variable that is None is
+        unset.
         """
         environ = {**os.environ, **self.variables}
         return subprocess.run(
@@ -184,7 +185,7 @@ class Part(NamedTuple):
 
 
 def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
-    """Returns the tests of the tools."""
+    """Returns the part with the tool tests."""
     return Part(
         "tools",
         (sys.executable, "-m", "pytest", "-q", *SLOWEST, *arguments),
@@ -197,7 +198,7 @@ def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
 
 
 def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
-    """Returns the tests that run under our wheel."""
+    """Returns the part with the tests of our wheel."""
     gpu = (stand_in_gpu(ours), stand_in_driver(stock))
     return Part(
         "Paddle",
@@ -210,8 +211,8 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
 
 
 def split(part: Part, files: list[str], count: int) -> list[Part]:
-    """Returns a part of pytest as several ones, each with some of the files."""
-    # Neighbours in the list, whose names begin alike, take about equally long.
+    """Splits a pytest part into several, each with some of the files."""
+    # Neighbors in the list have similar names and take about equally long.
     groups = [files[first::count] for first in range(count)]
     return [
         part._replace(
@@ -223,13 +224,13 @@ def split(part: Part, files: list[str], count: int) -> list[Part]:
 
 
 def files_of_tests() -> list[str]:
-    """Returns the files of tests that run under our wheel."""
+    """Returns the test files that run with our wheel."""
     found = REPO.glob("test/**/test_*.py")
     return sorted(str(file.relative_to(REPO)) for file in found)
 
 
 def cpu_part(ours: Path) -> Part:
-    """Returns the tests of devices as on a machine that has the CPU alone."""
+    """Returns the part with the device tests as on a CPU-only machine."""
     return Part(
         "Paddle with the CPU alone",
         (ours, "-m", "pytest", "-q", *ON_THE_CPU_ALONE),
@@ -238,7 +239,7 @@ def cpu_part(ours: Path) -> Part:
 
 
 def any_platform_part(stock: Path) -> Part:
-    """Returns the tests that run under the wheel without native parts."""
+    """Returns the part with the tests of the wheel without native parts."""
     deselected = [f"--deselect={test}" for test in NEEDS_NATIVE_PARTS]
     return Part(
         "Paddle without native parts",
@@ -251,14 +252,14 @@ def any_platform_part(stock: Path) -> Part:
 
 
 def core_part(stock: Path, sanitizer: str) -> Part:
-    """Returns the programs in C++, plain or under a sanitizer."""
+    """Returns the part with the C++ tests, plain or under a sanitizer."""
     title = f"C++ under the {sanitizer} sanitizer" if sanitizer else "C++"
     ctest = (beside_python("ctest"), "--output-on-failure", "--test-dir")
     return Part(title, (*ctest, cpp_tests(stock, sanitizer)))
 
 
 def can_have_own_shm() -> bool:
-    """Returns whether a part can have a /dev/shm of its own; root often can."""
+    """Returns whether a part can have its own /dev/shm; root often can."""
     try:
         done = subprocess.run([*OWN_SHM, "true"], stderr=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -268,8 +269,8 @@ def can_have_own_shm() -> bool:
 
 def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
     """
-    Runs parts in their order, some of them at once, and returns whether all
-    succeeded. A batch of parts starts when the iterator has it.
+    Runs parts in order, `at_once` of them in parallel, and returns whether all
+    passed. A batch of parts starts when the iterator yields it.
     """
     printing = threading.Lock()
 
@@ -296,8 +297,8 @@ def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[ThreadPoolExecutor]:
     """
-    Has threads that do what is submitted to them. After an error, such as
-    Ctrl-C, they only end what they have begun.
+    Provides an executor. After an error, such as Ctrl-C, its threads finish the
+    calls that are running and start no others.
     """
     with ThreadPoolExecutor(count) as pool:
         try:
@@ -309,8 +310,8 @@ def threads(count: int | None) -> Iterator[ThreadPoolExecutor]:
 
 def stock_with_plugins(version: str) -> Path:
     """
-    Returns the Python of an environment with the official wheel. From then on
-    the test device and the driver of the stand-in for a GPU are found built.
+    Returns the Python of an environment with the official wheel, after building
+    the test device and the stand-in driver for it.
     """
     stock = stock_python(version)
     host_device(stock)
@@ -320,11 +321,11 @@ def stock_with_plugins(version: str) -> Path:
 
 def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
     """
-    Returns the tests under our wheel, as `count` parts, and those of the tools.
+    Returns the tests of our wheel, as `count` parts, and the tool tests.
     """
     paddle = paddle_part(stock, ours, [])
     return [
-        # The longest part: last, it would run alone at the end.
+        # The longest part comes first: last, it would run alone at the end.
         tools_part(stock, ours, ["tools/tests"]),
         *split(paddle, files_of_tests(), count),
         cpu_part(ours),
@@ -332,9 +333,12 @@ def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
 
 
 def demonstration_part(builds: list[Future[list[Part]]]) -> Part:
-    """Returns the demonstration, which would build what is missing."""
+    """Returns the demonstration part, once all builds are done.
+
+    The demonstration would build what is missing.
+    """
     for build in builds:
-        # Unlike wait(), returns for one that was cancelled, too.
+        # Unlike wait(), this also returns for a cancelled future.
         with contextlib.suppress(CancelledError):
             build.exception()
     command = (sys.executable, "-m", "tools.demonstration")
@@ -343,12 +347,12 @@ def demonstration_part(builds: list[Future[list[Part]]]) -> Part:
 
 def all_tests_pass(version: str) -> bool:
     """
-    Builds and runs all tests, each part as soon as what it needs is built.
-    Returns whether all passed.
+    Builds and runs all tests, each part as soon as its builds are done, and
+    returns whether all passed.
     """
     has_own_shm = can_have_own_shm()
     count = PADDLE_PARTS if has_own_shm else 1
-    # Both threads start from it. Each does in order what is submitted to it.
+    # Both threads need it. Each runs its submitted calls in order.
     official_here(version)
     with threads(1) as wheels, threads(1) as programs:
         stock = programs.submit(stock_with_plugins, version)
@@ -378,7 +382,7 @@ def all_tests_pass(version: str) -> bool:
 
 
 def built(batches: list[Future[list[Part]]]) -> Iterator[list[Part]]:
-    """Yields batches of parts, each when what it needs is built."""
+    """Yields batches of parts, each when its builds are done."""
     return (batch.result() for batch in as_completed(batches))
 
 
@@ -386,8 +390,8 @@ def built(batches: list[Future[list[Part]]]) -> Iterator[list[Part]]:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; the module docstring gives the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Programs that a shell starts in the background ignore Ctrl-C, and their
-    # children inherit that; some tests interrupt processes.
+    # Programs that a shell starts in the background ignore SIGINT, and their
+    # children inherit that; but some tests interrupt processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     version = SUPPORTED[0]
     if not arguments:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A comment of patches/series that begins a pull request's patches.
+# A comment in patches/series that starts the patches of a pull request.
 PULL_REQUEST = "# Pull request: "
 
 # The trailers of every patch, in this order; Own-File follows.
@@ -37,7 +37,7 @@ _HUNK = re.compile(r"(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@).*")
 
 
 class PatchError(Exception):
-    """The series cannot be read or applied; the text says how to fix it."""
+    """The series cannot be read or applied; the message says how to fix it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Hunk:
     def side(self, marks: str) -> list[str]:
         """Return the lines that have one of the marks, without the mark.
 
-        ``side(" -")`` is the text that the hunk looks for, ``side(" +")`` the
+        ``side(" -")`` is the text that the hunk replaces, ``side(" +")`` the
         text that replaces it.
         """
         return [text[1:] for text in self.lines if text[:1] in marks]
@@ -86,7 +86,7 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch; ``trailers`` are those of FIELDS, in that order."""
+    """One patch; ``trailers`` has the fields FIELDS, in that order."""
 
     name: str
     subject: str
@@ -100,7 +100,7 @@ class Patch:
     def message(self) -> str:
         """The message of the commit made from the patch.
 
-        The trailers are the series' own affair and stay out of it.
+        It has no trailers: they are for the series only.
         """
         return f"{self.subject}\n\n{self.body}\n"
 
@@ -109,7 +109,7 @@ def _parse_hunk(text: str, where: str, line: int) -> Hunk:
     lines = text.split("\n")[:-1]
     match = _HUNK.fullmatch(lines[0])
     if not match:
-        raise PatchError(f"{where}:{line}: {lines[0]!r} is not a hunk's header")
+        raise PatchError(f"{where}:{line}: {lines[0]!r} is not a hunk header")
     header, old_start, old_count, new_start, new_count = match.groups()
     hunk = Hunk(header, int(old_start), int(new_start), tuple(lines[1:]), line)
     counts = [int(count or 1) for count in (old_count, new_count)]
@@ -145,17 +145,17 @@ def _parse_file(text: str, where: str, line: int) -> FileDiff:
 def patch_text(
     message: str, trailers: dict[str, str], own_files: list[str], diff: str
 ) -> str:
-    """Return the text of a patch; what parse_patch takes apart."""
+    """Return the text of a patch, which parse_patch can read."""
     lines = [*trailers.items(), *(("Own-File", path) for path in own_files)]
     paragraph = "".join(f"{key}: {value}\n" for key, value in lines)
     return f"Subject: {message.strip()}\n\n{paragraph}---\n{diff}"
 
 
 def split_trailers(message: str) -> tuple[str, dict[str, str]]:
-    """Take the trailers of a patch off the end of a commit's message.
+    """Split the trailers of a patch from the end of a commit message.
 
     Returns:
-        The rest of the message, and the trailers: none if it has none.
+        The rest of the message, and the trailers, which may be empty.
     """
     body, _, last = message.strip().rpartition("\n\n")
     trailers = dict(_TRAILER.findall(last))
@@ -230,7 +230,7 @@ def parse_patch(name: str, text: str) -> Patch:
 
 
 def read_patch(repo: Path, name: str) -> Patch:
-    """Read the patch of that name in a repository of the series.
+    """Read the patch with that name from a repository of the series.
 
     Bytes that are not UTF-8 are kept as surrogates.
 
@@ -272,7 +272,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """The title of the pull request, or "" above the first of them."""
+        """The title of the pull request, or "" before the first one."""
         first = self.comments[0] if self.comments else ""
         named = first.startswith(PULL_REQUEST)
         return first[len(PULL_REQUEST) :].strip() if named else ""
@@ -281,7 +281,7 @@ class Section:
 def load_sections(repo: Path) -> list[Section]:
     """Read patches/series as its pull requests, in their order.
 
-    The first section has what stands above the first pull request.
+    The first section is the part before the first pull request.
 
     Raises:
         PatchError: there is no such file.
@@ -296,7 +296,7 @@ def load_sections(repo: Path) -> list[Section]:
 
 
 def load_series(repo: Path) -> list[Patch]:
-    """Read the patches in the order they are applied in.
+    """Read the patches in the order in which they are applied.
 
     Args:
         repo: the root of the repository that holds patches/.

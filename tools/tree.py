@@ -26,7 +26,7 @@ from tools.series import PatchError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The series is based on the first of these and has to fit the others.
+# The series is based on the first version and must also fit the others.
 SUPPORTED = ("3.3.0", "3.3.1")
 
 _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -35,12 +35,12 @@ _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 def run_git(
     folder: Path, command: str, *args: str, text: str = "", **environ: str
 ) -> subprocess.CompletedProcess:
-    """Run git in a folder, in English and only on the repository of the folder.
+    """Run git in a folder, in English and only on that folder's repository.
 
     Args:
         folder: the working directory.
         command: the words after ``git``.
-        args: arguments after them, which may have blanks.
+        args: further arguments, which may contain spaces.
         text: standard input.
         environ: variables to set.
 
@@ -49,7 +49,7 @@ def run_git(
         are not UTF-8 are kept as surrogates.
 
     Raises:
-        PatchError: there is no git command.
+        PatchError: git is not installed.
     """
     inherited = {k: v for k, v in os.environ.items() if k not in _REPOSITORY}
     try:
@@ -72,7 +72,7 @@ def git(folder: Path, command: str, *args: str, text: str = "") -> str:
     """Run git as run_git does and return its standard output.
 
     Raises:
-        PatchError: git failed; the text has the command and its output.
+        PatchError: git failed; the message has the command and its output.
     """
     run = run_git(folder, command, *args, text=text)
     if run.returncode:
@@ -94,7 +94,7 @@ class Tree:
         return f"v{self.version}"
 
     def locate(self, path: str) -> Path | None:
-        """Return where a path of Paddle's repository is in this tree.
+        """Return the place of a path of Paddle's repository in this tree.
 
         Returns:
             The absolute path, or None where a wheel has no place for it.
@@ -132,15 +132,15 @@ def _checkout_version(root: Path, rev: str) -> str:
 
 
 def open_tree(root: Path, rev: str = "HEAD") -> Tree:
-    """Find out what kind of tree a folder is and of which version.
+    """Return the tree at a folder, with its kind and version.
 
     Args:
         root: folder of an unpacked wheel, site-packages that hold one, or
             the root of a git checkout.
-        rev: the commit of a checkout to look at.
+        rev: the commit of a checkout to use.
 
     Raises:
-        PatchError: it is not a Paddle tree, or of an unsupported version.
+        PatchError: it is not a Paddle tree, or its version is unsupported.
     """
     root = root.resolve()
     version_file = root / "paddle" / "version" / "__init__.py"
@@ -156,8 +156,8 @@ def open_tree(root: Path, rev: str = "HEAD") -> Tree:
         )
     if tree.version not in SUPPORTED:
         raise PatchError(
-            f"{root} is Paddle {tree.version}, and the patches are for"
+            f"{root} is Paddle {tree.version}, but the patches are for"
             f" {' and '.join(SUPPORTED)}; check out the tag"
-            f" v{SUPPORTED[0]}, or unpack the wheel of such a version"
+            f" v{SUPPORTED[0]}, or unpack a wheel of a supported version"
         )
     return tree

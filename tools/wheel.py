@@ -11,16 +11,16 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Makes the custom wheel from an official one.
+"""Builds the custom wheel from an official one.
 
     python -m tools.wheel [--base VERSION_OR_FILE] [--output FOLDER]
                           [--platform PLATFORM] [--python VERSION]
 
 Our C++ is compiled as extension modules for the running Python. With
---platform it is left out: such a wheel without native parts can be made on any
-machine for any platform and Python that has an official wheel. The local
-version of the wheel has a digest of all its sources, so that a wheel that was
-built from the same sources is found and not built again.
+--platform it is left out: such a wheel without native parts can be built on any
+machine, for any platform and Python that has an official wheel. The local
+version of the wheel contains a digest of all sources, so that a wheel built
+from the same sources is reused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
 RUNNING_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 LOCAL_LABEL = "threadsafe"
-# Follows LOCAL_LABEL where the wheel has no native parts.
+# Follows LOCAL_LABEL in the version of a wheel without native parts.
 PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
 PUBLIC_HEADERS = Path("paddle", "phi", "api", "include")
@@ -75,7 +75,7 @@ console = Console(highlight=False)
 
 @contextmanager
 def step(doing: str) -> Iterator[None]:
-    """Shows that a long step is in progress, and that it is done."""
+    """Shows that a long step is in progress, and then that it is done."""
     with console.status(doing):
         yield
     console.print(f"[green]done[/green]  {doing}")
@@ -85,7 +85,7 @@ def run(*command: str | Path) -> None:
     """Runs a command without showing its output.
 
     Raises:
-        PatchError: it failed; the text has the end of its output.
+        PatchError: it failed; the message has the end of its output.
     """
     done = subprocess.run(
         [str(word) for word in command],
@@ -100,10 +100,10 @@ def run(*command: str | Path) -> None:
 
 
 def beside_python(name: str) -> Path:
-    """Returns a program that a package from PyPI installs beside Python.
+    """Returns a program that a PyPI package installs next to Python.
 
     Raises:
-        PatchError: it is not there.
+        PatchError: the program is not installed.
     """
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -122,7 +122,7 @@ def cmake_build(
     Args:
         source: the folder of its CMakeLists.txt.
         folder: where to build.
-        target: what to build of it.
+        target: the target to build.
         variables: CMake variables to set.
 
     Raises:
@@ -143,13 +143,13 @@ def official_wheel(
     platform: str | None = None,
     python: str = RUNNING_PYTHON,
 ) -> Path:
-    """Returns Paddle's wheel for a Python, downloaded if need be.
+    """Returns Paddle's official wheel, after downloading it if necessary.
 
     Args:
         version: the version of Paddle.
-        folder: where downloaded wheels are.
-        platform: the platform of the wheel, as pip names it. Default: None,
-            this machine's.
+        folder: the folder of downloaded wheels.
+        platform: the platform of the wheel, as pip names it; None for this
+            machine's.
         python: the version of Python, such as 3.11.
 
     Raises:
@@ -170,10 +170,10 @@ def official_wheel(
 
 
 def version_of(base: Path) -> Version:
-    """Returns the version in a wheel's name.
+    """Returns the version in a wheel's file name.
 
     Raises:
-        PatchError: it is not a file, not a wheel of Paddle, or not supported.
+        PatchError: it is not a file, not a Paddle wheel, or not supported.
     """
     if not base.is_file():
         raise PatchError(
@@ -188,7 +188,7 @@ def version_of(base: Path) -> Version:
         raise PatchError(f"{base} is a wheel of {name}, not of paddlepaddle")
     if version.base_version not in SUPPORTED:
         raise PatchError(
-            f"{base} has version {version}; supported are "
+            f"{base} has version {version}; supported versions are "
             f"{', '.join(SUPPORTED)}"
         )
     return version
@@ -212,7 +212,7 @@ def digest_of(base: Path, repo: Path) -> str:
 
 
 def set_version(folder: Path, version: Version) -> None:
-    """Sets the version of an unpacked wheel; packing it updates RECORD."""
+    """Sets the version of an unpacked wheel; packing updates its RECORD."""
     (info,) = folder.glob("*.dist-info")
     metadata = info / "METADATA"
     text, count = re.subn(
@@ -231,8 +231,8 @@ def set_version(folder: Path, version: Version) -> None:
 
 def commit_of(repo: Path) -> str | None:
     """
-    Returns the commit that is checked out, with "-dirty" if files differ from
-    it; None if the folder is not in a git repository.
+    Returns the checked-out commit, with "-dirty" if files differ from it, or
+    None if the folder is not in a git repository.
     """
     described = run_git(
         repo, "describe --always --dirty --abbrev=40 --exclude=*"
@@ -243,11 +243,11 @@ def commit_of(repo: Path) -> str | None:
 def write_version(package: Path, version: Version, commit: str | None) -> None:
     """Adds the version and commit of this wheel to `paddle.version`.
 
-    `paddle.__version__` and all else that other code compares stays as in the
-    base.
+    `paddle.__version__` and other values that code compares stay as in the base
+    wheel.
 
     Raises:
-        PatchError: the file is not the one that Paddle generates.
+        PatchError: the file does not look like the one that Paddle generates.
     """
     path = package / "version" / "__init__.py"
     text = path.read_text(encoding="utf-8")
@@ -267,7 +267,7 @@ def write_version(package: Path, version: Version, commit: str | None) -> None:
         text, count = re.subn(anchor, lines, text, flags=re.MULTILINE)
         if count != 1:
             raise PatchError(
-                f"{path} has {count} lines like {anchor!r} instead of one"
+                f"{path} has {count} lines that match {anchor!r} instead of one"
             )
     path.write_text(text, encoding="utf-8")
 
@@ -276,16 +276,16 @@ def check_can_compile(base: Path) -> None:
     """Checks that an extension module for a wheel can be compiled here.
 
     Raises:
-        PatchError: the wheel is for another Python or machine, or headers or
-            compiler are missing.
+        PatchError: the wheel is for another Python or machine, or the headers
+            or the compiler are missing.
     """
     tags = parse_wheel_filename(base.name)[3]
     if tags.isdisjoint(sys_tags()):
         raise PatchError(
-            f"{base.name} is for {', '.join(sorted(map(str, tags)))}, and"
-            f" {sys.executable} is {next(sys_tags())}: the extension module is"
-            " compiled for the Python that runs this tool; run the tool with"
-            " the Python of the wheel, or leave the extension module out with"
+            f"{base.name} is for {', '.join(sorted(map(str, tags)))}, but"
+            f" {sys.executable} is {next(sys_tags())}: extension modules are"
+            " compiled for the Python that runs this tool. Run the tool with"
+            " the Python of the wheel, or leave the extension modules out with"
             " --platform"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -298,7 +298,7 @@ def check_can_compile(base: Path) -> None:
     if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
         raise PatchError(
             f"no C++ compiler was found ({', '.join(COMPILERS)}); install g++,"
-            " or name one in the environment variable CXX"
+            " or set the environment variable CXX to one"
         )
 
 
@@ -306,28 +306,28 @@ def pybind_abi(library: Path) -> str:
     """Returns the platform name in the key of a library's pybind11 internals.
 
     Raises:
-        PatchError: the library has no such internals.
+        PatchError: the library has no such key.
     """
     with library.open("rb") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             found = re.search(rb"__pybind11_internals_v\d+(\w+?)__\0", data)
             if found:
                 return found[1].decode()
-    raise PatchError(f"{library} does not name pybind11's internals")
+    raise PatchError(f"{library} has no key of pybind11's internals")
 
 
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
     """
     Compiles the extension modules for an unpacked wheel, and adds them and the
-    headers of their functions to it.
+    headers of their functions to the wheel.
 
     Args:
-        repo: the repository that has the sources.
+        repo: the repository with the sources.
         folder: the unpacked wheel.
         scratch: where to build.
 
     Raises:
-        PatchError: one does not compile.
+        PatchError: a module does not compile.
     """
     package = folder / "paddle"
     cmake_build(
@@ -355,11 +355,11 @@ def _stub(function: ast.FunctionDef) -> str:
 def add_to_tensor_stub(repo: Path, package: Path) -> None:
     """Adds our methods of Tensor to the stub that type checkers read.
 
-    A build of Paddle generates that file from the methods of Tensor; in an
-    official wheel it was generated without ours.
+    Paddle's build generates the stub from the methods of Tensor; the official
+    wheel's stub was generated without our methods.
 
     Raises:
-        PatchError: the file has no such class.
+        PatchError: the stub has no class for Tensor's methods.
     """
     source = (repo / TENSOR_METHODS).read_text(encoding="utf-8")
     methods = [
@@ -380,8 +380,10 @@ def add_to_tensor_stub(repo: Path, package: Path) -> None:
 
 
 def use_unix_line_ends(package: Path) -> None:
-    """Replaces the line ends of Windows, which official wheels for it have in
-    their Python files, by those that the patches are made for."""
+    """Converts Python files to Unix line ends, which the patches expect.
+
+    Official wheels for Windows have Windows line ends.
+    """
     for pattern in ("*.py", "*.pyi"):
         for path in package.rglob(pattern):
             data = path.read_bytes()
@@ -392,19 +394,18 @@ def use_unix_line_ends(package: Path) -> None:
 def build(
     base: Path, output: Path, repo: Path = REPO, *, native: bool = True
 ) -> Path:
-    """Returns the custom wheel made from the wheel `base`, built if need be.
+    """Returns the custom wheel, after building it from `base` if necessary.
 
     Args:
         base: an official wheel.
         output: the folder of the custom wheel.
-        repo: the repository that has the sources.
+        repo: the repository with the sources.
         native: whether the wheel gets the extension modules, which are compiled
             for the running Python.
 
     Raises:
-        PatchError: the base is not supported or not for the Python that the
-            extension modules are compiled for, or a step failed; `output` then
-            has no new file.
+        PatchError: the base is not supported, or is for another Python than
+            the running one, or a step failed; `output` then has no new file.
     """
     official = version_of(base)
     labels = [LOCAL_LABEL] if native else [LOCAL_LABEL, PYTHON_ONLY_LABEL]
@@ -449,34 +450,34 @@ def main(argv: list[str] | None = None) -> int:
         "--base",
         default=SUPPORTED[0],
         metavar="VERSION_OR_FILE",
-        help="official version to start from, or a wheel file of one",
+        help="official version to start from, or the file of such a wheel",
     )
     parser.add_argument("--output", type=Path, default=BUILD / "wheels")
     parser.add_argument(
         "--platform",
-        help="leave out what has to be compiled, and start from the official "
-        "wheel for this platform, as pip names it, such as win_amd64, "
+        help="leave out compiled modules, and start from the official wheel "
+        "for this platform, as pip names it, such as win_amd64, "
         "macosx_11_0_arm64 or manylinux1_x86_64",
     )
     parser.add_argument(
         "--python",
         default=RUNNING_PYTHON,
         metavar="VERSION",
-        help="with --platform, the Python of the wheel, such as 3.9",
+        help="with --platform: the Python version of the wheel, such as 3.9",
     )
     args = parser.parse_args(argv)
     if args.platform is None and args.python != RUNNING_PYTHON:
         parser.error(
-            f"--python {args.python} needs --platform: what is compiled is for "
-            f"the Python that runs this tool, {RUNNING_PYTHON}. Run the tool "
-            "with that Python, or add --platform."
+            f"--python {args.python} needs --platform: modules are compiled "
+            f"for the Python that runs this tool, {RUNNING_PYTHON}. Run the "
+            f"tool with Python {args.python}, or add --platform."
         )
     if args.base in SUPPORTED:
         folder = BUILD / "official"
         base = official_wheel(args.base, folder, args.platform, args.python)
     else:
         base = Path(args.base)
-        version_of(base)  # Raises if the file's name is not one of a wheel.
+        version_of(base)  # Raises if it is not a Paddle wheel.
         tags = parse_wheel_filename(base.name)[3]
         platforms = {tag.platform for tag in tags}
         if args.platform and args.platform not in platforms:

@@ -405,7 +405,7 @@ def test_a_hunk_with_other_line_counts_than_it_says(repo):
 
 def test_a_hunk_without_a_proper_header(repo):
     add(repo, diff_text("@@ -1 @@\n a\n+b\n"))
-    assert_found(repo, f"{NAME}:17: '@@ -1 @@' is not a hunk's header")
+    assert_found(repo, f"{NAME}:17: '@@ -1 @@' is not a hunk header")
 
 
 def test_the_command_line_prints_the_findings_and_fails(

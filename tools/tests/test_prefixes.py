@@ -177,7 +177,7 @@ def test_paddle_of_another_folder_is_no_prefix(failure, tmp_path, monkeypatch):
 
 def test_a_process_that_ends_is_an_error(tmp_path):
     with importing(Path(sys.executable), ["no_such_module"], []) as failure:
-        with pytest.raises(PatchError, match=f"ended .*{tmp_path}"):
+        with pytest.raises(PatchError, match=f"exited .*{tmp_path}"):
             failure(tmp_path, [])
 
 

@@ -530,7 +530,7 @@ def test_a_time_out_of_stock_leaves_the_file_partly_compared(suite, hang):
     )
     assert suite.verdict(body) == (0, "partly compared")
     assert suite.reasons()[-1] == (
-        "only what finished was compared; stock: 1 passed, timed out in"
+        "only finished tests were compared; stock: 1 passed, timed out in"
         " TestOne.test_b"
     )
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Run Paddle's own unit tests under the stock wheel and under ours.
+"""Run Paddle's own unit tests on the stock wheel and on ours.
 
     python -m tools.upstream FOLDER [PATTERN ...] [--timeout SECONDS]
         [--repeat N] [--device FOLDER] [--report FILE.md] [--resume]
@@ -19,34 +19,37 @@
 
 FOLDER is the ``test`` folder of a Paddle checkout. On each side, each matching
 file runs in its own process and its own copy of its folder. As in Paddle's own
-runner, unittest runs the test cases of the module, in static graph mode where
-``tools/static_mode_white_list.py`` of the checkout names it. The side that runs
-first alternates. No process of a run outlives the run. The interpreters are
-those of the project's environments, which are made if necessary, unless named.
+runner, unittest runs the test cases of the module, in static graph mode if the
+checkout's ``tools/static_mode_white_list.py`` lists the file. The two sides
+take turns in running first. No process of a run outlives the run. By default,
+the interpreters are those of the project's environments, which are created if
+necessary.
 
 The verdict on a file compares its tests by name, outcome and closing error
 line:
 
   worse            a test that passed on stock fails, is skipped or is missing
-                   on ours, a test that ran is skipped, one that was skipped
-                   fails, or ours crashes, times out or cannot be imported and
-                   stock does not
-  differs          otherwise not the same, such as another error, or a test
-                   that fails on stock alone
-  unstable         --repeat gave more than one verdict
-  partly compared  stock timed out or crashed; what finished is the same
-  not compared     stock timed out or crashed before anything could be compared
-  0 tests ran      the same on both sides: nothing to import, to run, or not to
-                   skip
-  same failures, same
+                   on ours, a test that ran on stock is skipped, a test that was
+                   skipped on stock fails, or ours crashes, times out or cannot
+                   be imported and stock does not
+  differs          another difference, such as another error, or a test that
+                   fails only on stock
+  unstable         --repeat gave different verdicts
+  partly compared  stock timed out or crashed; the finished tests are the same
+  not compared     stock timed out or crashed before a test could be compared
+  0 tests ran      on both sides: nothing could be imported or run, or all
+                   tests were skipped
+  same failures    the same tests fail, with the same errors
+  same             the same tests pass
 
 Each finished file adds a line to FILE.jsonl next to FILE.md; --resume reuses
-the results there of the same test file, wheels and options. FILE-logs has the
-output of each run. Without --report, FILE is build/upstream/report.
+its results for the same test file, wheels and options. FILE-logs has the output
+of each run. Without --report, FILE is build/upstream/report.
 
-Exit status: 1 when a file is worse, or was in one of its runs; 2 for unusable
-arguments; 128 and the signal's number when stopped; otherwise 0. Status 0 says
-that nothing was worse, not that all was compared: see the verdicts.
+Exit status: 1 if a file is worse, or was worse in one of its runs; 2 for
+invalid arguments; 128 plus the signal number if stopped by a signal; otherwise
+0. Status 0 means that no file was worse, not that everything was compared: see
+the verdicts.
 """
 
 from __future__ import annotations
@@ -82,10 +85,10 @@ def static_mode_files(tests: Path) -> frozenset[str]:
 
 
 def find_files(tests: Path, patterns: list[str]) -> list[Path]:
-    """List the test files that match, each once, in order of their paths.
+    """Return the matching test files, each once, sorted by path.
 
     Raises:
-        ValueError: a pattern leads out of the folder or matches no file.
+        ValueError: a pattern leaves the folder or matches no file.
     """
     found = set()
     for pattern in patterns:
@@ -106,12 +109,12 @@ def find_files(tests: Path, patterns: list[str]) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.upstream",
-        description="Run Paddle's own unit tests under the stock wheel and"
-        " under ours, and compare.",
+        description="Run Paddle's own unit tests on the stock wheel and"
+        " on ours, and compare the results.",
     )
     add = parser.add_argument
-    add("--stock", metavar="PYTHON", help="with the stock wheel")
-    add("--ours", metavar="PYTHON", help="with our wheel")
+    add("--stock", metavar="PYTHON", help="Python with the stock wheel")
+    add("--ours", metavar="PYTHON", help="Python with our wheel")
     add(
         "tests",
         type=lambda text: Path(text).resolve(),
@@ -123,32 +126,32 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=300,
         metavar="SECONDS",
-        help="limit for one run of one file (default: %(default)s)",
+        help="time limit for one run of one file (default: %(default)s)",
     )
     add(
         "--repeat",
         type=int,
         default=0,
         metavar="N",
-        help="run a file that differs N more times (default: %(default)s)",
+        help="rerun a file that differs N times (default: %(default)s)",
     )
     add(
         "--device",
         default=os.environ.get("CUSTOM_DEVICE_ROOT", ""),
         metavar="FOLDER",
-        help="of a custom device's plugin (default: $CUSTOM_DEVICE_ROOT)",
+        help="folder of a custom device plugin (default: $CUSTOM_DEVICE_ROOT)",
     )
     add(
         "--report",
         type=Path,
         default=BUILD / "upstream" / "report.md",
         metavar="FILE.md",
-        help="keep the table here (default: %(default)s)",
+        help="write the table to this file (default: %(default)s)",
     )
     add(
         "--resume",
         action="store_true",
-        help="run only what the report lacks or what has changed since",
+        help="run only files that are not in the report or have changed",
     )
     add(
         "patterns",
@@ -161,26 +164,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise ValueError for values that cannot be used."""
+    """Raise ValueError for invalid arguments."""
     if not args.timeout > 0:
-        raise ValueError(f"--timeout {args.timeout:g} is not above 0")
+        raise ValueError(f"--timeout {args.timeout:g} is not positive")
     if args.repeat < 0:
-        raise ValueError(f"--repeat {args.repeat} is below 0")
+        raise ValueError(f"--repeat {args.repeat} is negative")
     if args.report.suffix != ".md":
         raise ValueError(f"--report {args.report} does not end in .md")
     if not args.tests.is_dir():
         raise ValueError(f"{args.tests} is not a folder")
     if args.device and not any(Path(args.device).glob("*.so")):
         raise ValueError(
-            f"--device {args.device} has no plugin, which is a *.so file;"
-            " name the folder that one was built in"
+            f"--device {args.device} has no plugin (a *.so file); pass the"
+            " folder in which a plugin was built"
         )
 
 
 def find_sides(
     stock: str | None, ours: str | None, tests: Path
 ) -> tuple[Side, Side]:
-    """Return both sides; environments are made for those not named."""
+    """Return both sides; create the environments of sides not given."""
     if not (stock and ours):
         made = stock_and_ours(SUPPORTED[0])
         for python in made:
@@ -203,16 +206,16 @@ def run_all(
     done: dict[str, Row],
     stop: StopRequest,
 ) -> list[Row]:
-    """Run the files, each unless it is done, and write each result down.
+    """Run the files that are not done, and record each result.
 
     Args:
         files: the test files.
         sides: stock and ours.
-        repeat: how many more times to run a file that differs.
-        settings: how.
-        results: file that takes a line for each finished test file.
+        repeat: how many times to rerun a file that differs.
+        settings: how to run them.
+        results: file that gets a line for each finished test file.
         done: rows of an earlier call, by file.
-        stop: ends it after what has finished.
+        stop: ends the call; finished files stay recorded.
     """
     rows = []
     digests = [side.digest for side in sides]
@@ -267,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     adopt_orphans()
     with StopRequest() as stop:
         if "NOX_CURRENT_SESSION" in os.environ:
-            # nox passes on Ctrl-C, but not SIGTERM, of which it dies.
+            # nox passes on Ctrl-C, but dies of SIGTERM without passing it on.
             stop_with_parent()
         rows = run_all(
             *(files, sides, args.repeat, settings),

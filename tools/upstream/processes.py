@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Run a command up to a time limit and leave no process of it."""
+"""Run a command with a time limit, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-# A killed process ends at once unless it is in an uninterruptible wait.
+# A killed process exits immediately unless it is in an uninterruptible wait.
 _SECONDS_TO_END = 30
 
 
@@ -41,10 +41,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """SIGINT and SIGTERM as something to wait for, in place of an exception.
+    """Turns SIGINT and SIGTERM into an event to wait for, not an exception.
 
-    Nothing that has to be complete, such as killing the processes of a test,
-    is interrupted. Use it on the main thread, as a context manager.
+    So signals do not interrupt work that must be complete, such as killing the
+    processes of a test. Use it on the main thread, as a context manager.
     """
 
     def __init__(self):
@@ -70,11 +70,11 @@ class StopRequest:
             os.write(self._writer, b"x")
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once a signal has come."""
+        """Return a descriptor that becomes readable when a signal arrives."""
         return self._reader
 
     def check(self) -> None:
-        """Raise Stopped if a signal has come."""
+        """Raise Stopped if a signal has arrived."""
         if self.number:
             raise Stopped(self.number)
 
@@ -87,31 +87,31 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent has ended.
+    """Make this process the parent of descendants whose parent exits.
 
-    Those that have a session of their own stay its descendants, and are found.
+    So even descendants with their own session stay descendants and are found.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop_with_parent() -> None:
-    """Let this process get SIGTERM when its parent ends."""
+    """Have the kernel send SIGTERM to this process when its parent exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _children() -> dict[int, list[int]]:
-    """Return the children of each process of the machine."""
+    """Return the children of each process on the machine."""
     children = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # The command's name, in brackets, may hold blanks and brackets.
+            # The command name, in parentheses, may contain any character.
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
             children[int(fields[1])].append(int(stat.parent.name))
     return children
 
 
 def _descendants(but: set[int]) -> list[int]:
-    """Return all descendants but some children and theirs."""
+    """Return all descendants except the given children and theirs."""
     children = _children()
     found = [pid for pid in children[os.getpid()] if pid not in but]
     for pid in found:
@@ -120,17 +120,17 @@ def _descendants(but: set[int]) -> list[int]:
 
 
 def _end_descendants(but: set[int]) -> None:
-    """Kill descendants until none is left, those too that they make meanwhile.
+    """Kill descendants until none is left, including new ones.
 
     Raises:
-        OSError: some have not ended after a while.
+        OSError: some have not exited within the time limit.
     """
     deadline = time.monotonic() + _SECONDS_TO_END
     while left := _descendants(but):
         if time.monotonic() > deadline:
             raise OSError(
-                f"processes {left} have not ended {_SECONDS_TO_END} s after"
-                " they were killed; see /proc/PID/stack for what they wait for"
+                f"processes {left} have not exited {_SECONDS_TO_END} s after"
+                " SIGKILL; see /proc/PID/stack for what they wait for"
             )
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -149,23 +149,23 @@ def run_bounded(
     limit: float,
     stop: StopRequest,
 ) -> int | None:
-    """Run a command; no descendant of it is left when this returns.
+    """Run a command, and kill all its descendants before returning.
 
-    `adopt_orphans` has to have been called.
+    Call `adopt_orphans` first.
 
     Args:
         command: what to run.
         folder: its working directory.
         environ: its environment.
-        log: file that takes what it prints.
+        log: file for its output.
         limit: seconds after which it is killed.
-        stop: ends it too.
+        stop: also ends it.
 
     Returns:
         The exit status as `subprocess` gives it; None at the time limit.
 
     Raises:
-        Stopped: by a signal.
+        Stopped: a signal arrived.
     """
     others = set(_children()[os.getpid()])
     with log.open("wb") as out:

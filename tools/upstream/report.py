@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The report: a line of JSON per finished file, and a table of them all."""
+"""The report: a line of JSON per finished file, and a table of all files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """The result of a test file; repeated runs add to `verdicts`.
+    """The result of a test file; each rerun adds to `verdicts`.
 
     Attributes:
         file: its path in the folder of tests.
-        made_of: digest of all that the result depends on.
-        stock: the last run on stock, in words.
-        ours: the last run on ours, in words.
-        verdicts: of each pair of runs, in order.
-        reasons: for the verdicts, each once.
+        made_of: digest of everything that the result depends on.
+        stock: summary of the last run on stock.
+        ours: summary of the last run on ours.
+        verdicts: the verdict of each pair of runs, in order.
+        reasons: the reasons for the verdicts, each once.
     """
 
     file: str
@@ -59,10 +59,10 @@ class Row:
 
 
 def read_rows(file: Path) -> dict[str, Row]:
-    """Return the rows of a report by file; one cut short is cut off.
+    """Return the rows of a report by file; remove a truncated last line.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file is not a report.
     """
     if not file.is_file():
         return {}
@@ -91,9 +91,9 @@ def render(rows: list[Row], heading: list[str], total: int) -> str:
     """Return the report in Markdown.
 
     Args:
-        rows: of the files that are done, in order.
+        rows: the finished files, in order.
         heading: one line about each side.
-        total: how many files there are.
+        total: the number of all files.
     """
     lines = ["# Paddle's own tests", "", *(f"- {line}" for line in heading)]
     lines += ["", "| file | stock | ours | verdict |", "|---|---|---|---|"]

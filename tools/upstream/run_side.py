@@ -11,26 +11,24 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Run the unit tests of one file and record each result as it comes.
+"""Run the unit tests of one file and record each result immediately.
 
     python run_side.py RESULTS FILE [--static]
 
-This script runs in the environment under test and imports nothing of the
-project. It does what Paddle's own runner does: it imports the file as a module
-and hands its test cases to unittest, so that a block under
-``if __name__ == "__main__"`` does not run. A file without test cases that has
-such a block is a plain program; it replaces this process.
+This script runs in the environment under test and imports nothing from the
+project. Like Paddle's own runner, it imports the file as a module and passes
+its test cases to unittest, so that a block under ``if __name__ == "__main__"``
+does not run. A file without test cases that has such a block is a plain
+program; it replaces this process.
 
-RESULTS takes one JSON object per line: {"started": TEST}; {"test": TEST,
+RESULTS gets one JSON object per line: {"started": TEST}; {"test": TEST,
 "outcome": "passed", "failed" or "skipped", "errors": [TEXT]};
 {"unimportable": TEXT}; {"program": true}; and, last, {"finished": true}. A run
 that is killed loses only the running test.
 
-JUnit XML could not replace it: unittest, which Paddle's runner uses, writes
-none, and pytest and unittest-xml-reporting write theirs at the end, so that a
-timeout or a crash would lose every result. To read it where a run ends by
-itself would be a second way to the same names and outcomes, beside this record,
-which the other runs need.
+JUnit XML cannot replace this record: unittest, which Paddle's runner uses,
+writes none, and pytest and unittest-xml-reporting write it at the end of a run,
+so that a timeout or a crash would lose all results.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _PROGRAM = re.compile(r"^if\s+__name__\s*==\s*['\"]__main__['\"]", re.MULTILINE)
 
 
 class Record:
-    """The file of results; children that a test forks write nothing to it."""
+    """The file of results; forked children of a test do not write to it."""
 
     def __init__(self, path: str):
         self._stream = open(path, "a", buffering=1)  # noqa: SIM115
@@ -67,7 +65,7 @@ def recording_result(record: Record, module: str) -> type:
     """Return a class of unittest results that write to the record."""
 
     class Result(unittest.TextTestResult):
-        # Outcomes of the running test; None between tests.
+        # The outcomes of the running test; None between tests.
         _noted = None
 
         def startTest(self, test):
@@ -103,7 +101,7 @@ def recording_result(record: Record, module: str) -> type:
 
         def _note(self, test, outcome: str, error: str) -> None:
             if self._noted is None:
-                # The set-up of a class or module, in place of its tests.
+                # The setup of a class or module failed or skipped its tests.
                 self._add(test, [(outcome, error)])
             else:
                 self._noted.append((outcome, error))
@@ -112,7 +110,7 @@ def recording_result(record: Record, module: str) -> type:
             outcomes = [outcome for outcome, _ in noted]
             record.add(
                 test=self._name(test),
-                # "failed" comes before "skipped".
+                # "failed" sorts before "passed" and "skipped".
                 outcome=min(outcomes, default="passed"),
                 errors=[error for _, error in noted if error],
             )
@@ -137,7 +135,7 @@ def _import(file: Path, record: Record):
 
 def main(results: str, name: str, static: bool) -> None:
     file = Path(name)
-    # The folder of this script makes way for the folder of the test file.
+    # Replaces the folder of this script with the folder of the test file.
     sys.path[0] = str(file.parent)
     sys.argv = [name]
     record = Record(results)

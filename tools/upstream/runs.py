@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The two sides, and the run of a test file on each."""
+"""The two sides, and running a test file on each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tools.upstream.verdict import DIFFERS, WORSE, Run, compare, read_run
 
 RUN_SIDE = Path(__file__).with_name("run_side.py")
 
-# Prints what paddle an interpreter has, and a digest of its files: those of a
-# wheel under development change in place, and their version does not.
+# Prints which paddle an interpreter has, and a digest of its files: the files
+# of a wheel under development change although its version does not.
 _PROBE = """
 import hashlib, os, paddle, platform, sys
 digest = hashlib.sha256()
@@ -49,7 +49,7 @@ print("paddle", paddle.__version__, "in", paddle.__file__, "on Python",
 
 @dataclass(frozen=True)
 class Side:
-    """An interpreter, the folder of its environment and which paddle it has."""
+    """An interpreter, its environment's folder and its paddle."""
 
     name: str
     python: str
@@ -60,7 +60,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run: the folder of tests, the time limit and so on."""
+    """How to run: the test folder, the time limit and so on."""
 
     tests: Path
     limit: float
@@ -70,21 +70,21 @@ class Settings:
 
 
 def find_side(name: str, python: str | Path, tests: Path) -> Side:
-    """Look up which Paddle an interpreter has.
+    """Return the side of an interpreter, with the Paddle that it has.
 
     Args:
         name: the name of the side.
         python: a path, or a name to look up on PATH.
-        tests: where to run it, so that no paddle in the current directory is
-            taken for an installed one.
+        tests: working directory for the interpreter, so that it does not
+            import a paddle folder of the current directory.
 
     Raises:
         ValueError: there is no such interpreter or it cannot import paddle.
     """
     found = shutil.which(python)
     if found is None:
-        raise ValueError(f"{python!r} is not an interpreter that can be run")
-    # Not resolved: the link in a virtual environment is what selects it.
+        raise ValueError(f"{python!r} is not an executable interpreter")
+    # Symbolic links stay: the link in a virtual environment selects it.
     interpreter = os.path.abspath(found)
     probe = subprocess.run(
         [interpreter, "-c", _PROBE], cwd=tests, capture_output=True, text=True
@@ -99,14 +99,14 @@ def find_side(name: str, python: str | Path, tests: Path) -> Side:
 
 
 def copy_beside_links(tests: Path, folder: Path, copy: Path) -> Path:
-    """Copy a folder of tests to where its neighbours are links.
+    """Copy a folder of tests, with links to the files and folders around it.
 
-    A test may write to its own folder and read from those around it.
+    A test may write to its own folder and read from the folders around it.
 
     Args:
         tests: the folder of all tests.
-        folder: it or a folder below it.
-        copy: what to make; stands for `tests`.
+        folder: the folder to copy: `tests` or a folder below it.
+        copy: where to create the copy of `tests`.
 
     Returns:
         The copy of the folder.
@@ -156,13 +156,13 @@ def run_file(
 
     Args:
         file: the test file.
-        side: where.
+        side: the side.
         log: file for the output of the run.
-        settings: how.
+        settings: how to run it.
         stop: ends the run.
 
     Raises:
-        Stopped: by a signal.
+        Stopped: a signal arrived.
     """
     scratch = Path(tempfile.mkdtemp(prefix="upstream-"))
     try:
@@ -203,19 +203,19 @@ def run_and_compare(
     settings: Settings,
     stop: StopRequest,
 ) -> Row:
-    """Run a test file on stock and ours, again where the two differ.
+    """Run a test file on stock and ours, and rerun it if the two differ.
 
     Args:
         file: the test file.
-        made_of: for the row.
+        made_of: the digest for the row.
         sides: stock and ours.
-        odd: whether ours runs first, to begin with.
-        repeat: how many more times to run a file that differs.
-        settings: how.
-        stop: ends it all.
+        odd: whether ours runs first in the first pair of runs.
+        repeat: how many times to rerun a file that differs.
+        settings: how to run it.
+        stop: ends the runs.
 
     Raises:
-        Stopped: by a signal.
+        Stopped: a signal arrived.
     """
     name = file.relative_to(settings.tests)
     verdicts, reasons = [], {}

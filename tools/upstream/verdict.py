@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Results of a test file on either side, and how they compare."""
+"""Results of a test file on both sides, and their comparison."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ERROR_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished test; `error` is its closing error line, if it failed."""
+    """A finished test; `error` is the closing error line of a failure."""
 
     outcome: str
     error: str = ""
@@ -65,10 +65,10 @@ class Run:
 
     Attributes:
         tests: the tests that finished, by name.
-        unimportable: the error that kept the file from being imported.
-        died: why the run ended early or badly: `TIMED_OUT`, a signal or an
-            exit status.
-        running: the test that was under way at such an end.
+        unimportable: the error that prevented the import of the file.
+        died: why the run ended early or abnormally: `TIMED_OUT`, a signal or
+            an exit status.
+        running: the test that was running at such an end.
     """
 
     tests: dict[str, Finished] = field(default_factory=dict)
@@ -102,15 +102,15 @@ class Run:
 
 
 def closing_line(error: str, places: dict[str, str]) -> str:
-    """Return type and first line of an error, without what varies by run.
+    """Return type and first line of an error, without parts that vary by run.
 
     Args:
         error: the error's type, a colon and its message.
-        places: folders of this run, each with what to write for it.
+        places: folders of this run, each with its replacement.
     """
     kind, _, message = error.partition(":")
     if _SUMMARY in message:
-        # Paddle's C++ errors have a stack first, which may well differ.
+        # Paddle's C++ errors begin with a stack trace, which may differ.
         message = message.rpartition(_SUMMARY)[2]
     lines = [line.strip() for line in message.splitlines() if line.strip(" -")]
     closing = f"{kind}: {lines[0]}" if lines else kind
@@ -136,7 +136,7 @@ def _end_of(exit_code: int | None) -> str:
 def _result_of_program(
     exit_code: int | None, output: str, places: dict[str, str]
 ) -> Run:
-    """Make a run of a plain program: one test, unless unittest ran none."""
+    """Return the run of a plain program: one test, unless unittest ran none."""
     if exit_code is None or exit_code < 0:
         return Run(died=_end_of(exit_code))
     if _UNITTEST_RAN_NOTHING.search(output):
@@ -151,12 +151,12 @@ def _result_of_program(
 def read_run(
     results: str, exit_code: int | None, output: str, places: dict[str, str]
 ) -> Run:
-    """Make a run of what `run_side.py` recorded and how its process ended.
+    """Return the run that `run_side.py` recorded, with its process's exit.
 
     Args:
         results: the lines of the record; the last may be incomplete.
         exit_code: as `subprocess` gives it; None at the time limit.
-        output: all that was printed.
+        output: everything that was printed.
         places: see `closing_line`.
     """
     entries = [json.loads(line) for line in results.split("\n")[:-1]]
@@ -216,10 +216,10 @@ def _compare_finished(
 
 
 def compare(stock: Run, ours: Run) -> tuple[str, list[str]]:
-    """Return the verdict on our run of a file against stock's, with reasons.
+    """Return the verdict on our run of a file compared to stock's, and reasons.
 
-    A test that finished on one side only counts against ours, unless the other
-    side did not reach it because it ran out of time or, for stock, crashed.
+    A test that finished on only one side counts against ours, unless the other
+    side did not reach it because it timed out or, for stock, crashed.
     """
     worse, differs = _compare_ends(stock, ours)
     unknown = []
@@ -246,7 +246,7 @@ def compare(stock: Run, ours: Run) -> tuple[str, list[str]]:
     if unknown:
         reasons.append(f"finished on one side only: {', '.join(unknown)}")
     if stock.died:
-        reasons.append(f"only what finished was compared; stock: {stock}")
+        reasons.append(f"only finished tests were compared; stock: {stock}")
     if worse:
         return WORSE, reasons
     if differs:
