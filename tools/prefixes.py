@@ -263,7 +263,7 @@ def importing(
         text=True,
     )
 
-    def failure(folder: Path, tests: list[str]) -> str:
+    def import_prefix(folder: Path, tests: list[str]) -> str:
         with tempfile.NamedTemporaryFile(mode="r") as output:
             request = json.dumps([str(folder), tests, output.name])
             # A server that has exited does not answer.
@@ -277,7 +277,7 @@ def importing(
             return output.read() or f"exit status {status}" if status else ""
 
     try:
-        yield failure
+        yield import_prefix
     finally:
         server.communicate()
 
@@ -347,7 +347,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["CUSTOM_DEVICE_ROOT"] = str(host_device(python))
     cpp = build_cpp(stock) if args.cpp else None
     failed = False
-    with importing_paddle(python, stock / "paddle") as failure:
+    with importing_paddle(python, stock / "paddle") as import_prefix:
         for number in args.numbers or range(1, len(series) + 1):
             patches = series[:number]
             all_tests = [t for patch in patches for t in python_tests(patch)]
@@ -355,15 +355,15 @@ def main(argv: list[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(dir=BUILD) as name:
                 folder = Path(name)
                 make_prefix(REPO, number, stock, site_packages(ours), folder)
-                told = failure(folder, all_tests)
-                if args.run and own_tests and not told:
-                    told = run_tests(python, folder, own_tests)
-            if cpp and not told:
-                told = cpp(number)
-            result = "FAILED" if told else "passed"
+                error = import_prefix(folder, all_tests)
+                if args.run and own_tests and not error:
+                    error = run_tests(python, folder, own_tests)
+            if cpp and not error:
+                error = cpp(number)
+            result = "FAILED" if error else "passed"
             print(f"{result}  {patches[-1].name}", flush=True)
-            if told:
-                print(told)
+            if error:
+                print(error)
                 failed = True
     return 1 if failed else 0
 

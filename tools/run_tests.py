@@ -91,7 +91,7 @@ SANITIZERS = ("", "address", "thread")
 SLOWEST = ("--durations=5", "--durations-min=5")
 
 # The tests that also run as on a CPU-only machine.
-ON_THE_CPU_ALONE = (
+CPU_ONLY = (
     "test/legacy_test/test_multiprocessing_devices.py",
     "test/legacy_test/test_multiprocessing_pool.py",
     "test/legacy_test/test_tensor_names.py",
@@ -223,7 +223,7 @@ def split(part: Part, files: list[str], count: int) -> list[Part]:
     ]
 
 
-def files_of_tests() -> list[str]:
+def paddle_test_files() -> list[str]:
     """Returns the test files that run with our wheel."""
     found = REPO.glob("test/**/test_*.py")
     return sorted(str(file.relative_to(REPO)) for file in found)
@@ -232,8 +232,8 @@ def files_of_tests() -> list[str]:
 def cpu_part(ours: Path) -> Part:
     """Returns the part with the device tests as on a CPU-only machine."""
     return Part(
-        "Paddle with the CPU alone",
-        (ours, "-m", "pytest", "-q", *ON_THE_CPU_ALONE),
+        "Paddle, CPU only",
+        (ours, "-m", "pytest", "-q", *CPU_ONLY),
         {"CUSTOM_DEVICE_ROOT": None},
     )
 
@@ -327,7 +327,7 @@ def python_parts(ours: Path, stock: Path, count: int) -> list[Part]:
     return [
         # The longest part comes first: last, it would run alone at the end.
         tools_part(stock, ours, ["tools/tests"]),
-        *split(paddle, files_of_tests(), count),
+        *split(paddle, paddle_test_files(), count),
         cpu_part(ours),
     ]
 
@@ -374,8 +374,8 @@ def all_tests_pass(version: str) -> bool:
         at_once = PARTS_PER_CPU * (os.cpu_count() or 1)
         if has_own_shm:
             batches = built([*python, *core])
-            apart = ([p.with_own_shm() for p in batch] for batch in batches)
-            return all_pass(apart, at_once)
+            isolated = ([p.with_own_shm() for p in batch] for batch in batches)
+            return all_pass(isolated, at_once)
         print("No /dev/shm for each part: C++ runs after Python.", flush=True)
         passed = [all_pass(built(python), at_once), all_pass(built(core), 1)]
         return all(passed)
@@ -397,8 +397,8 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments:
         return 0 if all_tests_pass(version) else 1
     stock, ours = stock_and_ours(version)
-    of_tools = any(word.startswith("tools/") for word in arguments)
-    part = tools_part if of_tools else paddle_part
+    for_tools = any(word.startswith("tools/") for word in arguments)
+    part = tools_part if for_tools else paddle_part
     return 1 if part(stock, ours, arguments).run().returncode else 0
 
 

@@ -53,11 +53,11 @@ def tree(request):
     return open_tree(request.getfixturevalue(request.param))
 
 
-def assert_refused(repo, tree, *told):
+def assert_refused(repo, tree, *fragments):
     before = snapshot(tree.root)
     with pytest.raises(PatchError) as error:
         apply(repo, tree)
-    for text in told:
+    for text in fragments:
         assert text in str(error.value)
     assert snapshot(tree.root) == before
 
@@ -172,7 +172,7 @@ def test_another_version_of_a_checkout_is_refused(checkout):
         open_tree(checkout)
 
 
-def test_a_checkout_without_tags_is_told_to_fetch_them(checkout):
+def test_the_error_for_a_checkout_without_tags_says_to_fetch_them(checkout):
     git(checkout, "tag --delete v3.3.0")
     with pytest.raises(PatchError, match="git fetch --tags"):
         open_tree(checkout)
@@ -191,7 +191,7 @@ def test_a_wheel_is_not_imported_to_learn_its_version(wheel):
 
 
 @pytest.mark.parametrize("lost", ["paddle/version", "a.dist-info"])
-def test_a_folder_that_is_no_tree_is_refused(wheel, lost):
+def test_a_folder_that_is_not_a_tree_is_refused(wheel, lost):
     (wheel / "paddlepaddle-3.3.0.dist-info").rename(wheel / "a.dist-info")
     shutil.rmtree(wheel / lost)
     with pytest.raises(PatchError, match="not a Paddle tree"):
@@ -256,7 +256,7 @@ def test_an_own_file_with_other_content_is_not_overwritten(repo, tree):
     assert_refused(repo, tree, OWN)
 
 
-def test_a_tree_changed_by_hand_since_is_refused(repo, tree):
+def test_a_patched_tree_edited_by_hand_is_refused(repo, tree):
     apply(repo, tree)
     replace(tree.locate(DEVICE), "w=1", "w=2")
     assert_refused(
@@ -275,13 +275,13 @@ def test_a_hunk_below_inserted_lines_is_named_when_it_was_changed(repo, tree):
     assert_refused(repo, tree, "hunk 2 of 2, @@ -27,2 +28,3 @@")
 
 
-def test_an_own_file_changed_by_hand_since_is_refused(repo, tree):
+def test_an_own_file_edited_by_hand_is_refused(repo, tree):
     apply(repo, tree)
     tree.locate(OWN).write_text("mine\n")
     assert_refused(repo, tree, OWN, "by hand")
 
 
-def test_an_own_file_lost_since_is_refused(repo, tree):
+def test_a_patched_tree_that_lacks_an_own_file_is_refused(repo, tree):
     apply(repo, tree)
     tree.locate(OWN).unlink()
     assert_refused(repo, tree, f"{OWN} does not exist", "only a part")
@@ -369,7 +369,7 @@ def test_a_patch_file_that_is_listed_but_absent_is_named(repo, tree):
     assert_refused(repo, tree, "patches/0002-p.patch")
 
 
-def test_the_command_line_tells_what_it_did(repo, wheel, monkeypatch, capsys):
+def test_the_command_line_prints_what_it_did(repo, wheel, monkeypatch, capsys):
     monkeypatch.setattr(tool, "REPO", repo)
     assert tool.main([str(wheel)]) == 0
     assert "now has the series" in capsys.readouterr().out
@@ -379,5 +379,5 @@ def test_the_command_line_tells_what_it_did(repo, wheel, monkeypatch, capsys):
 
 def test_the_command_line_fails_with_one_clear_error(tmp_path, capsys):
     assert tool.main([str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {tmp_path} is not a Paddle tree")
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path} is not a Paddle tree")

@@ -113,7 +113,7 @@ def test_code_for_cuda_compiles(source, check):
     assert done.returncode == 0, done.stderr
 
 
-def test_code_for_cuda_is_read(check, tmp_path):
+def test_cuda_branches_are_compiled(check, tmp_path):
     source = tmp_path / "source.cc"
     source.write_text(
         """

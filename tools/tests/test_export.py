@@ -69,21 +69,21 @@ def state(checkout):
     )
 
 
-def assert_not_exported(repo, checkout, output, *told):
+def assert_not_exported(repo, checkout, output, *fragments):
     before = state(checkout), git(checkout, "for-each-ref")
     with pytest.raises(PatchError) as error:
         export(repo, checkout, output)
-    for text in told:
+    for text in fragments:
         assert text in str(error.value)
     assert (state(checkout), git(checkout, "for-each-ref")) == before
     assert not output.exists()
 
 
-def assert_not_refreshed(repo, checkout, *told):
+def assert_not_refreshed(repo, checkout, *fragments):
     before = snapshot(repo)
     with pytest.raises(PatchError) as error:
         refresh(repo, checkout)
-    for text in told:
+    for text in fragments:
         assert text in str(error.value)
     assert snapshot(repo) == before
 
@@ -95,7 +95,7 @@ def amend(checkout, message=None):
     git(checkout, f"commit --quiet --amend {keep}", text=message or "")
 
 
-def test_a_branch_has_one_commit_a_patch(repo, checkout, output):
+def test_a_branch_has_one_commit_per_patch(repo, checkout, output):
     assert export(repo, checkout, output)
     log = git(checkout, f"log --reverse --format=%s v3.3.0..{BRANCH}")
     assert log.splitlines() == SUBJECTS
@@ -104,7 +104,7 @@ def test_a_branch_has_one_commit_a_patch(repo, checkout, output):
     )
 
 
-def test_a_commit_says_what_the_patch_says(repo, checkout, output):
+def test_a_commit_has_the_message_of_its_patch(repo, checkout, output):
     export(repo, checkout, output)
     assert git(checkout, f"log -1 --format=%an,%ce%n%B {BRANCH}~1") == (
         f"Ada,ada@example.com\n{SUBJECTS[1]}\n\n"
@@ -123,7 +123,7 @@ def test_a_commit_holds_the_hunks_and_own_files_of_its_patch(
     assert changed == [[FRAMEWORK, OWN], [CORE, FRAMEWORK, DEVICE], [OWN_TEST]]
 
 
-def test_the_branch_holds_what_apply_makes(repo, exported, tmp_path):
+def test_the_branch_equals_the_result_of_apply(repo, exported, tmp_path):
     applied = new_checkout(tmp_path / "applied")
     apply(repo, open_tree(applied))
     assert snapshot(exported) == snapshot(applied)
@@ -293,7 +293,7 @@ def test_mixed_pull_requests_are_refused(grouped, checkout, output):
     assert_not_refreshed(grouped, checkout, "[A] Devices", "[B] Tests")
 
 
-def test_without_an_identity_nothing_is_made(
+def test_without_an_identity_nothing_is_exported(
     repo, checkout, output, git_home, monkeypatch
 ):
     (git_home / ".gitconfig").unlink()
@@ -360,13 +360,13 @@ def test_a_foreign_file_is_not_replaced_by_a_mail(repo, checkout, output):
     assert not git(checkout, f"branch --list {BRANCH}")
 
 
-def test_there_and_back_changes_nothing(repo, exported):
+def test_export_and_refresh_change_nothing(repo, exported):
     before = snapshot(repo)
     assert not refresh(repo, exported)
     assert snapshot(repo) == before
 
 
-def test_the_configuration_of_the_user_does_not_show_in_the_patches(
+def test_git_configuration_does_not_change_the_patches(
     repo, exported, git_home
 ):
     write(git_home, {"attributes": "*.py -diff\n"})
@@ -401,7 +401,7 @@ def test_an_edited_own_file_comes_back(repo, exported):
     assert not refresh(repo, exported)
 
 
-def test_a_patch_that_has_changed_has_the_date_of_its_commit(
+def test_a_changed_patch_gets_the_date_of_its_commit(
     repo, exported, monkeypatch
 ):
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2027-01-02T03:04:05")
@@ -538,7 +538,7 @@ def test_two_patches_never_share_a_name(repo, exported):
     assert_not_refreshed(repo, exported, name)
 
 
-def test_the_command_line_goes_there_and_back(
+def test_the_command_line_exports_and_refreshes(
     repo, checkout, output, monkeypatch, capsys
 ):
     monkeypatch.setattr(tool, "REPO", repo)
@@ -594,7 +594,7 @@ def test_real_series_applies_once(real):
     assert not apply(repo, open_tree(checkout))
 
 
-def test_real_series_goes_there_and_back_and_through_mails(real, output):
+def test_real_series_survives_export_refresh_and_git_am(real, output):
     repo, checkout = real
     if open_tree(checkout).version != "3.3.0":
         pytest.skip("the patches are kept against 3.3.0 only")
@@ -611,7 +611,7 @@ def test_real_series_goes_there_and_back_and_through_mails(real, output):
     )
 
 
-def test_listed_texts_of_python_files_are_those_of_the_wheel(real):
+def test_preimages_of_python_files_match_the_wheel(real):
     _, checkout = real
     if open_tree(checkout).version != "3.3.0":
         pytest.skip("the patches are kept against 3.3.0 only")
@@ -623,7 +623,7 @@ def test_listed_texts_of_python_files_are_those_of_the_wheel(real):
     assert hashes == list(of_python.values())
 
 
-def test_the_series_goes_through_mails_into_a_clone_of_a_whole_checkout(
+def test_git_am_applies_the_series_to_a_clone_of_a_whole_checkout(
     tmp_path, git_home, output
 ):
     paddle = os.environ.get("PADDLE_CHECKOUT")

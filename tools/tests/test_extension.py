@@ -97,7 +97,7 @@ def assert_defined(package, folder, define, other):
             assert other not in command
 
 
-def test_modules_for_cuda_read_paddles_headers_as_it_does(tmp_path, toolkit):
+def test_cuda_modules_are_compiled_with_paddles_definitions(tmp_path, toolkit):
     write(tmp_path / "paddle", {**WHEEL, **version_of_cuda("'12.6'")})
     assert_defined(
         tmp_path / "paddle",
@@ -111,7 +111,7 @@ def test_modules_for_cuda_read_paddles_headers_as_it_does(tmp_path, toolkit):
             assert "include/paddle/phi/api/include/compat " in command
 
 
-def test_modules_for_the_cpu_read_paddles_headers_as_it_does(tmp_path):
+def test_cpu_modules_are_compiled_with_paddles_definitions(tmp_path):
     write(tmp_path / "paddle", {**WHEEL, **version_of_cuda("'False'")})
     assert_defined(
         tmp_path / "paddle",
@@ -121,7 +121,7 @@ def test_modules_for_the_cpu_read_paddles_headers_as_it_does(tmp_path):
     )
 
 
-def test_wheel_that_does_not_tell_what_it_is_for_is_refused(tmp_path):
+def test_wheel_without_a_version_file_is_refused(tmp_path):
     write(tmp_path / "paddle", WHEEL)
     with pytest.raises(PatchError, match=r"version/__init__\.py"):
         commands(tmp_path / "paddle", tmp_path / "build")

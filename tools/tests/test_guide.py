@@ -148,7 +148,7 @@ def test_links_lead_somewhere(page):
     ] == []
 
 
-def test_every_feature_has_a_test_or_is_not_there():
+def test_every_supported_feature_has_a_test():
     assert [
         feature.name
         for feature in features()
@@ -197,7 +197,7 @@ def test_files_of_diagrams_are_ours_or_changed_by_a_patch():
     ] == []
 
 
-def test_operator_of_the_guide_is_the_one_that_is_tested():
+def test_guide_shows_the_tested_operator():
     guide = read(REPO / "docs" / "devices.md")
     (example,) = re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL)
     source = read(REPO / "test/custom_runtime/device_guards_operator.cc")
@@ -205,14 +205,14 @@ def test_operator_of_the_guide_is_the_one_that_is_tested():
         assert part in source
 
 
-def test_messages_are_those_of_the_code():
+def test_quoted_messages_are_in_the_code():
     assert [words for words in messages() if words not in sources()] == []
 
 
 @pytest.mark.parametrize(
     "block", BLOCKS, ids=lambda block: block["code"].splitlines()[0]
 )
-def test_code_runs_and_prints_what_is_said(block, run_paddle, tmp_path):
+def test_code_runs_and_prints_the_shown_output(block, run_paddle, tmp_path):
     if block["why_not"]:
         assert block["why_not"].strip() == "needs-gpu"
         compile(block["code"], GUIDE.name, "exec")

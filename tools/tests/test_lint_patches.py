@@ -153,7 +153,7 @@ def test_a_subject_may_have_this_length_and_no_more(repo):
 
 
 @pytest.mark.parametrize("space", [" ", "\t", "\r"])
-def test_an_added_line_with_white_space_at_its_end(repo, space):
+def test_an_added_line_with_trailing_whitespace(repo, space):
     add(repo, diff_text(f"@@ -1 +1,3 @@\n a\n+b\n+c{space}\n"))
     assert_found(repo, f"{NAME}:20: trailing whitespace")
 
@@ -163,7 +163,7 @@ def test_an_added_line_with_a_tab(repo):
     assert_found(repo, f"{NAME}:19: tab character")
 
 
-def test_white_space_in_lines_of_paddle_is_not_ours(repo):
+def test_whitespace_in_paddles_lines_is_not_reported(repo):
     add(repo, diff_text("@@ -5,2 +5,2 @@\n \ta \n-b \n+b\n"))
     assert_found(repo)
 
@@ -206,7 +206,7 @@ def test_two_changes_git_joins_are_no_long_context(repo):
         (DEVICE, "@@ -1 +1 @@\n-# Licence\n+# License\n"),
     ],
 )
-def test_a_hunk_at_a_place_that_a_whole_file_has(repo, path, hunk):
+def test_a_hunk_at_a_position_that_a_whole_file_has(repo, path, hunk):
     add(repo, diff_text(hunk, path))
     assert_found(repo)
 
@@ -225,24 +225,24 @@ def test_a_hunk_of_an_excerpt_that_claims_the_first_line(repo, path, hunk):
     assert_found(repo, f"{NAME}:17: the hunk claims that the file begins with")
 
 
-def test_a_hunk_that_begins_without_context_behind_the_first_line(repo):
+def test_a_hunk_without_leading_context_after_the_first_line(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n+b\n a\n"))
     assert_found(repo, f"{NAME}:17: the hunk begins without context")
 
 
-def test_a_text_before_a_patch_that_is_not_listed(repo):
+def test_a_preimage_that_is_not_listed(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n").replace(LISTED, "b" * 40))
     assert_found(repo, f"{NAME}:13: the preimage of {DEVICE}, bbbb")
 
 
-def test_a_text_that_an_earlier_patch_makes_needs_no_line(repo):
+def test_a_preimage_made_by_an_earlier_patch_needs_no_line(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n"))
     later = diff_text("@@ -8 +8,2 @@\n a\n+b\n").replace(LISTED, "1" * 40)
     add_patch(repo, "0005-p.patch", patch_text("device: y", later, []))
     assert_found(repo)
 
 
-def test_a_text_that_is_listed_for_another_file(repo):
+def test_a_preimage_that_is_listed_for_another_file(repo):
     add(repo, diff_text("@@ -4 +4,2 @@\n a\n+b\n", "test/c.py"))
     assert_found(repo, f"{NAME}:13: the preimage of test/c.py, ")
 
@@ -255,7 +255,7 @@ def test_a_diff_without_whole_hashes(repo, index):
     assert_found(repo, f"{NAME}:13: the part for {DEVICE} has no 'index' line")
 
 
-def test_a_line_of_the_list_that_has_another_form(repo):
+def test_a_malformed_line_in_preimages(repo):
     with (repo / "patches/preimages").open("a") as preimages:
         preimages.write(f"\n# a remark\n{LISTED} {DEVICE}\n")
     lines = (repo / "patches/preimages").read_text().count("\n")
@@ -273,7 +273,7 @@ def test_a_patch_may_add_this_many_lines_and_no_more(repo):
     assert_found(repo, f"{NAME}:1: adds {MAX_ADDED + 1} lines")
 
 
-def test_an_own_file_no_patch_has(repo):
+def test_an_own_file_that_no_patch_lists(repo):
     write(repo, {"paddle/phi/a.h": "", "test/__pycache__/a.pyc": ""})
     assert_found(repo, "paddle/phi/a.h:1: no patch lists it")
 

@@ -81,7 +81,7 @@ def test_the_caption_has_the_machine():
     assert machine(ROUND_TRIPS) == "one, 2 cores"
 
 
-def test_all_sides_of_the_reports_are_drawn():
+def test_all_sides_in_the_reports_are_drawn():
     drawn = set(round_trips(report("shared_tensors")))
     for points in batch_rates(report("data_loader")).values():
         drawn |= set(points)
@@ -89,12 +89,12 @@ def test_all_sides_of_the_reports_are_drawn():
 
 
 @pytest.mark.parametrize("name", ["shared_tensors", "data_loader"])
-def test_plot_is_drawn_from_its_report_as_it_is(name):
+def test_plot_is_up_to_date_with_its_report(name):
     plot = (REPORTS / f"{name}.svg").read_text(encoding="utf-8")
     assert digest(report(name)) in plot, (
         "run `python -m tools.benchmark.plots`, which needs matplotlib"
     )
 
 
-def test_another_figure_is_another_plot():
+def test_a_changed_value_changes_the_digest():
     assert digest(ROUND_TRIPS) != digest(ROUND_TRIPS.replace("9.92", "9.93"))

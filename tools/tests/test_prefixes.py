@@ -85,7 +85,7 @@ def test_the_official_wheel_stays_as_it_was(prefix, wheel):
     assert (wheel / in_package(DEVICE)).read_text() == before
 
 
-def test_a_prefix_is_made_of_a_shorter_one_as_of_nothing(
+def test_a_prefix_built_on_a_shorter_one_is_the_same(
     repo, wheel, prefix, tmp_path
 ):
     at_once, one, ours = prefix(3), prefix(1), tmp_path / "ours"
@@ -103,7 +103,7 @@ def test_a_prefix_has_the_bindings_that_it_brings(prefix):
     assert [module.name for module in modules] == ["_early.so"]
 
 
-def test_a_prefix_has_the_modules_that_the_wheel_alone_has(repo, prefix):
+def test_a_prefix_has_the_modules_that_only_the_wheel_has(repo, prefix):
     write(repo, {"tools/extension/late_module.cc": "// ours\n"})
     modules = (prefix(1) / "paddle" / "base").glob("*.so")
     assert {module.name for module in modules} == {"_early.so", "_late.so"}
@@ -119,7 +119,7 @@ def test_a_prefix_has_the_headers_that_it_brings(repo, prefix, tmp_path):
     assert not (include / names[1]).exists()
 
 
-def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
+def test_a_cpp_prefix_has_only_the_files_of_its_patches(repo, tmp_path):
     early, late = "paddle/phi/early.cc", "test/cpp/CMakeLists.txt"
     claim(repo, 1, early)
     claim(repo, 2, late)
@@ -134,54 +134,60 @@ def test_the_cpp_of_a_prefix_is_that_of_its_patches(repo, tmp_path):
 
 
 @pytest.fixture
-def failure():
-    with importing(Path(sys.executable), ["pytest"], []) as failure:
-        yield failure
+def import_prefix():
+    with importing(Path(sys.executable), ["pytest"], []) as import_prefix:
+        yield import_prefix
 
 
-def test_a_prefix_whose_tests_cannot_be_imported_fails(failure, tmp_path):
+def test_a_prefix_whose_tests_cannot_be_imported_fails(import_prefix, tmp_path):
     one, two = "test/test_one.py", "test/test_two.py"
     write(tmp_path, {"paddle/__init__.py": "", one: "def test(): pass\n"})
-    assert failure(tmp_path, [one]) == ""
+    assert import_prefix(tmp_path, [one]) == ""
     write(tmp_path, {two: "import helper_of_a_later_patch\n"})
-    assert failure(tmp_path, [one]) == ""
-    told = failure(tmp_path, [one, two])
-    assert "helper_of_a_later_patch" in told
+    assert import_prefix(tmp_path, [one]) == ""
+    error = import_prefix(tmp_path, [one, two])
+    assert "helper_of_a_later_patch" in error
 
 
-def test_a_prefix_whose_paddle_cannot_be_imported_fails(failure, tmp_path):
+def test_a_prefix_whose_paddle_cannot_be_imported_fails(
+    import_prefix, tmp_path
+):
     write(tmp_path, {"paddle/__init__.py": "import paddle.later\n"})
-    told = failure(tmp_path, [])
-    assert "No module named 'paddle.later'" in told
+    error = import_prefix(tmp_path, [])
+    assert "No module named 'paddle.later'" in error
 
 
-def test_each_prefix_is_imported_anew(failure, tmp_path):
+def test_each_prefix_is_imported_anew(import_prefix, tmp_path):
     for name in ("one", "two"):
         init = f"import sys\nprint({name!r})\nsys.exit(1)\n"
         write(tmp_path / name, {"paddle/__init__.py": init})
-        assert failure(tmp_path / name, []) == f"{name}\n"
+        assert import_prefix(tmp_path / name, []) == f"{name}\n"
 
 
-def test_a_prefix_whose_import_crashes_without_a_word_fails(failure, tmp_path):
+def test_a_prefix_whose_import_crashes_without_output_fails(
+    import_prefix, tmp_path
+):
     init = "import os\nos.kill(os.getpid(), 9)\n"
     write(tmp_path, {"paddle/__init__.py": init})
-    assert failure(tmp_path, []) == "exit status -9"
+    assert import_prefix(tmp_path, []) == "exit status -9"
 
 
-def test_paddle_of_another_folder_is_no_prefix(failure, tmp_path, monkeypatch):
+def test_paddle_from_another_folder_fails(import_prefix, tmp_path, monkeypatch):
     write(tmp_path, {"other/paddle/__init__.py": ""})
     monkeypatch.syspath_prepend(tmp_path / "other")
     (tmp_path / "empty").mkdir()
-    assert failure(tmp_path / "empty", []) != ""
+    assert import_prefix(tmp_path / "empty", []) != ""
 
 
-def test_a_process_that_ends_is_an_error(tmp_path):
-    with importing(Path(sys.executable), ["no_such_module"], []) as failure:
+def test_a_server_that_exits_is_an_error(tmp_path):
+    with importing(
+        Path(sys.executable), ["no_such_module"], []
+    ) as import_prefix:
         with pytest.raises(PatchError, match=f"exited .*{tmp_path}"):
-            failure(tmp_path, [])
+            import_prefix(tmp_path, [])
 
 
-def test_what_python_imports_is_files_of_python_and_bindings(repo):
+def test_python_imports_python_files_and_bindings(repo):
     patch = load_series(repo)[1]
     core = [part for part in patch.files if part.path == CORE]
     in_cpp = dataclasses.replace(patch, files=tuple(core))
@@ -229,15 +235,15 @@ def imported_tests():
 
 
 @pytest.fixture(scope="module")
-def real_failure():
+def import_real_prefix():
     python = Path(os.environ["PADDLE_PYTHON"])
-    with importing_paddle(python, Path(STOCK) / "paddle") as failure:
-        yield failure
+    with importing_paddle(python, Path(STOCK) / "paddle") as import_prefix:
+        yield import_prefix
 
 
 @pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
 @pytest.mark.parametrize(("number", "tests"), imported_tests())
 def test_every_prefix_and_its_tests_can_be_imported(
-    number, tests, real_prefix, real_failure
+    number, tests, real_prefix, import_real_prefix
 ):
-    assert real_failure(real_prefix(number), tests) == ""
+    assert import_real_prefix(real_prefix(number), tests) == ""

@@ -100,12 +100,12 @@ def output_of(run_paddle):
     return run
 
 
-def test_slots_of_calls_are_found_and_written(tmp_path):
+def test_call_slots_are_found_and_written(tmp_path):
     cmake_build(REPO / EXTENSION / "test", tmp_path)
     run(tmp_path / "call_slots_test")
 
 
-def test_lazily_bound_custom_operators_find_contexts_of_threads(
+def test_lazily_bound_custom_operators_find_thread_contexts(
     output_of, tmp_path
 ):
     package = Path(
@@ -127,7 +127,7 @@ def test_lazily_bound_custom_operators_find_contexts_of_threads(
     output_of(IN_PADDLE, library)
 
 
-def test_the_files_that_go_upstream_know_nothing_of_the_redirection():
+def test_files_for_upstream_do_not_mention_the_redirection():
     own = [path for patch in load_series(REPO) for path in patch.own_files]
     assert own
     for path in own:
@@ -176,5 +176,5 @@ assert found == [expected] * 8, found
 
 
 @pytest.mark.parametrize("binding", [os.RTLD_NOW, os.RTLD_LAZY])
-def test_threads_that_compute_meanwhile_find_their_contexts(binding, output_of):
+def test_concurrently_computing_threads_find_their_contexts(binding, output_of):
     output_of(DRAWS, binding)

@@ -90,7 +90,7 @@ def own_files() -> list[str]:
     return [path for patch in load_series(REPO) for path in patch.own_files]
 
 
-def test_the_sources_are_those_that_paddles_build_lists():
+def test_core_sources_match_paddles_build():
     text = (REPO / "tools" / "core_sources.cmake").read_text()
     added = [
         line
@@ -172,7 +172,7 @@ def test_paddles_build_registers_every_test_program(registered):
     assert programs <= registered.keys()
 
 
-def test_paddles_build_runs_tests_of_gpu_memory_on_the_stand_in(registered):
+def test_paddles_build_runs_gpu_memory_tests_on_the_stand_in(registered):
     for name, test in registered.items():
         if name.startswith("cuda_ipc_"):
             assert re.match(r"LD_LIBRARY_PATH=[^:]*/stand_in:", test.words[-1])
@@ -240,7 +240,7 @@ def named(command: str) -> set[str]:
 
 
 @pytest.mark.parametrize("patch", load_series(REPO), ids=lambda p: p.name[:4])
-def test_a_patch_tells_cmake_of_its_own_tests_alone(patch):
+def test_a_patch_registers_only_its_own_tests(patch):
     tests = re.findall(r"\btest_\w+", added_to_cmake(patch))
     assert legacy_tests(patch.own_files).issuperset(tests)
 
@@ -255,7 +255,7 @@ def modules_used(path: Path, found: set[str]) -> set[str]:
     return found
 
 
-def test_tests_of_processes_are_not_run_on_windows_and_macos():
+def test_process_tests_are_not_run_on_windows_and_macos():
     module = re.compile(r"paddle\.(incubate\.)?multiprocessing\b")
     of_processes = {
         name
@@ -271,11 +271,11 @@ def test_tests_of_processes_are_not_run_on_windows_and_macos():
     assert of_processes <= named(r"REMOVE_ITEM TEST_OPS ")
 
 
-def test_paddles_build_runs_every_test_in_python_on_linux(registered):
+def test_paddles_build_runs_every_python_test_on_linux(registered):
     assert legacy_tests(own_files()) <= registered.keys()
 
 
-def test_paddles_build_runs_on_macos_what_is_not_linuxs_alone(
+def test_paddles_build_runs_tests_on_macos_unless_they_need_linux(
     registered_on_macos,
 ):
     own = legacy_tests(own_files())

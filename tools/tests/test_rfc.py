@@ -173,7 +173,7 @@ def test_the_summary_is_in_chinese_and_in_english():
 
 
 @pytest.mark.parametrize("page", [INDEX, *RFCS], ids=lambda page: page.name)
-def test_numbers_are_of_patches(page):
+def test_patch_numbers_exist(page):
     patches = {patch.name[:4] for patch in load_series(REPO)}
     assert sorted(set(NUMBER.findall(read(page))) - patches) == []
 

@@ -31,7 +31,7 @@ from tools.run_tests import (
     Part,
     all_pass,
     can_have_own_shm,
-    files_of_tests,
+    paddle_test_files,
     split,
 )
 from tools.series import PatchError
@@ -43,15 +43,15 @@ def python(title: str, code: str, **variables: str | None) -> Part:
     return Part(title, (sys.executable, "-c", code), variables)
 
 
-def test_all_parts_run_though_one_fails(capfd):
+def test_all_parts_run_even_if_one_fails(capfd):
     parts = [python("one", "exit('no')"), python("two", "print('yes')")]
     assert not all_pass([parts], 1)
-    said = capfd.readouterr().out
-    assert "no\n===== one: FAILED" in said
-    assert "yes\n===== two: passed" in said
+    output = capfd.readouterr().out
+    assert "no\n===== one: FAILED" in output
+    assert "yes\n===== two: passed" in output
 
 
-def test_parts_that_pass_pass(capfd):
+def test_all_pass_is_true_if_each_part_passes(capfd):
     assert all_pass([[python("one", "")], [python("two", "")]], 2)
 
 
@@ -148,7 +148,7 @@ def test_all_parts_run(monkeypatch, own_shm):
         "C++ under the address sanitizer",
         "C++ under the thread sanitizer",
         *(f"Paddle, {n} of {count}" for n in range(1, count + 1)),
-        "Paddle with the CPU alone",
+        "Paddle, CPU only",
         "Paddle without native parts",
         "demonstration",
         "tools",
@@ -169,7 +169,7 @@ def test_a_variable_that_is_none_is_not_set(monkeypatch):
     assert part.run(capture_output=True).stdout == "PART_HAS PART_KEEPS\n"
 
 
-def test_a_part_with_its_own_shm_does_not_see_that_of_others(tmp_path):
+def test_a_part_with_its_own_shm_sees_no_other_files(tmp_path):
     if not can_have_own_shm():
         pytest.skip("needs the right to mount a /dev/shm for one process")
     file = Path("/dev/shm", f"test_run_tests-{uuid.uuid4().hex}")
@@ -198,8 +198,8 @@ def test_a_part_is_split_by_files_and_each_is_in_one_of_the_parts():
     ]
 
 
-def test_all_files_of_tests_under_our_wheel_run():
+def test_all_test_files_run_with_our_wheel():
     listed = git(REPO, "ls-files --cached --others --exclude-standard test")
     files = [Path(name) for name in listed.splitlines()]
     tests = {str(file) for file in files if file.name.startswith("test_")}
-    assert set(files_of_tests()) == tests
+    assert set(paddle_test_files()) == tests

@@ -48,7 +48,7 @@ def test_a_tool_without_its_packages_names_the_session(module, session):
     assert f"`nox -s {session}`" in done.stderr
 
 
-def test_another_error_of_a_tool_is_shown_as_it_is():
+def test_other_errors_of_a_tool_are_shown_unchanged():
     done = subprocess.run(
         [sys.executable, "-c", "import tools; import nowhere"],
         cwd=REPO,

@@ -377,8 +377,8 @@ class TestOne(unittest.TestCase):
         self.fail()
 """
     assert suite.verdict(body) == (1, "worse")
-    told = "1 failed, killed by signal 6: Aborted in TestOne.test_two"
-    assert suite.row()[1] == told
+    expected = "1 failed, killed by signal 6: Aborted in TestOne.test_two"
+    assert suite.row()[1] == expected
 
 
 def test_a_bad_exit_of_ours_after_passed_tests_is_worse(suite):
@@ -415,7 +415,7 @@ def test_a_failure_on_stock_only_differs_and_gives_status_0(suite):
         ("ValueError('1')", "ValueError('2')"),
     ],
 )
-def test_a_test_that_fails_otherwise_differs(suite, stock, ours):
+def test_a_failure_with_another_error_differs(suite, stock, ours):
     body = f"""
 class TestOne(unittest.TestCase):
     def test_one(self):
@@ -443,7 +443,7 @@ def test_a_file_that_cannot_be_imported_for_another_reason_differs(suite):
     ],
     ids=["empty", "no import", "skipped", "file skipped", "exits"],
 )
-def test_a_file_of_which_nothing_runs_on_either_side_says_so(suite, body):
+def test_a_file_of_which_no_test_runs_on_either_side(suite, body):
     assert suite.verdict(body) == (0, "0 tests ran")
 
 
@@ -506,7 +506,7 @@ def test_a_time_out_of_ours_only_is_worse(suite, hang):
     assert suite.row()[1] == "1 passed, timed out in TestOne.test_b"
 
 
-def test_a_failure_of_ours_that_stock_did_not_come_to_is_told(suite, hang):
+def test_a_failure_of_ours_that_stock_did_not_reach_is_reported(suite, hang):
     assert suite.verdict(HANGS.format(hangs="STOCK", hang=hang)) == (
         0,
         "differs",
@@ -517,7 +517,7 @@ def test_a_failure_of_ours_that_stock_did_not_come_to_is_told(suite, hang):
     ) in suite.reasons()
 
 
-def test_a_failure_of_ours_is_worse_though_stock_times_out_later(suite, hang):
+def test_a_failure_of_ours_is_worse_even_if_stock_times_out_later(suite, hang):
     body = HANGS.format(hangs="STOCK", hang=hang).replace(
         "pass", "self.assertFalse(OURS)"
     )
@@ -579,7 +579,7 @@ else:
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_nothing_of_a_hanging_file_is_left_running(suite, lock, session, hang):
+def test_no_process_of_a_hanging_file_is_left(suite, lock, session, hang):
     body = indented(f"{child(lock, session)}{hang}\n")
     suite.write(f"\nif OURS:\n    {body}\n" + ONE_PASSES)
     suite.run()
@@ -633,7 +633,7 @@ def test_a_signal_leaves_no_process_and_reports_what_is_done(
         assert suite.report.read_text().endswith("Files: 1 of 2: 1 same.\n")
 
 
-def test_nothing_goes_on_once_nox_has_been_killed(suite, lock, monkeypatch):
+def test_the_run_stops_when_nox_is_killed(suite, lock, monkeypatch):
     monkeypatch.setenv("NOX_CURRENT_SESSION", "upstream")
     nox = "import subprocess, sys; subprocess.call(sys.argv[1:])"
     by = (sys.executable, "-c", nox)
@@ -725,7 +725,7 @@ def test_a_verdict_that_flips_is_unstable_and_gives_status_1(suite, tmp_path):
     assert "FAIL" not in suite.log("ours", turn=1)
 
 
-def test_a_verdict_that_stays_is_told_once(suite):
+def test_an_unchanged_verdict_is_reported_once(suite):
     expected = (1, "worse")
     assert suite.verdict(ONE_FAILS_ON_OURS, "--repeat", "2") == expected
 
@@ -811,14 +811,14 @@ def test_the_folder_of_a_device_goes_to_both_sides(suite, tmp_path):
         assert f"at {tmp_path}\n" in suite.log(side)
 
 
-def test_what_a_process_printed_before_it_died_is_kept(suite, monkeypatch):
+def test_output_before_a_crash_is_kept(suite, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     suite.write("print('so far')\nos.abort()\n")
     suite.run()
     assert "so far\n" in suite.log("ours")
 
 
-def test_a_file_of_the_checkouts_list_runs_in_static_mode(suite):
+def test_a_file_in_the_checkouts_list_runs_in_static_mode(suite):
     tools = suite.root / "tools"
     tools.mkdir()
     (tools / "static_mode_white_list.py").write_text(
@@ -868,7 +868,7 @@ def test_each_file_gives_a_line_of_progress(suite, capsys):
 # Which interpreters run.
 
 
-def test_environments_that_are_made_get_what_paddles_tests_import(
+def test_created_environments_get_the_packages_of_paddles_tests(
     suite, monkeypatch
 ):
     made, added = (suite.stock, suite.ours), []
@@ -883,7 +883,7 @@ def test_environments_that_are_made_get_what_paddles_tests_import(
     assert suite.row()[2] == "same"
 
 
-def test_interpreters_that_are_named_are_left_as_they_are(suite, monkeypatch):
+def test_given_interpreters_get_no_packages(suite, monkeypatch):
     monkeypatch.setattr(upstream, "add_packages", lambda *_: pytest.fail())
     suite.write(ONE_PASSES)
     assert suite.run() == 0
@@ -938,7 +938,7 @@ def test_a_report_of_something_else_is_not_resumed(suite, capsys):
         ("--device", "/nowhere"),
     ],
 )
-def test_a_value_that_cannot_be_used_gives_status_2(suite, option, capsys):
+def test_an_invalid_option_gives_status_2(suite, option, capsys):
     suite.write(ONE_PASSES)
     with pytest.raises(SystemExit) as exit_:
         suite.run(*option)

@@ -115,9 +115,7 @@ def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
     assert b"def f2(x, w=1):" in patched
 
 
-def test_line_ends_of_windows_become_those_of_the_patches(
-    wheel, repo, tmp_path
-):
+def test_windows_line_ends_become_unix_line_ends(wheel, repo, tmp_path):
     path = DEVICE[len("python/") :]
     unix = (wheel / path).read_bytes()
     (wheel / path).write_bytes(unix.replace(b"\n", b"\r\n"))
@@ -250,7 +248,7 @@ def test_paddle_version_names_the_wheel(official, repo, tmp_path, capsys):
     ]
 
 
-def test_what_code_compares_is_the_version_of_the_base(
+def test_versions_that_code_compares_are_those_of_the_base(
     official, repo, tmp_path
 ):
     names = version_module(build(official, tmp_path / "out", repo))
@@ -272,7 +270,7 @@ def test_paddle_version_has_the_commit_of_the_patches(official, repo, tmp_path):
     assert version_module(made)["patches_commit"] == f"{head}-dirty"
 
 
-def test_version_module_of_another_form_is_named(wheel, repo, tmp_path):
+def test_unexpected_version_module_is_named(wheel, repo, tmp_path):
     path = VERSION[len("python/") :]
     replace(wheel / path, "    print('cuda:', cuda_version)\n", "")
     base = pack(wheel, tmp_path / "official")
@@ -330,7 +328,7 @@ def test_extension_is_compiled_for_this_python_and_libpaddle(
     assert compiled["Python_EXECUTABLE"] == sys.executable
 
 
-def test_sources_in_cpp_are_not_in_the_wheel(official, repo, tmp_path):
+def test_cpp_sources_are_not_in_the_wheel(official, repo, tmp_path):
     patch = repo / "patches" / "0001-p.patch"
     replace(patch, f"Own-File: {OWN}\n", f"Own-File: {OWN}\nOwn-File: {HEAP}\n")
     write(repo, {HEAP: "int heap;\n"})
@@ -378,7 +376,7 @@ def test_missing_compiler_is_reported_before_anything_is_built(
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_headers_of_python_are_told(
+def test_missing_python_headers_are_reported(
     official, repo, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
@@ -395,7 +393,7 @@ def test_missing_cmake_is_reported_with_a_remedy(tmp_path, monkeypatch):
         beside_python("cmake")
 
 
-def test_wheel_that_is_there_is_not_built_again(official, repo, tmp_path):
+def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
     made = build(official, tmp_path / "out", repo)
     made.write_bytes(b"as it was")
     assert build(official, tmp_path / "out", repo) == made
@@ -421,20 +419,20 @@ def test_failing_hunk_leaves_no_wheel(official, repo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "fragment"),
     [
         ("paddlepaddle-3.2.2-cp311-cp311-linux_x86_64.whl", "3.2.2"),
         ("torch-3.3.0-cp311-cp311-linux_x86_64.whl", "torch"),
         ("paddle.zip", "paddle.zip"),
     ],
 )
-def test_base_that_is_not_supported_is_named(name, said, repo, tmp_path):
+def test_base_that_is_not_supported_is_named(name, fragment, repo, tmp_path):
     base = tmp_path / name
     base.write_bytes(b"")
-    with pytest.raises(PatchError, match=said):
+    with pytest.raises(PatchError, match=fragment):
         build(base, tmp_path / "out", repo)
 
 
-def test_base_that_is_no_file_is_named(repo, tmp_path):
+def test_base_that_does_not_exist_is_named(repo, tmp_path):
     with pytest.raises(PatchError, match="'3.3.7'.*3.3.0"):
         build(tmp_path.__class__("3.3.7"), tmp_path / "out", repo)
