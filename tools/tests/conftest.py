@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Fixtures: a made-up Paddle with a series for it, and the real one."""
+"""Fixtures: a made-up Paddle with a series for it, and the real Paddle."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def show() -> None:
 """,
 }
 
-# Each patch: its subject, the replacements it makes, its own files.
+# Each patch: its subject, its replacements, its own files.
 PATCHES = [
     (
         "base: one current device per thread",
@@ -90,7 +90,7 @@ PATCHES = [
     ("test: the current device of a thread", [], [OWN_TEST]),
 ]
 
-# The hash of a text of each of Paddle's files that patches/preimages lists.
+# A preimage hash that patches/preimages lists for each of Paddle's files.
 LISTED = "a" * 40
 
 TRAILERS = (
@@ -146,7 +146,7 @@ def add_patch(repo: Path, name: str, text: str) -> None:
 
 
 def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
-    """Make the repository of a series; its edits are committed in source."""
+    """Create the repository of a series; commit its edits in source."""
     preimages = f"{LISTED} test/b.py Paddle\n"
     for path in PADDLE:
         text = git(source, "hash-object", path).strip()
@@ -169,7 +169,7 @@ def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
 
 
 def snapshot(root: Path) -> dict[str, tuple]:
-    """Everything below a folder but what git keeps for itself."""
+    """Return all files and folders below a folder, without .git."""
     return {
         path.relative_to(root).as_posix(): (
             stat.filemode(path.lstat().st_mode),
@@ -182,7 +182,7 @@ def snapshot(root: Path) -> dict[str, tuple]:
 
 @pytest.fixture(scope="session")
 def paddle_python():
-    """The Python that has the custom wheel."""
+    """The Python with the custom wheel."""
     python = os.environ.get("PADDLE_PYTHON")
     if not python:
         pytest.skip("set PADDLE_PYTHON to a Python that has the custom wheel")
@@ -192,8 +192,8 @@ def paddle_python():
 @pytest.fixture(scope="session")
 def run_paddle(paddle_python):
     """
-    Runs the Python that has the custom wheel. Its variables are those of this
-    process and the given ones; one that is None is unset.
+    Runs the Python with the custom wheel, in this process's environment plus
+    the given variables; a variable that is None is unset.
     """
 
     def run(*arguments, cwd=REPO, **variables):
@@ -212,7 +212,7 @@ def run_paddle(paddle_python):
 
 @pytest.fixture
 def git_home(tmp_path, monkeypatch):
-    """A home with a git identity, and no other configuration of git."""
+    """A home folder with a git identity, and no other git configuration."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
     home = tmp_path / "home"

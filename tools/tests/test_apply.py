@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The series on a tree: whole, once, or not at all."""
+"""Applying the series to a tree: all of it, once, or nothing."""
 
 from __future__ import annotations
 

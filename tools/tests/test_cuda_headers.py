@@ -26,9 +26,9 @@ from tools.environment import cuda_headers
 from tools.tests.conftest import write
 from tools.wheel import EXTENSION, REPO
 
-# Paddle's headers include those of CUDA's libraries of mathematics and of its
-# compiler at run time. Our code calls none of them, so that these declare what
-# Paddle's headers need and nothing else.
+# Stubs of the headers of CUDA's math libraries and runtime compiler, which
+# Paddle's headers include. Our code calls none of these libraries, so the stubs
+# declare only what Paddle's headers need.
 LIBRARIES = {
     "cublas_v2.h": """
 #include <cuda.h>
@@ -73,7 +73,7 @@ SOURCES = sorted(
 
 @pytest.fixture(scope="session")
 def check(tmp_path_factory):
-    """Has a source checked by the compiler as in a build for CUDA."""
+    """Compiles a source as in a build for CUDA, without generating code."""
     tree = os.environ.get("PADDLE_WHEEL_TREE")
     if not tree:
         pytest.skip("set PADDLE_WHEEL_TREE to the site-packages of a Paddle")

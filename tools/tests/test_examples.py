@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Each example runs as it stands in its folder, on what there is."""
+"""Each example runs unmodified, on the available devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ epoch 1: loss .*
 epoch 2: loss .*
 epoch 3: loss (?P<last>[0-9.]+)
 """
-# Runs a command with processes, a host name and a /dev/shm of its own.
+# Runs a command with its own PID namespace, host name and /dev/shm.
 ON_A_MACHINE = (
     *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"),
     *("sh", "-c"),
@@ -88,8 +88,8 @@ ON_A_MACHINE = (
 @pytest.fixture
 def run_example(run_paddle):
     """
-    Runs an example as a user does and returns its output, matched; nothing
-    stays in shared memory.
+    Runs an example as a user does, and returns the match of its output. No file
+    may stay in shared memory.
     """
 
     def run(name, output, *arguments, **variables):
@@ -178,7 +178,7 @@ def test_threads_serve_on_all_custom_devices(run_example, plugin):
         "inference_service.py", INFERENCE_SERVICE, CUSTOM_DEVICE_ROOT=plugin
     )
     devices = served(output)
-    # A thread that is slow to start may find no request left.
+    # A thread that starts late may find no request left.
     assert len(devices) > 1
     assert all(re.fullmatch("custom_cpu:[0-3]", device) for device in devices)
     assert sum(devices.values()) == 400
@@ -246,8 +246,8 @@ def test_processes_that_average_gradients_learn_what_one_learns(run_example):
 @pytest.fixture
 def launch_on_machines(paddle_python, tmp_path):
     """
-    Starts two ranks of an example on each of two machines, which are processes
-    of this one, as a user does, and returns what the first rank has printed.
+    Starts two ranks of an example on each of two machines (namespaces of this
+    machine), as a user does, and returns the output of the first rank.
     """
     if subprocess.run([*ON_A_MACHINE, "probe", "true"]).returncode != 0:
         pytest.skip("this system does not let a program have namespaces")
@@ -259,10 +259,10 @@ def launch_on_machines(paddle_python, tmp_path):
         variables = {
             **os.environ,
             "PADDLE_DISTRI_BACKEND": "shm",
-            # Nothing knows the address of these hosts.
+            # These host names have no addresses.
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        # With a device at hand the launcher gives each rank one.
+        # If there are devices, the launcher gives each rank one.
         variables.pop("CUSTOM_DEVICE_ROOT", None)
         launchers = [
             subprocess.Popen(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The series as commits on a checkout, as mails, and back again."""
+"""Exporting the series as commits and mails, and refreshing it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def exported(repo, checkout, output):
 
 
 def state(checkout):
-    """Everything an export must leave alone."""
+    """Return everything that an export must not change."""
     return (
         snapshot(checkout),
         git(checkout, "symbolic-ref HEAD"),
@@ -89,7 +89,7 @@ def assert_not_refreshed(repo, checkout, *fragments):
 
 
 def amend(checkout, message=None):
-    """Put what the working tree holds into the last commit."""
+    """Amend the last commit with the working tree."""
     git(checkout, "add --all")
     keep = "--no-edit" if message is None else "--file=-"
     git(checkout, f"commit --quiet --amend {keep}", text=message or "")
@@ -297,7 +297,7 @@ def test_without_an_identity_nothing_is_exported(
     repo, checkout, output, git_home, monkeypatch
 ):
     (git_home / ".gitconfig").unlink()
-    # With an address git would make up the name.
+    # With an email address, git would make up the name.
     monkeypatch.setenv("EMAIL", "ada@example.com")
     assert_not_exported(repo, checkout, output, "user.name")
 
@@ -555,7 +555,7 @@ def test_the_command_line_exports_and_refreshes(
 def real(tmp_path, git_home):
     """The real series and, as a checkout, the Python files of a real wheel.
 
-    What the series does to files that are in no wheel is left out.
+    Changes of the series to files that no wheel contains are left out.
     """
     wheel = os.environ.get("PADDLE_WHEEL_TREE")
     if not wheel:
@@ -603,7 +603,7 @@ def test_real_series_survives_export_refresh_and_git_am(real, output):
     assert not refresh(repo, checkout)
     assert snapshot(repo) == before
     git(checkout, "checkout --quiet --detach v3.3.0")
-    # A commit that changes Paddle's C++ alone is empty here.
+    # A commit that changes only Paddle's C++ is empty here.
     mails = [m for m in sorted(output.glob("*.patch")) if m.stat().st_size]
     git(checkout, "am --quiet", *map(str, mails))
     assert git(checkout, "rev-parse HEAD^{tree}") == git(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the extension modules are compiled with, for made-up wheels."""
+"""The compiler commands of the extension modules, for made-up wheels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHEEL = {
     "libs/libphi_core.so": "",
     "libs/libcommon.so": "",
 }
-# What CMake asks of a toolkit: where it is, and of which version.
+# CMake asks nvcc for the location and the version of the toolkit.
 NVCC = """#!/bin/sh
 echo 'Cuda compilation tools, release 12.6, V12.6.20'
 echo '#$ TOP={root}' >&2
@@ -45,7 +45,7 @@ def version_of_cuda(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def toolkit(tmp_path, monkeypatch):
-    """A made-up CUDA that CMake finds."""
+    """A made-up CUDA toolkit that CMake finds."""
     root = tmp_path / "cuda"
     nvcc = root / "bin" / "nvcc"
     write(
@@ -62,7 +62,7 @@ def toolkit(tmp_path, monkeypatch):
 
 
 def commands(package: Path, folder: Path) -> dict[str, list[str]]:
-    """Returns the compiler's commands of each module, for a wheel's package."""
+    """Returns the compiler commands of each module, for a wheel's package."""
     run(
         *(beside_python("cmake"), "-G", "Ninja"),
         *("-S", REPO / EXTENSION, "-B", folder),

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The guide: its code runs, its links lead somewhere, its messages exist."""
+"""The guides: the code runs, the links have targets, the messages exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGES = sorted(
     [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), *REPO.glob("rfcs/*.md")]
 )
 LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
-# A block of Python, and what it prints if that is said.
+# A block of Python, and its output if the guide shows it.
 BLOCK = re.compile(
     r"^```python(?P<why_not>.*)\n(?P<code>(?:.*\n)*?)```\n"
     r"(?:\n```text\n(?P<output>(?:.*\n)*?)```\n)?",
@@ -47,7 +47,7 @@ def read(path: Path) -> str:
 
 
 class Feature(NamedTuple):
-    """A row of the table of features."""
+    """A row of the feature table."""
 
     name: str
     torch: str
@@ -56,7 +56,7 @@ class Feature(NamedTuple):
 
 
 def rows(text: str) -> list[list[str]]:
-    """Returns the cells of all tables of a text, without their heads."""
+    """Returns the cells of all tables in a text, without the header rows."""
     cells = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in text.splitlines()
@@ -82,7 +82,7 @@ def features() -> list[Feature]:
 
 
 def messages() -> list[str]:
-    """Returns the messages of the guides, without what varies in them."""
+    """Returns the fixed parts of the messages in the guides."""
     troubleshooting = [
         read(guide).split("\n## Troubleshooting\n")[1].split("\n## ")[0]
         for guide in GUIDES
@@ -97,7 +97,7 @@ def messages() -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Returns what the headlines of a page can be linked by."""
+    """Returns the link anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
@@ -113,7 +113,7 @@ def leads_somewhere(page: Path, target: str) -> bool:
 
 @functools.lru_cache(None)
 def names_of_tests(path: Path) -> set[str]:
-    """Returns the names of the tests of a file, none if it is not there."""
+    """Returns the names of the tests in a file, or none if it is missing."""
     if not path.exists():
         return set()
     if path.suffix == ".cc":
@@ -128,7 +128,7 @@ def names_of_tests(path: Path) -> set[str]:
 
 @functools.lru_cache(None)
 def sources() -> str:
-    """Returns all of the project's own code, adjacent literals joined."""
+    """Returns all code of the project, with adjacent literals joined."""
     files = [
         *REPO.glob("paddle/**/*.cc"),
         *REPO.glob("tools/extension/*.cc"),

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The rules for patches and own files, each broken on purpose."""
+"""The rules for patches and own files, each violated on purpose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAME = "patches/0004-p.patch"
 
 
 def assert_found(repo, *starts):
-    """Each finding is one line and begins as given, in that order."""
+    """Check that each finding is one line with the given start, in order."""
     found = findings(repo)
     assert len(found) == len(starts), found
     for line, start in zip(found, starts):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The plots of the benchmarks: what they read, and that they are up to date."""
+"""The benchmark plots: the data they read, and that they are up to date."""
 
 from __future__ import annotations
 

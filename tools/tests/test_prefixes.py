@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Every prefix of the series is a Paddle, with tests that can be imported."""
+"""Every prefix of the series is a Paddle that can be imported, with tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STOCK = os.environ.get("PADDLE_WHEEL_TREE")
 
 
 def claim(repo: Path, number: int, path: str) -> None:
-    """Makes an own file that a patch of the small series brings."""
+    """Adds an own file to a patch of the small series."""
     patch = repo / "patches" / f"{number:04}-p.patch"
     line = f"Own-File: {path}\n---\n"
     patch.write_text(patch.read_text().replace("---\n", line, 1))
@@ -54,7 +54,7 @@ def claim(repo: Path, number: int, path: str) -> None:
 
 @pytest.fixture
 def prefix(repo, wheel, tmp_path):
-    """Makes a prefix of the small series."""
+    """Creates a prefix of the small series."""
     own = {f"paddle/base/_{name}.so": "" for name in ("early", "late")}
     write(tmp_path / "ours", own)
     claim(repo, 1, "paddle/fluid/pybind/early.cc")
@@ -201,7 +201,7 @@ def test_python_imports_python_files_and_bindings(repo):
 
 @pytest.fixture(scope="module")
 def real_prefix(tmp_path_factory):
-    """Makes prefixes of the real series, each of the one before it."""
+    """Creates prefixes of the real series, each from the previous one."""
     python = Path(os.environ["PADDLE_PYTHON"])
     ours = next(python.parents[1].glob("lib/python3*/site-packages"))
     folder = tmp_path_factory.mktemp("prefix")
@@ -209,7 +209,7 @@ def real_prefix(tmp_path_factory):
 
     def make(number: int) -> Path:
         nonlocal made
-        assert number > made, "prefixes are made in their order"
+        assert number > made, "prefixes must be created in order"
         make_prefix(REPO, number, Path(STOCK), ours, folder, made)
         made = number
         return folder
@@ -219,8 +219,9 @@ def real_prefix(tmp_path_factory):
 
 def imported_tests():
     """
-    Returns the number of each patch that changes what is imported, with its
-    tests: its own, or all so far where it is the last of a pull request.
+    Returns the number of each patch that changes a file that Python imports,
+    with its own tests, or with all tests so far if the patch is the last one of
+    a pull request.
     """
     last = {part.names[-1] for part in load_sections(REPO) if part.names}
     found, so_far = [], []

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Calls between built libraries that the wheel's extension redirects."""
+"""Calls between compiled libraries that the wheel's extension redirects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import pytest
 from tools.series import load_series
 from tools.wheel import EXTENSION, REPO, cmake_build, run
 
-# A library of custom operators, of which it has none, that looks up a device
-# context by a call of its own. Paddle's headers are not needed for that.
+# A custom operator library without operators, which calls the lookup of device
+# contexts itself. It does not need Paddle's headers for that.
 LIBRARY = r"""
 #include <string>
 #include <unordered_map>
@@ -90,7 +90,7 @@ assert look_up() not in found
 
 @pytest.fixture
 def output_of(run_paddle):
-    """Runs code in Paddle, which has to succeed, and returns its output."""
+    """Runs code with Paddle, which must succeed, and returns its output."""
 
     def run(code, *arguments):
         done = run_paddle("-c", code, *arguments)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The registration of the tests in Paddle's build."""
+"""The registration of our tests in Paddle's build."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ALLOCATION = "paddle/phi/core/memory/allocation"
 LEGACY_TEST = "test/legacy_test"
 
-# Uses Paddle's own functions, with stand-ins for what they link to.
+# Uses Paddle's own CMake functions, with stubs for the libraries they link.
 PADDLES_BUILD = """
 cmake_minimum_required(VERSION 3.18)
 project(paddle LANGUAGES CXX)
@@ -79,9 +79,9 @@ add_subdirectory(test/legacy_test)
 
 
 class Registered(NamedTuple):
-    """What Paddle's build says of a test."""
+    """A test as Paddle's build registers it."""
 
-    # Those of its command and of its environment.
+    # The words of its command and of its environment.
     words: list[str]
     timeout_s: float | None
 
@@ -114,8 +114,8 @@ def test_core_sources_match_paddles_build():
 
 def registered_on(system: str, root: Path) -> dict[str, Registered]:
     """
-    Returns the tests that Paddle's functions register, in a new folder, as if
-    on a system.
+    Returns the tests that Paddle's CMake functions register on a system, using
+    a new folder.
     """
     paddle = os.environ.get("PADDLE_CHECKOUT")
     if not paddle:
@@ -198,7 +198,7 @@ def test_paddles_build_runs_tests_on_the_test_device(registered):
             re.fullmatch("CUSTOM_DEVICE_ROOT=.*/host_device", word)
             for word in words
         )
-        # It has one allocator for all streams.
+        # This strategy has one allocator for all streams.
         assert "FLAGS_allocator_strategy=naive_best_fit" not in words
 
 
@@ -214,7 +214,7 @@ def test_paddles_build_runs_its_own_tests_as_before(registered):
 
 
 def legacy_tests(paths: tuple[str, ...] | list[str]) -> set[str]:
-    """Returns the names of the tests in test/legacy_test among some files."""
+    """Returns the names of those files that are tests in test/legacy_test."""
     return {
         Path(path).stem
         for path in paths
@@ -223,7 +223,7 @@ def legacy_tests(paths: tuple[str, ...] | list[str]) -> set[str]:
 
 
 def added_to_cmake(patch: Patch) -> str:
-    """Returns what a patch adds to the CMake file of these tests."""
+    """Returns the lines that a patch adds to the tests' CMake file."""
     return "\n".join(
         line
         for part in patch.files
@@ -234,7 +234,7 @@ def added_to_cmake(patch: Patch) -> str:
 
 
 def named(command: str) -> set[str]:
-    """Returns the tests that the patches name after the words of a command."""
+    """Returns the tests that follow a CMake command in the patches."""
     text = "\n".join(map(added_to_cmake, load_series(REPO)))
     return set(re.findall(rf"{command}(test_\w+)", text))
 
@@ -246,7 +246,7 @@ def test_a_patch_registers_only_its_own_tests(patch):
 
 
 def modules_used(path: Path, found: set[str]) -> set[str]:
-    """Adds to `found` what a test imports, itself and through its helpers."""
+    """Adds to `found` the modules that a test and its helpers import."""
     for name in imported(str(path.relative_to(REPO)), path.read_text()) - found:
         found.add(name)
         helper = path.with_name(f"{name}.py")

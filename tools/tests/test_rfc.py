@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""RFC.md and rfcs/: one RFC for each pull request, and what they refer to."""
+"""RFC.md and rfcs/: one RFC per pull request, with valid references."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tools.tests.test_guide import read, rows
 
 INDEX = REPO / "RFC.md"
 RFCS = sorted((REPO / "rfcs").glob("*.md"))
-# The headings of the community's template, before their English.
+# The Chinese headings of the community's template.
 CHAPTERS = [
     "一、概述",
     "1、相关背景",
@@ -51,16 +51,16 @@ CHAPTERS = [
     "名词解释",
     "附件及参考资料",
 ]
-# Chapters that have nothing but the sections below them.
+# Chapters that contain only sections.
 PARENTS = {"一、概述", "五、设计思路与实现方案", "七、影响面"}
-# Chapters that may be nothing but links.
+# Chapters that may contain only links.
 LISTS = {"附件及参考资料"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 ENGLISH = re.compile(r"\b[A-Za-z][a-z]{3,}\b")
 CODE_AND_TARGETS = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.,+-])(00\d\d)(?![\w.%])")
 PATH = re.compile(r"`((?:python/paddle|paddle|test|tools|examples)/[^`\s]*)`")
-# Files of Paddle's that no patch changes, but that upstream would change.
+# Paddle's files that no patch changes, but that upstream would change.
 UNCHANGED = {"paddle/common/flags.cc", "paddle/fluid/pybind/eager.cc"}
 
 
@@ -87,7 +87,7 @@ def index() -> list[Row]:
 
 
 def chapters(text: str) -> dict[str, str]:
-    """Returns the text below each heading of the second and third level."""
+    """Returns the text below each second- and third-level heading."""
     parts = re.split(r"^###? (.*)$", text, flags=re.MULTILINE)[1:]
     return {
         heading.split(" · ")[0]: body
@@ -96,7 +96,7 @@ def chapters(text: str) -> dict[str, str]:
 
 
 def header(text: str) -> dict[str, str]:
-    """Returns the table at the beginning of an RFC."""
+    """Returns the table at the start of an RFC."""
     table = text.split("\n## ")[0]
     return {
         cells[0].split(" · ")[0]: cells[1]

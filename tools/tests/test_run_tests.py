@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tests of the command that runs all tests."""
+"""The command that runs all tests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def build_nothing(monkeypatch) -> None:
 
 @pytest.fixture
 def stopped(monkeypatch) -> threading.Event:
-    """An event that is set once a pool of threads is asked to end."""
+    """An event that is set once a thread pool is asked to shut down."""
     event = threading.Event()
 
     class Pool(ThreadPoolExecutor):

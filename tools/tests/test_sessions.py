@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tools that are started without the packages that nox installs."""
+"""Tools that run without the packages that nox installs."""
 
 from __future__ import annotations
 

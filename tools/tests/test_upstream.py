@@ -31,7 +31,7 @@ import pytest
 from tools.upstream import __main__ as upstream, processes, verdict
 from tools.upstream.verdict import Finished, Run
 
-# Long enough for a small file to end on a loaded machine.
+# Long enough for a small file to finish on a loaded machine.
 LIMIT = "600"
 SECONDS = 180
 
@@ -70,8 +70,8 @@ class TestOne(unittest.TestCase):
         pass
 """
 
-# Holds the lock that FILE names until it is killed, and lets the test go on
-# once it has it.
+# Starts a child that holds a file lock until it is killed, and waits until the
+# child has the lock.
 CHILD = """
 holder = subprocess.Popen(
     [
@@ -100,7 +100,7 @@ class Upstream:
         self.ours = self.interpreter("ours")
 
     def interpreter(self, side: str) -> str:
-        """Make an interpreter with a paddle that knows which side it is."""
+        """Create an interpreter whose paddle names its side."""
         site = self.root / side
         site.mkdir()
         (site / "paddle.py").write_text(
@@ -129,11 +129,11 @@ class Upstream:
         return [*base, "--report", str(self.report), *more]
 
     def run(self, *more: str) -> int:
-        """Run the command line to its exit status."""
+        """Run the command line; return its exit status."""
         return upstream.main(self.arguments(*more))
 
     def start(self, *more: str, by: tuple[str, ...] = ()) -> subprocess.Popen:
-        """Start the command line, by another command if one is named."""
+        """Start the command line, through the command `by` if given."""
         command = [sys.executable, "-m", "tools.upstream"]
         return subprocess.Popen(
             [*by, *command, *self.arguments(*more)],
@@ -156,17 +156,17 @@ class Upstream:
         raise AssertionError(f"no row for {name}")
 
     def reasons(self) -> list[str]:
-        """Return what the report says below its table."""
+        """Return the reasons below the report's table."""
         lines = self.report.read_text().splitlines()
         return [line[2:] for line in lines[4:] if line.startswith("- ")]
 
     def finished(self) -> list[str]:
-        """Return the files that the lines of JSON have."""
+        """Return the files in the lines of JSON."""
         lines = self.report.with_suffix(".jsonl").read_text().splitlines()
         return [json.loads(line)["file"] for line in lines]
 
     def log(self, side: str, name: str = "test_it", turn: int = 0) -> str:
-        """Return what a run printed."""
+        """Return the output of a run."""
         logs = self.report.with_name("report-logs")
         return (logs / f"{name}.{side}.{turn}.log").read_text()
 
@@ -183,7 +183,7 @@ def lock(tmp_path):
 
 @pytest.fixture
 def hang(suite, monkeypatch):
-    """Return code that hangs, and comes to the time limit at once."""
+    """Return code that hangs, and that reaches the time limit immediately."""
     path = suite.root / "hangs"
     os.mkfifo(path)
     hangs = os.open(path, os.O_RDWR)
@@ -206,7 +206,7 @@ def child(lock: Path, session: bool = False) -> str:
 
 
 def is_free(lock: Path) -> bool:
-    """Say whether nobody holds the lock: its holder has been killed."""
+    """Return whether the lock is free, because its holder was killed."""
     with lock.open("r+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,7 +219,7 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
-# The same on both sides.
+# Files that are the same on both sides.
 
 
 def test_a_file_that_passes_on_both_sides_is_the_same(suite):
@@ -257,7 +257,7 @@ class TestOne(unittest.TestCase):
     assert suite.row()[0] == "1 failed"
 
 
-# Worse.
+# Files that are worse on ours.
 
 
 def test_a_test_that_fails_on_ours_only_is_worse(suite):
@@ -400,7 +400,7 @@ class TestOne(unittest.TestCase):
     assert suite.row()[0] == "1 passed"
 
 
-# Differs.
+# Files that differ.
 
 
 def test_a_failure_on_stock_only_differs_and_gives_status_0(suite):
@@ -429,7 +429,7 @@ def test_a_file_that_cannot_be_imported_for_another_reason_differs(suite):
     assert suite.verdict(body) == (0, "differs")
 
 
-# Nothing ran.
+# Files of which no test ran.
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_a_program_of_a_file_with_test_cases_does_not_run(suite):
     assert "a program" not in suite.log("ours")
 
 
-# Time limit.
+# Files that reach the time limit.
 
 
 def test_a_file_that_hangs_comes_to_the_time_limit(suite):
@@ -558,7 +558,7 @@ def test_a_process_that_outlives_its_file_is_killed(suite, lock, session):
 
 
 def test_a_daemon_is_killed(suite, lock):
-    """Its parent and its session are others than the test's."""
+    """Neither its parent nor its session is that of the test."""
     daemon = f"""
 import fcntl, time
 if os.fork():
@@ -594,12 +594,12 @@ def test_children_of_the_caller_are_left_alone(suite):
         other.kill()
 
 
-# Stopped and resumed.
+# Calls that are stopped and resumed.
 
 
 @contextlib.contextmanager
 def stopped_in_second_file(suite, lock, number=signal.SIGTERM, by=()):
-    """Start a call, send it the signal once its second file is under way."""
+    """Start a call, and signal it while its second file runs."""
     go = suite.root / "go"
     os.mkfifo(go)
     suite.write(ONE_PASSES, "test_a.py")
@@ -612,7 +612,7 @@ def stopped_in_second_file(suite, lock, number=signal.SIGTERM, by=()):
         poll.register(reader)
         assert poll.poll(SECONDS * 1000)
         process.send_signal(number)
-        # Until the last that holds the pipe has ended.
+        # Returns when all processes that have the pipe have exited.
         process.communicate(timeout=SECONDS)
         yield process
     finally:
@@ -701,7 +701,7 @@ def test_resume_runs_again_under_another_time_limit(suite):
     assert suite.finished() == ["test_it.py"] * 2
 
 
-# Repeated.
+# Files that are rerun.
 
 # Fails on ours in every other run.
 FLIPS = """
@@ -736,7 +736,7 @@ def test_a_file_that_is_the_same_does_not_run_again(suite):
     assert len(list(logs.iterdir())) == 2
 
 
-# How a file is run.
+# The environment in which a file runs.
 
 
 def test_the_side_that_runs_first_alternates(suite, tmp_path):
@@ -865,7 +865,7 @@ def test_each_file_gives_a_line_of_progress(suite, capsys):
     assert "[2/2] test_b.py: stock 1 passed; ours 1 passed: same\n" in printed
 
 
-# Which interpreters run.
+# The choice of the interpreters.
 
 
 def test_created_environments_get_the_packages_of_paddles_tests(
@@ -889,7 +889,7 @@ def test_given_interpreters_get_no_packages(suite, monkeypatch):
     assert suite.run() == 0
 
 
-# Which files run.
+# The choice of the files.
 
 
 def test_only_files_that_match_a_pattern_run_and_each_once(suite):
@@ -964,7 +964,7 @@ def test_an_interpreter_without_paddle_gives_status_2(suite, capsys):
     assert "no paddle here" in capsys.readouterr().err
 
 
-# What is left out of a closing line, and what a record is read for.
+# Reading closing lines and records.
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The custom wheel, made from a made-up official one."""
+"""The custom wheel, built from a made-up official one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HEADER = "paddle/phi/api/include/device_guards.h"
 
 
 def pack(folder, output, name="paddlepaddle", version="3.3.0"):
-    """Packs an unpacked made-up wheel as an official one."""
+    """Packs an unpacked made-up wheel as an official wheel."""
     (old,) = folder.glob("*.dist-info")
     info = old.rename(folder / f"{name}-{version}.dist-info")
     write(
@@ -77,15 +77,15 @@ def pack(folder, output, name="paddlepaddle", version="3.3.0"):
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """What CMake is told; it compiles a text."""
-    told = {}
+    """The arguments of cmake_build, which writes a text as the module."""
+    arguments = {}
 
     def cmake_build(source, folder, **variables):
-        told.update(variables, source=source)
+        arguments.update(variables, source=source)
         write(folder, {Path(MODULE).name: "compiled"})
 
     monkeypatch.setattr(wheel_tool, "cmake_build", cmake_build)
-    return told
+    return arguments
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_another_python_without_a_platform_is_refused(capsys):
     assert "--python 2.7 needs --platform" in capsys.readouterr().err
 
 
-# The second one is the end of the name of the file's platform.
+# The second one is only the end of the file's platform name.
 @pytest.mark.parametrize("platform", ["win_amd64", "x86_64"])
 def test_file_of_another_platform_than_the_named_one_is_refused(
     official, capsys, platform
@@ -224,7 +224,7 @@ def test_version_is_local_and_the_same_everywhere(official, repo, tmp_path):
 
 
 def version_module(made):
-    """Returns what the module `paddle.version` of a wheel has, by name."""
+    """Returns the names and values in `paddle.version` of a wheel."""
     with zipfile.ZipFile(made) as archive:
         source = archive.read(VERSION[len("python/") :]).decode()
     names = {}
