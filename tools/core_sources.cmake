@@ -12,14 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# The C++ of shared memory, for the projects under tools/. In Paddle's build the
-# same files are listed in paddle/phi/core/memory/allocation/CMakeLists.txt.
+# The C++ sources of shared memory, for the projects under tools/. For Paddle's
+# build, paddle/phi/core/memory/allocation/CMakeLists.txt lists the same files.
 #
-# core_sources need nothing of Paddle; storage_sources, tensors' storages in
-# that memory, do. A tree with a part of the series has a part of the files.
+# core_sources do not need Paddle. storage_sources, the tensor storages in shared
+# memory, do. A tree with only a part of the series has only a part of the files.
 #
-# collective_sources are collective operations in shared memory; they need
-# core_sources and nothing of Paddle.
+# collective_sources, the collective operations in shared memory, need
+# core_sources but not Paddle.
 
 if(NOT PADDLE_SOURCE_DIR)
   get_filename_component(PADDLE_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/.."

@@ -12,9 +12,9 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# A toolchain file: the C++ tests for AArch64, on another
-# machine, under the emulator of QEMU's user mode. On Debian it needs the
-# packages g++-aarch64-linux-gnu and qemu-user-static.
+# A toolchain file: builds the C++ tests for AArch64 and runs them on another
+# machine in QEMU's user mode emulation. On Debian it needs the packages
+# g++-aarch64-linux-gnu and qemu-user-static.
 #
 #   cmake -G Ninja -S tools/cpp_tests -B build \
 #     -DCMAKE_TOOLCHAIN_FILE=$PWD/tools/cpp_tests/aarch64_linux.cmake

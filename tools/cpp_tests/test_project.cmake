@@ -12,9 +12,9 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-# What the projects of C++ tests under tools/ are built with: C++17, all warnings,
-# GoogleTest, and the sanitizer that -DSANITIZE names. `launcher` is what a test
-# program then has to be started by. Paddle's build has GoogleTest of its own.
+# Common settings of the C++ test projects under tools/: C++17, all warnings,
+# GoogleTest, and the sanitizer in -DSANITIZE. `launcher` is set to the command
+# that must start a test program. Paddle's build has its own GoogleTest.
 
 set(SANITIZE
     ""
@@ -28,8 +28,8 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
 
-# Lines are all that a stack trace of a test needs, and a sanitizer more than
-# doubles the time of -O2.
+# -g1: a stack trace needs only line numbers. -O1: a sanitizer more than doubles
+# the compile time of -O2.
 if(SANITIZE)
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")
 else()
@@ -41,8 +41,8 @@ set(CMAKE_CXX_STANDARD 17)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-# To look at the type of an object takes a file descriptor, and some tests leave
-# none; of Paddle's objects it is in libraries that no sanitizer knows.
+# No vptr check: it needs a file descriptor, and some tests use up all of them.
+# Also, Paddle's type information is in libraries built without a sanitizer.
 set(sanitize_address -fsanitize=address,undefined -fno-sanitize=vptr
                      -fno-sanitize-recover=all)
 set(sanitize_thread -fsanitize=thread)
@@ -51,11 +51,11 @@ if(SANITIZE)
   add_link_options(${sanitize_${SANITIZE}})
 endif()
 
-# Of another kind of processor; see aarch64_linux.cmake.
+# The emulator of another processor; see aarch64_linux.cmake.
 set(launcher ${CMAKE_CROSSCOMPILING_EMULATOR})
 
-# GCC 12's thread sanitizer does not start where the kernel randomizes more bits
-# of an address than it knows of. Containers may forbid to turn that off.
+# GCC 12's thread sanitizer does not start if the kernel randomizes more address
+# bits than it supports. Containers may forbid disabling the randomization.
 if(SANITIZE STREQUAL "thread")
   execute_process(
     COMMAND setarch -R true
@@ -66,8 +66,8 @@ if(SANITIZE STREQUAL "thread")
   endif()
 endif()
 
-# GoogleTest: an installed library, else the sources that Debian installs, else
-# a release from the network.
+# GoogleTest: an installed library, otherwise the sources that Debian installs,
+# otherwise a downloaded release.
 set(googletest_release 1.15.2)
 set(googletest_url
     "https://github.com/google/googletest/releases/download/v${googletest_release}/googletest-${googletest_release}.tar.gz"
@@ -90,9 +90,9 @@ if(NOT TARGET GTest::gtest)
     if(NOT sha256 STREQUAL googletest_sha256)
       message(
         FATAL_ERROR
-          "The C++ tests need GoogleTest, which is not installed, and "
-          "${googletest_url} could not be downloaded whole (${status}). Install it; "
-          "on Debian and Ubuntu it is the package libgtest-dev.")
+          "The C++ tests need GoogleTest, which is not installed, and downloading "
+          "${googletest_url} failed (${status}). Install GoogleTest; on Debian and "
+          "Ubuntu it is the package libgtest-dev.")
     endif()
     file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${CMAKE_BINARY_DIR}")
     set(googletest "${CMAKE_BINARY_DIR}/googletest-${googletest_release}")

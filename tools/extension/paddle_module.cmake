@@ -19,7 +19,7 @@ set(PADDLE_ROOT
     CACHE PATH "The folder of the Paddle package; it has base/libpaddle.so.")
 set(PYBIND_ABI
     ""
-    CACHE STRING "The platform that libpaddle gives pybind11's internals.")
+    CACHE STRING "Platform name in the key of libpaddle's pybind11 internals.")
 
 foreach(file base/libpaddle.so include/third_party/pybind11/pybind11.h)
   if(NOT EXISTS "${PADDLE_ROOT}/${file}")
@@ -32,7 +32,7 @@ endforeach()
 if(NOT PYBIND_ABI)
   message(
     FATAL_ERROR
-      "PYBIND_ABI is empty. Pass what libpaddle.so has between "
+      "PYBIND_ABI is empty. Pass the text in libpaddle.so between "
       "__pybind11_internals_v4 (v5 from Python 3.12 on) and the next two "
       "underscores: -DPYBIND_ABI=_gcc_libstdcpp_cxxabi1016")
 endif()
@@ -48,9 +48,9 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 get_filename_component(repo "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
 
-# Paddle's headers know either CUDA or custom devices. They have to be
-# compiled as Paddle itself was: inline functions and the sizes of classes
-# depend on that. A Paddle for CUDA needs the headers of CUDA and of cuDNN.
+# Paddle's headers support either CUDA or custom devices. They must be compiled
+# for the same one as Paddle itself: inline functions and class sizes depend on
+# it. A Paddle for CUDA needs the headers of CUDA and cuDNN.
 set(version_file "${PADDLE_ROOT}/version/__init__.py")
 if(NOT EXISTS "${version_file}")
   message(
@@ -65,8 +65,8 @@ else()
   set(paddle_device PADDLE_WITH_CUSTOM_DEVICE)
 endif()
 
-# Adds an extension module. Several of its sources are compiled as one: most of
-# the time of each is that of headers that others include, too.
+# Adds an extension module. It is a unity build: most of the compile time of a
+# source is spent on headers that the other sources also include.
 function(paddle_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
   use_paddle(${name})
@@ -77,11 +77,10 @@ function(paddle_module name)
                UNITY_BUILD ON)
 endfunction()
 
-# Has a target compiled with Paddle's headers, and linked to those of Paddle's
-# libraries that it calls.
+# Compiles a target with Paddle's headers, and links it to the Paddle libraries
+# that it calls.
 function(use_paddle name)
-  # Errors name the file that they were raised in: by its path in this
-  # repository.
+  # Error messages contain source paths: make them relative to this repository.
   target_compile_options(${name} PRIVATE -Wall -Wextra
                                          "-ffile-prefix-map=${repo}/=")
   target_include_directories(${name} PRIVATE "${repo}")
@@ -89,18 +88,18 @@ function(use_paddle name)
     ${name} SYSTEM PRIVATE "${PADDLE_ROOT}/include"
                            "${PADDLE_ROOT}/include/third_party")
 
-  # Modules that name the same ABI share their types. pybind11 names the version
-  # of the compiler as well; what the module shares with libpaddle has the same
-  # layout under each.
+  # Modules with the same ABI name share their pybind11 types. By default the
+  # name contains the compiler version, but the types shared with libpaddle have
+  # the same layout with each version.
   target_compile_definitions(
     ${name} PRIVATE ${paddle_device} PYBIND11_COMPILER_TYPE=\"\"
                     PYBIND11_STDLIB=\"\" PYBIND11_BUILD_ABI=\"${PYBIND_ABI}\")
   if(cuda_version)
-    # Those of Paddle's headers that are for CUDA include ATen's.
+    # Paddle's CUDA headers include ATen's headers.
     target_include_directories(
       ${name} SYSTEM
       PRIVATE "${PADDLE_ROOT}/include/paddle/phi/api/include/compat")
-    # By the library that Paddle has loaded, if it is used at all.
+    # Resolved by the library that Paddle has loaded; dropped if not needed.
     target_link_libraries(${name} PRIVATE CUDA::cudart)
   endif()
 
@@ -109,8 +108,7 @@ function(use_paddle name)
     PRIVATE "${PADDLE_ROOT}/base/libpaddle.so"
             "${PADDLE_ROOT}/libs/libphi_core.so"
             "${PADDLE_ROOT}/libs/libcommon.so" ${CMAKE_DL_LIBS})
-  # A symbol that a libpaddle does not have is an error at import, not at the
-  # call.
+  # A symbol that libpaddle lacks is an error at import, not at the call.
   target_link_options(${name} PRIVATE LINKER:-z,now LINKER:--as-needed
                       LINKER:--strip-all)
 endfunction()
