@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The one front door of the project: `nox -s SESSION`."""
+"""The project's commands: `nox -s SESSION`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PYTEST = "pytest==8.4.2"
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the custom wheel, install it beside the official one, show both.
+    """Build the custom wheel, and compare it with the official one.
 
-    With arguments: build only, as `python -m tools.wheel` says.
+    With arguments: only build, with the options of `python -m tools.wheel`.
     """
     session.install(*TOOLS)
     session.run("python", "-m", "tools.wheel", *session.posargs)
@@ -49,7 +49,7 @@ def _run_tests(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests; with arguments, those that pytest finds by them."""
+    """Run all tests; with arguments, run pytest with these arguments."""
     _run_tests(session)
 
 
@@ -65,14 +65,14 @@ def tests_on(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Run every check of .pre-commit-config.yaml on every file."""
+    """Run all checks of .pre-commit-config.yaml on all files."""
     session.install("pre-commit==4.3.0")
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure ours against the official wheel and torch, interleaved."""
+    """Measure ours, the official wheel and torch, interleaved."""
     session.install(*TOOLS, "matplotlib==3.10.9", "torch==2.13.0")
     session.run("python", "-m", "tools.benchmark", *session.posargs)
 
@@ -85,20 +85,20 @@ def export(session: nox.Session) -> None:
 
 @nox.session
 def prefixes(session: nox.Session) -> None:
-    """Import the tree after each patch; --run: run each patch's own tests."""
+    """Import the tree after each patch; --run: also run the patch's tests."""
     session.install(*TOOLS, PYTEST)
     session.run("python", "-m", "tools.prefixes", *session.posargs)
 
 
 @nox.session
 def upstream(session: nox.Session) -> None:
-    """Run Paddle's own tests on both wheels; takes the folder of the tests."""
+    """Run Paddle's own tests, in the given folder, on both wheels."""
     session.install(*TOOLS)
     session.run(
         "python",
         "-m",
         "tools.upstream",
         *session.posargs,
-        # Ctrl-C: it ends the running test and writes its report.
+        # After Ctrl-C, it kills the running test and writes its report.
         interrupt_timeout=60,
     )
