@@ -189,7 +189,7 @@ def _stage(touched: dict[str, Path], folder: Path) -> None:
             shutil.copyfile(source, folder / path)
 
 
-def _look_for(
+def _find_applied(
     work: list[tuple[Patch, list[FileDiff]]], touched: dict[str, Path]
 ) -> tuple[bool, list[str]]:
     """Return whether any part of the series is applied, and what is missing."""
@@ -234,7 +234,7 @@ def apply(repo: Path, tree: Tree) -> bool:
         for path in patch.own_files
         if tree.locate(path)
     }
-    found, lacking = _look_for(work, touched)
+    found, lacking = _find_applied(work, touched)
     foreign = []
     for path, (data, _) in own.items():
         target = tree.locate(path)

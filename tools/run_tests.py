@@ -286,7 +286,7 @@ def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
             print(f"===== {part.title}: {result}, {seconds} s\n", flush=True)
         return done.returncode == 0
 
-    with threads(at_once) as pool:
+    with thread_pool(at_once) as pool:
         passed = [
             pool.submit(passes, part) for batch in batches for part in batch
         ]
@@ -295,7 +295,7 @@ def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
 
 
 @contextlib.contextmanager
-def threads(count: int | None) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(count: int | None) -> Iterator[ThreadPoolExecutor]:
     """
     Provides an executor. After an error, such as Ctrl-C, its threads finish the
     calls that are running and start no others.
@@ -354,7 +354,7 @@ def all_tests_pass(version: str) -> bool:
     count = PADDLE_PARTS if has_own_shm else 1
     # Both threads need it. Each runs its submitted calls in order.
     official_here(version)
-    with threads(1) as wheels, threads(1) as programs:
+    with thread_pool(1) as wheels, thread_pool(1) as programs:
         stock = programs.submit(stock_with_plugins, version)
         python = [
             wheels.submit(

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 # A killed process exits immediately unless it is in an uninterruptible wait.
-_SECONDS_TO_END = 30
+_SECONDS_TO_EXIT = 30
 
 
 class Stopped(Exception):
@@ -125,11 +125,11 @@ def _end_descendants(but: set[int]) -> None:
     Raises:
         OSError: some have not exited within the time limit.
     """
-    deadline = time.monotonic() + _SECONDS_TO_END
+    deadline = time.monotonic() + _SECONDS_TO_EXIT
     while left := _descendants(but):
         if time.monotonic() > deadline:
             raise OSError(
-                f"processes {left} have not exited {_SECONDS_TO_END} s after"
+                f"processes {left} have not exited {_SECONDS_TO_EXIT} s after"
                 " SIGKILL; see /proc/PID/stack for what they wait for"
             )
         for pid in left:

@@ -98,7 +98,7 @@ def find_side(name: str, python: str | Path, tests: Path) -> Side:
     return Side(name, interpreter, prefix, paddle, digest)
 
 
-def copy_beside_links(tests: Path, folder: Path, copy: Path) -> Path:
+def copy_with_links_around(tests: Path, folder: Path, copy: Path) -> Path:
     """Copy a folder of tests, with links to the files and folders around it.
 
     A test may write to its own folder and read from the folders around it.
@@ -167,7 +167,7 @@ def run_file(
     scratch = Path(tempfile.mkdtemp(prefix="upstream-"))
     try:
         (scratch / "tmp").mkdir()
-        folder = copy_beside_links(
+        folder = copy_with_links_around(
             settings.tests, file.parent, scratch / "test"
         )
         results = scratch / "results"
@@ -198,7 +198,7 @@ def run_and_compare(
     file: Path,
     made_of: str,
     sides: tuple[Side, Side],
-    odd: bool,
+    ours_first: bool,
     repeat: int,
     settings: Settings,
     stop: StopRequest,
@@ -209,7 +209,7 @@ def run_and_compare(
         file: the test file.
         made_of: the digest for the row.
         sides: stock and ours.
-        odd: whether ours runs first in the first pair of runs.
+        ours_first: whether ours runs first in the first pair of runs.
         repeat: how many times to rerun a file that differs.
         settings: how to run it.
         stop: ends the runs.
@@ -221,7 +221,7 @@ def run_and_compare(
     verdicts, reasons = [], {}
     for turn in range(1 + repeat):
         runs = {}
-        for side in sides[::-1] if (turn + odd) % 2 else sides:
+        for side in sides[::-1] if (turn + ours_first) % 2 else sides:
             log = settings.logs / name.with_suffix(f".{side.name}.{turn}.log")
             runs[side.name] = run_file(file, side, log, settings, stop)
         verdict, why = compare(runs["stock"], runs["ours"])
