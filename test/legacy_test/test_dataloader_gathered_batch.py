@@ -110,7 +110,7 @@ class TestSameAsDefaultCollation(unittest.TestCase):
         self.check_raises(KeyError, {"a": 1, "b": 3}, {"a": 2})
 
     def test_samples_with_unequal_numbers_of_fields_are_refused(self):
-        with self.assertRaisesRegex(RuntimeError, "2 fields and 1: .3,."):
+        with self.assertRaisesRegex(RuntimeError, "2 fields and with 1: .3,."):
             gather([(1, 2), (3,)])
 
     def test_samples_that_cannot_be_collated_are_refused(self):
