@@ -59,7 +59,7 @@ class IdlePredictors {
   std::optional<Predictor> Take(std::optional<double> timeout);
 
   void Give(Predictor predictor) {
-    LeaveForkBehind();
+    ResetInChild();
     if (!waiters_.empty()) {
       Waiter* const waiter = waiters_.front();
       waiters_.pop_front();
@@ -75,7 +75,7 @@ class IdlePredictors {
 
   // Takes this predictor forever. Returns false if it is not idle.
   bool Remove(int number) {
-    LeaveForkBehind();
+    ResetInChild();
     const auto found = std::find_if(
         idle_.begin(), idle_.end(), [number](const Predictor& predictor) {
           return predictor.number == number;
@@ -88,7 +88,7 @@ class IdlePredictors {
 
   // Returns the number of predictors, idle or taken.
   int size() {
-    LeaveForkBehind();
+    ResetInChild();
     return size_;
   }
   // Returns the process to which the currently taken predictors belong.
@@ -121,7 +121,7 @@ class IdlePredictors {
 
   // In a forked child, the parent's threads cannot return the predictors that
   // they have taken.
-  void LeaveForkBehind() {
+  void ResetInChild() {
     if (process_ == getpid()) return;
     process_ = getpid();
     waiters_.clear();
@@ -147,7 +147,7 @@ PY_TIMEOUT_T TimeLeft(std::optional<double> timeout,
 
 std::optional<IdlePredictors::Predictor> IdlePredictors::Take(
     std::optional<double> timeout) {
-  LeaveForkBehind();
+  ResetInChild();
   if (!idle_.empty()) {
     const Predictor predictor = idle_.front();
     idle_.pop_front();

@@ -159,7 +159,8 @@ class PredictorPool:
         if self._idle is None:
             raise NotImplementedError(
                 "This Paddle was built without PredictorPool.predict, a part "
-                "in C++ for Linux. Use retrieve() to get one predictor per thread."
+                "in C++ for Linux. Give each thread a predictor: call "
+                "retrieve() once per thread."
             )
         arrays = self._by_name(inputs)
         lease = self._idle.take(timeout)
