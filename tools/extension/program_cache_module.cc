@@ -41,9 +41,8 @@
 //     a forward pass without a backward pass, of a backward pass, or of a graph
 //     whose backward pass never ran.
 //   - The map is locked while it is read or changed.
-//   - Only one interpreter at a time is built, since building reads and
-//   rewrites
-//     programs that threads share.
+//   - Only one interpreter at a time is built, because building reads and
+//     rewrites programs that threads share.
 // Programs run in parallel.
 
 // Paddle's wheel has no headers for these.
