@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""An asyncio server that answers while predictors run.
+"""An asyncio server that stays responsive while predictors run.
 
     python asyncio_server.py [--layer] [--requests 200]
 
-A request is a line of JSON, and so is its answer. Threads of an executor call
-the model, and the event loop serves connections meanwhile. The script sends
-itself requests and compares the answers with those of one thread.
+A request is a line of JSON, and so is its response. Executor threads call the
+model, while the event loop serves connections. The script sends itself requests
+and compares the results with those of one thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLIENTS = 8
 
 
 def connected(model, executor: ThreadPoolExecutor):
-    """Returns what serves a connection."""
+    """Returns a handler that serves one connection."""
 
     async def serve(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -52,7 +52,7 @@ def connected(model, executor: ThreadPoolExecutor):
         loop = asyncio.get_running_loop()
         while line := await reader.readline():
             x = np.array(json.loads(line), "float32")
-            # The whole call, inputs and outputs included, is on one thread.
+            # One thread does the whole request, including inputs and outputs.
             answer = await loop.run_in_executor(executor, model, x)
             writer.write(json.dumps(answer.tolist()).encode() + b"\n")
             await writer.drain()
@@ -62,7 +62,7 @@ def connected(model, executor: ThreadPoolExecutor):
 
 
 async def ask(port: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns the answers to requests over one connection."""
+    """Sends requests over one connection, and returns the results."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answers = []
     for x in inputs:
@@ -73,7 +73,7 @@ async def ask(port: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 async def serve_and_ask(model, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    # One thread per predictor: more would only wait for one.
+    # One thread per predictor: more threads would only wait for a predictor.
     with ThreadPoolExecutor(PREDICTORS) as executor:
         server = await asyncio.start_server(
             connected(model, executor), "127.0.0.1", 0

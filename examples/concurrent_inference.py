@@ -41,7 +41,7 @@ def first_device() -> str:
 
 
 def work(model, requests: queue.SimpleQueue, answers: dict) -> None:
-    """Answers requests until none is left; each thread runs this."""
+    """Serves requests until none is left. Each thread runs this function."""
     stream = None if paddle.get_device() == "cpu" else paddle.device.Stream()
     with paddle.device.stream_guard(stream), paddle.no_grad():
         while True:
@@ -49,12 +49,12 @@ def work(model, requests: queue.SimpleQueue, answers: dict) -> None:
                 number, request = requests.get_nowait()
             except queue.Empty:
                 return
-            # numpy() waits for this thread's stream, and lets others go on.
+            # numpy() waits for this thread's stream; other threads go on.
             answers[number] = model(paddle.to_tensor(request)).numpy()
 
 
 def serve(model, inputs: np.ndarray, threads: int) -> tuple[float, np.ndarray]:
-    """Returns the requests served per second, and the answers."""
+    """Returns the number of requests served per second, and the results."""
     requests, answers = queue.SimpleQueue(), {}
     for request in enumerate(inputs):
         requests.put(request)
@@ -81,8 +81,8 @@ def main() -> int:
         paddle.nn.Linear(64, 1024), paddle.nn.ReLU(), paddle.nn.Linear(1024, 64)
     )
     model.eval()
-    # The weights are made on the default stream: other streams may read them
-    # once that is done.
+    # The weights are created on the default stream. Wait for it before other
+    # streams read them.
     if paddle.get_device() != "cpu":
         paddle.device.synchronize()
     inputs = np.random.default_rng(0).random((REQUESTS, 8, 64), "float32")

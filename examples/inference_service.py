@@ -11,15 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Serves one model on several devices, with a thread and a copy for each.
+"""Serves one model on several devices, with one thread and copy per device.
 
     python inference_service.py [--devices gpu:0 gpu:1 cpu]
 
-Each thread of a pool sets its own device when it starts. Requests go to the
-queue of the pool, and from there to the first thread that is free. Without
---devices it uses all GPUs, otherwise all custom devices, otherwise two threads
-on the CPU. It prints how many requests each thread has answered, and how many
-answers differ from those that one thread computes on the CPU.
+Each thread of a pool sets its own device when it starts. Requests go through
+the pool's queue to the first idle thread. Without --devices it uses all GPUs,
+otherwise all custom devices, otherwise two threads on the CPU. It prints the
+number of requests that each thread has served, and the number of results that
+differ from those of one thread on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import paddle
 
 REQUESTS = 400
 
-own = threading.local()  # the model of each thread
+own = threading.local()  # each thread's model
 
 
 def all_devices() -> list[str]:
@@ -57,16 +57,16 @@ def make_model() -> paddle.nn.Layer:
 
 
 def start(devices: queue.SimpleQueue, weights: dict) -> None:
-    """Prepares a thread: its device and its model."""
-    # From here on, tensors of this thread are on its device; other threads
-    # keep theirs.
+    """Sets the calling thread's device, and creates its model."""
+    # From here on, this thread creates tensors on its device. The devices of
+    # other threads do not change.
     paddle.set_device(devices.get())
     own.model = make_model()
     own.model.set_state_dict(weights)
 
 
 def answer(request: np.ndarray) -> tuple[str, np.ndarray]:
-    """Returns thread and device that computed the answer, and the answer."""
+    """Returns the thread and device that computed a result, and the result."""
     with paddle.no_grad():
         output = own.model(paddle.to_tensor(request))
     return f"{threading.current_thread().name}, {output.place}", output.numpy()

@@ -15,7 +15,7 @@
 
     python thread_pool_server.py [--layer] [--requests 200]
 
-It serves a small model, sends itself requests, and compares the answers with
+It serves a small model, sends itself requests, and compares the results with
 those of one thread.
 """
 
@@ -37,7 +37,7 @@ import paddle
 from paddle.inference import Config, PredictorPool
 
 WIDTH = 16
-PREDICTORS = 2  # As many as there are cores for them.
+PREDICTORS = 2  # One per available core.
 CLIENTS = 8
 TIMEOUT_S = 30
 
@@ -55,7 +55,7 @@ def make_pool(net: paddle.nn.Layer, folder: str) -> PredictorPool:
 
 
 def predicting(pool: PredictorPool):
-    """Each call has a predictor to itself; when all are busy it waits."""
+    """Each call uses a predictor exclusively, or waits if all are in use."""
     return lambda x: pool.predict([x], timeout=TIMEOUT_S)[0]
 
 
@@ -63,7 +63,7 @@ def forwarding(net: paddle.nn.Layer):
     """Threads may share a layer for inference: a call changes nothing in it."""
 
     def forward(x: np.ndarray) -> np.ndarray:
-        # Each thread has to say so for itself.
+        # no_grad applies to the calling thread only.
         with paddle.no_grad():
             return net(paddle.to_tensor(x)).numpy()
 

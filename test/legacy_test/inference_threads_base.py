@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Models for the tests of predictors on threads, and calls of a predictor."""
+"""Test helpers for predictors on threads: models, and calls of a predictor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Convolution(paddle.nn.Layer):
 
 
 class Difference(paddle.nn.Layer):
-    """Two inputs and two outputs, which tell them apart."""
+    """A layer whose two outputs show which inputs were used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Difference(paddle.nn.Layer):
 
 
 def save_layer(layer: paddle.nn.Layer, path: str, **shapes: list) -> None:
-    """Saves a layer in PIR's format."""
+    """Saves a layer in PIR format."""
     layer.eval()
     specs = [
         paddle.static.InputSpec(shape, "float32", name)
@@ -69,7 +69,8 @@ def save_layer(layer: paddle.nn.Layer, path: str, **shapes: list) -> None:
 def save_legacy(
     build: Callable[[paddle.static.Variable], Any], path: str, shape: list
 ) -> None:
-    """Saves what `build` makes of an input `x` in the format before PIR's."""
+    """Saves a model in the older format. `build` takes the input variable `x`
+    and returns the output."""
     paddle.enable_static()
     try:
         with paddle.pir_utils.OldIrGuard():
@@ -92,7 +93,7 @@ def _legacy_convolution(x: paddle.static.Variable) -> Any:
 
 
 def call(predictor: Predictor, *arrays: np.ndarray) -> np.ndarray:
-    """Returns the first output for arrays, by handles."""
+    """Runs a predictor through its handles, and returns the first output."""
     for name, array in zip(predictor.get_input_names(), arrays):
         predictor.get_input_handle(name).copy_from_cpu(array)
     predictor.run()
@@ -118,7 +119,7 @@ class PredictorTestCase(unittest.TestCase):
         save_layer(
             Difference(), os.path.join(folder, "pair.pir"), x=[None], y=[None]
         )
-        # Also where there are other devices; disable_static has set one.
+        # Even if there are other devices: disable_static has set one.
         paddle.set_device("cpu")
 
     def config(self, model: str = IMAGE, onednn: bool = False) -> Config:
@@ -147,7 +148,7 @@ def switch_interval(seconds: float) -> Iterator[None]:
 
 
 def hook_once(function: Callable[[], Any]) -> Callable[..., None]:
-    """Returns a hook that calls the function the first time only."""
+    """Returns a hook that calls `function` only the first time."""
     calls = iter([function])
 
     def hook(*_: Any) -> None:

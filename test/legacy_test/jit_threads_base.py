@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of programs on threads: a layer with a known answer."""
+"""Test helpers for programs on threads: a layer with known results."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MOST_ROWS = 30
 
 
 class Scaled(nn.Layer):
-    """Multiplies by 2, or by another factor; its answer is exact."""
+    """Multiplies by 2, or by another factor. The result is exact."""
 
     def __init__(self, factor: float = 2.0):
         super().__init__()
         scale = nn.initializer.Constant(factor)
         self.first = nn.Linear(6, 6, scale, False)
         self.first.weight.set_value(np.eye(6, dtype="float32") * factor)
-        # Its gradient is not computed: threads would add to it at once.
+        # No gradient, because threads would accumulate it concurrently.
         self.first.weight.stop_gradient = True
 
     def forward(self, x):
@@ -57,7 +57,7 @@ class Scaled(nn.Layer):
 
 
 def inputs(seed: int, calls: int) -> Iterator[np.ndarray]:
-    """Returns arrays of different shapes."""
+    """Yields arrays of different shapes."""
     random = np.random.RandomState(seed)
     for _ in range(calls):
         rows = random.randint(1, MOST_ROWS)
@@ -67,7 +67,7 @@ def inputs(seed: int, calls: int) -> Iterator[np.ndarray]:
 def wrong_answers(
     layer: Callable, seed: int, calls: int, factor: float = 2.0
 ) -> int:
-    """Returns how many of the calls answer wrongly."""
+    """Returns the number of calls with a wrong result."""
     wrong = 0
     for array in inputs(seed, calls):
         answer = layer(paddle.to_tensor(array))
@@ -76,8 +76,8 @@ def wrong_answers(
 
 
 def wrong_gradients(layer: Callable, seed: int, calls: int) -> int:
-    """Returns how many of the calls have a wrong answer or gradient. The
-    backward pass of each comes after the forward pass of the next one."""
+    """Returns the number of calls with a wrong result or gradient. The backward
+    pass of each call runs after the forward pass of the next call."""
     wrong = 0
     pending = []
     for array in inputs(seed, calls):
@@ -100,14 +100,15 @@ def _is_wrong(
 
 
 def together(threads: int, function: Callable[[int], Any]) -> list:
-    """Returns the results of function(0), function(1), ... on a thread each."""
+    """Calls function(0), function(1), ... concurrently, each on its own thread,
+    and returns the results."""
     return in_threads(
         *(lambda seed=seed: function(seed) for seed in range(threads))
     )
 
 
 class JitTestCase(unittest.TestCase):
-    """Has a folder for models, and switches threads as often as Python can."""
+    """Provides a folder for models, and lets Python switch threads often."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -115,8 +116,8 @@ class JitTestCase(unittest.TestCase):
         switch_threads_often(self)
 
     def compile_small_parts(self) -> None:
-        """Makes programs of all that is traced in parts: by default a part of
-        less than ten operators runs without one."""
+        """Compiles every part of a partially traced layer: by default a part
+        with fewer than ten operators runs without a program."""
         guard = min_graph_size_guard(0)
         guard.__enter__()
         self.addCleanup(guard.__exit__, None, None, None)
@@ -138,14 +139,14 @@ class JitTestCase(unittest.TestCase):
 
 
 def scopes_of(partial_program: Any) -> int:
-    """Returns how many scopes a program keeps."""
+    """Returns the number of scopes that a program keeps."""
     return sum(map(len, partial_program._scope_cache.values()))
 
 
 @contextmanager
 def runs_of_parts() -> Iterator[list[None]]:
-    """Returns a list that has an element for each run of a program of a layer
-    that is traced in parts, inside the context."""
+    """Yields a list that gets an element for each program run of a partially
+    traced layer inside the context."""
     runs = []
     run = PartialProgramLayer.sot_call
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Errors of what a DataLoader without workers calls."""
+"""Errors of datasets, samplers and collate functions without workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeliberateError(Exception):
 
 
 class Numbers(Dataset):
-    """The numbers from 0 to 7, of which number 4 raises `error`."""
+    """The numbers from 0 to 7. Number 4 raises `error` if it is set."""
 
     def __init__(self, error=None):
         self.error = error
@@ -57,8 +57,8 @@ class TestErrors(unittest.TestCase):
         wait_until_threads_end(self.before)
 
     def check(self, dataset, error, message, **options):
-        """Checks that `error` follows the batches before it, and returns its
-        traceback as text."""
+        """Checks that `error` is raised after the preceding batches, and
+        returns its traceback as text."""
 
         def read():
             taken = []
@@ -70,7 +70,7 @@ class TestErrors(unittest.TestCase):
                 return taken, traceback.format_exc()
             raise AssertionError("the epoch has ended")
 
-        # On a thread, since a loop that never ends must not end the test.
+        # On a thread, so that a loop that never ends cannot block the test.
         taken, trace = in_thread(read)
         self.assertEqual(taken, [[0, 1], [2, 3]])
         return trace
@@ -85,7 +85,7 @@ class TestErrors(unittest.TestCase):
             )
             self.assertIn("__getitem__", trace)
 
-    def test_an_exception_that_ends_programs_is_raised_too(self):
+    def test_system_exit_of_the_dataset_is_raised_too(self):
         self.check(Numbers(SystemExit(3)), SystemExit, "3")
 
     def test_an_error_of_the_collate_function(self):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Batches that are put together sample by sample, and their memory."""
+"""Batches that are assembled sample by sample, and their memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.gathered_batch import ArrayPool, GatheringFetcher
 from paddle.io.dataloader.worker import _DatasetKind
 
-# Elements of float32 that the pool uses again: more than 64 KiB.
+# A number of float32 elements whose memory the pool reuses: more than 64 KiB.
 LARGE = 1 << 15
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -45,8 +45,8 @@ def gather(samples, kind=_DatasetKind.MAP, drop_last=False):
 
 
 def described(batch):
-    """Returns a batch as nested lists, which loaders return in place of tuples,
-    with the types in it."""
+    """Returns a batch as nested lists with the types in it. Tuples become
+    lists, as in loaders."""
     if isinstance(batch, np.ndarray):
         return batch.dtype, batch.tolist()
     if isinstance(batch, dict):
@@ -79,7 +79,7 @@ class TestSameAsDefaultCollation(unittest.TestCase):
         self.check(array[0].T, array[1].T)
         self.check(array[0, ::2, ::-1], array[1, ::2, ::-1])
 
-    def test_arrays_in_the_byte_order_of_other_machines(self):
+    def test_arrays_that_are_big_endian(self):
         self.check(*np.arange(4).reshape(2, 2).astype(">i4"))
 
     def test_arrays_of_other_kinds(self):
@@ -87,12 +87,12 @@ class TestSameAsDefaultCollation(unittest.TestCase):
         self.check(*np.array([[1, 2], [3, 4]], "datetime64[D]"))
         self.check(*np.array([[{}, 1], [None, "x"]], object))
 
-    def test_arrays_of_several_data_types_have_their_common_one(self):
+    def test_arrays_of_different_data_types_get_their_common_type(self):
         self.check(np.ones(2, "int32"), np.ones(2, "int32"), np.ones(2))
         self.check(np.array(1), np.array(2), np.array(0.5))
         self.check(np.ones(2, "float32"), [1.5, 2.5])
 
-    def test_arrays_of_several_shapes_are_refused(self):
+    def test_arrays_of_different_shapes_are_refused(self):
         self.check_raises(ValueError, np.ones(2), np.ones(2), np.ones(3))
 
     def test_numbers_strings_and_fields_at_any_depth(self):
@@ -110,7 +110,7 @@ class TestSameAsDefaultCollation(unittest.TestCase):
         self.check_raises(KeyError, {"a": 1, "b": 3}, {"a": 2})
 
     def test_samples_with_unequal_numbers_of_fields_are_refused(self):
-        with self.assertRaisesRegex(RuntimeError, "2 fields and 1: .3,."):
+        with self.assertRaisesRegex(RuntimeError, "2 fields and with 1: .3,."):
             gather([(1, 2), (3,)])
 
     def test_samples_that_cannot_be_collated_are_refused(self):
@@ -143,13 +143,13 @@ class TestMemory(unittest.TestCase):
     def new(self, size=LARGE):
         return self.pool.empty((size,), np.dtype("float32"))
 
-    def test_that_of_a_dropped_array_is_used_again(self):
+    def test_memory_of_a_dropped_array_is_reused(self):
         array = self.new()
         address = array.ctypes.data
         del array
         self.assertEqual(self.new().ctypes.data, address)
 
-    def test_that_of_a_view_is_not_used_again(self):
+    def test_memory_is_not_reused_while_a_view_refers_to_it(self):
         array = self.new()
         address = array.ctypes.data
         view = array[1:].reshape(-1, 1)
@@ -158,14 +158,14 @@ class TestMemory(unittest.TestCase):
         del view
         self.assertIn(address, (self.new().ctypes.data, self.new().ctypes.data))
 
-    def test_that_of_a_much_larger_array_is_kept_for_such(self):
+    def test_memory_of_a_large_array_is_not_used_for_a_small_one(self):
         array = self.new(4 * LARGE)
         address = array.ctypes.data
         del array
         self.assertNotEqual(self.new().ctypes.data, address)
         self.assertEqual(self.new(4 * LARGE).ctypes.data, address)
 
-    def test_so_many_are_kept_and_no_more(self):
+    def test_number_of_unused_pieces_of_memory_is_limited(self):
         dropped = [self.new() for _ in range(5)]
         addresses = {array.ctypes.data for array in dropped}
         memories = [weakref.ref(array.base._memory) for array in dropped]
@@ -174,7 +174,7 @@ class TestMemory(unittest.TestCase):
         again = [self.new(), self.new()]
         self.assertLessEqual({array.ctypes.data for array in again}, addresses)
 
-    def test_that_of_the_pool_ends_with_its_arrays(self):
+    def test_an_array_outlives_the_pool(self):
         array = self.new()
         memory = weakref.ref(array.base._memory)
         self.pool = None
@@ -183,7 +183,7 @@ class TestMemory(unittest.TestCase):
         del array
         self.assertIsNone(memory())
 
-    def test_an_array_keeps_no_free_memory_of_a_pool_that_has_ended(self):
+    def test_an_array_does_not_keep_unused_memory_of_a_dropped_pool(self):
         free, kept = self.new(), self.new()
         memory = weakref.ref(free.base._memory)
         del free
@@ -207,8 +207,8 @@ class TestMemory(unittest.TestCase):
         in_threads(*[lambda n=n: use(n) for n in range(4)])
 
 
-class Dropped:
-    """Samples each of which is gone before the next one is made."""
+class AliveCounter:
+    """Makes samples, and counts those that are alive when the next is made."""
 
     def __init__(self):
         self.last = []
@@ -223,12 +223,12 @@ class Dropped:
 
 class TestLoader(unittest.TestCase):
     def test_a_sample_is_dropped_before_the_next_one_is_made(self):
-        samples = Dropped()
+        samples = AliveCounter()
         for _ in load(Items(samples, 24), num_workers=1, batch_size=8):
             pass
         self.assertEqual(samples.alive, 0)
 
-    def test_memory_of_dropped_batches_is_used_again(self):
+    def test_memory_of_dropped_batches_is_reused(self):
         loader = load(
             Items(lambda i: np.zeros(LARGE, "float32"), 200),
             num_workers=2,
@@ -238,7 +238,7 @@ class TestLoader(unittest.TestCase):
         with mock.patch("numpy.empty", wraps=np.empty) as allocate:
             for _ in loader:
                 pass
-        # For four batches that are ready or being made, and those in this loop.
+        # Four batches are ready or being made; others are used in this loop.
         self.assertIn(allocate.call_count, range(1, 12))
 
     def check_keeps_memory(self, *keep):
@@ -261,7 +261,7 @@ class TestLoader(unittest.TestCase):
                 values = np.asarray(rest)
                 self.assertEqual({*np.unique(values)}, {number})
 
-    def test_whatever_refers_to_a_batch_keeps_its_memory(self):
+    def test_every_kind_of_reference_to_a_batch_keeps_its_memory(self):
         self.check_keeps_memory(
             lambda batch: batch,
             lambda batch: batch[1:],

@@ -30,7 +30,7 @@ from paddle.io import DataLoader, Dataset
 
 
 class Held(Dataset):
-    """Its samples are made when `gate` is set."""
+    """A dataset that makes its samples only after `gate` is set."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -46,8 +46,8 @@ class Held(Dataset):
 
 class TestDataLoader(Stop):
     def check_loader(self, gate, **options):
-        """When no sample comes, the worker ends; when one does, so do the
-        threads and processes of the loader."""
+        """Checks that a worker that waits for a sample ends when it is stopped.
+        After `gate` is set, the loader's threads and processes end, too."""
         self.addCleanup(gate.set)
         loader = DataLoader(Held(gate), **options)
         self.check(lambda: list(loader))
@@ -60,7 +60,7 @@ class TestDataLoader(Stop):
             lambda: not multiprocessing.active_children(), "the processes end"
         )
 
-    def test_a_worker_that_waits_for_the_process_itself_ends(self):
+    def test_a_worker_that_waits_for_a_loader_without_workers_ends(self):
         self.check_loader(threading.Event())
 
     def test_stopping_a_worker_that_has_its_batch_leaves_the_loader_alone(self):

@@ -39,7 +39,7 @@ class Five(IterableDataset):
 
 class TestPersistentWorkers(unittest.TestCase):
     def epochs(self, drop_last):
-        """Returns what a worker makes of batches of two, in three epochs."""
+        """Returns a worker's batches of two samples in each of three epochs."""
         indices, made = multiprocessing.Queue(), multiprocessing.Queue()
         done = multiprocessing.Event()
         worker = multiprocessing.Process(
@@ -73,7 +73,7 @@ class TestPersistentWorkers(unittest.TestCase):
     def test_an_iterable_dataset_keeps_its_last_batch_in_every_epoch(self):
         self.assertEqual(self.epochs(False), [[[0, 1], [2, 3], [4]]] * 3)
 
-    def test_the_last_batch_is_dropped_where_the_caller_asks(self):
+    def test_drop_last_drops_the_last_batch_in_every_epoch(self):
         self.assertEqual(self.epochs(True), [[[0, 1], [2, 3]]] * 3)
 
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader: what its worker processes hand over in shared memory."""
+"""Batches that worker processes of a DataLoader send in shared memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Pair = collections.namedtuple("Pair", ("first", "second"))
 
 
 class Items(Dataset):
-    """The items of a list, or what a function makes of a number."""
+    """A dataset of the results of a function, by sample number."""
 
     def __init__(self, item, length=8):
         self.item, self.length = item, length
@@ -68,7 +68,7 @@ class Items(Dataset):
 
 
 class Numbers(IterableDataset):
-    """Each worker has numbers of its own."""
+    """A dataset of which each worker has its own numbers."""
 
     def __iter__(self):
         worker = get_worker_info()
@@ -107,7 +107,7 @@ def only_reserved_so_far(i):
 
 
 def plain(batch):
-    """Returns a batch with plain values in the place of tensors."""
+    """Returns a batch with plain values instead of tensors."""
     if isinstance(batch, paddle.Tensor):
         array = batch.numpy()
         return str(batch.dtype), array.shape, array.tobytes()
@@ -123,10 +123,10 @@ class LoaderTestCase(unittest.TestCase):
         return [plain(batch) for batch in DataLoader(dataset, **options)]
 
     def assert_as_without_workers(self, dataset, num_workers=2, **options):
-        """What workers hand over is what the loader has without any."""
+        """Asserts that batches are the same with and without workers."""
         expected = self.batches(dataset, **options)
         with no_leak():
-            # The reader thread ends when it has waited so many seconds in vain.
+            # After the last batch, the reader thread ends after `timeout` s.
             loaded = self.batches(
                 dataset, num_workers=num_workers, timeout=1, **options
             )
@@ -155,7 +155,7 @@ class OverStrategies(LoaderTestCase):
 
 
 def over_strategies(case):
-    """Class decorator: puts one test case a strategy in the place of one."""
+    """Class decorator: replaces a test case with one per sharing strategy."""
     for strategy in STRATEGIES:
         name = f"{case.__name__}_{strategy}"
         members = {"strategy": strategy, "__module__": case.__module__}
@@ -170,13 +170,13 @@ class TestBatches:
             batch_size=3,
         )
 
-    def test_array_of_uint16_is_bfloat16_as_everywhere(self):
+    def test_array_of_uint16_becomes_bfloat16(self):
         item = Items(lambda i: np.full([3], 0x3F80, "uint16"))
         (batch, _) = DataLoader(item, batch_size=4, num_workers=1)
         self.assertEqual(batch.dtype, paddle.bfloat16)
         self.assertEqual(batch.cast("float32").tolist(), [[1.0] * 3] * 4)
 
-    def test_arrays_of_every_form(self):
+    def test_arrays_of_every_shape_and_layout(self):
         self.assert_as_without_workers(
             Items(
                 lambda i: [
@@ -195,7 +195,7 @@ class TestBatches:
             Items(lambda i: np.full([1 << 18], i, "float64")), batch_size=2
         )
 
-    def test_arrays_of_several_data_types_become_the_common_one(self):
+    def test_arrays_of_different_data_types_get_their_common_type(self):
         self.assert_as_without_workers(
             Items(lambda i: np.ones([2], "float32" if i % 2 else "int64")),
             batch_size=4,
@@ -228,7 +228,7 @@ class TestBatches:
             batch_size=3,
         )
 
-    def test_tensors_of_every_form(self):
+    def test_tensors_of_every_shape_and_layout(self):
         self.assert_as_without_workers(
             Items(
                 lambda i: {
@@ -241,7 +241,7 @@ class TestBatches:
             batch_size=None,
         )
 
-    def test_rows_of_a_tensor_are_not_the_tensor(self):
+    def test_row_and_whole_tensor_are_sent_separately(self):
         rows = paddle.arange(8, dtype="float32").reshape([8, 1])
         loader = DataLoader(
             Items(lambda i: (rows[i], rows.clone())),
@@ -254,7 +254,7 @@ class TestBatches:
             row.fill_(99)
 
     def test_shared_tensor_of_a_worker_arrives_without_a_copy(self):
-        # The worker and the test see each other's writes.
+        # The worker and the test share its memory.
         shared = paddle.zeros([8])
         ForkingPickler.loads(ForkingPickler.dumps(shared))
         loader = DataLoader(
@@ -279,7 +279,7 @@ class TestBatches:
         for _ in range(3):
             values = [x for batch in loader for x in batch[:, 0, 0, 0].tolist()]
             self.assertEqual(values, [float(i) for i in range(8)])
-        # They would stay until this process ends.
+        # The workers would stay until this process ends.
         loader._iterator._try_shutdown_all()
 
     def test_all_batches_may_be_kept(self):
@@ -294,8 +294,8 @@ class TestBatches:
             kept = batch[3] if kept is None else kept
         self.assertEqual(kept[:, 5].tolist(), [3.0, 13.0])
 
-    def test_what_a_user_collates_is_the_users(self):
-        # It fills one array again and again.
+    def test_collate_fn_may_reuse_its_result(self):
+        # It fills the same array for every batch.
         buffer = np.zeros([4, 3, 64, 64], "float32")
 
         def collate(samples):
@@ -309,7 +309,7 @@ class TestBatches:
             values, np.arange(32, dtype="float32").reshape([8, 4]).tolist()
         )
 
-    def test_writes_to_a_batch_are_nobody_elses(self):
+    def test_writes_to_a_batch_do_not_affect_other_batches(self):
         loader = DataLoader(Items(image, 32), batch_size=2, num_workers=2)
         for i, batch in enumerate(loader):
             self.assertEqual(batch[:, 1, 5, 5].tolist(), [2 * i, 2 * i + 1])
@@ -330,12 +330,12 @@ class TestBatches:
                     field.numel().item() * field.element_size()
                     for field in (batch if isinstance(batch, list) else [batch])
                 )
-                # Two are prefetched, two read ahead, one is in use, and one
-                # more of each is under way.
+                # Two are prefetched, two are read ahead, one is in use, and one
+                # more of each is in flight.
                 self.assertLess(reserved, 12 * size)
 
     def test_end_of_an_epoch_removes_the_files_of_its_workers(self):
-        sharing.shared_memory_stats()  # joins the process tree, if need be
+        sharing.shared_memory_stats()  # joins the process tree if necessary
 
         def files():
             family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
@@ -346,7 +346,7 @@ class TestBatches:
         with contextlib.suppress(StopIteration):
             while True:
                 self.assertIsNotNone(next(loader))
-        # The reader thread has the last batch until it ends.
+        # The reader thread keeps the last batch until it ends.
         wait_until(lambda: files() <= before, "end of the files")
 
     def test_batch_outlives_loader_and_workers(self):
@@ -391,7 +391,7 @@ class TestStartMethods(LoaderTestCase):
 
 
 class TestSharer(LoaderTestCase):
-    """What a worker does with a batch, in one process."""
+    """Tests the steps of a worker for a batch, in one process."""
 
     def message(self, sharer, samples):
         message = sharer.message(0, sharer.collate_fn(samples))
@@ -429,7 +429,7 @@ class TestSharer(LoaderTestCase):
         (field,) = self.fields(message)
         self.assertEqual(np.array(field).tolist(), [[0.0] * 2, [1.0] * 2])
 
-    def test_samples_of_one_size_and_unequal_shapes_are_refused(self):
+    def test_samples_of_equal_size_but_different_shapes_are_refused(self):
         sharer = BatchSharer(default_collate_fn)
         for shapes in ([[3], [2], [4]], [[2, 3], [3, 2]], [[4], []]):
             samples = [np.ones(shape) for shape in shapes]
@@ -446,22 +446,22 @@ class TestSwitch(LoaderTestCase):
         )
         return max(int(batch[-1].max()) for batch in loader)
 
-    def test_is_on_by_default(self):
+    def test_shared_batches_are_on_by_default(self):
         # A few batches of one block each.
         self.assertLess(self.most_blocks(), 8)
 
-    def test_each_tensor_is_sent_alone_when_it_is_off(self):
+    def test_each_tensor_is_sent_separately_when_switched_off(self):
         for value in ("0", "false", "OFF"):
             with self.subTest(value), self.environment(SWITCH, value):
                 self.assertGreaterEqual(self.most_blocks(), 8)
 
-    def test_off_batches_are_the_same(self):
+    def test_batches_are_the_same_when_switched_off(self):
         with self.environment(SWITCH, "0"):
             self.assert_as_without_workers(Items(fields), batch_size=3)
 
 
 class TestOtherArguments(unittest.TestCase):
-    def test_argument_of_torch_says_what_to_use_instead(self):
+    def test_error_for_a_torch_argument_suggests_an_alternative(self):
         for name, instead in (
             ("generator", "paddle.seed"),
             ("multiprocessing_context", "set_start_method"),
@@ -476,8 +476,8 @@ class TestOtherArguments(unittest.TestCase):
             ):
                 DataLoader(Items(image), **{name: None})
 
-    def test_signature_tells_no_other_arguments(self):
-        # Programs choose by it which of their options they pass on.
+    def test_signature_has_no_other_arguments(self):
+        # Programs inspect the signature to choose the options to pass.
         parameters = inspect.signature(DataLoader).parameters.values()
         kinds = {parameter.kind for parameter in parameters}
         self.assertNotIn(inspect.Parameter.VAR_KEYWORD, kinds)
@@ -491,8 +491,8 @@ class TestOtherArguments(unittest.TestCase):
 class TestErrors(LoaderTestCase):
     def report(self, item, before=""):
         """
-        Returns what loading says to standard error, when it has failed, which
-        is all that the reader thread of a DataLoader does with an error.
+        Returns the standard error of a failed load. The reader thread of a
+        DataLoader only prints an error there.
         """
         return run_sharing_script(
             self,
@@ -509,7 +509,7 @@ class TestErrors(LoaderTestCase):
                 assert "reader raises an exception" in str(error), error
             else:
                 raise AssertionError("no error")
-            # The loader's thread may be writing its report still.
+            # The loader's thread may still be writing its report.
             for thread in threading.enumerate():
                 is_main = thread is threading.main_thread()
                 if not is_main and "QueueFeeder" not in thread.name:
@@ -522,19 +522,19 @@ class TestErrors(LoaderTestCase):
         self.assertIn("DataLoader worker(0) caught ValueError", report)
         self.assertIn("incompatible array data type", report)
 
-    def test_object_that_cannot_be_pickled_is_an_error_and_no_hang(self):
+    def test_object_that_cannot_be_pickled_raises_instead_of_hanging(self):
         report = self.report("locks")
         self.assertIn("DataLoader worker(0) caught TypeError", report)
         self.assertIn("cannot pickle '_thread.lock' object", report)
 
-    def test_no_room_is_an_error_that_names_a_remedy(self):
+    def test_error_for_exhausted_memory_says_how_to_fix_it(self):
         report = self.report("image", "sharing.set_shared_memory_limit(1000)")
         self.assertIn("DataLoader worker(0) caught MemoryError", report)
         self.assertIn("the limit is 1000 B", report)
         self.assertIn("set_shared_memory_limit", report)
 
     def test_batches_larger_than_dev_shm_arrive(self):
-        # Of the files of stock, a worker dies of SIGBUS here.
+        # With official Paddle's files, a worker dies of SIGBUS here.
         run_sharing_script(
             self,
             """
@@ -551,7 +551,7 @@ class TestErrors(LoaderTestCase):
             private_shm("size=1m"),
         )
 
-    def test_full_dev_shm_leaves_the_sharing_strategy_as_it_is(self):
+    def test_full_dev_shm_does_not_change_the_sharing_strategy(self):
         run_sharing_script(
             self,
             """
@@ -584,7 +584,7 @@ class TestFastWorkers(LoaderTestCase):
 
         def put_late(message):
             put(message)
-            # The reader thread keeps what comes before its turn.
+            # The reader thread keeps batches that arrive early.
             if message is not None and message[0] == 4:
                 wait_until(lambda: len(infos.get(4, ())) == 3, "4 is kept")
 
@@ -596,7 +596,7 @@ class TestFastWorkers(LoaderTestCase):
 
 
 class TestOrders(unittest.TestCase):
-    """What a worker of a DataLoader sends may come from anyone, too."""
+    """Orders in messages, which may be damaged or forged."""
 
     def rebuild(self, order: list[int]) -> list[core.DenseTensor]:
         tensor = paddle.arange(4, dtype="float32")
@@ -607,8 +607,8 @@ class TestOrders(unittest.TestCase):
     def test_batch_has_the_tensors_of_its_sources(self):
         self.assertEqual(len(self.rebuild([0])), 1)
 
-    def test_order_that_names_more_tensors_than_there_are_is_refused(self):
-        # StopIteration would end the epoch without a word.
+    def test_order_that_refers_to_missing_tensors_is_refused(self):
+        # StopIteration would silently end the epoch.
         for order in ([0, 0], [-1], [0, 5], [-9], [2**70]):
             with self.assertRaisesRegex(ValueError, "order"):
                 self.rebuild(order)

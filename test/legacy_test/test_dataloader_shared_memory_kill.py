@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader: nothing in shared memory is left by processes that are killed."""
+"""Killed processes of a DataLoader leave nothing in shared memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def killed_at_20(i):
 
 
 def send_and_wait(connection, strategy):
-    """What a worker does with two batches; then it waits to be killed."""
+    """Sends two batches like a worker, and then waits to be killed."""
     sharing.set_sharing_strategy(strategy)
     sharer = BatchSharer(default_collate_fn)
     for number in range(2):
@@ -87,7 +87,7 @@ def send_and_wait(connection, strategy):
 
 
 def start_script(body):
-    """Starts a script that prints one line, and returns it with the line."""
+    """Starts a script that prints a line. Returns the process and the line."""
     process = start_command(
         sharing_script(SCRIPT + body),
         pristine_environment(),
@@ -98,7 +98,7 @@ def start_script(body):
 
 
 class Sender(NamedTuple):
-    """A worker that has sent a batch."""
+    """A worker that has sent two batches."""
 
     process: multiprocessing.Process
     connection: Connection
@@ -127,7 +127,7 @@ class TestKilledWorker(unittest.TestCase):
             messages.append(ours.recv_bytes())
         return Sender(worker, ours, *messages)
 
-    def test_message_that_nobody_receives_ends_with_its_worker(self):
+    def test_message_that_is_not_received_expires_with_its_worker(self):
         for strategy in STRATEGIES:
             with self.subTest(strategy), no_leak():
                 family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
@@ -143,7 +143,7 @@ class TestKilledWorker(unittest.TestCase):
                 with self.assertRaises((RuntimeError, ValueError)):
                     pickle.loads(sender.first)
 
-    def test_message_in_a_segment_that_is_in_use_ends_with_its_worker(self):
+    def test_message_in_a_segment_in_use_expires_with_its_worker(self):
         for strategy in STRATEGIES:
             with self.subTest(strategy), no_leak():
                 sender = self.start(strategy)
@@ -176,7 +176,7 @@ def load():
         for batch in loader(killed_at_20):
             batches.append(batch)
     except SystemError as error:
-        # Either of the queue or of the process, whichever is noticed first.
+        # The queue or the process, whichever is detected first.
         assert " is killed" in str(error), error
         for i, batch in enumerate(batches):
             assert batch[:, 0, 0, 0].tolist() == [2 * i, 2 * i + 1], batch
@@ -225,7 +225,7 @@ print(json.dumps([pids, family]), flush=True)
         process, (pids, family) = self.start("time.sleep(1000)")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
-        # The next process that shares a tensor removes what is there.
+        # The next process that shares a tensor removes leftovers.
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assert_leaves_nothing(process, pids, family)
 
@@ -236,7 +236,7 @@ print(json.dumps([pids, family]), flush=True)
 
 
 class FromQueue(IterableDataset):
-    """Hands on what it receives, and keeps none of it."""
+    """A dataset that passes on tensors from a queue and keeps none of them."""
 
     def __init__(self, queue, count):
         self.queue, self.count = queue, count
@@ -266,7 +266,7 @@ class TestTensorsOfOthers(unittest.TestCase):
         for batch in DataLoader(
             FromQueue(queue, 8), batch_size=None, num_workers=1
         ):
-            # So that the worker is ahead, and has dropped the next ones.
+            # Lets the worker get ahead and drop the next tensors.
             time.sleep(0.05)
             (tensor,) = batch if isinstance(batch, list) else [batch]
             arrived.append(tensor[0].item())

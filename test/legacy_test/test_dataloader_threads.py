@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader with worker threads: their batches are those of processes."""
+"""DataLoader with worker threads: the same batches as with processes."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ from paddle.io import (
 
 
 class WorkersTestCase(unittest.TestCase):
-    """Sees the workers of its test alone: those of the test before may still
-    be about to end, and an iterator lives as long as the report of a failure
-    refers to it."""
+    """Counts only the workers of its own test. Workers of an earlier test may
+    still be ending, and a failure report keeps its iterator alive."""
 
     def setUp(self):
         self.before = set(threading.enumerate())
@@ -73,7 +72,7 @@ def load(dataset, num_workers=3, worker_type="thread", **options):
 
 
 def mixed(i):
-    """Fields of every kind; the random ones come from Paddle's generator."""
+    """Returns fields of every kind, with random ones by Paddle's generator."""
     return {
         "array": np.full([3], i, "float32"),
         "tensor": paddle.full([2], i, "int64"),
@@ -84,7 +83,7 @@ def mixed(i):
 
 
 class Uneven(IterableDataset):
-    """The workers have different numbers of items, one has none."""
+    """A dataset whose workers have different numbers of items; one has none."""
 
     def __iter__(self):
         worker = get_worker_info().id
@@ -100,14 +99,14 @@ class TestSameAsProcesses(unittest.TestCase):
     def check(self, dataset, epochs=1, **options):
         loaded = {}
         for worker_type in ("process", "thread"):
-            # The loader draws the seed of its workers here.
+            # The loader draws its workers' seed from this generator.
             np.random.seed(7)
             loader = load(dataset, worker_type=worker_type, **options)
             loaded[worker_type] = [
                 [plain(batch) for batch in loader] for _ in range(epochs)
             ]
             if loader._iterator is not None and worker_type == "process":
-                # They would stay until the tests end.
+                # The workers would stay until the tests end.
                 loader._iterator._try_shutdown_all()
         self.assertEqual(loaded["thread"], loaded["process"])
         self.assertTrue(all(loaded["thread"]))
@@ -118,7 +117,7 @@ class TestSameAsProcesses(unittest.TestCase):
     def test_shuffled_and_last_batch_dropped(self):
         self.check(Items(mixed, 23), batch_size=4, shuffle=True, drop_last=True)
 
-    def test_own_batch_sampler(self):
+    def test_custom_batch_sampler(self):
         dataset = Items(mixed, 10)
         sampler = BatchSampler(sampler=[9, 1, 5, 3, 3], batch_size=2)
         self.check(dataset, batch_sampler=sampler)
@@ -126,13 +125,13 @@ class TestSameAsProcesses(unittest.TestCase):
     def test_samples_that_are_not_collated(self):
         self.check(Items(mixed, 9), batch_size=None)
 
-    def test_own_collate_function(self):
+    def test_custom_collate_function(self):
         self.check(Items(mixed, 9), batch_size=2, collate_fn=first_array)
 
     def test_seeds_that_the_init_function_sets(self):
         self.check(Items(mixed, 9), batch_size=2, worker_init_fn=seeded_first)
 
-    def test_iterable_datasets_of_which_workers_have_parts(self):
+    def test_iterable_datasets_split_between_workers(self):
         self.check(Numbers(), num_workers=2, batch_size=3)
         self.check(Numbers(), num_workers=2, batch_size=3, drop_last=True)
         self.check(Numbers(), num_workers=2, batch_size=None)
@@ -151,7 +150,7 @@ def first_array(samples):
 
 
 class TestWorkers(WorkersTestCase):
-    def test_a_worker_knows_its_number_and_the_main_thread_has_none(self):
+    def test_worker_info_is_set_on_workers_only(self):
         batches = list(load(Items(worker_of, 6), num_workers=2))
         self.assertEqual(
             [batch.tolist() for batch in batches],
@@ -159,7 +158,7 @@ class TestWorkers(WorkersTestCase):
         )
         self.assertIsNone(get_worker_info())
 
-    def test_what_a_worker_sets_on_its_dataset_is_its_own(self):
+    def test_dataset_attributes_that_a_worker_sets_are_its_own(self):
         dataset = Share()
         batches = [
             batch.item()
@@ -173,7 +172,7 @@ class TestWorkers(WorkersTestCase):
         self.assertEqual(sorted(batches), [0, 10])
         self.assertIsNone(dataset.share)
 
-    def test_workers_refer_to_the_data_of_one_dataset(self):
+    def test_workers_share_the_data_of_one_dataset(self):
         dataset = Share()
         loader = load(dataset, num_workers=2, batch_size=None)
         np.testing.assert_array_equal(
@@ -196,7 +195,7 @@ class TestWorkers(WorkersTestCase):
             batch.fill_(7)
             self.assertEqual(array.tolist(), [1] * 4)
 
-    def test_batches_take_no_part_in_gradients(self):
+    def test_batches_have_no_gradient_graph(self):
         weight = paddle.ones([4])
         weight.stop_gradient = False
         (batch,) = load(Items(lambda i: weight * 2, 1), batch_size=1)
@@ -212,14 +211,14 @@ class TestWorkers(WorkersTestCase):
         self.assertEqual(len(epochs[0]), 2)
         self.assertEqual(epochs[0], epochs[1])
 
-    def test_an_epoch_may_be_left_and_the_next_begins_anew(self):
+    def test_epoch_after_an_abandoned_one_starts_from_the_beginning(self):
         loader = load(Items(number, 20), persistent_workers=True)
         for batch in loader:
             if batch.item() == 3:
                 break
         self.assertEqual([batch.item() for batch in loader], [*range(20)])
 
-    def test_at_most_so_many_batches_are_made_ahead(self):
+    def test_prefetch_factor_limits_the_batches_made_ahead(self):
         made = []
         dataset = Items(lambda i: made.append(i) or np.array(i), 50)
         iterator = iter(
@@ -230,7 +229,7 @@ class TestWorkers(WorkersTestCase):
         wait_until(lambda: len(made) == 7, "one more")
         del iterator
 
-    def test_tasks_of_an_epoch_that_was_left_are_not_done(self):
+    def test_tasks_of_an_abandoned_epoch_are_skipped(self):
         made, began, go_on = [], threading.Event(), threading.Event()
 
         def make(i):
@@ -253,7 +252,7 @@ class TestWorkers(WorkersTestCase):
         self.assertEqual([batch.item() for batch in second], [*range(8)])
         self.assertEqual(made, [0, 1, *range(8)])
 
-    def test_a_worker_that_waits_keeps_no_batch(self):
+    def test_a_waiting_worker_keeps_no_batch_alive(self):
         class Batch:
             pass
 
@@ -264,14 +263,14 @@ class TestWorkers(WorkersTestCase):
         wait_until(lambda: batch() is None, "the batch has been dropped")
         self.assertEqual(len(self.workers()), 1)
 
-    def test_several_threads_load_at_once(self):
+    def test_several_threads_load_concurrently(self):
         def epoch():
             loader = load(Items(number, 40), num_workers=2)
             return [batch.item() for batch in loader]
 
         self.assertEqual(in_threads(*[epoch] * 4), [[*range(40)]] * 4)
 
-    def test_no_gradient_mode_of_the_creator(self):
+    def test_workers_inherit_no_grad_of_the_creator(self):
         with paddle.no_grad():
             loader = iter(load(Items(gradient_mode, 2)))
         self.assertEqual([batch.item() for batch in loader], [False, False])
@@ -287,7 +286,6 @@ def worker_of(i):
 
 
 def ident(i):
-    # Long enough that each worker does the tasks that are its own.
     return np.array(threading.get_ident())
 
 
@@ -310,7 +308,7 @@ def set_share(worker):
 
 
 class Raising(Dataset):
-    """Raises for one of the samples."""
+    """A dataset that raises for one sample."""
 
     def __init__(self, error, at=5):
         self.error, self.at = error, at
@@ -346,7 +344,7 @@ class TestErrors(WorkersTestCase):
             next(iterator)
         self.wait_until_workers_end()
 
-    def test_persistent_workers_work_on_after_an_error(self):
+    def test_persistent_workers_survive_an_error(self):
         dataset = Raising(ValueError("bad"))
         loader = load(dataset, persistent_workers=True)
         with self.assertRaises(ValueError):
@@ -426,7 +424,7 @@ class TestEnd(WorkersTestCase):
         gc.collect()
         self.wait_until_workers_end()
 
-    def test_a_batch_that_is_being_made_is_left_between_its_samples(self):
+    def test_a_batch_in_progress_is_abandoned_between_two_samples(self):
         began, go_on, made = threading.Event(), threading.Event(), []
 
         def slow(i):
@@ -443,7 +441,7 @@ class TestEnd(WorkersTestCase):
         self.wait_until_workers_end()
         self.assertEqual(made, [0])
 
-    def test_an_error_that_comes_after_the_end_is_reported_to_nobody(self):
+    def test_an_error_after_the_iterator_is_dropped_is_not_reported(self):
         began, go_on, reported = threading.Event(), threading.Event(), []
         self.addCleanup(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = reported.append

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Predictors on threads: calls without the GIL, and those that are refused."""
+"""Predictors on threads: calls without the GIL, and refused calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ X, Y = np.full([4], 5, "float32"), np.full([4], 2, "float32")
 
 class TestOtherThreadsRun(PredictorTestCase):
     def check(self, function: Callable[[], Any]) -> None:
-        """Checks that a thread gets to run before the function returns."""
+        """Checks that another thread runs before `function` returns."""
         may_run, has_run = threading.Event(), []
 
         def run() -> None:
@@ -68,7 +68,7 @@ class TestOtherThreadsRun(PredictorTestCase):
             has_run.append(True)
 
         worker = Worker(run)
-        # No thread is made to give up the GIL.
+        # Python does not force any thread to release the GIL.
         deadline = time.monotonic() + WAIT_S
         with switch_interval(1000):
             may_run.set()
@@ -111,11 +111,11 @@ class TestOtherThreadsRun(PredictorTestCase):
         predictor = self.predictor()
         self.check(predictor.clone)
 
-    def test_while_a_predictor_is_made(self):
+    def test_while_a_predictor_is_created(self):
         configs = [self.config() for _ in range(50)]
         self.check(lambda: create_predictor(configs.pop()))
 
-    def test_while_the_constructor_makes_a_predictor(self):
+    def test_while_the_constructor_creates_a_predictor(self):
         configs = [self.config() for _ in range(50)]
         self.check(lambda: Predictor(configs.pop()))
 
@@ -141,7 +141,7 @@ class TestPythonInsideARun(PredictorTestCase):
     def test_hooks_are_called_on_the_thread_that_runs(self):
         self.check_hooks(IMAGE)
 
-    def test_hooks_of_the_format_before_pir_are_called_on_it_too(self):
+    def test_hooks_of_the_older_format_are_called_on_the_thread_that_runs(self):
         self.check_hooks(IMAGE_LEGACY)
 
     def test_hook_may_use_its_predictor(self):
@@ -204,7 +204,7 @@ class TestPythonInsideARun(PredictorTestCase):
     def predictor_of_py_func(
         self, function: Callable[[Any], np.ndarray]
     ) -> Predictor:
-        """Returns a predictor that calls a function, by default with oneDNN."""
+        """Returns a predictor with oneDNN whose model calls `function`."""
         path = os.path.join(self.folder, "python")
 
         def build(x: Any) -> Any:
@@ -257,7 +257,7 @@ class TestPythonInsideARun(PredictorTestCase):
 
     def test_memory_of_an_array_is_freed_by_the_run_that_replaces_it(self):
         class Array(np.ndarray):
-            """An array that weak references can be made to."""
+            """An array that supports weak references."""
 
         predictor = self.predictor()
         array = ONES.copy().view(Array)
@@ -286,7 +286,7 @@ class TestPythonInsideARun(PredictorTestCase):
         for answer in answers:
             np.testing.assert_array_equal(answer, expected)
 
-    def test_errors_are_those_of_the_main_thread(self):
+    def test_errors_are_the_same_as_on_the_main_thread(self):
         predictor = self.predictor()
         wrong = np.ones([1, 5, 4, 4], "float32")
         for run in (lambda f, *args: f(*args), in_thread):
@@ -297,7 +297,7 @@ class TestPythonInsideARun(PredictorTestCase):
 
 
 class TestMemoryOfTheCaller(PredictorTestCase):
-    def test_returned_tensors_stay_as_they_were(self):
+    def test_later_runs_do_not_overwrite_returned_tensors(self):
         for model in (IMAGE, IMAGE_LEGACY):
             with self.subTest(model=model):
                 predictor = self.predictor(model)
@@ -322,7 +322,7 @@ class TestMemoryOfTheCaller(PredictorTestCase):
         dropped = predictor.get_input_handle("y")
         dropped.copy_from_cpu(Y)
         made = []
-        # Called when the object in C++ has been destroyed.
+        # Called after the C++ object is destroyed.
         seen = weakref.ref(
             dropped,
             lambda _: made.extend(
@@ -356,7 +356,7 @@ class TestConfigs(PredictorTestCase):
         for each in (predictor, predictor.clone()):
             np.testing.assert_array_equal(call(each, ONES), expected)
 
-    def test_what_is_no_config_is_a_type_error(self):
+    def test_invalid_config_raises_type_error(self):
         for make in (Predictor, create_predictor):
             for config in (None, "model"):
                 with self.assertRaises(TypeError):
@@ -374,7 +374,7 @@ class TestClones(PredictorTestCase):
             call(predictors[0], ONES), expected[survivor]
         )
 
-    def test_any_of_them_works_after_the_others_are_dropped(self):
+    def test_any_clone_works_after_the_others_are_dropped(self):
         for model in (IMAGE, IMAGE_LEGACY):
             for onednn in (False, True):
                 for survivor in (0, 1):
@@ -523,7 +523,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
 
         asyncio.run(requests())
 
-    def test_input_that_is_set_once(self):
+    def test_input_that_the_main_thread_sets_once(self):
         self.shared.get_input_handle("y").copy_from_cpu(Y)
 
         def request(x: np.ndarray) -> np.ndarray:
@@ -543,7 +543,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
         handle = self.shared.get_input_handle("x")
         np.testing.assert_array_equal(handle.copy_to_cpu(), X)
 
-    def test_shape_and_type_have_no_owner(self):
+    def test_any_thread_may_read_shape_type_and_lod(self):
         self.set_inputs(X, Y)
         self.other(lambda: call(self.shared, X, Y))
         for handle in (
@@ -569,7 +569,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
         self.other(lambda: self.set_inputs(X * 10, Y))
         np.testing.assert_array_equal(self.read(), X - Y)
 
-    def test_request_after_request_on_any_thread(self):
+    def test_successive_requests_on_any_thread(self):
         for i in range(6):
             x = X * i
             answer = (
@@ -582,13 +582,13 @@ class TestPredictorMovesBetweenThreads(OtherThread):
             answer = in_thread(call, self.shared, X * i, Y)
             np.testing.assert_array_equal(answer, X * i - Y)
 
-    def test_predictor_that_was_warmed_up_elsewhere(self):
+    def test_predictor_that_was_warmed_up_on_another_thread(self):
         self.set_inputs(X, Y)
         self.shared.run()
         answer = self.other(lambda: call(self.shared, X * 3, Y))
         np.testing.assert_array_equal(answer, X * 3 - Y)
 
-    def test_one_thread_may_leave_inputs_for_its_next_run(self):
+    def test_one_thread_may_run_the_same_inputs_again(self):
         self.other(lambda: call(self.shared, X, Y))
         call(self.shared, X, Y)
         self.shared.get_input_handle("x").copy_from_cpu(X * 3)
@@ -596,7 +596,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
             self.shared.run()
             np.testing.assert_array_equal(output(self.shared), X * 3 - Y)
 
-    def test_tensors_that_are_shared_with_it(self):
+    def test_inputs_from_share_external_data(self):
         self.other(lambda: call(self.shared, X, Y))
         tensors = [paddle.to_tensor(X * 2), paddle.to_tensor(Y)]
         for name, tensor in zip("xy", tensors):
@@ -604,7 +604,7 @@ class TestPredictorMovesBetweenThreads(OtherThread):
         self.shared.run()
         np.testing.assert_array_equal(output(self.shared), X * 2 - Y)
 
-    def test_run_on_tensors_takes_it_over(self):
+    def test_run_on_tensors_overwrites_all_inputs(self):
         self.set_inputs(X, Y)
         x = paddle.to_tensor(X * 10)
         answer = self.other(lambda: self.shared.run([x, x]))
@@ -636,7 +636,7 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         self.assert_refused("has overwritten 'x' of", self.read)
         np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
 
-    def test_run_of_inputs_that_threads_set_in_between(self):
+    def test_run_after_two_threads_have_interleaved_their_inputs(self):
         self.set_x(X)
         self.other(lambda: self.set_inputs(X * 10, Y * 10))
         self.shared.get_input_handle("y").copy_from_cpu(Y)
@@ -661,13 +661,13 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         self.other(lambda: self.shared.get_input_handle("y").set_lod([[0, 4]]))
         self.assert_refused("'x', 'y'", self.shared.run)
 
-    def test_inputs_that_another_thread_has_set(self):
+    def test_reading_an_input_that_another_thread_has_overwritten(self):
         self.set_inputs(X, Y)
         handle = self.shared.get_input_handle("x")
         self.other(lambda: self.set_x(X * 10))
         self.assert_refused("has overwritten 'x'", handle.copy_to_cpu)
 
-    def test_outputs_after_a_run_of_another_thread(self):
+    def test_reading_outputs_after_a_run_of_another_thread(self):
         self.set_inputs(X, Y)
         self.shared.run()
         self.other(lambda: call(self.shared, X * 10, Y))
@@ -677,12 +677,12 @@ class TestThreadsThatMixTheirRequests(OtherThread):
                 lambda index=index: self.read(index),
             )
 
-    def test_second_output_after_a_run_of_another_thread(self):
+    def test_reading_the_second_output_after_a_run_of_another_thread(self):
         call(self.shared, X, Y)
         self.other(lambda: call(self.shared, X * 10, Y))
         self.assert_refused("has overwritten output", lambda: self.read(1))
 
-    def test_outputs_of_a_run_by_a_thread_that_set_no_input(self):
+    def test_reading_lost_outputs_of_a_run_on_another_thread(self):
         self.set_inputs(X, Y)
         self.other(self.shared.run)
         in_thread(call, self.shared, X * 10, Y)
@@ -691,12 +691,12 @@ class TestThreadsThatMixTheirRequests(OtherThread):
             "has overwritten output", lambda: self.other(self.read)
         )
 
-    def test_outputs_of_another_thread_by_a_thread_that_has_set_inputs(self):
+    def test_reading_another_threads_outputs_after_setting_inputs(self):
         call(self.shared, X, Y)
         self.other(lambda: self.set_inputs(X * 10, Y))
         self.assert_refused("has not run", lambda: self.other(self.read))
 
-    def test_outputs_after_a_run_that_raised(self):
+    def test_reading_outputs_after_a_run_that_raised(self):
         call(self.shared, X, Y)
         with self.assertRaises(ValueError):
             self.other(lambda: call(self.shared, X, np.ones([3], "float32")))
@@ -714,13 +714,13 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
 
 
-class TestRunsThatASignalEnds(OtherThread):
-    """The main thread waits while a predictor with oneDNN runs."""
+class TestSignalsDuringWaits(OtherThread):
+    """A signal while the main thread waits for its turn to run oneDNN."""
 
     def setUp(self) -> None:
         super().setUp()
         self.shared = self.predictor(PAIR, onednn=True)
-        # A signal of its own: a test may run where SIGINT is ignored.
+        # Not SIGINT, which may be ignored where the test runs.
         before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
 
@@ -742,7 +742,7 @@ class TestRunsThatASignalEnds(OtherThread):
             while not ended.wait(0.001):
                 try:
                     handle.shape()
-                except RuntimeError:  # since the main thread is in its call
+                except RuntimeError:  # because the main thread is in its call
                     signal.raise_signal(signal.SIGUSR1)
                     return
 
@@ -759,7 +759,7 @@ class TestRunsThatASignalEnds(OtherThread):
                 worker.result()
         self.assertEqual(runs, [])
 
-    def test_inputs_are_still_those_of_another_thread(self):
+    def test_interrupted_run_does_not_overwrite_inputs(self):
         self.set_inputs(X, Y)
         self.other(lambda: self.set_inputs(X * 10, Y))
         tensors = [paddle.to_tensor(X), paddle.to_tensor(Y)]
@@ -769,7 +769,7 @@ class TestRunsThatASignalEnds(OtherThread):
         self.other(self.shared.run)
         np.testing.assert_array_equal(self.other(self.read), X * 10 - Y)
 
-    def test_outputs_are_still_those_of_another_thread(self):
+    def test_interrupted_run_does_not_overwrite_outputs(self):
         self.other(lambda: self.set_inputs(X * 10, Y))
         self.other(self.shared.run)
         self.set_inputs(X, Y)
@@ -778,10 +778,10 @@ class TestRunsThatASignalEnds(OtherThread):
 
 
 class TestStepsInAnyOrder(PredictorTestCase):
-    """Whole requests of threads whose steps come in any order."""
+    """Requests of several threads whose steps interleave randomly."""
 
     def request(self, number: int, rng: random.Random) -> Iterator[None]:
-        """Does a step of a request, and then waits for its next turn."""
+        """Performs one step of a request per iteration."""
         x, y = np.full([4], number, "float32"), np.full([4], 2, "float32")
         inputs = [("x", x), ("y", y)]
         rng.shuffle(inputs)
@@ -794,7 +794,7 @@ class TestStepsInAnyOrder(PredictorTestCase):
             np.testing.assert_array_equal(output(self.shared, index), expected)
             yield
 
-    def test_answers_are_right_or_refused(self):
+    def test_requests_are_correct_or_refused(self):
         seed = os.environ.get(
             "PADDLE_INFERENCE_THREADS_SEED",
             random.SystemRandom().getrandbits(32),
@@ -811,7 +811,7 @@ class TestStepsInAnyOrder(PredictorTestCase):
             requests = [iter(()) for _ in threads]
             for _ in range(3000):
                 i = rng.randrange(len(threads))
-                # Long turns, so that some requests are not refused.
+                # Several steps in a row, so that some requests succeed.
                 for _ in range(rng.randrange(1, 8)):
                     step = threads[i].submit(next, requests[i], ENDED)
                     try:

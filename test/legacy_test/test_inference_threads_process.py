@@ -36,10 +36,10 @@ from inference_threads_base import call, hook_once
 from paddle.inference import Config, PredictorPool, create_predictor
 
 def keep_variables_of_parents_threads():
-    # On Paddle 3.3.0 a thread that ends adds its memory statistics to those of
-    # another thread, which a child of a fork may not have. glibc frees
-    # thread_local variables of such a thread when a new one gets its stack. The
-    # stacks of the parent are too small for threads that ask for larger ones.
+    # In Paddle 3.3.0 a thread that ends adds its memory statistics to those of
+    # another thread, which a forked child may not have. glibc frees such a
+    # thread's thread_local variables when a new thread reuses its stack.
+    # Requesting a larger stack size prevents reuse of the parent's stacks.
     libc = ctypes.CDLL(None)
     attributes = ctypes.create_string_buffer(256)
     assert libc.pthread_attr_init(attributes) == 0
@@ -48,7 +48,7 @@ def keep_variables_of_parents_threads():
     assert libc.pthread_setattr_default_np(attributes) == 0
 
 def print_stacks_later():
-    # Before the process is ended for having waited for too long.
+    # Before the test kills the process for taking too long.
     faulthandler.dump_traceback_later(60)
 
 if sys.platform == "linux":
@@ -56,7 +56,7 @@ if sys.platform == "linux":
     os.register_at_fork(after_in_child=keep_variables_of_parents_threads)
 print_stacks_later()
 os.register_at_fork(
-    # The child has no thread that could be cancelled.
+    # The child would lack the thread that has to be cancelled.
     before=faulthandler.cancel_dump_traceback_later,
     after_in_parent=print_stacks_later,
     after_in_child=print_stacks_later,
@@ -77,7 +77,7 @@ FORK_IN_RUNS = (
     FORK
     + """
 if "fork first" in sys.argv:
-    # Before there is a predictor, whose handlers of forks then are new.
+    # Before the first predictor exists, which registers the fork handlers.
     if os.fork() == 0:
         os._exit(0)
     os.wait()
@@ -219,7 +219,7 @@ FORK_WITH_LOCK = (
 import os
 import threading
 lock = threading.Lock()
-# Before Paddle's handlers, so that it is called after them.
+# Registered before Paddle's handlers, so that it is called after them.
 os.register_at_fork(
     before=lock.acquire,
     after_in_parent=lock.release,
@@ -296,7 +296,7 @@ entered.wait()
 """
 )
 
-# Each way to make the first predictor of a process, which may be what loads the
+# Every way to create a process's first predictor. It may load the replaced
 # methods of predictors.
 FIRST_PREDICTOR = (
     FORK
@@ -333,9 +333,9 @@ assert "one thread at a time" in errors[0], errors
 """
 )
 
-# Python destroys the state of a thread that C has started when its call of
-# Python ends, with what is in its threading.local.
-END_OF_THREAD_OF_C = (
+# Python destroys the state of a native thread, including its threading.local
+# values, when its call of Python ends.
+END_OF_NATIVE_THREAD = (
     FORK
     + """
 import ctypes
@@ -371,8 +371,8 @@ class TestForkAndExit(PredictorTestCase):
             {
                 **pristine_environment(),
                 **({"ONEDNN": "1"} if onednn else {}),
-                # glibc unmaps no stack, which would free those variables that
-                # keep_variables_of_parents_threads keeps.
+                # Keeps glibc from unmapping stacks, which would free the
+                # variables that keep_variables_of_parents_threads keeps.
                 "GLIBC_TUNABLES": f"glibc.pthread.stack_cache_size={1 << 40}",
             },
         )
@@ -382,23 +382,23 @@ class TestForkAndExit(PredictorTestCase):
             with self.subTest(onednn=onednn):
                 self.run_script(FORK_IN_RUNS, onednn=onednn)
 
-    def test_child_of_a_fork_where_one_came_before_the_first_predictor(self):
+    def test_child_if_a_fork_preceded_the_first_predictor(self):
         self.run_script(FORK_IN_RUNS, "fork first")
 
-    def test_first_predictor_of_a_process_is_made_in_any_way(self):
+    def test_first_predictor_of_a_process_may_be_created_in_any_way(self):
         for way in ("function", "class", "pool", "pool of core"):
             with self.subTest(way=way):
                 self.run_script(FIRST_PREDICTOR, way)
 
-    def test_handler_of_a_fork_may_wait_for_a_request_of_another_thread(self):
+    def test_fork_handler_may_wait_for_a_request_of_another_thread(self):
         self.run_script(FORK_WITH_LOCK)
 
-    def test_child_has_no_predictor_that_a_thread_used_at_the_fork(self):
+    def test_predictor_in_use_at_the_fork_is_unavailable_in_the_child(self):
         for onednn in (False, True):
             with self.subTest(onednn=onednn):
                 self.run_script(FORK_IN_HOOK, onednn=onednn)
 
-    def test_child_may_drop_the_predictors_of_its_parent(self):
+    def test_child_may_drop_its_parents_predictors(self):
         for program in (IMAGE + ".json", IMAGE_LEGACY + ".pdmodel"):
             with self.subTest(program=program):
                 self.run_script(FORK_AND_DROP, program=program)
@@ -416,10 +416,10 @@ class TestForkAndExit(PredictorTestCase):
     def test_exit_while_a_hook_waits(self):
         self.run_script(EXIT_IN_HOOK)
 
-    def test_thread_of_c_ends_with_the_last_reference_to_a_predictor(self):
+    def test_native_thread_ends_with_the_last_reference_to_a_predictor(self):
         for onednn in (False, True):
             with self.subTest(onednn=onednn):
-                self.run_script(END_OF_THREAD_OF_C, onednn=onednn)
+                self.run_script(END_OF_NATIVE_THREAD, onednn=onednn)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Predictors that many threads use at once: their answers, and their memory.
+"""Stress tests of predictors that many threads use: results and memory.
 
-PADDLE_INFERENCE_THREADS_LONG=1 makes a million calls in place of some hundreds.
+PADDLE_INFERENCE_THREADS_LONG=1 makes a million calls instead of some hundreds.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ SEED = int(
 )
 THREADS = 4
 CASES = [(m, o) for m in (IMAGE, IMAGE_LEGACY) for o in (False, True)]
-# Of a thread, for each case and test.
+# The number of calls per thread, case and test.
 CALLS = math.ceil((1_000_000 if LONG else 4_000) / (len(CASES) * 6 * THREADS))
 SHAPES = 20
-# Calls before the memory is measured, without oneDNN and with it, which keeps
-# 1,024 primitives, a few for each shape.
+# The number of calls before memory is measured, without and with oneDNN, whose
+# cache keeps 1,024 primitives, a few per shape.
 WARM = 50, 700
-# Calls over shapes, and over threads, while the memory is measured.
+# The number of calls while memory is measured, over shapes and over threads.
 MORE = (20_000, 2_000) if LONG else (200, 200)
-# Of a call. Its inputs alone have more.
+# Maximum growth per call. The inputs alone of a call have more bytes.
 FLAT_BYTES = 2048
 LIBC = ctypes.CDLL(None)
 
@@ -84,8 +84,8 @@ class Mallinfo2(ctypes.Structure):
 
 def allocated_bytes() -> int:
     """
-    Returns how many bytes malloc has given out: unlike the resident memory, it
-    has no holes, and does not depend on the machine.
+    Returns the number of bytes allocated with malloc. Unlike resident memory,
+    it includes no fragmentation and does not depend on the machine.
     """
     gc.collect()
     LIBC.mallinfo2.restype = Mallinfo2
@@ -104,7 +104,7 @@ def behind_lock(function: Call) -> Call:
 
 
 def or_refused(function: Call) -> Call:
-    """Returns a call that returns None where the threads overlap."""
+    """Returns a call that returns None if it is refused."""
 
     def call_once(x: np.ndarray) -> np.ndarray | None:
         try:
@@ -118,7 +118,7 @@ def or_refused(function: Call) -> Call:
 
 
 def cloning(shared: Predictor) -> Call:
-    """Returns a call that takes a new clone every 50th time."""
+    """Returns a call that creates a new clone every 50th time."""
     turns = itertools.count()
     clone = shared
 
@@ -136,10 +136,10 @@ def run_on(predictor: Predictor, x: np.ndarray) -> np.ndarray:
 
 
 class TestAnswers(PredictorTestCase):
-    """Of threads that call a model with shapes that vary."""
+    """Results of threads that call a model with varying shapes."""
 
     def check(self, way: Callable[[str, bool], list[Call]]) -> None:
-        """Checks the answers of the calls that `way` makes, one per thread."""
+        """Checks the results of calls that `way` returns, one per thread."""
         print(f"PADDLE_INFERENCE_THREADS_SEED={SEED}")
         for model, onednn in CASES:
             with self.subTest(model=model, onednn=onednn):
@@ -188,7 +188,7 @@ class TestAnswers(PredictorTestCase):
 
         self.check(way)
 
-    def test_predictor_without_a_lock_is_right_or_refused(self):
+    def test_calls_without_a_lock_are_correct_or_refused(self):
         def way(*model: Any) -> list[Call]:
             shared = self.predictor(*model)
             by_handles = or_refused(lambda x: call(shared, x))
@@ -205,7 +205,7 @@ class TestAnswers(PredictorTestCase):
 
         self.check(way)
 
-    def test_new_clones_of_a_predictor_that_runs(self):
+    def test_new_clones_of_a_running_predictor(self):
         def way(*model: Any) -> list[Call]:
             shared = self.predictor(*model)
             return [
@@ -226,7 +226,7 @@ class TestAnswers(PredictorTestCase):
 @unittest.skipUnless(hasattr(LIBC, "mallinfo2"), "needs glibc 2.33")
 class TestMemory(PredictorTestCase):
     def check_flat(self, function: Callable[[], None], calls: int) -> None:
-        """Checks that calls keep next to nothing."""
+        """Checks that calls keep almost no memory."""
         before = allocated_bytes()
         for _ in range(calls):
             function()
@@ -249,7 +249,7 @@ class TestMemory(PredictorTestCase):
         with self.subTest(model=model, onednn=onednn, over="threads"):
             self.check_flat(lambda: Worker(predict).result(), threads)
 
-    def test_of_a_pool_stays_flat_over_shapes_and_threads(self):
+    def test_memory_of_a_pool_is_flat_over_shapes_and_threads(self):
         print(f"PADDLE_INFERENCE_THREADS_SEED={SEED}")
         for model, onednn in CASES:
             self.check_pool(model, onednn)

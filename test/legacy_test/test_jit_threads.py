@@ -66,7 +66,7 @@ class TestLoadedLayer(JitTestCase):
         )
         self.assertEqual(wrong, NONE_WRONG)
 
-    def test_the_first_calls_may_be_made_at_once(self):
+    def test_first_calls_may_be_concurrent(self):
         for _ in range(5):
             layer = self.loaded()
             wrong = together(
@@ -82,7 +82,7 @@ class TestLoadedLayer(JitTestCase):
         )
         self.assertEqual(wrong, NONE_WRONG)
 
-    def test_one_thread_runs_backward_what_another_has_run_forward(self):
+    def test_backward_may_run_on_another_thread_than_forward(self):
         layer = self.loaded()
         layer.train()
 
@@ -108,7 +108,7 @@ class TestLoadedLayer(JitTestCase):
         )
         self.assertEqual(wrong, [0, 0])
 
-    def test_threads_load_at_once(self):
+    def test_threads_load_concurrently(self):
         path = self.save()
 
         def load_and_call(i):
@@ -138,7 +138,7 @@ class TestLoadedLayer(JitTestCase):
             self.save(3, f"other{i}")
         self.assertEqual([worker.result() for worker in workers], [0, 0, 0])
 
-    def test_a_call_that_fails_fails_alone(self):
+    def test_a_failing_call_does_not_affect_other_threads(self):
         self.use_cpu()
         layer = self.loaded()
 
@@ -162,7 +162,7 @@ def allocated_bytes() -> int:
 
 
 class TestScopes(JitTestCase):
-    """As many as a program has had runs at the same time."""
+    """A program keeps as many scopes as it has had concurrent runs."""
 
     def setUp(self):
         super().setUp()
@@ -171,16 +171,16 @@ class TestScopes(JitTestCase):
     def scopes(self) -> int:
         return scopes_of(self.layer._get_partial_program_layer("forward"))
 
-    def test_threads_that_come_and_go_use_one(self):
+    def test_successive_threads_use_one_scope(self):
         for i in range(20):
             self.assertEqual(in_thread(wrong_answers, self.layer, i, 2), 0)
         self.assertEqual(self.scopes(), 1)
 
-    def test_threads_at_once_use_one_each_at_most(self):
+    def test_concurrent_threads_use_at_most_one_scope_each(self):
         together(THREADS, lambda i: wrong_answers(self.layer, i, CALLS))
         self.assertLessEqual(self.scopes(), THREADS)
 
-    def test_calls_that_fail_give_theirs_back(self):
+    def test_failed_calls_return_their_scope(self):
         self.use_cpu()
         for _ in range(5):
             with self.assertRaises(ValueError):
@@ -188,7 +188,7 @@ class TestScopes(JitTestCase):
         self.assertEqual(wrong_answers(self.layer, 0, 2), 0)
         self.assertEqual(self.scopes(), 1)
 
-    def test_a_call_that_fails_keeps_no_memory(self):
+    def test_a_failed_call_keeps_no_memory(self):
         self.use_cpu()
         wrong_input = paddle.ones([2**16, 5])
         size = wrong_input.size * 4
@@ -198,7 +198,7 @@ class TestScopes(JitTestCase):
         del wrong_input
         self.assertLessEqual(allocated_bytes(), before - size)
 
-    def test_calls_that_fail_before_their_runs_leave_theirs(self):
+    def test_scopes_of_calls_that_fail_before_their_run_are_reused(self):
         self.assertEqual(wrong_answers(self.layer, 0, 1), 0)
 
         def fail(*args):
@@ -211,7 +211,7 @@ class TestScopes(JitTestCase):
         self.assertEqual(wrong_answers(self.layer, 0, 2), 0)
         self.assertEqual(self.scopes(), 1)
 
-    def test_a_call_keeps_its_own_until_its_run_begins(self):
+    def test_a_call_keeps_its_scope_until_its_run_begins(self):
         taken, may_run = threading.Event(), threading.Event()
         run = _C_ops.run_program
 
@@ -229,12 +229,12 @@ class TestScopes(JitTestCase):
             self.assertEqual(worker.result(), 0)
         self.assertEqual(self.scopes(), 2)
 
-    def test_a_forward_pass_keeps_its_own_until_the_backward_pass(self):
+    def test_a_forward_pass_keeps_its_scope_until_the_backward_pass(self):
         self.layer.train()
         self.assertEqual(wrong_gradients(self.layer, 0, 10), 0)
         self.assertEqual(self.scopes(), 2)
 
-    def test_a_graph_that_is_dropped_gives_its_own_back(self):
+    def test_a_dropped_graph_returns_its_scope(self):
         self.layer.train()
         for _ in range(5):
             x = paddle.ones([2, 6])
@@ -250,10 +250,10 @@ class TestToStatic(JitTestCase):
 
     def check_both_kinds(self, check: Callable, calls: int):
         """
-        Calls `check` with a layer that is traced whole and one that is traced
-        in parts, and that it calls as often as this says. At least half of the
-        calls in parts must run programs: one that finds no program, since
-        another thread is making it, may run the operators.
+        Calls `check` with a fully traced layer and with a partially traced one.
+        `check` makes `calls` calls of the layer. With partial tracing, at least
+        half of them must run programs: while another thread compiles a
+        program, a call may run the operators instead.
         """
         for full_graph in (True, False):
             with self.subTest(full_graph=full_graph), runs_of_parts() as runs:
@@ -265,7 +265,7 @@ class TestToStatic(JitTestCase):
                 else:
                     self.assertGreaterEqual(len(runs), (calls + 1) // 2)
 
-    def test_threads_run_what_one_thread_has_traced(self):
+    def test_threads_run_a_program_that_one_thread_has_traced(self):
         def check(layer):
             in_thread(wrong_answers, layer, 0, CALLS)
             wrong = together(THREADS, lambda i: wrong_answers(layer, 0, CALLS))
@@ -273,7 +273,7 @@ class TestToStatic(JitTestCase):
 
         self.check_both_kinds(check, (1 + THREADS) * CALLS)
 
-    def test_threads_trace_for_different_shapes_at_once(self):
+    def test_threads_trace_concurrently_for_different_shapes(self):
         def check(layer):
             wrong = together(THREADS, lambda i: wrong_answers(layer, i, 5))
             self.assertEqual(wrong, NONE_WRONG)
@@ -306,7 +306,7 @@ class TestToStatic(JitTestCase):
         self.assertEqual(wrong, NONE_WRONG)
         self.assertEqual(len(traced), 1)
 
-    def test_layers_are_traced_on_threads_at_once(self):
+    def test_threads_trace_different_layers_concurrently(self):
         def trace_and_call(i):
             layer = paddle.jit.to_static(Scaled(), full_graph=bool(i % 2))
             return wrong_gradients(layer, i, 3)
@@ -315,7 +315,7 @@ class TestToStatic(JitTestCase):
             self.assertEqual(together(THREADS, trace_and_call), NONE_WRONG)
         self.assertTrue(runs)
 
-    def test_a_thread_that_begins_during_a_trace_is_in_dynamic_mode(self):
+    def test_a_thread_that_starts_during_a_trace_is_in_dynamic_mode(self):
         modes = []
 
         @paddle.jit.to_static(full_graph=True)
@@ -349,14 +349,14 @@ class TestToStatic(JitTestCase):
 
 
 def square_gradient() -> list[float]:
-    """Returns the gradient of the square of 3, by paddle.grad."""
+    """Returns the gradient of x * x at 3, computed with paddle.grad."""
     x = paddle.full([1], 3.0)
     x.stop_gradient = False
     return paddle.grad(x * x, x)[0].tolist()
 
 
 class TestGradients(JitTestCase):
-    def test_threads_call_paddle_grad_at_once(self):
+    def test_threads_call_paddle_grad_concurrently(self):
         layer = Scaled()
 
         def wrong(i):
@@ -417,7 +417,7 @@ class TestGradients(JitTestCase):
 
 
 class TestNames(unittest.TestCase):
-    def test_a_guard_moves_its_own_thread_alone(self):
+    def test_a_guard_affects_only_its_own_thread(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def guarded():
@@ -435,25 +435,25 @@ class TestNames(unittest.TestCase):
         number = int(before.split("_")[-1])
         self.assertEqual(meanwhile, f"name_{number + 1}")
 
-    def test_all_threads_number_names_together(self):
-        # Paddle's test runner has the main thread in a guard.
+    def test_all_threads_share_one_numbering(self):
+        # Not on the main thread, which is in a guard of Paddle's test runner.
         names = [in_thread(unique_name.generate, "together") for _ in range(2)]
         self.assertEqual(names, ["together_0", "together_1"])
 
-    def test_all_threads_number_names_together_after_static_mode(self):
+    def test_all_threads_share_one_numbering_after_static_mode(self):
         self.assertEqual(unique_name.generate("again"), "again_0")
         paddle.enable_static()
         paddle.disable_static()
         self.assertEqual(unique_name.generate("again"), "again_0")
         self.assertEqual(in_thread(unique_name.generate, "again"), "again_1")
 
-    def test_a_layer_made_during_a_guard_has_no_name_twice(self):
+    def test_layers_created_during_a_guard_have_unique_names(self):
         first = nn.Linear(2, 2)
         with unique_name.guard():
             second = in_thread(nn.Linear, 2, 2)
         self.assertNotEqual(first.weight.name, second.weight.name)
 
-    def test_the_generator_shows_the_prefix_and_numbers_of_the_thread(self):
+    def test_generator_attributes_are_those_of_the_calling_thread(self):
         generator = base_names.generator
         with unique_name.guard("inside_"):
             unique_name.generate("name")
@@ -461,7 +461,7 @@ class TestNames(unittest.TestCase):
             self.assertEqual(generator.ids["name"], 1)
             self.assertEqual(in_thread(lambda: generator.prefix), "")
 
-    def test_a_switch_of_the_main_thread_moves_all_threads(self):
+    def test_switch_on_the_main_thread_affects_all_threads(self):
         previous = unique_name.switch()
         try:
             self.assertEqual(in_thread(unique_name.generate, "name"), "name_0")
@@ -472,7 +472,7 @@ class TestNames(unittest.TestCase):
 @unittest.skipUnless(hasattr(os, "fork"), "processes are not forked here")
 class TestForks(JitTestCase):
     def child_result(self, function) -> int:
-        """Returns the exit status of a child that calls function."""
+        """Returns the exit status of a forked child that calls `function`."""
         child = os.fork()
         if child == 0:
             status = 1
@@ -489,7 +489,7 @@ class TestForks(JitTestCase):
 
     def test_a_fork_waits_until_another_thread_has_traced(self):
         tracing, forking = threading.Event(), threading.Event()
-        # Called before the fork waits, as it is registered last.
+        # Called before the fork waits, because it is registered last.
         os.register_at_fork(before=forking.set)
         default = paddle.static.default_main_program()
         path = self.save()
@@ -518,13 +518,13 @@ class TestForks(JitTestCase):
         self.assertEqual(wrong_answers(layer, 2, 3), 0)
 
     @mock.patch.object(programs, "_FORK_WAIT_S", 0.2)
-    def test_a_fork_that_a_trace_waits_for_goes_on_and_warns(self):
+    def test_a_fork_that_a_trace_waits_for_proceeds_with_a_warning(self):
         def in_child() -> int:
             return in_thread(square_gradient) != [6.0]
 
         @paddle.jit.to_static(full_graph=True)
         def function(x):
-            # The trace, on this thread, waits for the thread that forks.
+            # The trace on this thread waits for the forking thread.
             statuses.append(in_thread(self.child_result, in_child))
             return 2 * x
 
@@ -591,7 +591,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
             patch.start()
             self.addCleanup(patch.stop)
 
-    def test_one_thread_runs_programs_in_as_few_scopes(self):
+    def test_one_thread_runs_programs_in_one_scope(self):
         layer = self.loaded()
         self.assertEqual(wrong_answers(layer, 0, CALLS), 0)
         self.assertEqual(
@@ -610,7 +610,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
                 in_thread(wrong_answers, layer, 1, 1)
         self.assertEqual(wrong_answers(layer, 2, 1), 0)
 
-    def test_threads_may_run_programs_one_after_the_other(self):
+    def test_successive_threads_may_run_programs(self):
         layer = self.loaded()
         for i in range(3):
             self.assertEqual(in_thread(wrong_answers, layer, i, 2), 0)
@@ -638,7 +638,7 @@ case.doCleanups()
 
 
 class TestSourceBuild(unittest.TestCase):
-    """A build of Paddle without the module that makes threads safe."""
+    """A Paddle build without the _program_cache module."""
 
     def test_a_second_thread_is_refused(self):
         folder = os.path.dirname(os.path.abspath(__file__))
@@ -694,7 +694,7 @@ case.doCleanups()
 
 
 class TestOldFormat(unittest.TestCase):
-    """Models of the file type .pdmodel."""
+    """Models in .pdmodel files."""
 
     def run_legacy(self, script: str) -> list[str]:
         folder = os.path.dirname(os.path.abspath(__file__))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Eight threads that load, call, differentiate and save at once."""
+"""Eight threads that concurrently load, call, differentiate and save."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class TestStorm(JitTestCase):
         self.in_parts = paddle.jit.to_static(Scaled(), full_graph=False)
 
     def steps(self, thread: int, chooser: random.Random):
-        """Returns the steps of a thread: functions of a number, which return
-        how many of their answers are wrong."""
+        """Returns the steps of a thread: functions of a seed, which return the
+        number of wrong results."""
         calls = chooser.randrange(1, 20)
         common = [
             lambda seed: wrong_answers(self.evaluated, seed, calls),
@@ -67,7 +67,7 @@ class TestStorm(JitTestCase):
         ]
         return common if chooser.random() < 0.9 else rare
 
-    def test_no_answer_and_no_gradient_is_wrong(self):
+    def test_all_results_and_gradients_are_correct(self):
         def storm(thread):
             chooser = random.Random(SEED + thread)
             return sum(
@@ -84,7 +84,7 @@ class TestStorm(JitTestCase):
 
 @on_every_device_list
 class TestStreams(StreamTestCase):
-    def test_program_runs_on_all_streams_at_once(self):
+    def test_program_runs_concurrently_on_several_streams(self):
         switch_threads_often(self)
         print(f"JIT_THREADS_SEED={SEED}")
         program = paddle.jit.to_static(Scaled(), full_graph=True)

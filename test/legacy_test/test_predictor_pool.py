@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pools of predictors that threads call with arrays."""
+"""PredictorPool, which threads call with arrays."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class TestPredictorPool(PredictorTestCase):
             np.testing.assert_array_equal(difference, X - Y)
             np.testing.assert_array_equal(twice, X * 2)
 
-    def test_answers_are_the_callers(self):
+    def test_later_calls_do_not_overwrite_results(self):
         pool = PredictorPool(self.config(PAIR), 1)
         first, _ = pool.predict([X, Y])
         pool.predict([X * 10, Y])
         np.testing.assert_array_equal(first, X - Y)
 
     def hold(self, pool: PredictorPool) -> Callable[[], None]:
-        """Has a thread use the pool's predictor until the result is called."""
+        """Lets a thread use the pool's predictor, and returns a function that
+        ends the use."""
         entered, may_end = threading.Event(), threading.Event()
 
         def wait() -> None:
@@ -76,7 +77,7 @@ class TestPredictorPool(PredictorTestCase):
 
         return end
 
-    def test_as_many_threads_run_as_there_are_predictors(self):
+    def test_one_thread_per_predictor_runs_concurrently(self):
         pool = PredictorPool(self.config(PAIR), 2)
         met = threading.Barrier(2, timeout=WAIT_S)
         for predictor in pool._predictors:
@@ -84,7 +85,7 @@ class TestPredictorPool(PredictorTestCase):
         for answers in in_threads(*[lambda: pool.predict([X, Y])] * 2):
             np.testing.assert_array_equal(answers[0], X - Y)
 
-    def test_waiting_ends_with_an_error(self):
+    def test_waiting_for_a_predictor_times_out(self):
         pool = PredictorPool(self.config(PAIR), 1)
         end = self.hold(pool)
         for timeout in (0.01, 0, -1):
@@ -95,7 +96,7 @@ class TestPredictorPool(PredictorTestCase):
         end()
         pool.predict([X, Y], timeout=WAIT_S)
 
-    def test_threads_that_wait_are_answered(self):
+    def test_waiting_threads_get_a_predictor(self):
         pool = PredictorPool(self.config(PAIR), 1)
         end = self.hold(pool)
         workers = [
@@ -144,7 +145,7 @@ class TestPredictorPool(PredictorTestCase):
                 pool.predict([ONES])
                 self.assertIs(pool._predictors[0], first)
 
-    def test_types_other_than_float32_are_taken(self):
+    def test_types_other_than_float32_are_accepted(self):
         class Same(paddle.nn.Layer):
             def forward(self, x: paddle.Tensor) -> paddle.Tensor:
                 return x + x
@@ -180,7 +181,7 @@ class TestPredictorPool(PredictorTestCase):
                 pool.predict([ONES])
                 self.assertIs(pool._predictors[0], first)
 
-    def test_rows_are_not_added_up_by_a_model_that_was_saved_for_one(self):
+    def test_batch_is_refused_by_a_model_that_was_saved_for_one_row(self):
         class Sum(paddle.nn.Layer):
             def forward(self, x: paddle.Tensor) -> paddle.Tensor:
                 return paddle.reshape(x, [x.shape[0], -1]).sum(1)
@@ -196,7 +197,7 @@ class TestPredictorPool(PredictorTestCase):
         with self.assertRaisesRegex(ValueError, "None for the sizes"):
             pool.predict([np.ones([2, 4], "float32")])
 
-    def test_error_that_is_kept_keeps_no_predictor(self):
+    def test_stored_exception_does_not_occupy_a_predictor(self):
         pool = PredictorPool(self.config(PAIR), 1)
         errors = []
         for _ in range(3):
@@ -207,7 +208,7 @@ class TestPredictorPool(PredictorTestCase):
         self.assertEqual(len(errors), 3)
         np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
 
-    def test_failed_predictor_of_the_format_before_pir_is_not_used_again(self):
+    def test_failed_predictor_of_the_older_format_is_not_used_again(self):
         def fail(*_: object) -> None:
             raise ValueError
 
@@ -222,7 +223,7 @@ class TestPredictorPool(PredictorTestCase):
             np.testing.assert_array_equal(pool.predict([ONES])[0], expected)
             self.assertNotIn(pool._predictors[0], used)
 
-    def test_error_of_a_clone_loses_no_predictor(self):
+    def test_failure_to_clone_loses_no_predictor(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, PAIR)
             files = [path + suffix for suffix in (".json", ".pdiparams")]
@@ -241,7 +242,7 @@ class TestPredictorPool(PredictorTestCase):
             os.rename(path, files[1])
             np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
 
-    def test_retrieved_predictor_is_the_callers_alone(self):
+    def test_retrieved_predictor_is_no_longer_used_by_predict(self):
         pool = PredictorPool(self.config(PAIR), 2)
         mine = pool.retrieve(0)
         self.assertIs(pool.retrieve(0), mine)
@@ -282,7 +283,7 @@ class TestPredictorPool(PredictorTestCase):
         try:
             while interrupts < 300:
                 try:
-                    # Each comes at another step of a call.
+                    # Each interrupt occurs at a different step of a call.
                     after = 1e-4 + interrupts * 1e-5
                     signal.setitimer(signal.ITIMER_REAL, after)
                     while True:

@@ -21,7 +21,7 @@ PYBIND11_MODULE(_predictor_threads, module) {
   auto core = pybind11::module_::import("paddle.base.core");
   paddle::pybind::BindPredictorThreads(&core, &module);
   paddle::pybind::BindIdlePredictors(&module);
-  // Where libpaddle has this module, paddle/inference/wrapper.py does it.
+  // If libpaddle contains this module, paddle/inference/wrapper.py does this.
   const auto common = pybind11::module_::import("paddle.static.nn.common");
   module.attr("call_out_of_turn")(common.attr("PyFuncRegistry"));
 }

@@ -34,18 +34,18 @@
 
 // Makes the programs of to_static and jit.load safe to run on several threads.
 //
-// A program runs in a scope, by an interpreter of that scope. A libpaddle that
-// is already built lets two threads have the same scope, and keeps the
-// interpreters in a map that it does not lock. So its calls are redirected:
-//   - a scope that was taken stays taken until its last variable is freed, at
-//     the end of a forward pass without a backward pass, of a backward pass, or
-//     of a graph that was never run backwards;
-//   - the map is locked while it is looked up or changed;
-//   - one interpreter is built at a time, since building reads and rewrites
-//     programs that threads share.
-// Programs run at the same time.
+// A program runs in a scope, in that scope's interpreter. The official
+// libpaddle lets two threads use the same scope, and does not lock its map of
+// interpreters. So some of its calls are redirected:
+//   - A taken scope stays taken until its last variable is freed: at the end of
+//     a forward pass without a backward pass, of a backward pass, or of a graph
+//     whose backward pass never ran.
+//   - The map is locked while it is read or changed.
+//   - Only one interpreter at a time is built, because building reads and
+//     rewrites programs that threads share.
+// Programs run in parallel.
 
-// Paddle has no header for these in its wheel.
+// Paddle's wheel has no headers for these.
 namespace pir {
 class Block;
 }  // namespace pir
@@ -91,26 +91,26 @@ using paddle::framework::BlockDesc;
 using paddle::framework::Scope;
 using pir::Program;
 
-// Guards the map of interpreters, whose elements never move.
+// Protects the map of interpreters, whose elements never move.
 std::mutex map_mutex;  // NOLINT
 
-// Held by the one thread that builds an interpreter. Not a recursive mutex,
-// which the child of a fork could not unlock. Never destroyed, as threads may
-// still build when the process ends.
+// Held by the thread that builds an interpreter. Not a recursive mutex, because
+// a forked child could not unlock it. Never destroyed, because threads may
+// still build while the process exits.
 auto* build_mutex =  // NOLINT
     std::make_unique<std::timed_mutex>().release();
 thread_local int build_depth = 0;
-// Whether the thread holds it for a fork.
+// Whether the thread holds build_mutex for a fork.
 thread_local bool is_locked_for_fork = false;
 
-// Whether the run of a scope that was taken has begun.
+// Whether the run in a taken scope has begun.
 enum class Taken { kForRun, kByRun };
 
-// The scopes that were taken, by address.
+// The taken scopes, by address.
 std::mutex taken_mutex;                             // NOLINT
 std::unordered_map<uintptr_t, Taken> taken_scopes;  // NOLINT
 
-// Releases the GIL, if the thread has it: the holder may need it to unlock.
+// Releases the GIL while waiting, because the holder may need it to unlock.
 void WaitForBuildMutex() {
   if (build_mutex->try_lock()) return;
   if (PyGILState_Check() != 0) {
@@ -147,10 +147,9 @@ bool IsTakenForRun(uintptr_t scope) {
   return found != taken_scopes.end() && found->second == Taken::kForRun;
 }
 
-// Returns a scope that was taken for a call which has failed before its run
-// began: the call refers to it no more, only the list does. It is the caller's.
-// Returns None if there is none. Thread-safe, as nothing here lets go of the
-// GIL.
+// Returns a scope that was taken for a call that failed before its run began,
+// or None. Only the list still refers to such a scope; it now belongs to the
+// caller. Thread-safe, because nothing here releases the GIL.
 py::object TakeAbandonedScope(const py::list& scopes) {
   for (const py::handle scope : scopes) {
     if (Py_REFCNT(scope.ptr()) == 1 &&
@@ -172,7 +171,7 @@ void ReturnScope(const Scope* scope) {
 }
 
 // The redirected functions. Arguments whose types are in no header are passed
-// on untyped.
+// on as untyped pointers.
 void* has = nullptr;
 void* get_mutable = nullptr;
 void* free_variables = nullptr;
@@ -182,13 +181,13 @@ void* make_interpreter = nullptr;
 void* build_instructions = nullptr;
 void* analyze = nullptr;
 
-// How many calls of paddle.grad the thread is in.
+// The number of paddle.grad calls that the thread is in.
 thread_local int gradient_depth = 0;
-// Whether the thread is in a run of a program, forward or backward, whose
-// scope was not freed yet.
+// Whether the thread is in a program's run, forward or backward, whose scope is
+// not freed yet.
 thread_local bool is_in_run = false;
 
-// Begins each run.
+// The first call of each run.
 bool Has(const void* cache, const void* key) {
   is_in_run = true;
   const std::lock_guard<std::mutex> guard(map_mutex);
@@ -200,28 +199,30 @@ void* GetMutable(void* cache, const void* key) {
   return reinterpret_cast<decltype(&GetMutable)>(get_mutable)(cache, key);
 }
 
-// Whether the scope is that of a node that paddle.grad has copied, and did not
-// run. The node that was copied still needs it. Copies die in the engine,
-// without the GIL; nodes that die in a hook are none.
-bool IsOfCopiedNode() {
+// Returns whether the scope to be freed belongs to a copy of a node that
+// paddle.grad has made but not run. The original node still needs the scope.
+// Copies are destroyed in the engine, without the GIL; a node that is destroyed
+// in a hook is not a copy.
+bool BelongsToCopiedNode() {
   return gradient_depth > 0 && !is_in_run && PyGILState_Check() == 0;
 }
 
 void FreeVariables(Scope* scope, const void* kept) {
-  if (IsOfCopiedNode()) return;
+  if (BelongsToCopiedNode()) return;
   is_in_run = false;
   reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, kept);
   ReturnScope(scope);
 }
 
-// The inputs of a run that has failed are still in its scope.
+// A failed run leaves its inputs in its scope.
 void FreeVariablesOfFailedRun(Scope* scope) {
   const std::unordered_set<std::string_view> kept;
   reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, &kept);
   ReturnScope(scope);
 }
 
-// Has no run of the thread in progress when it begins or ends.
+// RAII guard: inside, the thread begins outside any run; afterwards, the
+// previous state is restored.
 class OutsideRuns {
  public:
   OutsideRuns() : was_in_run_(is_in_run) { is_in_run = false; }
@@ -233,7 +234,7 @@ class OutsideRuns {
   bool was_in_run_;
 };
 
-// Calls a function of paddle.grad. Thread-safe.
+// Calls a gradient function of paddle.grad. Thread-safe.
 py::object CallGradient(const py::object& function, const py::args& arguments) {
   const OutsideRuns outside;
   struct Depth {
@@ -293,7 +294,7 @@ void RunLegacyProgram(const void* inputs,
 
 std::unique_ptr<Program> Lower(
     Program* program,
-    phi::Place place,  // NOLINT: passed as it was.
+    phi::Place place,  // NOLINT: the original signature.
     const std::set<std::string>& no_need_buffer_names) {
   const BuildGuard guard;
   return paddle::framework::ApplyIrPass(program, place, no_need_buffer_names);
@@ -308,7 +309,7 @@ std::unique_ptr<Program> RemoveShadowFeeds(std::unique_ptr<Program> program,
       std::move(program), block, place, scope);
 }
 
-// Of the file type .pdmodel.
+// For models in .pdmodel files.
 std::unique_ptr<Program> TranslateForward(
     const BlockDesc* forward,
     const BlockDesc* backward,
@@ -359,9 +360,9 @@ void Analyze(void* self) {
   reinterpret_cast<decltype(&Analyze)>(analyze)(self);
 }
 
-// Redirects the calls, without which programs cannot run on several threads.
-// Returns at once if no library was loaded since the last call. Throws
-// std::runtime_error as RedirectCalls does.
+// Redirects the calls, which is necessary to run programs on several threads.
+// Returns immediately if no library was loaded since the last call. Throws
+// std::runtime_error like RedirectCalls.
 void EnforceThreadSafe() {
   static const std::vector<Redirection> redirections = {
       {"_ZNK6paddle9framework24InterpreterCoreInfoCache3HasE",
@@ -421,7 +422,8 @@ void EnforceThreadSafe() {
        "onConfigE",
        reinterpret_cast<void*>(&MakeInterpreter),
        &make_interpreter,
-       // Of an interpreter inside another one, which is being built.
+       // The constructor for an interpreter inside another one, which is being
+       // built.
        {"RKN3phi5PlaceERKSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsI"
         "cESaIcEEESaISC_EEPKN3pir5BlockEPNS0_5ScopeESt10shared_ptrINS0_18ValueE"
         "xecutionInfoEERKNS0_11interpreter15ExecutionConfigE"}},
@@ -436,8 +438,8 @@ void EnforceThreadSafe() {
   RedirectCalls(redirections);
 }
 
-// Called by Python before a fork: nothing is half built in the child, unless
-// the thread that builds takes longer than `seconds`. Requires: the GIL.
+// Called by Python before a fork, so that nothing is half built in the child,
+// unless the building thread takes longer than `seconds`. Requires: the GIL.
 void LockBuilding(double seconds) {
   if (build_depth > 0) return;
   const py::gil_scoped_release release;
@@ -445,7 +447,7 @@ void LockBuilding(double seconds) {
       build_mutex->try_lock_for(std::chrono::duration<double>(seconds));
 }
 
-// Called after the fork by the same thread, in the parent and in the child.
+// Called by the same thread after the fork, in the parent and in the child.
 // Returns false if another thread was building.
 bool UnlockBuilding() {
   if (build_depth > 0) return true;
@@ -455,15 +457,16 @@ bool UnlockBuilding() {
   return true;
 }
 
-// Called in the child if another thread was building. That thread is not in the
-// child, so that nothing unlocks or may destroy the mutex that it has.
+// Called in the child if another thread was building. The child does not have
+// that thread, so its mutex is never unlocked and must not be destroyed.
 void ReplaceBuildingLock() {
   if (build_depth > 0) return;
   build_mutex = std::make_unique<std::timed_mutex>().release();
 }
 
-// Called inside fork itself, as Python code must not run while these two are
-// locked: a thread may wait for them with the GIL. Their holders never do.
+// Called inside fork() itself, because no Python code may run while these two
+// are locked: a thread may wait for them while it holds the GIL. Their holders
+// never wait for the GIL.
 void LockMapAndScopes() {
   map_mutex.lock();
   taken_mutex.lock();

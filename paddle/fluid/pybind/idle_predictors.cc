@@ -34,11 +34,11 @@ namespace paddle {
 namespace pybind {
 namespace {
 
-// The predictors of a pool that no thread has taken, by number.
+// A pool's predictors that no thread has taken, by number.
 //
-// This is C++ because it must not lose one: between two steps of Python a
-// KeyboardInterrupt may come, between two steps of C++ it cannot. And no lock
-// is held that a fork could leave locked: the GIL protects everything.
+// This is C++ so that no predictor is lost: a KeyboardInterrupt may occur
+// between two steps of Python code, but not between two steps of C++. The GIL
+// protects everything, so there is no lock that a fork could leave locked.
 class IdlePredictors {
  public:
   struct Predictor {
@@ -54,12 +54,12 @@ class IdlePredictors {
   IdlePredictors(const IdlePredictors&) = delete;
   IdlePredictors& operator=(const IdlePredictors&) = delete;
 
-  // Returns nothing if none was idle in time, or none is left. Without a
-  // timeout, in seconds, it waits for as long as it takes.
+  // Returns nullopt if no predictor became idle within `timeout` seconds, or if
+  // none is left. Without a timeout, waits without a limit.
   std::optional<Predictor> Take(std::optional<double> timeout);
 
   void Give(Predictor predictor) {
-    LeaveForkBehind();
+    ResetInChild();
     if (!waiters_.empty()) {
       Waiter* const waiter = waiters_.front();
       waiters_.pop_front();
@@ -68,14 +68,14 @@ class IdlePredictors {
     } else if (predictor.has_failed) {
       idle_.push_back(predictor);
     } else {
-      // The one that was used last is in the caches of the machine.
+      // Reuse the most recent one first: it may still be in the CPU's caches.
       idle_.push_front(predictor);
     }
   }
 
-  // Takes this one for ever; returns false if it is not idle.
+  // Takes this predictor forever. Returns false if it is not idle.
   bool Remove(int number) {
-    LeaveForkBehind();
+    ResetInChild();
     const auto found = std::find_if(
         idle_.begin(), idle_.end(), [number](const Predictor& predictor) {
           return predictor.number == number;
@@ -86,16 +86,16 @@ class IdlePredictors {
     return true;
   }
 
-  // How many there are, idle or taken.
+  // Returns the number of predictors, idle or taken.
   int size() {
-    LeaveForkBehind();
+    ResetInChild();
     return size_;
   }
-  // The process that those belong to that are taken now.
+  // Returns the process to which the currently taken predictors belong.
   pid_t process() const { return process_; }
 
  private:
-  // Waits until it is released, once. Requires: the GIL.
+  // A thread that waits until it is released, once. Requires: the GIL.
   class Waiter {
    public:
     Waiter() : lock_(PyThread_allocate_lock()) {
@@ -106,7 +106,7 @@ class IdlePredictors {
     Waiter& operator=(const Waiter&) = delete;
     ~Waiter() { PyThread_free_lock(lock_); }
 
-    // Negative: without an end. A signal ends it, too.
+    // Negative: without a limit. A signal also ends the wait.
     PyLockStatus Wait(PY_TIMEOUT_T microseconds) {
       return WorkWithoutGil::Wait(
           [&] { return PyThread_acquire_lock_timed(lock_, microseconds, 1); });
@@ -119,8 +119,9 @@ class IdlePredictors {
     const PyThread_type_lock lock_;
   };
 
-  // In a child, threads of the parent do not give back what they have taken.
-  void LeaveForkBehind() {
+  // In a forked child, the parent's threads cannot return the predictors that
+  // they have taken.
+  void ResetInChild() {
     if (process_ == getpid()) return;
     process_ = getpid();
     waiters_.clear();
@@ -133,7 +134,7 @@ class IdlePredictors {
   pid_t process_ = getpid();
 };
 
-// Returns the microseconds that are left, negative for no end.
+// Returns the remaining microseconds, or a negative value for no limit.
 PY_TIMEOUT_T TimeLeft(std::optional<double> timeout,
                       std::chrono::steady_clock::time_point begin) {
   constexpr double kCentury = 3e9;
@@ -146,7 +147,7 @@ PY_TIMEOUT_T TimeLeft(std::optional<double> timeout,
 
 std::optional<IdlePredictors::Predictor> IdlePredictors::Take(
     std::optional<double> timeout) {
-  LeaveForkBehind();
+  ResetInChild();
   if (!idle_.empty()) {
     const Predictor predictor = idle_.front();
     idle_.pop_front();
@@ -170,8 +171,8 @@ std::optional<IdlePredictors::Predictor> IdlePredictors::Take(
   return waiter.given;
 }
 
-// A predictor that one thread has taken, until the lease is released or
-// destroyed.
+// A predictor that one thread has taken. It is returned when the lease is
+// released or destroyed.
 class Lease {
  public:
   Lease(std::shared_ptr<IdlePredictors> from,
@@ -185,7 +186,7 @@ class Lease {
 
   void Release() {
     const auto from = std::move(from_);
-    // A child of a fork does not have it.
+    // A forked child does not return its parent's predictor.
     if (from && process_ == getpid()) from->Give(predictor);
   }
 

@@ -57,13 +57,12 @@ using Predictor = paddle_infer::Predictor;
 using Handle = paddle_infer::Tensor;
 
 constexpr char kHowToFix[] =
-    "Give each thread a predictor of its own with clone(), call "
-    "PredictorPool.predict, or hold a lock from the first input of a request "
-    "to "
-    "its last output.";
+    "Give each thread its own predictor with clone(), call "
+    "PredictorPool.predict, or hold a lock from a request's first input to its "
+    "last output.";
 
 struct Thread {
-  uint64_t id = 0;  // never that of another thread
+  uint64_t id = 0;  // never reused for another thread
   uint64_t ident = 0;
 
   static Thread Current() {
@@ -91,29 +90,29 @@ struct Thread {
                            kHowToFix);
 }
 
-// In a child of a fork, to destroy contexts of the parent would wait for the
-// work of threads that the child does not have.
-void KeepForever(phi::ThreadContexts contexts) {
+// In a forked child, destroying contexts of the parent would wait for the work
+// of threads that the child does not have.
+void LeakInChild(phi::ThreadContexts contexts) {
   std::make_unique<phi::ThreadContexts>(std::move(contexts)).release();
 }
 
-// Predictors that the program has dropped, of a model whose parameters they
-// share with others. In Paddle 3.3.0 each clears the parameters when it is
-// destroyed. So they are destroyed together, when all were dropped.
+// Dropped predictors of a model whose parameters they share with others. In
+// Paddle 3.3.0 each predictor clears the parameters when it is destroyed. So
+// they are destroyed together, when the program has dropped all of them.
 class DroppedClones {
  public:
   DroppedClones() = default;
   DroppedClones(const DroppedClones&) = delete;
   DroppedClones& operator=(const DroppedClones&) = delete;
-  // Requires: the GIL, and that the program has dropped all.
+  // Requires: the GIL, and that the program has dropped all of them.
   ~DroppedClones() {
     if (process_ != getpid()) {  // see DestroyPredictor
-      for (auto& entry : clones_) KeepForever(std::move(entry.second));
+      for (auto& entry : clones_) LeakInChild(std::move(entry.second));
       return;
     }
-    // The parameters go back to the stream that they were loaded on, which
-    // does not know of work on the others. That work may wait for another
-    // Python thread.
+    // The parameters' memory returns to the stream on which they were loaded,
+    // which is not ordered with work on other streams. That work may wait for
+    // another Python thread.
     WorkWithoutGil::Run([this] {
       for (const auto& entry : clones_) WaitForWork(entry.second);
     });
@@ -122,13 +121,13 @@ class DroppedClones {
       py::cast(entry.first, py::return_value_policy::take_ownership);
     }
   }
-  // Keeps a predictor, whose tensors are freed, with its contexts.
+  // Frees a predictor's tensors, and keeps the predictor with its contexts.
   void Keep(Predictor* clone, phi::ThreadContexts contexts) {
     clones_.emplace_back(clone, std::move(contexts));
     try {
       clone->ClearIntermediateTensor();
     } catch (const std::exception&) {
-      // Paddle refuses it for programs in PIR, which keep no intermediate
+      // Paddle refuses this for PIR programs, which keep no intermediate
       // tensors after a run.
     }
   }
@@ -151,9 +150,9 @@ class DroppedClones {
   std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
 
-// The contexts on which the calling thread makes a predictor. On GPUs, where
-// handles copy on the contexts of the process, it is made on those.
-phi::ThreadContexts ContextsOfMaker() {
+// Returns the contexts on which the calling thread creates a predictor. On
+// GPUs, handles copy on the process's contexts, so predictors use those.
+phi::ThreadContexts ContextsForNewPredictor() {
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
   return phi::CurrentContexts();
 #else
@@ -161,10 +160,12 @@ phi::ThreadContexts ContextsOfMaker() {
 #endif
 }
 
-// What threads have set, run and read of a predictor. The GIL protects it.
+// Tracks which threads have set, run and read a predictor. Protected by the
+// GIL.
 //
-// Any thread may set an input, run or read. Refused is a thread whose data
-// another one has overwritten: it would get the answer to the other's request.
+// Any thread may set an input, run or read. A thread whose data another thread
+// has overwritten is refused, because it would get the results of the other
+// thread's request.
 class PredictorState {
  public:
   explicit PredictorState(Predictor* predictor)
@@ -173,10 +174,10 @@ class PredictorState {
   PredictorState(const PredictorState&) = delete;
   PredictorState& operator=(const PredictorState&) = delete;
   ~PredictorState() {
-    if (process != getpid()) KeepForever(std::move(contexts));
+    if (process != getpid()) LeakInChild(std::move(contexts));
   }
 
-  // A call, which calls of other threads must not overlap.
+  // A call in progress, which other threads' calls must not overlap.
   class Call {
    public:
     Call(std::shared_ptr<PredictorState> of, const char* method)
@@ -184,8 +185,8 @@ class PredictorState {
       if (of_->calls_ > 0 && of_->caller_ != me_) {
         Fail(method,
              "thread " + of_->caller_.name() +
-                 " is in a call of this "
-                 "predictor, which works for one thread at a time");
+                 " is in a call of this predictor, and only one thread at a "
+                 "time may use a predictor");
       }
       contexts_.emplace(of_->contexts);
       of_->caller_ = me_;
@@ -195,7 +196,7 @@ class PredictorState {
     Call& operator=(const Call&) = delete;
     ~Call() { --of_->calls_; }
 
-    // From here on the thread finds its own contexts.
+    // From here on, the thread looks up its own contexts.
     void LeaveContexts() { contexts_.reset(); }
 
     void SetInput(const std::string& name) {
@@ -211,7 +212,7 @@ class PredictorState {
       for (const std::string& name : of_->input_names_) SetInput(name);
     }
 
-    // For a call that leaves an input without the data of another thread.
+    // For a call that removes another thread's data from an input.
     void DropInput(const std::string& name) {
       if (of_->Overwrite(name, me_)) of_->writers_.erase(name);
     }
@@ -223,8 +224,8 @@ class PredictorState {
       }
     }
 
-    // The outputs of the last run are lost to the threads that it was for,
-    // unless this run is for them too.
+    // The threads of the last run lose its unread outputs, unless this run is
+    // for them too.
     void BeginRun() {
       runs_for_ = of_->ThreadsOfRun(me_);
       for (const uint64_t id : of_->last_run_for_) {
@@ -247,7 +248,7 @@ class PredictorState {
       of_->unread_.insert(of_->output_names_.begin(), of_->output_names_.end());
     }
 
-    // Ends the request of the calling thread, which has its answer.
+    // Ends the request of the calling thread, which has its results.
     void EndRequest() { of_->Mine(me_)->is_open = false; }
 
     void CheckMayReadInput(const char* method, const std::string& name) {
@@ -273,14 +274,15 @@ class PredictorState {
       if (mine->WasOverwritten()) of_->FailOverwritten(method, *mine);
       if (!of_->last_run_for_.empty() &&
           of_->last_run_for_.count(me_.id) == 0) {
-        Fail(method,
-             "the outputs of this predictor are those of thread " +
-                 of_->last_runner_.name() +
-                 ", since this thread has not run the inputs that it has set");
+        Fail(
+            method,
+            "the outputs of this predictor belong to thread " +
+                of_->last_runner_.name() +
+                ", because this thread has not run the inputs that it has set");
       }
     }
 
-    // The requests that the last run was for have their answer.
+    // Ends the requests that the last run was for: they have their results.
     void EndRead(const std::string& name) {
       of_->unread_.erase(name);
       for (const uint64_t id : of_->last_run_for_) {
@@ -296,25 +298,26 @@ class PredictorState {
     std::unordered_set<uint64_t> runs_for_;
   };
 
-  // That made the predictor.
+  // The process that created the predictor.
   const pid_t process = getpid();
-  // That it was made on. The executor keeps them in its instructions.
+  // The contexts on which it was created. The executor keeps them in its
+  // instructions.
   phi::ThreadContexts contexts;
-  // Nothing where the predictor has parameters of its own.
+  // Null if the predictor has its own parameters.
   std::shared_ptr<DroppedClones> dropped_clones;
-  // That a clone loads.
+  // The files that a clone loads.
   std::vector<std::string> files;
-  bool uses_onednn = true;  // unless it is known not to
+  bool uses_onednn = true;  // until known otherwise
 
  private:
-  // Of a thread: the inputs that it sets, until their outputs were read.
+  // A thread's request: from setting inputs until their outputs are read.
   struct Request {
     uint64_t ident = 0;
     bool is_open = false;
     bool has_run = false;  // with the inputs that were set last
-    // Inputs that the thread has set, and another one since.
+    // Inputs that the thread has set, and another thread has set since.
     std::unordered_set<std::string> overwritten;
-    // Outputs that a run for other threads has overwritten, unread.
+    // Unread outputs that a run for other threads has overwritten.
     std::unordered_set<std::string> lost;
 
     bool WasOverwritten() const { return is_open && !overwritten.empty(); }
@@ -334,8 +337,8 @@ class PredictorState {
     return added;
   }
 
-  // Threads that have ended call no more. The identifier of one may be that of
-  // a new thread, and then it stays for longer.
+  // Removes the requests of ended threads. If a new thread reuses the `ident`
+  // of an ended one, the request stays longer.
   void ForgetEndedThreads() {
     const py::dict running =
         py::module_::import("sys").attr("_current_frames")();
@@ -357,7 +360,7 @@ class PredictorState {
     return true;
   }
 
-  // The thread that runs, and those that have set inputs for this run.
+  // Returns the thread that runs and the threads that have set inputs for it.
   std::unordered_set<uint64_t> ThreadsOfRun(const Thread& runner) {
     std::unordered_set<uint64_t> ids{runner.id};
     Mine(runner);
@@ -395,12 +398,12 @@ class PredictorState {
   size_t most_requests_ = kFewRequests;
   std::unordered_set<uint64_t> last_run_for_;  // threads
   Thread last_runner_;
-  std::unordered_set<std::string> unread_;  // outputs, by any thread
+  std::unordered_set<std::string> unread_;  // outputs that no thread has read
   Thread caller_;
-  int calls_ = 0;  // that are under way, one in the other
+  int calls_ = 0;  // nested calls in progress
 };
 
-// What a handle belongs to.
+// The predictor to which a handle belongs.
 struct Bound {
   py::object predictor;
   std::shared_ptr<PredictorState> state;
@@ -408,10 +411,10 @@ struct Bound {
   bool is_input;
 };
 
-// By the objects in C++. An entry is taken out before its object is destroyed,
-// since a new object may have the address from then on.
+// Keyed by C++ object. An entry is removed before its object is destroyed,
+// because a new object may get the same address.
 //
-// Never destroyed: objects may go while the process exits.
+// Never destroyed, because objects may be destroyed while the process exits.
 using States =
     std::unordered_map<const Predictor*, std::shared_ptr<PredictorState>>;
 using BoundHandles = std::unordered_map<const Handle*, Bound>;
@@ -423,7 +426,7 @@ std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   const auto found = states.find(object);
   if (found != states.end()) return found->second;
   if (!reinterpret_cast<py::detail::instance*>(predictor.ptr())->owned) {
-    // Its pool in C++ destroys it.
+    // Its C++ pool destroys it.
     py::detail::keep_alive_impl(
         predictor, py::capsule(object, [](void* gone) {
           states.erase(static_cast<const Predictor*>(gone));
@@ -439,22 +442,23 @@ const Bound* FindBound(const Handle* handle) {
 }
 
 using Destroy = void (*)(py::detail::value_and_holder&);
-// Those that pybind11 has made for the classes of inference_api.cc.
+// pybind11's original functions for the classes of inference_api.cc.
 Destroy destroy_predictor;
 Destroy destroy_handle;
 
-// A child of a fork must not destroy the predictors of its parent: they wait
-// for threads that the child does not have. It leaves them in its memory, which
-// it shares with its parent as long as neither writes into it. CPython destroys
-// the values of other threads' threading.local before it calls handlers of a
-// fork, so that no handler could keep the predictors that are among these.
+// A forked child must not destroy its parent's predictors: that would wait for
+// threads that the child does not have. It leaves them in its memory, which it
+// shares with its parent copy-on-write. A fork handler could not do this for
+// predictors in other threads' threading.local values, because CPython destroys
+// those values before it calls the handlers.
 void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
   auto* const object = predictor.value_ptr<Predictor>();
   const auto entry = states.extract(object);
   const bool is_of_parent = entry && entry.mapped()->process != getpid();
   const bool is_shared = entry && entry.mapped()->dropped_clones;
   if (!is_of_parent && !is_shared) {
-    // It clears its part of oneDNN's cache, and destroys its hooks.
+    // In turn, because this clears the predictor's part of oneDNN's cache, and
+    // with the GIL, because this destroys its hooks.
     WorkWithoutGil::RunInTurnWithGil([&] { destroy_predictor(predictor); });
     return;
   }
@@ -476,12 +480,11 @@ Destroy ReplaceDestroy(const py::object& type, Destroy destroy) {
   return std::exchange(info->dealloc, destroy);
 }
 
-// What a clone is made of.
+// The properties of a model that determine how it is cloned.
 struct Model {
-  // Except for a model in PIR's format, clones use the parameters of the
-  // predictor.
+  // Clones share the predictor's parameters, unless the model is in PIR format.
   bool shares_parameters;
-  // Those in PIR's format load the files again.
+  // Clones of a model in PIR format load these files again.
   std::vector<std::string> files;
   bool uses_onednn;
 
@@ -491,7 +494,7 @@ struct Model {
     };
     uses_onednn = config.attr("mkldnn_enabled")().cast<bool>();
     shares_parameters = true;
-    // Then its "files" are their contents.
+    // Then the config's "files" are their contents.
     if (config.attr("model_from_memory")().cast<bool>()) return;
     const std::filesystem::path program = text("prog_file");
     shares_parameters =
@@ -501,7 +504,7 @@ struct Model {
             : program.extension() != ".json";
     if (!shares_parameters && !program.empty()) {
       for (const char* name : {"prog_file", "params_file"}) {
-        // A model without parameters is saved without a file of them.
+        // A model without parameters is saved without a parameter file.
         std::string file = text(name);
         if (std::filesystem::exists(file)) files.push_back(std::move(file));
       }
@@ -520,9 +523,9 @@ void SetModel(py::handle predictor, Model model, phi::ThreadContexts contexts) {
 }
 
 // Calls `begin` with the GIL and `work` without it, or neither if a signal ends
-// the wait. All predictors with oneDNN share a cache of primitives, where one
-// of them evicts or clears what another may be about to use, so that they work
-// in turn.
+// the wait. Work with oneDNN is serialized: all predictors share a primitive
+// cache, in which one predictor evicts or clears primitives that another may be
+// about to use.
 template <typename Begin, typename Work>
 void Do(bool uses_onednn, Begin begin, Work work) {
   if (uses_onednn) {
@@ -539,13 +542,13 @@ void Do(bool uses_onednn, Work work) {
       uses_onednn, [] {}, work);
 }
 
-// One predictor is made at a time: the passes that optimize a program share
-// registries. A thread may lock it with the GIL, and never waits for the GIL
-// while it holds it.
+// Serializes the creation of predictors: the passes that optimize a program
+// share registries. Lock order: the GIL, then `making`. A thread never waits
+// for the GIL while it holds `making`.
 std::mutex making;
 
 template <typename Make>
-std::unique_ptr<Predictor> MakeAlone(bool uses_onednn, Make make) {
+std::unique_ptr<Predictor> MakeSerialized(bool uses_onednn, Make make) {
   std::unique_ptr<Predictor> made;
   Do(uses_onednn, [&] {
     const std::lock_guard<std::mutex> lock(making);
@@ -558,10 +561,10 @@ std::unique_ptr<Predictor> MakeAlone(bool uses_onednn, Make make) {
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  auto contexts = ContextsOfMaker();
+  auto contexts = ContextsForNewPredictor();
   {
     const phi::OrderedContextsGuard guard(contexts);
-    self.value_ptr() = MakeAlone(model.uses_onednn, [&] {
+    self.value_ptr() = MakeSerialized(model.uses_onednn, [&] {
                          return std::make_unique<Predictor>(config);
                        }).release();
   }
@@ -570,28 +573,28 @@ void Construct(py::detail::value_and_holder& self,  // NOLINT
            std::move(contexts));
 }
 
-// `stream` is of the device of an execution stream, or null.
+// `stream` is an execution stream of the device, or null.
 py::object Clone(const py::object& predictor, void* stream) {
   const auto state = StateOf(predictor);
   for (const std::string& file : state->files) {
-    // Paddle 3.3.0 makes a clone of uninitialized parameters.
+    // Without this check, the clone would have uninitialized parameters.
     if (!std::filesystem::exists(file)) {
       const std::string text =
-          "clone() loads the files of the model again, but " + file +
+          "clone() loads the model files again, but " + file +
           " does not exist. Keep the files as long as predictors are cloned.";
       PyErr_SetString(PyExc_FileNotFoundError, text.c_str());
       throw py::error_already_set();
     }
   }
   auto* const original = predictor.cast<Predictor*>();
-  auto contexts = ContextsOfMaker();
-  // The parameters may be those of the original.
+  auto contexts = ContextsForNewPredictor();
+  // The clone may use the original's parameters, so order it after their work.
   { const phi::OrderedContextsGuard original_first(state->contexts); }
   std::unique_ptr<Predictor> made;
   {
     const phi::OrderedContextsGuard guard(contexts);
-    made =
-        MakeAlone(state->uses_onednn, [&] { return original->Clone(stream); });
+    made = MakeSerialized(state->uses_onednn,
+                          [&] { return original->Clone(stream); });
   }
   py::object clone =
       py::cast(made.release(), py::return_value_policy::take_ownership);
@@ -627,8 +630,8 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
       },
       [&] { predictor->Run(inputs, &outputs); });
   call.LeaveContexts();
-  // The next run writes into the outputs of this one. The copies are the
-  // caller's, and so is their stream.
+  // The next run overwrites the outputs of this one, so return copies. They are
+  // made on the caller's stream.
   Do(state->uses_onednn, [&] {
     for (paddle::Tensor& output : outputs) {
       paddle::Tensor copy = output.copy_to(output.place(), true);
@@ -652,7 +655,7 @@ bool CopyFrom(Handle* handle, const py::array& data) {
   return true;
 }
 
-// Returns false, having done nothing, for values that inference_api.cc converts
+// Returns false without side effects for values that inference_api.cc converts
 // or refuses.
 bool CopyFromCpu(Handle* handle, const py::array& data) {
   if ((data.flags() & py::array::c_style) == 0 ||
@@ -678,7 +681,7 @@ bool CopyFromCpu(Handle* handle, const py::array& data) {
   }
 }
 
-// Returns the name in NumPy, or null for a type that inference_api.cc refuses.
+// Returns the NumPy name, or null for a type that inference_api.cc refuses.
 const char* NumpyName(paddle_infer::DataType type) {
   switch (type) {
     case paddle_infer::DataType::FLOAT32:
@@ -714,7 +717,7 @@ py::object CopyTo(const PredictorState& state, const Handle& handle) {
   return std::move(array);
 }
 
-// Returns None, having done nothing, for a type that inference_api.cc refuses.
+// Returns None without side effects for a type that inference_api.cc refuses.
 py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
@@ -747,12 +750,12 @@ std::map<std::string, std::string> InputTypes(Predictor* predictor) {
       if (const char* const name = NumpyName(type)) names[input] = name;
     }
   } catch (const std::exception&) {
-    // Paddle refuses models with other types, such as strings.
+    // Paddle throws for models with other types, such as strings.
   }
   return names;
 }
 
-// Replaces a method. `make` gets the old one and returns the new one.
+// Replaces a method. `make` takes the old method and returns the new one.
 template <typename Make>
 void Replace(const py::object& type, const char* name, Make make) {
   if (!py::hasattr(type, name)) return;
@@ -761,7 +764,7 @@ void Replace(const py::object& type, const char* name, Make make) {
       make(old), py::name(name), py::is_method(type), py::doc("See Paddle."));
 }
 
-// A call that changes an input.
+// Replaces a method that changes an input.
 void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) {
@@ -783,7 +786,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
   });
 }
 
-// A call that reads an input or output, its data or what is known of it.
+// Replaces a method that reads an input or output: its data or its metadata.
 void ReplaceReader(const py::object& type, const char* name, bool is_data) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self) -> py::object {
@@ -816,8 +819,8 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   });
 }
 
-// A call that only must not overlap those of other threads.
-void ReplaceAlone(const py::object& type, const char* name) {
+// Replaces a method that is only checked for overlap with other threads' calls.
+void ReplaceExclusive(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) -> py::object {
       const PredictorState::Call call(StateOf(self), name);
@@ -826,7 +829,7 @@ void ReplaceAlone(const py::object& type, const char* name) {
   });
 }
 
-// Returns a function in Python that calls another one out of turn.
+// Returns a Python function that calls `function` out of turn.
 py::cpp_function OutOfTurn(const py::function& function) {
   return py::cpp_function([function](const py::args& args) -> py::object {
     const WorkWithoutGil::OutOfTurn out_of_turn;
@@ -834,7 +837,7 @@ py::cpp_function OutOfTurn(const py::function& function) {
   });
 }
 
-// A class whose instances are called in a run.
+// Replaces `__call__` of a class whose instances are called during a run.
 void CallOutOfTurn(const py::object& type) {
   Replace(type, "__call__", [](const py::object& old) {
     return [old](const py::object& self, const py::args& args) -> py::object {
@@ -854,16 +857,18 @@ void ReplaceRegisterHook(const py::object& type, const char* name) {
 }
 
 void ReplaceRun(const py::object& type) {
-  const auto run = py::cpp_function(&Run,
-                                    py::name("run"),
-                                    py::is_method(type),
-                                    "Runs the inputs that were set.");
+  const auto run =
+      py::cpp_function(&Run,
+                       py::name("run"),
+                       py::is_method(type),
+                       "Runs the model on the inputs that are set.");
   type.attr("run") = py::cpp_function(&RunOn,
                                       py::name("run"),
                                       py::is_method(type),
                                       py::sibling(run),
                                       py::arg("inputs"),
-                                      "Runs tensors and returns the outputs.");
+                                      "Runs the model on tensors and returns "
+                                      "the outputs.");
 }
 
 void ReplaceClone(const py::object& type) {
@@ -881,7 +886,7 @@ void ReplaceClone(const py::object& type) {
       py::is_method(type),
       py::sibling(type.attr("clone")),
       py::arg("stream"),
-      "Returns one that runs on a stream.");
+      "Returns a predictor of the same model that runs on a stream.");
 #endif
 }
 
@@ -902,16 +907,16 @@ void BindPredictorThreads(py::module* core, py::module* module) {
       &InputTypes,
       py::name("_input_types"),
       py::is_method(type),
-      "Returns NumPy's names of the types of the inputs that are known.");
+      "Returns the known input types, as NumPy names, by input name.");
   type.attr("_input_shapes") = py::cpp_function(
       [](Predictor* self) { return self->GetInputTensorShape(); },
       py::name("_input_shapes"),
       py::is_method(type),
-      "Returns the shapes of the inputs by name, -1 for any size.");
+      "Returns the input shapes by input name, with -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
   for (const char* name : {"clear_intermediate_tensor", "try_shrink_memory"}) {
-    ReplaceAlone(type, name);
+    ReplaceExclusive(type, name);
   }
   for (const char* name : {"register_input_hook", "register_output_hook"}) {
     ReplaceRegisterHook(type, name);
@@ -938,11 +943,11 @@ void BindPredictorThreads(py::module* core, py::module* module) {
       },
       py::name("create_predictor"),
       py::arg("config"),
-      "Makes a predictor. Other Python threads run meanwhile.");
+      "Creates a predictor. Other Python threads run meanwhile.");
 
   module->def("call_out_of_turn",
               &CallOutOfTurn,
-              "Lets other predictors run while an instance is called.");
+              "Yields the turn while an instance of the class is called.");
 
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {

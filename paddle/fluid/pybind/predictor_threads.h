@@ -19,10 +19,10 @@
 namespace paddle {
 namespace pybind {
 
-// Replaces methods of the classes that inference_api.cc has bound in `core`,
-// and `create_predictor`: they release the GIL, and refuse calls by which
-// threads would get each other's data. Binds `call_out_of_turn` in `module`.
-// Called once. Requires: the GIL.
+// Replaces `create_predictor` and methods of the classes that inference_api.cc
+// has bound in `core`: the new ones release the GIL, and refuse calls that
+// would give a thread another thread's data. Binds `call_out_of_turn` in
+// `module`. Called once. Requires: the GIL.
 void BindPredictorThreads(pybind11::module* core, pybind11::module* module);
 
 }  // namespace pybind

@@ -27,11 +27,11 @@ namespace paddle {
 namespace pybind {
 namespace {
 
-// How long the main thread may wait before it looks for signals.
+// How often a waiting thread checks for signals.
 constexpr std::chrono::milliseconds kSignalInterval(50);
 
-// Lock order: a thread may lock `mutex` with the GIL, and never waits for the
-// GIL while it holds `mutex`.
+// Lock order: the GIL, then `mutex`. A thread never waits for the GIL while it
+// holds `mutex`.
 struct AllWork {
   std::mutex mutex;
   std::condition_variable changed;
@@ -41,7 +41,7 @@ struct AllWork {
   bool exiting = false;
 };
 
-// Never destroyed: threads may use it while the process exits.
+// Never destroyed, because threads may use it while the process exits.
 AllWork* all_work = std::make_unique<AllWork>().release();
 
 // Whether the calling thread has paused all work.
@@ -80,18 +80,18 @@ bool WorkWithoutGil::TakeTurn() const {
   const WorkWithoutGil* const other = all_work->in_turn;
   if (other == nullptr) all_work->in_turn = this;
   // Once the interpreter exits, work keeps the GIL, and a thread may have ended
-  // in its turn.
+  // without ending its turn.
   return other == nullptr || other->thread_ == thread_ || all_work->exiting;
 }
 
-// The turn is taken with the GIL, and never waited for with it: a thread may
-// need the GIL to end its turn.
+// Takes the turn while holding the GIL, but waits for it without the GIL,
+// because another thread may need the GIL to end its turn.
 bool WorkWithoutGil::WaitForTurn(bool handles_signals) const {
   while (!TakeTurn()) {
     PyEval_SaveThread();
     {
       std::unique_lock<std::mutex> lock(all_work->mutex);
-      // Nobody is notified of a signal.
+      // Poll, because a signal does not notify `changed`.
       all_work->changed.wait_for(lock, kSignalInterval, [] {
         return all_work->in_turn == nullptr || all_work->exiting;
       });
@@ -125,7 +125,7 @@ void WorkWithoutGil::TakeGil(PyThreadState* thread) {
   try {
     PyEval_RestoreThread(thread);
   } catch (abi::__forced_unwind&) {
-    // After the exit of the interpreter CPython ends a thread that takes the
+    // After the interpreter has exited, CPython ends a thread that acquires the
     // GIL. Unwinding this stack would run destructors that need the GIL.
     StopThread();
   }
@@ -141,7 +141,7 @@ void WorkWithoutGil::StopThread() {
 bool WorkWithoutGil::OthersWork(const PyThreadState* thread) {
   const std::lock_guard<std::mutex> lock(all_work->mutex);
   for (const WorkWithoutGil* work : all_work->in_progress) {
-    // The counter changes with the GIL, which this thread has.
+    // The counter changes only under the GIL, which this thread holds.
     if (work->thread_ != thread &&
         work->thread_->gilstate_counter == work->python_calls_) {
       return true;
@@ -156,7 +156,7 @@ void WorkWithoutGil::WaitForOthers() {
     PyEval_SaveThread();
     {
       std::unique_lock<std::mutex> lock(all_work->mutex);
-      // Nobody is notified when a thread enters Python.
+      // Poll, because a thread that enters Python does not notify `changed`.
       all_work->changed.wait_for(lock, std::chrono::milliseconds(1));
     }
     TakeGil(thread);
@@ -179,7 +179,8 @@ void WorkWithoutGil::ContinueInParent() {
 }
 
 void WorkWithoutGil::ContinueInChild() {
-  // Threads that the child does not have may hold its mutex, and wait on it.
+  // Threads that the child does not have may hold the old mutex and wait on the
+  // old condition variable.
   all_work = std::make_unique<AllWork>().release();
   has_paused = false;
 }

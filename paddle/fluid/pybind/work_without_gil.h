@@ -26,59 +26,58 @@
 namespace paddle {
 namespace pybind {
 
-// Work in C++ for which a thread has released the GIL.
+// C++ work for which a thread has released the GIL.
 //
-// On Paddle 3.3.0 such work held the GIL, so that no fork and no exit of the
-// interpreter came in between: a child has the locks of threads that it does
-// not have, and an exiting process destroys what they use. Here a fork and the
-// exit wait for the work instead, which is as long.
+// In Paddle 3.3.0 such work holds the GIL, so no fork and no exit of the
+// interpreter can occur during it. Otherwise a child would inherit locks held
+// by threads that it does not have, and an exiting process would destroy
+// objects that are in use. Here a fork and the exit wait for the work instead,
+// which takes as long as waiting for the GIL.
 class WorkWithoutGil {
  public:
-  // Calls `function` without the GIL, but with it while a thread forks and once
-  // the interpreter has begun to exit. Rethrows what `function` throws, with
-  // the GIL.
+  // Calls `function` without the GIL. Keeps the GIL, however, while a thread
+  // forks and after the interpreter has begun to exit. Rethrows exceptions of
+  // `function`, with the GIL held.
   //
-  // Thread-safe. Requires: the GIL, and that `function` takes it for what it
-  // does in Python.
+  // Thread-safe. Requires: the GIL; `function` acquires it to call Python.
   template <typename Function>
   static void Run(Function&& function) {
     Do(
         Turn::kNone, [] {}, function);
   }
 
-  // As `Run`, for work that must not overlap other such work: threads call
-  // `function` in turn. They wait without the GIL. Inside `function` a thread
-  // may call this again.
+  // Like `Run`, for work that must be serialized: only one thread at a time
+  // calls `function`. Others wait without the GIL. Calls may be nested.
   //
-  // Returns false, with an error of Python, if the handler of a signal raised
-  // one while the main thread waited. `function` was not called then.
+  // Returns false, with a Python error set, if a signal handler raised while
+  // the main thread waited. `function` is not called then.
   //
-  // Requires also: where `function` calls Python code that may wait for such
-  // work of another thread, it does so within `OutOfTurn`.
+  // Also requires: if `function` calls Python code that may wait for another
+  // thread's serialized work, the call is inside an `OutOfTurn`.
   template <typename Function>
   [[nodiscard]] static bool RunInTurn(Function&& function) {
     return RunInTurn([] {}, function);
   }
 
-  // As `RunInTurn`, but calls `begin` first, in the turn and with the GIL: for
-  // what must not be done if a signal ends the wait. Rethrows what `begin`
-  // throws, and does not call `function` then.
+  // Like `RunInTurn`, but first calls `begin`, in the turn and with the GIL.
+  // Use it for steps that must not happen if a signal ends the wait. If `begin`
+  // throws, rethrows the exception without calling `function`.
   template <typename Begin, typename Function>
   [[nodiscard]] static bool RunInTurn(Begin&& begin, Function&& function) {
     return Do(Turn::kOwn, begin, function);
   }
 
-  // As `RunInTurn`, but calls `function` with the GIL, and leaves signals for
-  // later. For a thread whose state Python is destroying, which must not ask
-  // for the GIL.
+  // Like `RunInTurn`, but calls `function` with the GIL, and does not handle
+  // signals. For a thread whose state Python is destroying, because it must not
+  // acquire the GIL again.
   template <typename Function>
   static void RunInTurnWithGil(Function&& function) {
     Do(
         Turn::kOwnWithGil, [] {}, function);
   }
 
-  // Gives up the turn of the calling thread, if it has one, and waits for it
-  // again at the end. Requires: the GIL, at both ends.
+  // RAII guard that yields the calling thread's turn, if it has one, and waits
+  // for the turn again in the destructor. Requires: the GIL in both.
   class OutOfTurn {
    public:
     OutOfTurn();
@@ -101,20 +100,19 @@ class WorkWithoutGil {
     return result;
   }
 
-  // Waits until no other thread is in C++ code of such work. Until the next
-  // call of `ContinueInParent` or `ContinueInChild`, on the same thread, work
-  // that begins keeps the GIL, so that the fork is not in the middle of it. It
-  // does not wait: other handlers of the fork may wait for the thread that
-  // works. A thread that is in Python meanwhile does not count.
-  // Requires: the GIL.
+  // Waits until no other thread runs C++ code of such work. A thread whose work
+  // is currently in Python does not count. Until the same thread calls
+  // `ContinueInParent` or `ContinueInChild`, new work keeps the GIL, so the
+  // fork does not occur during it. New work does not wait instead, because
+  // other fork handlers may wait for the working thread. Requires: the GIL.
   //
-  // A fork that has the handlers added while it calls those of others does not
-  // call this, and continues all the same, which changes nothing.
+  // If these handlers are registered while a fork already runs its handlers,
+  // that fork calls only the `Continue` functions, which then have no effect.
   static void PauseForFork();
   static void ContinueInParent();
   static void ContinueInChild();
 
-  // Waits as `PauseForFork` does. From then on all work keeps the GIL.
+  // Waits like `PauseForFork`. After that, all work keeps the GIL.
   // Requires: the GIL.
   static void FinishAtExit();
 
@@ -124,9 +122,9 @@ class WorkWithoutGil {
  private:
   enum class Turn { kNone, kOwn, kOwnWithGil };
 
-  // Waits for its turn.
+  // Waits for its turn, if any.
   explicit WorkWithoutGil(Turn turn);
-  // Ends the turn, and takes the GIL if it was released.
+  // Ends the turn, and acquires the GIL if it was released.
   ~WorkWithoutGil();
 
   template <typename Begin, typename Function>
@@ -141,7 +139,7 @@ class WorkWithoutGil {
         function();
 #if defined(__GLIBCXX__)
       } catch (abi::__forced_unwind&) {
-        // A call of Python ended the thread, since the interpreter has exited.
+        // CPython ended the thread in a call, since the interpreter has exited.
         StopThread();
 #endif
       } catch (...) {
@@ -152,21 +150,21 @@ class WorkWithoutGil {
     return true;
   }
 
-  // Keeps it if a thread forks or the interpreter exits.
+  // Keeps the GIL if a thread forks or the interpreter exits.
   void ReleaseGil();
-  // Returns false if it handles signals and a handler has raised an error.
+  // Returns false if `handles_signals` and a signal handler raised an error.
   bool WaitForTurn(bool handles_signals) const;
-  // Returns whether this work may go on, in its turn or within another one of
-  // its thread.
+  // Returns whether this work may proceed: in its own turn, or nested in a turn
+  // of its thread.
   bool TakeTurn() const;
   static void TakeGil(PyThreadState* thread);
-  // Returns whether a thread other than this one works in C++.
+  // Returns whether a thread other than `thread` works in C++.
   static bool OthersWork(const PyThreadState* thread);
   static void WaitForOthers();
   [[noreturn]] static void StopThread();
 
   PyThreadState* const thread_;
-  // How many calls from C++ to Python the thread was in.
+  // The number of calls from C++ to Python that the thread was in at the start.
   const int python_calls_;
   const bool is_interrupted_;
   bool keeps_gil_ = true;

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Predictors of one model for many threads."""
+"""A pool of predictors of one model, for many threads."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = []
 
 
 def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
-    """Returns NumPy's names of the types that are known, by input."""
+    """Returns the known input types, as NumPy names, by input name."""
     path = "" if config.model_from_memory() else config.prog_file()
     if not path and config.model_dir():
         path = os.path.join(config.model_dir(), "__model__.json")
     if not path.endswith(".json") or not os.path.exists(path):
         return predictor._input_types()
-    # Paddle does not tell those of a program in PIR's format.
+    # Paddle does not report the types of a program in PIR format.
     if config.use_gpu():
-        return {}  # a mixed precision may change them
+        return {}  # mixed precision may change them
     program = Program()
     core.deserialize_pir_program(path, program, 1)
     return {
@@ -56,19 +56,18 @@ def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
 
 class PredictorPool:
     """
-    Predictors of one model, for threads that run it side by side.
+    A pool of predictors of one model, for threads that run it in parallel.
 
-    Each has inputs, outputs and intermediate tensors of its own. Those of a
-    model in PIR's format (`.json`) have a copy of the parameters each; those of
-    a model in the format before it share them.
+    Each predictor has its own inputs, outputs and intermediate tensors.
+    Predictors of a model in PIR format (`.json`) also have their own copies of
+    the parameters; predictors of a model in the older format share them.
 
-    Thread-safe. A child of a fork has the predictors that were idle at the
-    fork.
+    Thread-safe. A forked child has the predictors that were idle at the fork.
 
     Args:
         config (Config): the model, and how to run it.
-        size (int): the number of predictors, which is how many threads can run
-            at the same time.
+        size (int): the number of predictors, which is the number of threads
+            that can run concurrently.
 
     Raises:
         ValueError: the size is less than 1.
@@ -88,7 +87,7 @@ class PredictorPool:
         if size < 1:
             raise ValueError(
                 f"A PredictorPool cannot have {size} predictors. Pass a size "
-                "of at least 1."
+                "of 1 or more."
             )
         first = create_predictor(config)
         self._predictors = [first, *(first.clone() for _ in range(size - 1))]
@@ -103,12 +102,12 @@ class PredictorPool:
 
     def retrieve(self, idx: int) -> Predictor:
         """
-        Returns a predictor, which is the caller's from then on: `predict` does
-        not use it. The same index gives the same predictor again.
+        Takes a predictor out of the pool and returns it: `predict` no longer
+        uses it. The same index returns the same predictor again.
 
         Raises:
-            IndexError: there are not so many.
-            RuntimeError: `predict` is using it.
+            IndexError: the index is out of range.
+            RuntimeError: `predict` is using the predictor.
         """
         if not 0 <= idx < len(self._predictors):
             raise IndexError(
@@ -121,7 +120,7 @@ class PredictorPool:
                 raise RuntimeError(
                     f"Predictor {idx} of the PredictorPool cannot be retrieved:"
                     " predict() is using it. Retrieve predictors before the "
-                    "first predict(), or use predict() alone."
+                    "first predict(), or use only predict()."
                 )
             self._retrieved.add(idx)
         return self._predictors[idx]
@@ -135,32 +134,33 @@ class PredictorPool:
         Runs the model on arrays, with a predictor that no other thread uses.
         Waits for one if all are in use.
 
-        A predictor whose run raised an error is not used again. A clone takes
-        its place, which the call makes that needs it. Wrong types, ranks and
-        sizes raise before the run.
+        A predictor whose run raised an error is not used again. The next call
+        that needs it replaces it with a clone. Wrong types, ranks and sizes
+        raise before the run.
 
         Args:
             inputs: all inputs, by name or in the order of `get_input_names()`.
-            timeout: how many seconds to wait for a predictor; None waits for as
-                long as it takes.
+            timeout: how many seconds to wait for a predictor; None waits
+                without a limit.
 
         Returns:
-            The outputs, in the order of `get_output_names()`. The arrays are
-            the caller's.
+            The outputs, in the order of `get_output_names()`. The arrays belong
+            to the caller.
 
         Raises:
-            NotImplementedError: this Paddle was built without it.
-            TimeoutError: no predictor was free in time.
+            NotImplementedError: this Paddle was built without `predict`.
+            TimeoutError: no predictor became idle in time.
             RuntimeError: the pool has no predictors left.
-            ValueError: inputs are missing, are not the model's, or have other
-                shapes than the model's.
-            TypeError: an input is not a numpy array, or of another type than
-                the model's.
+            ValueError: the names, number or shapes of the inputs do not match
+                the model.
+            TypeError: an input is not a numpy array, or its type does not match
+                the model.
         """
         if self._idle is None:
             raise NotImplementedError(
                 "This Paddle was built without PredictorPool.predict, a part "
-                "in C++ for Linux. Give each thread a predictor of retrieve()."
+                "in C++ for Linux. Give each thread a predictor: call "
+                "retrieve() once per thread."
             )
         arrays = self._by_name(inputs)
         lease = self._idle.take(timeout)
@@ -174,7 +174,7 @@ class PredictorPool:
             predictor = self._predictors[lease.number]
             for name, array in arrays.items():
                 predictor.get_input_handle(name).copy_from_cpu(array)
-            # Also while an interrupt comes.
+            # Set first: a KeyboardInterrupt may also end the run.
             lease.has_failed = True
             predictor.run()
             lease.has_failed = False
@@ -190,13 +190,13 @@ class PredictorPool:
         if size:
             return TimeoutError(
                 f"All {size} predictors of the pool were in use for {timeout} "
-                "s. Make a larger pool, wait for longer, or send fewer "
-                "requests at a time."
+                "s. Create a larger pool, pass a longer timeout, or send fewer "
+                "concurrent requests."
             )
         return RuntimeError(
             f"None of the {len(self._predictors)} predictors of the pool is "
             "left: they were retrieved, or in use when this process was "
-            "forked. Make a new PredictorPool."
+            "forked. Create a new PredictorPool."
         )
 
     def _by_name(
@@ -207,13 +207,13 @@ class PredictorPool:
             if len(inputs) != len(names):
                 raise ValueError(
                     f"The model has {len(names)} inputs, {names}, but "
-                    f"{len(inputs)} arrays were passed. Pass one for each."
+                    f"{len(inputs)} arrays were passed. Pass one per input."
                 )
             inputs = dict(zip(names, inputs))
         elif set(inputs) != set(names):
             raise ValueError(
-                f"The inputs of the model are {names}, but those passed are "
-                f"{sorted(inputs)}. Pass one array for each name."
+                f"The inputs of the model are {names}, but the passed names "
+                f"are {sorted(inputs)}. Pass one array per input."
             )
         for name, array in inputs.items():
             if not isinstance(array, np.ndarray):
@@ -225,8 +225,8 @@ class PredictorPool:
             if array.dtype.newbyteorder("=") != dtype:
                 raise TypeError(
                     f"The input {name!r} has the type {array.dtype}, which is "
-                    f"incompatible with {dtype}, the type that the model was "
-                    f"saved for. Convert it with array.astype({dtype!r})."
+                    f"incompatible with {dtype}, the type with which the model "
+                    f"was saved. Convert it with array.astype({dtype!r})."
                 )
             shape = self._input_shapes[name]
             if len(shape) != array.ndim or any(
@@ -236,7 +236,7 @@ class PredictorPool:
                 raise ValueError(
                     f"The input {name!r} has the shape {list(array.shape)}, "
                     f"but the model was saved for {shape}, where -1 is any "
-                    "size. Pass an array of such a shape, or save the model "
-                    "with None for the sizes that vary."
+                    "size. Pass an array with a matching shape, or save the "
+                    "model with None for the sizes that vary."
                 )
         return dict(inputs)

@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The namespace in which each thread numbers the names that it makes up.
+"""The per-thread namespace of generated unique names.
 
 `unique_name.guard` is entered while a program is loaded or built. If it moved
-all threads to a new namespace, a layer that another thread makes meanwhile
-could get two parameters of one name.
+all threads to a new namespace, a layer that another thread creates meanwhile
+could get two parameters with the same name.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = []
 
 class PerThreadNamespace:
     """
-    A function of the calling thread's namespace, which is the namespace of the
-    guard that the thread is in, or the process's. Other attributes that are
-    read are those of that function, too.
+    Calls the name generator of the calling thread's namespace: that of the
+    guard that the thread is in, or the process's. Other attributes are also
+    read from that generator.
 
     Thread-safe.
     """
@@ -52,8 +52,8 @@ class PerThreadNamespace:
 
     def swap(self, function: Callable[[str], Any]) -> Callable[[str], Any]:
         """
-        Sets the function of the process on the main thread outside guards, and
-        elsewhere the calling thread's own. Returns the previous one.
+        Sets the process's function if called on the main thread outside guards,
+        otherwise the calling thread's function. Returns the previous one.
         """
         previous = self._function.get()
         if is_main_thread() and self._function.get_local() is UNSET:
@@ -63,8 +63,9 @@ class PerThreadNamespace:
         return previous
 
     def share(self) -> None:
-        """Makes all threads use the function of the guard that the main thread
-        is in, until it leaves the guard. Does nothing on other threads."""
+        """Makes all threads use the function of the main thread's current
+        guard, until the main thread leaves the guard. Does nothing if called on
+        another thread."""
         function = self._function.get_local()
         if is_main_thread() and function is not UNSET:
             self._function.process = function

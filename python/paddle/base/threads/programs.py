@@ -15,17 +15,17 @@
 
 Invariants:
 
-- One thread at a time traces, loads, saves or compiles a program. All of that
-  switches state of the process, such as the default program and the point where
-  the next operator goes.
+- Only one thread at a time traces, loads, saves or compiles a program. All of
+  these switch process-wide state, such as the default program and the insertion
+  point of the next operator.
 - A program runs in a scope that no other run uses until the last variable in it
-  is freed: after the forward pass if there is no backward pass, else after the
-  backward pass, or when the graph is dropped. Scopes are kept with their
-  program, as many as it has had runs at the same time, because the executor
-  keeps an interpreter for each.
+  is freed: after the forward pass if there is no backward pass, otherwise after
+  the backward pass, or when the graph is dropped. Scopes are kept with their
+  program, because the executor keeps one interpreter per scope. There are as
+  many scopes as the program has had concurrent runs.
 
-So programs run at the same time, each in its own scope, and wait for each other
-only to be built.
+So programs run in parallel, each run in its own scope. Only building them is
+serialized.
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-# Reentrant, because tracing calls functions that are traced themselves, and a
-# gradient may be that of a function that computes one. There is one lock for
-# both, because hooks do each inside the other.
+# Held while a program is built, and in paddle.grad. Reentrant, because tracing
+# calls functions that are traced themselves, and the function whose gradient is
+# computed may compute a gradient itself. One lock for both, because hooks nest
+# each inside the other.
 _building = threading.RLock()
-# Loaded by the first program: `import paddle` should not pay for it. The lock
-# protects it, so that no fork comes in the middle of its import.
+# Loaded by the first program, to keep `import paddle` fast. Protected by
+# _building, so that no fork occurs during its import.
 _native: ModuleType | None = None
 # The attribute that holds the keys of `first_call_alone`.
 _CALLED = "_first_calls_done"
-# How long a fork waits for a program that another thread builds. That thread
-# may itself wait for the fork, so the wait ends.
+# How long a fork waits for a program that another thread builds. The wait is
+# bounded because that thread may itself wait for the fork.
 _FORK_WAIT_S = 5.0
-# How many forks lie between the first process and this one.
+# The number of forks between the first process and this one.
 _forks = 0
 
 
 class _Fork(threading.local):
-    """What the fork of a thread has locked, and has to unlock."""
+    """The locks that the calling thread's fork has taken and must release."""
 
     has_building = False
     has_native = False
@@ -74,8 +75,8 @@ _fork = _Fork()
 
 
 def _lock() -> None:
-    # A handler of a signal may raise after any call, so what is to be unlocked
-    # is written down first, and whether it was locked is asked afterwards.
+    # A signal handler may raise after any call. So record first what must be
+    # unlocked; _unlock checks whether it was locked.
     deadline = time.monotonic() + _FORK_WAIT_S
     _fork.has_native = False
     _fork.has_building = not _building._is_owned()
@@ -86,7 +87,8 @@ def _lock() -> None:
 
 
 def _unlock() -> bool:
-    """Returns whether nothing was half built when the process was forked."""
+    """Releases the locks, and returns whether nothing was half built at the
+    fork."""
     locked_native = _native is None or (
         _fork.has_native and _native.unlock_building()
     )
@@ -102,9 +104,9 @@ def _unlock_in_parent() -> None:
     if not _unlock():
         warnings.warn(
             "The process was forked while another thread was building a "
-            "program, or was in paddle.grad, since it had not ended within "
+            "program or was in paddle.grad, because that took longer than "
             f"{_FORK_WAIT_S:g} s. The child must not build programs: fork "
-            "before the threads start, or start the child by spawn.",
+            "before the threads start, or use the start method spawn.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -115,7 +117,7 @@ def _unlock_in_child(was_main: bool) -> None:
     global _building, _forks
     _forks += 1
     if not _unlock():
-        # Their holders are not in the child.
+        # The threads that hold these locks are not in the child.
         _building = threading.RLock()
         if _native is not None:
             _native.replace_building_lock()
@@ -124,36 +126,36 @@ def _unlock_in_child(was_main: bool) -> None:
 # A child must not inherit a program that another thread has half built.
 fork.wait_before(_lock, _unlock_in_parent)
 
-# Whether the scopes of runs are returned when their variables are freed.
+# Whether a run's scope is returned when its variables are freed.
 _returns_scopes = False
 _taking = threading.Lock()
-# Why programs cannot run on several threads of this process, and the one thread
-# that may run them then.
+# If programs cannot run on several threads of this process: the reason, and the
+# only thread that may run them.
 _refusal: RuntimeError | None = None
 _only_thread: threading.Thread | None = None
 _checking = threading.Lock()
 
 
 def _load_native() -> None:
-    """Sets `_native`, or `_refusal` if there is none. Requires: the building
-    lock."""
+    """Sets `_native`, or `_refusal` if the module does not exist. Requires: the
+    building lock."""
     global _native, _refusal
     if _native is not None or _refusal is not None:
         return
     _native = find_cpp_module("_program_cache")
     if _native is None:
         _refusal = RuntimeError(
-            "this Paddle was built without locks for the interpreters of "
-            "programs, a part in C++ of the custom wheel for Linux. Run all "
-            "programs on one thread."
+            "this Paddle was built without locks for program interpreters, a "
+            "part in C++ of the custom wheel for Linux. Run all programs on "
+            "one thread."
         )
 
 
 def _allow_threads() -> None:
     """
-    Makes programs safe to run on several threads. Where that cannot be, the
-    calling thread may run them, unless another one does. Requires: the building
-    lock.
+    Makes programs safe to run on several threads. If that is impossible, only
+    one thread may run them: the calling thread, unless another one already
+    does. Requires: the building lock.
 
     Raises:
         RuntimeError: as `_check_is_only_thread`.
@@ -162,7 +164,7 @@ def _allow_threads() -> None:
     _load_native()
     if _refusal is None:
         try:
-            # Each time, as a library may have been loaded meanwhile.
+            # Every time, because a library may have been loaded since.
             _native.enforce_thread_safe()
             _returns_scopes = True
         except RuntimeError as error:
@@ -174,8 +176,8 @@ def _allow_threads() -> None:
 def _check_is_only_thread() -> None:
     """
     Raises:
-        RuntimeError: a thread that has run a program is still alive. The text
-            says why programs cannot run on several threads.
+        RuntimeError: another thread that has run a program is still alive. The
+            message says why programs cannot run on several threads.
     """
     global _only_thread
     thread = threading.current_thread()
@@ -193,8 +195,8 @@ def _check_is_only_thread() -> None:
 
 def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorator of a function that traces, loads, saves or compiles programs. A
-    thread that calls it waits while another thread is in such a function.
+    Decorates a function that traces, loads, saves or compiles programs: only
+    one thread at a time runs a decorated function. Others wait.
 
     The decorated function is thread-safe.
     """
@@ -211,20 +213,19 @@ def first_call_alone(
     program_of: Callable[..., tuple[Any, Hashable]],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Decorator of a function that builds a program when it is called for the
-    first time. Only calls before the first one has returned are made one at a
-    time.
+    Decorates a function that builds a program in its first call. Calls are
+    serialized until the first one has returned, and parallel after that.
 
     Args:
-        program_of: takes the arguments of the function, and returns an object
-            and a key that stand for the program.
+        program_of: takes the function's arguments, and returns an object and a
+            key that identify the program.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def function_first_alone(*args: Any, **kwargs: Any) -> Any:
             owner, key = program_of(*args, **kwargs)
-            # Not by getattr, which a Layer makes slow for what it lacks.
+            # Not with getattr: a Layer makes it slow for missing attributes.
             called = owner.__dict__
             if key in called.get(_CALLED, ()):
                 return function(*args, **kwargs)
@@ -243,14 +244,14 @@ def first_call_alone(
 
 def run_partial_grad(*args: Any) -> list[core.eager.Tensor | None]:
     """
-    Computes the gradients for `paddle.grad`, one call at a time: the engine has
-    one list of the nodes that lead to the inputs. Thread-safe.
+    Computes the gradients for `paddle.grad`, one call at a time, because the
+    engine has only one list of the nodes that lead to the inputs. Thread-safe.
     """
     with _building:
         _load_native()
         if _native is None:
             return core.eager.run_partial_grad(*args)
-        # The engine copies nodes, whose scopes it must not free with them.
+        # The engine copies nodes. Destroying a copy must not free its scope.
         return _native.call_gradient(core.eager.run_partial_grad, *args)
 
 
@@ -260,8 +261,8 @@ def make_once(
     make: Callable[[Any], Any],
     argument: Any,
 ) -> None:
-    """Sets `cache[key]` to `make(argument)`, unless another thread has set it
-    meanwhile. Thread-safe."""
+    """Sets `cache[key]` to `make(argument)` unless it is already set.
+    Thread-safe."""
     with _building:
         if key not in cache:
             cache[key] = make(argument)
@@ -275,19 +276,20 @@ def take_scope(
     freed. Thread-safe.
 
     Args:
-        scopes_of_programs: the scopes of each program, to which a new one is
-            added if all are in use.
-        program: what stands for the program.
+        scopes_of_programs: the scopes of each program. If all are in use, a new
+            one is added.
+        program: identifies the program.
     """
     if _forks:
-        # The interpreters of the parent's scopes have no threads here.
+        # In a forked child, interpreters of the parent's scopes lack their
+        # threads.
         program = (program, _forks)
     scopes = scopes_of_programs.setdefault(program, [])
     if _refusal is not None:
         _check_is_only_thread()
     scope = _take_one(scopes)
     if scope is None and _returns_scopes:
-        # Of a call that has failed before its run began.
+        # The scope of a call that failed before its run began.
         scope = _native.take_abandoned_scope(scopes)
     if scope is None:
         scope = core.Scope()
@@ -307,7 +309,7 @@ def _take(scope: core._Scope) -> bool:
     if _returns_scopes:
         return _native.take_scope(scope.raw_address())
     with _taking:
-        # A new scope says that it cannot be reused, as one in use does.
+        # A new scope is not marked as reusable, just like one in use.
         free = scope._can_reused
         scope._can_reused = False
         return free

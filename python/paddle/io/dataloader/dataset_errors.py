@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Raises the errors of a dataset or collate_fn where batches are taken."""
+"""Raises errors of a dataset or collate_fn on the thread that takes batches."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = []
 
 def keeps_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
     """
-    Returns a method that keeps the exception of `thread_loop`, which puts
-    batches into the queue of an iterator, and ends the queue after these.
+    Decorates `thread_loop`, which puts batches into an iterator's queue: stores
+    its exception, and closes the queue after those batches.
     """
 
     @functools.wraps(thread_loop)
     def wrapped(iterator: Any, *args: Any) -> None:
         try:
             thread_loop(iterator, *args)
-        except BaseException as error:  # raised by __next__
+        except BaseException as error:  # __next__ raises it.
             iterator._error = error
             iterator._exit_thread_expectedly()
 
@@ -47,8 +47,8 @@ def keeps_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
 
 def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Returns a `__next__` that raises the exception that `keeps_error` has kept,
-    once, when there are no more batches.
+    Decorates `__next__`: raises the exception that `keeps_error` stored, once,
+    when there are no more batches.
     """
 
     @functools.wraps(next_batch)
@@ -62,7 +62,7 @@ def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             raise error
         finally:
-            # Its traceback refers to this frame.
+            # Avoids a cycle: its traceback refers to this frame.
             del error
 
     return wrapped
@@ -70,8 +70,8 @@ def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def refuses_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Returns a function that raises RuntimeError where `function`, a part of a
-    dataset or a collate_fn, raises StopIteration. That would end the epoch.
+    Decorates a dataset's method or a collate_fn: turns its StopIteration, which
+    would end the epoch, into RuntimeError.
     """
 
     def checked(*args: Any) -> Any:
@@ -81,15 +81,15 @@ def refuses_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
             raise RuntimeError(
                 "The dataset or the collate_fn raised StopIteration, which "
                 "only the iterator of an IterableDataset may raise, at its "
-                "end. Raise another exception there."
+                "end. Raise another exception instead."
             ) from error
 
     return checked
 
 
 class CheckedFetcher:
-    """Makes batches as the fetchers of `_DatasetKind` do, but raises
-    StopIteration only at the end of an iterable dataset."""
+    """A fetcher like those of `_DatasetKind` that raises StopIteration only at
+    the end of an iterable dataset."""
 
     def __init__(
         self,

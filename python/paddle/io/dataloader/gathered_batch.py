@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Copies the samples of a batch into its memory while they are made.
+"""Copies each sample into its batch before the next sample is made.
 
-`default_collate_fn` needs all samples of a batch at once. Here each one is
-copied into the arrays of the batch, and may be dropped, before the next one is
-made. The memory of large arrays is used again when nothing refers to it any
-more: new memory costs a page fault for every 4 KiB, and all threads of a
-process wait for each other when memory is returned to the system.
+`default_collate_fn` needs all samples of a batch in memory. Here each sample is
+copied into the batch's arrays, and may be dropped, before the next one is made.
+The memory of large arrays is reused when nothing refers to it any more: new
+memory costs a page fault for every 4 KiB, and all threads of a process wait for
+each other when memory is returned to the system.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-# In bytes: malloc reuses smaller memory well enough.
+# In bytes. malloc reuses smaller memory well enough.
 _LARGE = 1 << 16
-# Of the data types whose elements are plain bytes.
+# `dtype.kind` of the data types whose elements are plain bytes.
 _PLAIN_KINDS = frozenset("biufc")
 
 
 class _Loan:
-    """The owner of the memory of an array, to which it and its views refer. It
-    gives the memory back when the last of them is dropped."""
+    """The owner of an array's memory. The array and its views refer to it; when
+    the last of them is dropped, it returns the memory to the pool."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class _Loan:
         dtype: np.dtype,
     ) -> None:
         self._memory = memory
-        # An array that outlives the pool keeps its own memory alone.
+        # Weak: an array that outlives the pool must not keep the pool's memory.
         self._free = weakref.ref(free)
-        # numpy.asarray makes an array by it whose base is this object.
+        # Lets numpy.asarray create an array whose base is this object.
         self.__array_interface__ = {
             "version": 3,
             "data": (memory.ctypes.data, False),
@@ -78,20 +78,20 @@ class _Loan:
 
 
 class ArrayPool:
-    """Makes arrays, and uses the memory of those that were dropped again.
+    """Allocates arrays, and reuses the memory of dropped arrays.
 
-    Threads may share it, and finalizers may drop arrays at any time.
+    Thread-safe. Finalizers may drop arrays at any time.
 
     Args:
-        most_free: how many unused pieces of memory it keeps.
+        most_free: the maximum number of unused pieces of memory to keep.
     """
 
     def __init__(self, most_free: int) -> None:
-        # Each of its methods that is used here is atomic.
+        # The methods used here are atomic.
         self._free: deque[np.ndarray] = deque(maxlen=most_free)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Like `numpy.empty`, for data types without Python objects."""
+        """Like `numpy.empty`. The data type must not contain Python objects."""
         size = math.prod(shape) * dtype.itemsize
         if size < _LARGE:
             return np.empty(shape, dtype)
@@ -100,8 +100,7 @@ class ArrayPool:
     def _take(self, size: int) -> np.ndarray:
         for _ in range(len(self._free)):
             try:
-                # The one that was given back last, parts of which may still be
-                # in the caches of the processor.
+                # The piece returned last may still be in the CPU's caches.
                 memory = self._free.pop()
             except IndexError:
                 break
@@ -112,12 +111,12 @@ class ArrayPool:
 
 
 class _Arrays:
-    """Arrays of one shape and data type, as rows of a larger one."""
+    """Arrays with one shape and data type, as rows of a larger array."""
 
     def __init__(self, first: np.ndarray, count: int, pool: ArrayPool) -> None:
         self._rows = pool.empty((count, *first.shape), first.dtype)
         self._filled = 0
-        # All of them, once one has another shape or type.
+        # All arrays, once one of them has another shape or type.
         self._unequal: list[Any] = []
 
     def add(self, array: Any) -> None:
@@ -136,13 +135,13 @@ class _Arrays:
 
     def result(self) -> np.ndarray:
         if self._unequal:
-            # Finds their common type, or raises.
+            # Converts to their common type, or raises.
             return np.stack(self._unequal)
         return self._rows[: self._filled]
 
 
 class _Values:
-    """Whatever else `default_collate_fn` takes, or refuses."""
+    """Other fields, for `default_collate_fn` to collate or refuse."""
 
     def __init__(self) -> None:
         self._values: list[Any] = []
@@ -175,9 +174,9 @@ class _Sequences:
     def add(self, values: Sequence) -> None:
         if len(values) != len(self._fields):
             raise RuntimeError(
-                "Cannot put samples into one batch that have "
-                f"{len(self._fields)} fields and {len(values)}: {values!r}. "
-                "Let the dataset return equally many, or pass a collate_fn."
+                f"Cannot collate samples with {len(self._fields)} fields and "
+                f"with {len(values)}: {values!r}. Return the same number of "
+                "fields for every sample, or pass a collate_fn."
             )
         for field, value in zip(self._fields, values):
             field.add(value)
@@ -191,12 +190,13 @@ _Gathered = Union[_Arrays, _Values, _Mappings, _Sequences]
 
 def _gathered(first: Any, count: int, pool: ArrayPool) -> _Gathered:
     """
-    Returns a batch without samples, for `count` samples at most that are like
+    Returns an empty batch for at most `count` samples with the structure of
     `first`.
     """
     if type(first) is np.ndarray:
         if first.dtype.kind in _PLAIN_KINDS and first.dtype.isnative:
-            # An iterable dataset may end long before so many samples.
+            # Without memory for `count` samples, fall back to a list: an
+            # iterable dataset may end long before.
             with contextlib.suppress(MemoryError):
                 return _Arrays(first, count, pool)
     elif isinstance(first, Mapping):
@@ -208,14 +208,14 @@ def _gathered(first: Any, count: int, pool: ArrayPool) -> _Gathered:
 
 class GatheringFetcher:
     """
-    Makes the batches that the fetchers of `_DatasetKind` make with
+    Makes the same batches as the fetchers of `_DatasetKind` with
     `default_collate_fn`, but copies each sample before the next one is made.
     """
 
     def __init__(
         self, kind: int, dataset: Dataset, drop_last: bool, pool: ArrayPool
     ) -> None:
-        # Without a collate_fn it returns lists.
+        # With None as collate_fn it returns lists of samples.
         self._fetcher = _DatasetKind.create_fetcher(
             kind, dataset, True, None, False
         )
@@ -225,8 +225,9 @@ class GatheringFetcher:
         self._add = refuses_stop_iteration(self._add_sample)
 
     def fetch(self, indices: Iterable[Any], done: threading.Event) -> Any:
-        """Returns the batch of some samples, None if `done` is set before it is
-        complete. Raises StopIteration at the end of an iterable dataset."""
+        """Returns the batch of the given samples, or None if `done` is set
+        before it is complete. Raises StopIteration at the end of an iterable
+        dataset."""
         indices = list(indices)
         batch = None
         for index in indices:

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Ends worker threads that are stopped while they wait for a batch."""
+"""Wakes worker threads that are stopped while they wait for a batch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = []
 
 def ends_when_stopped(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Lets the `__next__` of an iterator that reads from a blocking queue in C++
-    end when it runs on a `paddle.multiprocessing.WorkerThread` that is asked to
-    stop. The iterator cannot be used after that.
+    Decorates the `__next__` of an iterator that reads from a blocking C++
+    queue: the wait ends when the calling `paddle.multiprocessing.WorkerThread`
+    is asked to stop. The iterator cannot be used after that.
     """
 
     @functools.wraps(next_batch)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Arguments that DataLoader does not have, and what to use instead."""
+"""Errors for arguments that DataLoader lacks, with alternatives."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Those of torch's DataLoader that programs are ported with.
+# Alternatives to arguments of torch's DataLoader, for ported programs.
 _INSTEAD = {
     "generator": "Call paddle.seed(...), or pass a batch_sampler whose sampler "
     "has a generator.",
-    "multiprocessing_context": "Workers start by the start method of the "
-    "process: call multiprocessing.set_start_method(...).",
-    "pin_memory": "Leave it out: batches for a GPU are copied ahead by "
-    "use_buffer_reader, which is on.",
+    "multiprocessing_context": "Workers use the process's start method: call "
+    "multiprocessing.set_start_method(...).",
+    "pin_memory": "Leave it out: use_buffer_reader, which is on by default, "
+    "prefetches batches to the GPU.",
     "sampler": "Pass batch_sampler=paddle.io.BatchSampler(sampler=..., "
     "batch_size=...).",
 }
@@ -37,8 +37,8 @@ _INSTEAD = {
 
 def refuses_other_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """
-    Returns an `__init__` of DataLoader with the same signature, which raises
-    TypeError for other arguments by name, and says what to use instead.
+    Decorates `DataLoader.__init__`, whose signature it keeps: unknown keyword
+    arguments raise TypeError, which suggests alternatives.
     """
     own = frozenset(inspect.signature(init).parameters)
 
@@ -55,7 +55,7 @@ def refuses_other_arguments(init: Callable[..., None]) -> Callable[..., None]:
 def _refusal(names: Iterable[str]) -> str:
     names = sorted(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in names if name in _INSTEAD]
-    help_on_all = "help(paddle.io.DataLoader) lists those that there are."
+    help_on_all = "help(paddle.io.DataLoader) lists all arguments."
     return (
         f"DataLoader() has no argument {', '.join(map(repr, names))}. "
         + " ".join([*known, help_on_all])

@@ -11,15 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How worker processes of a DataLoader send their batches.
+"""Sends batches from worker processes of a DataLoader through shared memory.
 
-The arrays and tensors of a batch are stored side by side in one block of shared
-memory. The pickle contains the handle of the block, and the data type, shape
-and offset of each of them. The default collation stacks directly into the
-block. A block is reused when the last tensor of its batch is dropped.
+The arrays and tensors of a batch are stored next to each other in one block of
+shared memory. The pickle contains the block's handle, and each array's data
+type, shape and offset. The default collation stacks directly into the block. A
+block is reused when the last tensor of its batch is dropped.
 
-A message that carries a batch expires with the worker that sent it, so that a
-killed worker leaves nothing behind.
+A batch's message expires with the worker that sent it, so a killed worker
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _SWITCH = "PADDLE_DATALOADER_SHARED_BATCH"
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 
-# The data types that DenseTensor.set gives to arrays.
+# The same conversion of data types as DenseTensor.set.
 _DTYPES = {
     np.dtype(np.bool_): core.DataType.BOOL,
     np.dtype(np.uint8): core.DataType.UINT8,
@@ -64,24 +64,23 @@ _DTYPES = {
     np.dtype(np.complex128): core.DataType.COMPLEX128,
 }
 
-# Layouts that mean the same to every process.
+# Layouts whose meaning does not depend on the process.
 _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 
-# In bytes: a cache line, and the widest vector register.
+# In bytes: a cache line, and the width of the widest vector register.
 _ALIGNMENT = 64
-# In bytes: the block for the first batch of a worker, whose size is unknown.
+# In bytes: the block for a worker's first batch, whose size is unknown.
 _FIRST_SIZE = 1 << 16
-# In an order, where other numbers mean blocks: the field is sent separately.
+# Marks a field that is sent separately in an order of block numbers.
 _SEPARATE = -1
 
 
 def is_enabled() -> bool:
-    """Returns whether workers send batches as this module does.
+    """Returns whether workers send batches with this module.
 
-    They are, unless the environment variable
-    ``PADDLE_DATALOADER_SHARED_BATCH`` is ``0`` or ``false``, or this Paddle was
-    built without shared memory. Then each tensor of a batch is sent separately,
-    as in Paddle 3.3.0.
+    They do, unless the environment variable ``PADDLE_DATALOADER_SHARED_BATCH``
+    is ``0`` or ``false``, or this Paddle was built without shared memory. Then
+    each tensor of a batch is sent separately, as in Paddle 3.3.0.
     """
     switch = os.environ.get(_SWITCH, "")
     return is_available() and switch.lower() not in _OFF
@@ -99,15 +98,17 @@ class _Block:
         return self.used + size <= self.memory.size
 
     def take(self, size: int) -> int:
-        """Returns the offset of `size` bytes, for which there must be room."""
+        """Reserves `size` bytes, for which there must be room, and returns
+        their offset."""
         start = self.used
         self.used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return start
 
 
-# No NamedTuple: to define one takes as long as to import the rest of this file.
+# Not a NamedTuple: defining one takes as long as importing the rest of this
+# file.
 class _Position:
-    """The position of an array, which stays alive so that its id is unique."""
+    """An array's position. Keeps the array alive, so that its id is unique."""
 
     def __init__(self, array: np.ndarray, block: int, offset: int) -> None:
         self.array = array
@@ -116,21 +117,21 @@ class _Position:
 
 
 class _Memory:
-    """Where a worker allocates its blocks.
+    """Allocates a worker's blocks, with the current sharing strategy.
 
-    They are allocated with the current sharing strategy. Once /dev/shm, which
-    is small in containers, has no room for a block, this worker's blocks are
-    memfds, which it does not limit. The strategy stays as it is for all else.
+    /dev/shm is small in containers. Once it has no room for a block, this
+    worker's blocks are memfds, which /dev/shm does not limit. The strategy for
+    all other allocations does not change.
     """
 
     def __init__(self) -> None:
         self._dev_shm_is_full = False
 
     def allocate(self, size: int) -> paddle.Tensor:
-        """Returns `size` bytes of shared memory, uninitialized.
+        """Returns `size` uninitialized bytes of shared memory.
 
         Raises:
-            MemoryError: there is no room for them.
+            MemoryError: there is not enough shared memory.
         """
         if not self._dev_shm_is_full:
             try:
@@ -138,7 +139,7 @@ class _Memory:
             except MemoryError:
                 if core.globals()[FILE_DESCRIPTOR_FLAG]:
                     raise
-        # Raises again if the limit is one that the user has set.
+        # Raises again if the user's limit was exceeded.
         memfd = native.empty([size], core.DataType.UINT8, file_descriptor=True)
         self._dev_shm_is_full = True
         return memfd
@@ -148,8 +149,8 @@ class _Arena:
     """The shared memory of one batch: one block, or more if it was too small.
 
     Args:
-        memory: where the blocks are allocated.
-        size: bytes of the first block.
+        memory: allocates the blocks.
+        size: the size of the first block in bytes.
     """
 
     def __init__(self, memory: _Memory, size: int) -> None:
@@ -164,18 +165,18 @@ class _Arena:
         return sum(block.used for block in self._blocks)
 
     def handles(self) -> list[bytes]:
-        """Returns a handle per block, by which one process can receive it."""
+        """Returns one handle per block, which one process can receive."""
         return [
             native.share_while_alive(block.tensor) for block in self._blocks
         ]
 
     def adopt(self, tensor: paddle.Tensor) -> int:
-        """Adds a tensor in shared memory as a block; returns its number."""
+        """Adds a tensor in shared memory as a block, and returns its number."""
         self._blocks.append(_Block(tensor))
         return len(self._blocks) - 1
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Position:
-        """Returns a new array, uninitialized.
+        """Returns a new, uninitialized array.
 
         Raises:
             MemoryError: there is not enough shared memory.
@@ -194,7 +195,7 @@ class _Arena:
         return position
 
     def position_of(self, array: np.ndarray) -> _Position:
-        """Returns the position of an array, which is copied here if need be."""
+        """Returns the position of an array. Copies it here if necessary."""
         position = self._positions.get(id(array))
         if position is None:
             position = self.new_array(array.shape, array.dtype)
@@ -226,7 +227,7 @@ class _Arena:
 def _collate(
     samples: Sequence[Any], stack: Callable[[Sequence[Any]], np.ndarray]
 ) -> Any:
-    """Like `default_collate_fn`, but stacks arrays by `stack`."""
+    """Like `default_collate_fn`, but stacks arrays with `stack`."""
     sample = samples[0]
     if isinstance(sample, np.ndarray):
         return stack(samples)
@@ -245,7 +246,7 @@ def _collate(
 
 
 class _SharedBatch:
-    """A batch in shared memory; unpickled, it is a list of DenseTensor.
+    """A batch in shared memory. Unpickling it gives a list of DenseTensor.
 
     Args:
         batch: the result of the collation.
@@ -276,8 +277,8 @@ class _SharedBatch:
 
 def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
     """
-    Returns the block, data type, shape and offset of a field, which is copied
-    to the arena if it is not shared; None if it cannot be stored there.
+    Returns the block, data type, shape and offset of a field, or None if it
+    cannot be stored in the arena. Copies the field there if it is not shared.
     """
     if isinstance(field, np.ndarray):
         if field.dtype not in _DTYPES:
@@ -321,15 +322,15 @@ def _rebuild(
     except (IndexError, StopIteration):
         # A StopIteration in a loader would silently end the epoch.
         raise ValueError(
-            f"The order {order} of a received batch names a tensor that the "
-            f"batch does not have: {[len(views) for _, views in sources]} of "
-            f"its blocks and {len(separate)} others. The message was damaged, "
-            "or made by another version of Paddle."
+            f"The order {order} of a received batch refers to a missing "
+            f"tensor: its blocks have {[len(views) for _, views in sources]} "
+            f"tensors, and {len(separate)} were sent separately. The message "
+            "is damaged, or was sent by another version of Paddle."
         ) from None
 
 
 class BatchMessage:
-    """A tuple that is pickled at once, and unpickled to the tuple itself.
+    """A tuple that is pickled immediately. Unpickling gives the tuple itself.
 
     A queue pickles on its own thread, which drops objects that cannot be
     pickled; the reader would wait for them forever.
@@ -346,11 +347,11 @@ class BatchSharer:
     """Puts the batches of a worker into shared memory.
 
     Attributes:
-        collate_fn: to be called instead of the loader's.
+        collate_fn: replaces the loader's collate_fn.
 
     Args:
-        collate_fn: the loader's. Its results are copied, unless it is the
-            default one, whose results are allocated in shared memory.
+        collate_fn: the loader's collate_fn. Its results are copied to shared
+            memory; those of the default one are allocated there.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
@@ -361,12 +362,12 @@ class BatchSharer:
         self._arena = _Arena(self._memory, self._size)
 
     def _collate_default(self, samples: Sequence[Any]) -> Any:
-        # An error may have left the last one half filled.
+        # After an error, the previous arena may be half filled.
         self._arena = _Arena(self._memory, self._size)
         return _collate(samples, self._arena.stack)
 
     def message(self, number: int, batch: Any) -> BatchMessage:
-        """Returns the message that carries batch `number` to the reader.
+        """Returns the message that sends batch `number` to the reader.
 
         Raises:
             MemoryError: there is not enough shared memory.
@@ -376,6 +377,6 @@ class BatchSharer:
         arena = self._arena
         self._arena = _Arena(self._memory, self._size)
         shared = _SharedBatch(batch, arena)
-        # The next batch should fit too; the effect of a rare large one fades.
+        # The next batch should fit, but the effect of a rare large one fades.
         self._size = max(arena.used(), self._size - self._size // 16)
         return BatchMessage((number, shared, shared.structure))

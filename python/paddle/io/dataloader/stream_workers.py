@@ -11,17 +11,17 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Worker threads of a DataLoader, each on a stream of its own.
+"""Worker threads of a DataLoader, each on its own stream.
 
-The copies and kernels of a worker then run beside those of the thread that
-takes the batches. Streams are not ordered with each other, so these waits order
-them:
+A worker's copies and kernels then overlap with those of the thread that takes
+the batches. Streams are not ordered with each other, so these waits order them:
 
-- for each epoch, the stream of a worker waits for what the thread that begins
-  it has started until then, such as the tensors of the dataset;
-- for each batch, the stream of the thread that takes it waits for the worker's;
-- the memory of a batch is used again only after the stream of that thread has
-  done its work, because that stream is recorded for it.
+- For each epoch, a worker's stream waits for the work that the thread that
+  begins the epoch has launched, such as creating the dataset's tensors.
+- For each batch, the stream of the thread that takes it waits for the worker's
+  stream.
+- A batch's memory is reused only after that thread's stream has finished its
+  work, because that stream is recorded for the memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = []
 
 
 class _MadeBatch(NamedTuple):
-    """A batch, its fields, and an event after their work."""
+    """A batch, its fields, and an event recorded after their work."""
 
     batch: Any
     fields: list[Tensor]
@@ -63,13 +63,13 @@ class _StreamEpoch(Epoch):
         super().__init__()
         self._place = place
         self._streams = streams
-        # Events that streams wait for already, which are recorded again: to
-        # drop one waits for it on a custom device.
+        # Events on which streams already wait. They are recorded again, because
+        # destroying an event on a custom device waits for it.
         self._free: list[Event] = []
         self._began = event_after_work(place)
 
     def begin(self, worker: int) -> None:
-        # The init function ran on the current stream.
+        # worker_init_fn ran on the current stream.
         initialized = self._event_after_work()
         stream = self._streams[worker]
         set_stream(stream)
@@ -80,12 +80,12 @@ class _StreamEpoch(Epoch):
     def outcome(self, batch: Any) -> _MadeBatch:
         fields, structure = _flatten_batch(batch)
         fields = [self._with_own_memory(field) for field in fields]
-        # It takes the fields out of the list that it is given.
+        # It removes the fields from the list that is passed in.
         batch = _restore_batch([*fields], structure)
         return _MadeBatch(batch, fields, self._event_after_work())
 
-    def look(self, index: int) -> Any:
-        outcome = super().look(index)
+    def wait_outcome(self, index: int) -> Any:
+        outcome = super().wait_outcome(index)
         if not isinstance(outcome, _MadeBatch):
             return outcome
         stream = current_stream(self._place)
@@ -108,8 +108,8 @@ class _StreamEpoch(Epoch):
         return current_stream(self._place).record_event(event)
 
     def _with_own_memory(self, field: Tensor) -> Tensor:
-        """Returns a field, or a complete copy if Paddle has not allocated its
-        memory, for which no stream can be recorded."""
+        """Returns a field, or a finished copy if Paddle did not allocate its
+        memory, because then no stream can be recorded for it."""
         try:
             field.record_stream(current_stream(self._place))
         except ValueError:
@@ -118,12 +118,12 @@ class _StreamEpoch(Epoch):
 
 
 class StreamWorkersIter(ThreadWorkersIter):
-    """An iterator over the batches of a DataLoader that worker threads make on
-    streams of their own, of the current device of the thread that makes it."""
+    """An iterator over batches of a DataLoader that worker threads make, each
+    on its own stream of the creating thread's current device."""
 
     @functools.cached_property
     def _streams(self) -> list[Stream]:
-        # Of a pool, since each loop over a loader has workers of its own.
+        # From a pool, since each loop over a loader has its own workers.
         return [
             get_stream_from_pool(self._places[0])
             for _ in range(self._num_workers)
@@ -134,8 +134,8 @@ class StreamWorkersIter(ThreadWorkersIter):
 
 
 def _have_own_streams(places: list[core.Place]) -> bool:
-    """Returns whether worker threads can make batches for these places on
-    streams of their own, and hand their memory to other streams."""
+    """Returns whether worker threads can make batches for these places on their
+    own streams, and hand the batches' memory to other streams."""
     here = _current_expected_place()
     if not (
         in_dynamic_mode()
@@ -152,8 +152,8 @@ def _have_own_streams(places: list[core.Place]) -> bool:
 
 
 def iterator_type(loader: DataLoader) -> type[ThreadWorkersIter]:
-    """Returns the type of the iterator with worker threads that the calling
-    thread makes for a loader."""
+    """Returns the worker thread iterator type that the calling thread uses for
+    a loader."""
     if _have_own_streams(loader.places):
         return StreamWorkersIter
     return ThreadWorkersIter

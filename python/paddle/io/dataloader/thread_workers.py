@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Worker threads of a DataLoader, in place of its worker processes."""
+"""Worker threads of a DataLoader, instead of worker processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = []
 
 
 class _Exhausted(NamedTuple):
-    """The outcome of a task for which a worker's dataset had no items left."""
+    """The outcome of a task when a worker's dataset has no items left."""
 
     worker: int
 
@@ -65,32 +65,32 @@ class _Failed(NamedTuple):
 
 
 class Epoch:
-    """One pass over the dataset, and what its workers have made.
+    """One pass over the dataset, with the outcomes of its tasks.
 
-    Neither it nor a worker refers to the iterator, so that dropping the
+    Neither an epoch nor a worker refers to the iterator, so dropping the
     iterator ends the workers.
     """
 
     def __init__(self) -> None:
         self._outcomes: dict[int, Any] = {}
         self._waiters = Waiters()
-        # Fetchers look at it between the samples of a batch.
+        # Fetchers check it between the samples of a batch.
         self.closed = threading.Event()
 
     def begin(self, worker: int) -> None:
-        """Prepares the calling thread, which is this worker, for its tasks."""
+        """Prepares the calling thread, which is worker `worker`, for tasks."""
 
     def outcome(self, batch: Any) -> Any:
-        """Returns what the calling worker puts for a batch that it has made."""
+        """Returns the outcome for a batch that the calling worker has made."""
         return batch
 
     def put(self, index: int, outcome: object) -> None:
         self._outcomes[index] = outcome
         self._waiters.notify_all()
 
-    def look(self, index: int) -> Any:
-        """Waits for an outcome and returns it. It stays until it is dropped, so
-        that what is raised meanwhile loses no batch."""
+    def wait_outcome(self, index: int) -> Any:
+        """Waits for a task's outcome and returns it. The outcome is kept until
+        `drop`, so an exception in between loses no batch."""
         wait_for(self._waiters, lambda: index in self._outcomes)
         return self._outcomes[index]
 
@@ -105,7 +105,7 @@ class _Task(NamedTuple):
 
 
 class _TaskQueue:
-    """The tasks of one worker, in the order in which it does them."""
+    """The tasks of one worker, first in, first out."""
 
     def __init__(self) -> None:
         self._queue: deque[_Task] = deque()
@@ -121,7 +121,7 @@ class _TaskQueue:
 
 
 class _BatchMaker:
-    """What a worker needs to make a batch: the settings of its DataLoader."""
+    """Makes batches on a worker thread, with the settings of its DataLoader."""
 
     def __init__(self, loader: _DataLoaderIterBase) -> None:
         self._kind = loader._dataset_kind
@@ -130,12 +130,12 @@ class _BatchMaker:
         self._collate_fn = loader._collate_fn
         self._drop_last = loader._drop_last
         (self._place,) = loader._places
-        # The arrays of the default collation belong to nobody else.
+        # Nothing else refers to the arrays of the default collation.
         self._zero_copy = loader._collate_fn is default_collate_fn
         self._pool = ArrayPool(loader._capacity)
 
     def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
-        """Does tasks until the thread is asked to stop."""
+        """Processes tasks until the thread is asked to stop."""
         _of_thread.worker_info = info
         init_error = self._call_init(info.id)
         epoch = fetcher = None
@@ -158,7 +158,7 @@ class _BatchMaker:
                     return
                 outcome = self._outcome_of(error, info.id)
             task.epoch.put(task.index, outcome)
-            # The consumer alone keeps the batch while this thread waits.
+            # While this thread waits, only the consumer keeps the batch.
             del task, outcome
 
     def _call_init(self, worker: int) -> BaseException | None:
@@ -190,8 +190,8 @@ class _BatchMaker:
 
     def _tensor(self, field: np.ndarray | paddle.Tensor) -> paddle.Tensor:
         if not isinstance(field, paddle.Tensor):
-            # A copy of an array to a device would stop all threads, unlike one
-            # of a tensor, which releases the GIL.
+            # Copying an array to a device holds the GIL; copying a tensor
+            # releases it.
             field = paddle.Tensor(
                 value=field, place=paddle.CPUPlace(), zero_copy=self._zero_copy
             )
@@ -209,10 +209,10 @@ class _BatchMaker:
                 return _Exhausted(worker)
         elif isinstance(error, Exception):
             return _Failed(error)
-        # Raised from __next__ as it is, it would end the epoch or the program.
+        # Raised unchanged by __next__, it would end the epoch or the program.
         wrapped = RuntimeError(
             f"Worker {worker} of the DataLoader failed, because the dataset or "
-            f"the collate_fn raised {error!r}. Raise another exception there."
+            f"the collate_fn raised {error!r}. Raise another exception instead."
         )
         wrapped.__cause__ = error
         return _Failed(wrapped)
@@ -220,23 +220,23 @@ class _BatchMaker:
 
 class ThreadWorkersIter(_DataLoaderIterBase):
     """
-    An iterator over the batches of a DataLoader that worker threads make.
+    An iterator over batches of a DataLoader that worker threads make.
 
-    Batches, their order and the seeds of Paddle's random operators are those of
-    worker processes. Workers differ from processes in this:
+    Batches, their order and the seeds of Paddle's random operators are the same
+    as with worker processes. Worker threads differ from processes in this:
 
-    - each has a shallow copy of the dataset: attributes that it sets are its
-      own, and what they refer to is shared with all workers;
-    - the global generators of ``random`` and ``numpy.random`` are those of the
-      process, which no worker seeds;
-    - a Paddle without random numbers per thread, which are a part in C++ for
-      Linux, warns that random operators use the generator of the process;
-    - each begins in the state of the thread that makes the iterator, see
-      :class:`paddle.multiprocessing.WorkerThread`, and makes its tensors on the
-      device of that thread.
+    - Each has a shallow copy of the dataset. Attributes that a worker sets are
+      its own; the objects they refer to are shared with all workers.
+    - The global generators of ``random`` and ``numpy.random`` are those of the
+      process, and workers do not seed them.
+    - A Paddle without per-thread random generators, a part in C++ for Linux,
+      warns that random operators use the process's generator.
+    - Each starts in the state of the thread that creates the iterator, see
+      :class:`paddle.multiprocessing.WorkerThread`, and creates its tensors on
+      that thread's device.
 
-    One thread at a time may take batches. The workers end with the iteration,
-    or when the iterator is dropped, but always after a whole sample.
+    Only one thread at a time may take batches. The workers end with the
+    iteration, or when the iterator is dropped, always after a whole sample.
 
     Raises:
         ValueError: in static mode, or for several places.
@@ -256,7 +256,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             raise ValueError(
                 "A DataLoader with worker_type='thread' makes batches on one "
                 f"place, but received {len(self._places)}: {self._places}. "
-                "Pass one, or use worker_type='process'."
+                "Pass one place, or use worker_type='process'."
             )
         self._persistent = loader._persistent_workers
         self._capacity = self._prefetch_factor * self._num_workers
@@ -265,10 +265,10 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         batch_maker = _BatchMaker(self)
         if not has_generators():
             warnings.warn(
-                "Random operators on the CPU in the worker threads of this "
-                "DataLoader use the generator of the process, in any order: "
-                "this Paddle was built without random numbers per thread, a "
-                "part in C++ for Linux. Use worker_type='process' if a dataset "
+                "Random operators on the CPU in this DataLoader's worker "
+                "threads use the generator of the process, in no fixed order: "
+                "this Paddle was built without per-thread generators, a part "
+                "in C++ for Linux. Use worker_type='process' if the dataset "
                 "calls such operators.",
                 RuntimeWarning,
                 stacklevel=4,
@@ -304,7 +304,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         return Epoch()
 
     def _reset(self) -> None:
-        """Begins another epoch with the same workers."""
+        """Starts another epoch with the same workers."""
         self._sampler_iter = iter(self._index_sampler)
         self._begin_epoch()
 
@@ -333,7 +333,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._workers[0]._enforce_same_process()
         while self._next_batch < self._next_task:
             index = self._next_batch
-            outcome = self._epoch.look(index)
+            outcome = self._epoch.wait_outcome(index)
             self._next_batch = index + 1
             self._epoch.drop(index)
             if isinstance(outcome, _Failed):

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Threads of Python that work without the GIL. What they read and write is
-// plain memory, so that the thread sanitizer sees what is not ordered.
+// Tests of Python threads that work without the GIL. They access plain memory
+// without atomics, so that the thread sanitizer detects missing ordering.
 
 #include "paddle/fluid/pybind/work_without_gil.h"
 
@@ -63,7 +63,7 @@ class Interpreter : public ::testing::Environment {
 const auto* const interpreter =
     ::testing::AddGlobalTestEnvironment(new Interpreter);  // NOLINT
 
-// Calls functions on a thread of Python each, with the GIL.
+// Calls each function on its own Python thread, with the GIL.
 void InThreads(const std::vector<std::function<void()>>& functions) {
   std::vector<std::thread> threads;
   for (const auto& function : functions) {
@@ -75,7 +75,8 @@ void InThreads(const std::vector<std::function<void()>>& functions) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Returns whether another thread does something in time. Waits without the GIL.
+// Waits without the GIL. Returns whether another thread sets the promise in
+// time.
 bool Wait(std::promise<void>* promise) {
   return WorkWithoutGil::Wait([&] {
     return promise->get_future().wait_for(std::chrono::minutes(1)) ==
@@ -83,7 +84,7 @@ bool Wait(std::promise<void>* promise) {
   });
 }
 
-TEST(WorkWithoutGilTest, ThreadsWorkAtTheSameTime) {
+TEST(WorkWithoutGilTest, ThreadsWorkConcurrently) {
   std::array<std::promise<void>, 2> began;
   const auto work = [&](int mine) {
     WorkWithoutGil::Run([&] {
@@ -107,7 +108,7 @@ TEST(WorkWithoutGilTest, ErrorsReachTheCallerWithTheGil) {
   }});
 }
 
-TEST(WorkWithoutGilTest, WorkInTurnIsThatOfOneThreadAtATime) {
+TEST(WorkWithoutGilTest, RunInTurnSerializesWork) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
@@ -118,7 +119,7 @@ TEST(WorkWithoutGilTest, WorkInTurnIsThatOfOneThreadAtATime) {
   EXPECT_EQ(calls, kThreads * kRounds);
 }
 
-TEST(WorkWithoutGilTest, WorkInTurnWithTheGilIsAlsoAlone) {
+TEST(WorkWithoutGilTest, RunInTurnWithGilIsSerializedToo) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
@@ -133,7 +134,7 @@ TEST(WorkWithoutGilTest, WorkInTurnWithTheGilIsAlsoAlone) {
   EXPECT_EQ(calls, 2 * kThreads * kRounds);
 }
 
-TEST(WorkWithoutGilTest, TurnWithinATurnIsTheSame) {
+TEST(WorkWithoutGilTest, TurnsMayBeNested) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
@@ -149,7 +150,7 @@ TEST(WorkWithoutGilTest, TurnWithinATurnIsTheSame) {
   EXPECT_EQ(calls, 3 * kThreads * kRounds);
 }
 
-TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForTheTurnOfAnother) {
+TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForAnotherThreadsTurn) {
   std::promise<void> entered, other_has_worked;
   int calls = 0;
   InThreads({[&] {
@@ -172,7 +173,7 @@ TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForTheTurnOfAnother) {
   EXPECT_EQ(calls, 3);
 }
 
-TEST(WorkWithoutGilTest, ThreadsOutOfTurnWaitForTheirTurnAgain) {
+TEST(WorkWithoutGilTest, OutOfTurnReacquiresTheTurn) {
   int calls = 0;
   const auto work = [&] {
     for (int round = 0; round < kRounds; ++round) {
@@ -191,7 +192,7 @@ TEST(WorkWithoutGilTest, ThreadsOutOfTurnWaitForTheirTurnAgain) {
   EXPECT_EQ(calls, 3 * kThreads * kRounds);
 }
 
-TEST(WorkWithoutGilTest, ASignalEndsTheWaitForATurnAndNoTurnIsLost) {
+TEST(WorkWithoutGilTest, SignalEndsTheWaitWithoutLosingTheTurn) {
   int calls = 0;
   for (int round = 0; round < 3; ++round) {
     std::promise<void> has_turn, may_end;
@@ -206,8 +207,8 @@ TEST(WorkWithoutGilTest, ASignalEndsTheWaitForATurnAndNoTurnIsLost) {
       }));
     });
     {
-      // Python calls the handlers of signals on this thread, which has
-      // initialized it.
+      // Python calls signal handlers on this thread, which initialized the
+      // interpreter.
       const Gil gil;
       EXPECT_TRUE(Wait(&has_turn));
       const auto call = [&] { ++calls; };
@@ -242,7 +243,7 @@ TEST(WorkWithoutGilTest, BeginIsCalledInTheTurnWithTheGil) {
   EXPECT_EQ(calls, 2 * kThreads * kRounds);
 }
 
-TEST(WorkWithoutGilTest, ErrorOfBeginEndsTheTurn) {
+TEST(WorkWithoutGilTest, ErrorInBeginEndsTheTurn) {
   int calls = 0;
   const auto fail = [] { throw std::runtime_error("of the beginning"); };
   const auto work = [&] {
@@ -256,7 +257,7 @@ TEST(WorkWithoutGilTest, ErrorOfBeginEndsTheTurn) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST(WorkWithoutGilTest, ContinueWithoutPauseEndsNoPause) {
+TEST(WorkWithoutGilTest, ContinueWithoutPauseHasNoEffect) {
   const auto has_gil_in_work = [] {
     int has_gil = 0;
     WorkWithoutGil::Run([&] { has_gil = PyGILState_Check(); });
@@ -272,7 +273,7 @@ TEST(WorkWithoutGilTest, ContinueWithoutPauseEndsNoPause) {
 }
 
 TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
-  // What each thread is in, and how many are not done.
+  // The work in progress per thread, and the number of unfinished threads.
   std::array<int, kThreads> works{};
   int working = kThreads;
   std::vector<std::function<void()>> functions;

@@ -12,8 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Declares what the extension uses of paddle_inference_api.h, which a wheel
-// does not have. libpaddle defines it and makes all objects of these classes.
+// Declares the parts of paddle_inference_api.h that the extension uses, because
+// Paddle's wheel does not contain that header. libpaddle defines these classes
+// and creates all their objects.
 
 #pragma once
 
@@ -67,7 +68,7 @@ class Predictor {
  public:
   explicit Predictor(const Config& config);
   Predictor(const Predictor&) = delete;
-  // The predictors are destroyed by libpaddle.
+  // libpaddle destroys the predictors.
   ~Predictor() {}
 
   std::vector<std::string> GetInputNames();
@@ -81,7 +82,7 @@ class Predictor {
   void ClearIntermediateTensor();
 
  private:
-  // Has the size of the one pointer that the class has.
+  // Stands for the class's only member, a pointer.
   void* predictor_ = nullptr;
 };
 
