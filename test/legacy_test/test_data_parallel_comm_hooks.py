@@ -189,7 +189,7 @@ def is_moved(group, free) -> bool:
         mock.patch.object(communication.os, "statvfs", return_value=memory),
         mock.patch.object(communication, "_SHARE_OF_FREE_MEMORY", 1.0),
     ):
-        communication.move_near_others(buffer, group)
+        communication.move_to_shared_memory(buffer, group)
     return buffer.is_shared()
 
 
@@ -469,10 +469,10 @@ class TestOverGloo(HookCases, RanksCase):
         for call, pattern in (
             (
                 return_other_size,
-                "ValueError: .* as many elements .* 9 of",
+                "ValueError: .* with the size .* 9 elements of",
             ),
             (return_other_type, "ValueError: .* type .* of paddle.float64"),
-            (return_a_number, "TypeError: .* future of one, but .* a int"),
+            (return_a_number, "TypeError: .* future of a tensor, .* type int"),
         ):
             for error in self.errors(call):
                 self.assertRegex(error, pattern)

@@ -248,7 +248,7 @@ class TestOverGloo(JoinCases, RanksCase):
 
     def test_it_can_raise_on_all_ranks_when_one_has_no_inputs_left(self):
         for error in self.errors(throw):
-            self.assertRegex(error, r"RuntimeError: The ranks \[0\] have no in")
+            self.assertRegex(error, r"RuntimeError: Ranks \[0\] have no inputs")
 
     def test_an_error_in_the_block_is_not_hidden(self):
         for error in self.errors(fail_in_the_block):

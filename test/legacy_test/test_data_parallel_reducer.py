@@ -390,7 +390,7 @@ def differ_in_order(group) -> list:
             layer.clear_gradients()
     texts = [str(each.message) for each in caught]
     return [
-        [text for text in texts if "another order" in text],
+        [text for text in texts if "different order" in text],
         [float(each.sum()) for each in layer_gradients],
     ]
 
@@ -782,7 +782,7 @@ class ReducerCases:
 
     def test_outputs_that_cannot_be_found_use_all_parameters(self):
         for error in self.errors(use_branches_in_box, Boxed):
-            self.assertRegex(error, "has no gradient of 'never.weight'")
+            self.assertRegex(error, "got no gradient for 'never.weight'")
 
     def test_parameters_may_be_cast_after_construction(self):
         mean = (self.size + 1) / 2
@@ -852,7 +852,9 @@ class TestOverGloo(ReducerCases, RanksCase):
             for each in found:
                 np.testing.assert_allclose(each, alone, rtol=1e-5)
         for error in self.errors(recompute_activations, {}):
-            self.assertRegex(error, "came a second time .* static_graph=True")
+            self.assertRegex(
+                error, "computed a second time .* static_graph=True"
+            )
 
     def test_frozen_and_no_sync_parameters_are_left_alone(self):
         self.assertEqual(
@@ -900,7 +902,7 @@ class TestOverGloo(ReducerCases, RanksCase):
         for rank, error in enumerate(self.errors(leave_out_parameters)):
             self.assertRegex(
                 error,
-                rf"RuntimeError: Rank {rank} has no gradient of 'right.weight'"
+                rf"RuntimeError: Rank {rank} got no gradient for 'right.weight'"
                 r" \(of a Linear\), .*'never.bias'.* find_unused_parameters=",
             )
 
@@ -912,8 +914,8 @@ class TestOverGloo(ReducerCases, RanksCase):
         ):
             self.assertRegex(
                 error,
-                r"^RuntimeError: '0.weight' \(of a Linear\) is a parameter of "
-                "two DataParallel .* without gradient_as_bucket_view",
+                r"^RuntimeError: '0.weight' \(of a Linear\) belongs to two "
+                "DataParallel layers .* without gradient_as_bucket_view",
             )
 
     def test_two_of_one_layer_may_be_used_in_turns(self):
@@ -926,7 +928,7 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 r"^RuntimeError: 'bias' \(of a Linear\) has a gradient, but "
-                "was frozen .* Build DataParallel after",
+                "was frozen .* before you build DataParallel",
             )
 
     def test_a_parameter_that_a_later_one_trains_may_have_been_frozen(self):
@@ -942,8 +944,8 @@ class TestOverGloo(ReducerCases, RanksCase):
         for error in self.errors(use_more_than_learned):
             self.assertRegex(
                 error,
-                r"^RuntimeError: The gradient of 'right\.\w+' .* came more "
-                "often than in the first step. static_graph=True needs",
+                r"^RuntimeError: The gradient of 'right\.\w+' .* was computed "
+                "more often than in the first step. static_graph=True requires",
             )
 
     def test_a_second_gradient_in_a_step_is_an_error_that_names_it(self):
@@ -951,7 +953,7 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 r"^RuntimeError: The gradient of '0\.\d\.\w+' \(of a Linear\) "
-                r"came a second time .* no_sync\(\), .*static_graph=True",
+                r"was computed a second time .* no_sync\(\), .*static_graph=",
             )
 
     def test_a_gradient_after_the_average_is_told(self):
@@ -966,7 +968,7 @@ class TestOverGloo(ReducerCases, RanksCase):
         self.assertEqual(first[0], [])
         self.assertRegex(
             second[0][0],
-            "on rank 1 than on rank 0, first at 'right.* in place of 'left",
+            "on rank 1 than on rank 0, first 'right.* instead of 'left",
         )
         self.assertEqual(first[1], second[1])
 

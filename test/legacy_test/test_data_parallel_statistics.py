@@ -84,7 +84,7 @@ class TestTimes(unittest.TestCase):
     def test_one_rank_alone_has_none(self):
         with self.assertWarns(UserWarning):
             layer = paddle.DataParallel(new_layer(0))
-        with self.assertRaisesRegex(RuntimeError, "of one rank"):
+        with self.assertRaisesRegex(RuntimeError, "one rank has no statistics"):
             layer.statistics()
 
 

@@ -181,7 +181,7 @@ class TestThreads(unittest.TestCase):
         groups = dist.new_thread_groups(2, timeout=0.1)
         with self.assertRaisesRegex(
             RuntimeError,
-            r"The ranks \[1\] did not call all_reduce \(SUM\) of "
+            r"Ranks \[1\] did not call all_reduce \(SUM\) of "
             r"paddle.float32 of shape \[2\] within 0.1 s",
         ):
             all_reduce(groups[0], paddle.ones([2]))
@@ -217,7 +217,7 @@ class TestThreads(unittest.TestCase):
     def test_each_method_that_the_group_lacks_says_so(self):
         group = dist.new_thread_groups(2)[0].process_group
         check_refusals(
-            self, call_missing_methods(group), "of threads", "all_gather"
+            self, call_missing_methods(group), "thread group", "all_gather"
         )
 
     def test_tasks_have_the_methods_of_paddles(self):
@@ -358,7 +358,7 @@ class TestThreads(unittest.TestCase):
 
         def reduce(rank):
             for dtype in ("uint8", "bool", "int16"):
-                with self.assertRaisesRegex(ValueError, f"{dtype} by MAX"):
+                with self.assertRaisesRegex(ValueError, f"{dtype} with MAX"):
                     dist.all_reduce(
                         paddle.ones([1]).astype(dtype),
                         dist.ReduceOp.MAX,
