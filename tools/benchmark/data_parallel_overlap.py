@@ -73,7 +73,7 @@ Found = dict[tuple[str, bool, str], list[Visit]]
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[list[str]]:
-    """Creates a network namespace per machine, with a slow link between them."""
+    """Creates one network namespace per machine, and a slow link between."""
     names = [f"overlap-{os.getpid()}-{number}" for number in range(RANKS)]
     with contextlib.ExitStack() as stack:
         for name in names:

@@ -30,7 +30,7 @@ import sys
 import time
 from importlib import metadata
 
-# Steps before the timed ones, in which buckets are rebuilt and memory gets warm.
+# Untimed steps first, in which buckets are rebuilt and memory gets warm.
 WARM_UP = 3
 
 MODELS = ("MLP, 32 MiB", "ResNet-18, 3 x 32 x 32")
