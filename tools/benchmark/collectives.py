@@ -155,7 +155,7 @@ class Results(NamedTuple):
 
 
 def measure(pythons: dict[str, Path], visits: int) -> Results:
-    """Measures all contestants in turn."""
+    """Measures all contestants, which take turns."""
     results = Results({}, {}, {})
     for size in SIZES:
         with contextlib.ExitStack() as stack:

@@ -13,9 +13,9 @@
 # limitations under the License.
 """Runs functions at the end of the backward pass of the calling thread.
 
-A gradient hook runs inside the pass. An error that it raises reaches the caller
-as SystemError, after other hooks ran with the error pending. A hook that may
-fail, or that needs the end of the pass, therefore registers a function with
+A gradient hook runs inside the pass. The engine turns an error of a hook into
+SystemError, and runs later hooks with the error pending. A hook that may fail,
+or that needs the end of the pass, therefore registers a function with
 ``at_end_of_backward``.
 """
 
