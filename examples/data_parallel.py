@@ -11,12 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Trains one model in several processes that average their gradients.
+"""Trains one model in several processes, which average their gradients.
 
     python data_parallel.py [--processes 2]
 
-Each process has the whole model and takes a part of every batch. The processes
-communicate through shared memory.
+Each process holds the whole model and trains on a part of every batch. The
+processes communicate through shared memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def train(parallel: paddle.DataParallel, batches: list) -> paddle.Tensor:
 
 
 def train_alone(batches: list, parts: int) -> paddle.Tensor:
-    """Trains in one process, on one part of each batch after the other."""
+    """Trains in one process, serially on the `parts` parts of each batch."""
     layer = new_layer()
     parameters = layer.parameters()
     optimizer = paddle.optimizer.SGD(0.01, parameters)
@@ -64,8 +64,8 @@ def train_alone(batches: list, parts: int) -> paddle.Tensor:
             nn.functional.mse_loss(layer(inputs), targets).backward()
             gradients.append([each.grad.clone() for each in parameters])
             optimizer.clear_grad(set_to_zero=False)
-        for parameter, of_parts in zip(parameters, zip(*gradients)):
-            total = functools.reduce(operator.add, of_parts)
+        for parameter, part_gradients in zip(parameters, zip(*gradients)):
+            total = functools.reduce(operator.add, part_gradients)
             parameter.grad = paddle.divide(
                 total, paddle.to_tensor(float(parts))
             )
@@ -81,9 +81,9 @@ def run(batches: list, results) -> None:
     compressed = paddle.DataParallel(new_layer())
     compressed.register_comm_hook(None, comm_hooks.fp16_compress_hook)
     trained = train(exact, batches)
-    by_float16 = train(compressed, batches)
+    with_float16 = train(compressed, batches)
     if dist.get_rank() == 0:
-        results.put((trained, by_float16, exact.statistics_table()))
+        results.put((trained, with_float16, exact.statistics_table()))
 
 
 def main() -> int:
@@ -99,14 +99,14 @@ def main() -> int:
         run, (batches, results), nprocs=processes, join=False, backend="shm"
     )
     context.join()
-    trained, by_float16, statistics = results.get()
+    trained, with_float16, statistics = results.get()
     in_parts = train_alone(batches, processes)
     in_whole = train_alone(batches, 1)
     is_equal = bool(trained.equal_all(in_parts))
     rounding = float((trained - in_whole).abs().max())
-    difference = float((by_float16 - in_parts).abs().max())
+    difference = float((with_float16 - in_parts).abs().max())
     print(f"{processes} processes")
-    print(f"equal to one process, part by part, to the last bit: {is_equal}")
+    print(f"bitwise equal to one process, part by part: {is_equal}")
     print(f"difference from one process, whole batches: {rounding:.0e}")
     print(f"difference with gradients sent as float16: {difference:.0e}")
     print(statistics)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of data parallel training: ranks and their groups."""
+"""Helpers for data parallel training tests: ranks and their groups."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 has_shared_memory_groups = unittest.skipUnless(
     "shm" in _valid_backend_list, "This Paddle has no backend shm."
 )
-EACH_ALONE = 1e-6  # MiB: each parameter gets a bucket of its own
+ONE_PER_BUCKET = 1e-6  # MiB; each parameter gets its own bucket
 
 
 class Ranks:
-    """Processes that are ranks of one group, and call functions in turn."""
+    """Processes that are the ranks of a group, and run functions on request."""
 
     def __init__(self, size: int, method: str = "forkserver"):
         context = multiprocessing.get_context(method)
@@ -65,9 +65,9 @@ class Ranks:
             self._processes.append(process)
 
     def call(self, kind: str, function: Callable, *args: Any) -> list:
-        """Returns `function(group, *args)` of each rank, or its error as text.
+        """Returns each rank's `function(group, *args)`, or its error as text.
 
-        A rank that died counts as minus the number of the signal.
+        For a rank that died, the result is minus the signal's number.
         """
         for connection in self._connections:
             connection.send((kind, function, args))
@@ -124,7 +124,7 @@ def shared_memory_group() -> Group:
 
 
 def new_group(kind: str) -> Group:
-    """Returns a group of all ranks, of a backend or a test group over gloo."""
+    """Returns a group of all ranks: a backend's, or a test group over gloo."""
     gloo = dist.get_group()
     if kind == "gloo":
         return gloo
@@ -137,9 +137,9 @@ def new_group(kind: str) -> Group:
 
 
 class LateProcessGroup:
-    """A process group that does nothing before a task of it is waited for.
+    """A process group that runs operations only when a task is waited for.
 
-    Whoever uses a result before that finds the old numbers.
+    A caller that reads a result too early finds the old values.
     """
 
     def __init__(self, process_group):
@@ -252,7 +252,7 @@ def gradients(layer: nn.Layer) -> list:
 def train_alone(
     layer: nn.Layer, batches: Sequence[paddle.Tensor], size: int
 ) -> list:
-    """Trains on the parts of all ranks in turn; returns the parameters."""
+    """Trains serially on the parts of all ranks; returns the parameters."""
     parameters = layer.parameters()
     optimizer = paddle.optimizer.Momentum(0.1, parameters=parameters)
     for batch in batches:
@@ -263,7 +263,7 @@ def train_alone(
             optimizer.clear_grad(set_to_zero=False)
         for parameter, parts in zip(parameters, zip(*of_parts)):
             total = functools.reduce(operator.add, parts)
-            # A division by a number is a product with its rounded inverse.
+            # Dividing by a Python number would multiply by its rounded inverse.
             parameter.grad = paddle.divide(total, paddle.to_tensor(float(size)))
         optimizer.step()
         optimizer.clear_grad(set_to_zero=False)
@@ -271,7 +271,7 @@ def train_alone(
 
 
 def train_with_scaler(group, options, register_hook=None) -> list:
-    """The gradients of the last rank overflow, in the third of five steps.
+    """Trains for five steps; the last rank overflows in the third.
 
     Returns the parameters after each step.
     """
@@ -281,7 +281,7 @@ def train_with_scaler(group, options, register_hook=None) -> list:
     if register_hook is not None:
         register_hook(wrapped)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
-    # GradScaler does nothing on the CPU, where its arithmetic works, however.
+    # Paddle disables GradScaler on the CPU, but its arithmetic works there.
     with mock.patch("paddle.amp.grad_scaler._dygraph_tracer"):
         scaler = paddle.amp.GradScaler(
             init_loss_scaling=8.0, use_dynamic_loss_scaling=False
@@ -301,7 +301,7 @@ def train_with_scaler(group, options, register_hook=None) -> list:
 
 
 class RanksCase(unittest.TestCase):
-    """Tests whose functions run on `size` ranks of a group of `kind`."""
+    """A test case that runs functions on `size` ranks of a `kind` group."""
 
     size = 2
     kind = "gloo"
@@ -316,21 +316,21 @@ class RanksCase(unittest.TestCase):
         cls.ranks.end()
 
     def call(self, function: Callable, *args: Any) -> list:
-        """Returns the answers of all ranks, none of which is an error."""
+        """Returns the answers of all ranks; fails if one is an error."""
         answers = self.ranks.call(self.kind, function, *args)
         for answer in answers:
             self.assertNotIsInstance(answer, str, answer)
         return answers
 
     def errors(self, function: Callable, *args: Any) -> list[str]:
-        """Returns the errors of all ranks, as text; they may be no errors."""
+        """Returns the answers of all ranks as text, errors or not."""
         return [
             str(answer)
             for answer in self.ranks.call(self.kind, function, *args)
         ]
 
     def assert_step_skipped_on_all(self, *args: Any) -> None:
-        """Takes the arguments of `train_with_scaler`."""
+        """Runs `train_with_scaler(*args)`; all ranks must skip step 3."""
         first, *others = self.call(train_with_scaler, *args)
         for each in others:
             for one, other in zip(first, each):

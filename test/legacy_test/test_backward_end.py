@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Functions that run at the end of a backward pass, and errors of hooks."""
+"""Functions that run at the end of a backward pass, and hook errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from paddle.autograd import PyLayer
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 
-class BackwardInBackward(PyLayer):
-    """Runs a backward pass inside of its own, as recomputation does."""
+class NestedBackward(PyLayer):
+    """Runs a nested backward pass, as recomputation does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -57,7 +57,7 @@ class TestBackwardEnd(unittest.TestCase):
             lambda succeeded: self.calls.append((name, succeeded))
         )
 
-    def test_a_function_runs_once_when_all_hooks_have_run(self):
+    def test_a_function_runs_once_after_all_hooks(self):
         self.layer.bias._register_backward_hook(self.call_at_end)
         for parameter in self.layer.parameters():
             parameter._register_backward_hook(lambda: self.calls.append("hook"))
@@ -67,46 +67,46 @@ class TestBackwardEnd(unittest.TestCase):
         paddle.ones([1]).backward()
         self.assertEqual(self.calls, [])
 
-    def test_it_runs_behind_autograd_backward_too(self):
+    def test_a_function_also_runs_after_autograd_backward(self):
         self.layer.bias._register_backward_hook(self.call_at_end)
         paddle.autograd.backward([self.loss()])
         self.assertEqual(self.calls, [("end", True)])
 
-    def test_a_backward_pass_in_another_is_not_its_end(self):
+    def test_the_end_of_a_nested_backward_pass_is_ignored(self):
         self.layer.bias._register_backward_hook(self.call_at_end)
-        hidden = self.layer(BackwardInBackward.apply(self.an_input()))
-        outputs = BackwardInBackward.apply(hidden)
+        hidden = self.layer(NestedBackward.apply(self.new_input()))
+        outputs = NestedBackward.apply(hidden)
         self.layer.weight._register_backward_hook(
             lambda: self.calls.append("weight")
         )
         outputs.sum().backward()
         self.assertEqual(self.calls, ["weight", ("end", True)])
 
-    def an_input(self) -> paddle.Tensor:
+    def new_input(self) -> paddle.Tensor:
         x = paddle.ones([1, 2])
         x.stop_gradient = False
         return x
 
-    def test_other_threads_have_passes_of_their_own(self):
+    def test_backward_on_another_thread_does_not_run_a_function(self):
         self.call_at_end()
         in_thread(lambda: paddle.ones([1]).backward())
         self.assertEqual(self.calls, [])
         paddle.ones([1]).backward()
         self.assertEqual(self.calls, [("end", True)])
 
-    def test_an_error_of_a_hook_is_raised_as_it_is(self):
+    def test_a_hook_error_is_raised_unchanged(self):
         self.layer.weight._register_backward_hook(fail)
         with self.assertRaisesRegex(KeyError, "of a hook"):
             self.loss().backward()
 
-    def test_a_function_learns_that_the_pass_has_failed(self):
+    def test_a_function_is_notified_of_a_failed_pass(self):
         self.layer.bias._register_backward_hook(self.call_at_end)
         self.layer.weight._register_backward_hook(fail)
         with self.assertRaises(KeyError):
             self.loss().backward()
         self.assertEqual(self.calls, [("end", False)])
 
-    def test_the_error_of_a_function_is_raised_after_all_have_run(self):
+    def test_a_function_error_is_raised_after_all_functions(self):
         at_end_of_backward(lambda _: fail())
         self.call_at_end("second")
         with self.assertRaisesRegex(KeyError, "of a hook"):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Communication hooks of paddle.DataParallel, ours and those of users."""
+"""Communication hooks of paddle.DataParallel, built-in and user-defined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 from data_parallel_base import (
-    EACH_ALONE,
+    ONE_PER_BUCKET,
     Ranks,
     RanksCase,
     gradients,
@@ -53,7 +53,7 @@ def one_step(group, hook, state=None, **options) -> list:
 
 
 def local_gradients(group) -> list:
-    """Returns the gradients of all ranks' parts, as one rank computes them."""
+    """Returns the gradients of each rank's part, computed on one rank."""
     found = []
     for part in random_batches(1, group.nranks)[0]:
         layer = new_layer(0)
@@ -93,7 +93,7 @@ class RegisterHook:
 
 
 class ManySteps:
-    """Steps with given gradients: those of a linear layer are its input."""
+    """Steps with known gradients: a linear layer's depend on its input only."""
 
     def __init__(self, group, **options):
         paddle.seed(0)
@@ -132,7 +132,7 @@ def approximate(group, rank, steps) -> dict:
 
 
 def repeat_one_gradient(group, use_error_feedback) -> list:
-    """Returns how far the sum of 60 averages is from the sum of gradients."""
+    """Returns the relative error of the sum of 60 averages."""
     run = ManySteps(
         group, use_error_feedback=use_error_feedback, warm_start=False
     )
@@ -175,27 +175,32 @@ def see_buckets(group) -> list:
         )
         return bucket.buffer()
 
-    sizes = {"comm_buffer_size": EACH_ALONE}
+    sizes = {"comm_buffer_size": ONE_PER_BUCKET}
     found = one_step(group, hook, "a state", **sizes)
     return [seen, {float(each.min()) for each in found}]
 
 
 def is_moved(group, free) -> bool:
-    """Returns whether a buffer of 4000 bytes is moved into shared memory of
-    which so many bytes are free, and may all be taken."""
+    """Returns whether a 4000-byte buffer is moved to shared memory.
+
+    `free` bytes of shared memory are free, and buckets may use all of them.
+    """
     buffer = paddle.zeros([1000])
     memory = mock.Mock(f_bavail=free, f_frsize=1)
     with (
         mock.patch.object(communication.os, "statvfs", return_value=memory),
         mock.patch.object(communication, "_SHARE_OF_FREE_MEMORY", 1.0),
     ):
-        communication.move_near_others(buffer, group)
+        communication.move_to_shared_memory(buffer, group)
     return buffer.is_shared()
 
 
 def see_where_buffers_are(group, share_of_free, is_full) -> list:
-    """Returns whether the buffers of buckets are in shared memory, of which one
-    may take a part of what is free, and which is used up if it is full."""
+    """Returns whether each bucket's buffer is in shared memory.
+
+    A bucket may use `share_of_free` of the free memory. If `is_full`, moving a
+    buffer to shared memory fails.
+    """
     seen = []
 
     def hook(_, bucket):
@@ -214,7 +219,7 @@ def see_where_buffers_are(group, share_of_free, is_full) -> list:
                     paddle.Tensor, "share_memory_", side_effect=MemoryError
                 )
             )
-        one_step(group, hook, comm_buffer_size=EACH_ALONE)
+        one_step(group, hook, comm_buffer_size=ONE_PER_BUCKET)
     return seen
 
 
@@ -251,7 +256,7 @@ def fail(group) -> None:
     one_step(group, hook)
 
 
-def go_on_after_a_wrong_result(group) -> list:
+def continue_after_a_wrong_result(group) -> list:
     wrapped = paddle.DataParallel(nn.Linear(2, 2), group=group)
     results = [lambda bucket: paddle.zeros([9])]
 
@@ -296,7 +301,7 @@ def register_twice(group) -> None:
         wrapped.register_comm_hook(None, comm_hooks.allreduce_hook)
 
 
-def register_no_function(group) -> None:
+def register_a_number(group) -> None:
     paddle.DataParallel(new_layer(0), group=group).register_comm_hook(None, 5)
 
 
@@ -320,14 +325,14 @@ def train_with(group, name) -> list:
     return [values(layer), losses]
 
 
-def go_on_after_an_error_of_one_rank(group) -> list:
-    """Returns the gradients of each step, until there is another error."""
+def continue_after_an_error_on_one_rank(group) -> list:
+    """Returns the result of each step, until the group reports an error."""
     layer = nn.LayerList([nn.Linear(2, 2, bias_attr=False) for _ in range(4)])
     wrapped = paddle.DataParallel(
         nn.Sequential(*layer),
         group=group,
-        comm_buffer_size=EACH_ALONE,
-        last_comm_buffer_size=EACH_ALONE,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
     )
 
     def hook(_, bucket):
@@ -351,11 +356,11 @@ def go_on_after_an_error_of_one_rank(group) -> list:
 
 
 class HookCases:
-    def test_the_default_hook_is_what_happens_without_one(self):
+    def test_allreduce_hook_equals_the_default(self):
         for found in self.call(with_hook, "allreduce_hook"):
             self.assert_same_bits(found["hook"], found["exact"])
 
-    def test_gradients_as_float16_are_means_of_rounded_ones(self):
+    def test_float16_averages_are_means_of_rounded_gradients(self):
         for found in self.call(with_hook, "fp16_compress_hook"):
             parts = zip(*found["local"])
             for one, views, local in zip(found["hook"], found["views"], parts):
@@ -368,7 +373,7 @@ class HookCases:
                 )
                 self.assertEqual(one.tobytes(), views.tobytes())
 
-    def test_gradients_as_bfloat16_have_eight_bits(self):
+    def test_bfloat16_averages_have_eight_bits_of_precision(self):
         for found in self.call(with_hook, "bf16_compress_hook"):
             for one, exact in zip(found["hook"], found["exact"]):
                 largest = np.abs(exact).max()
@@ -377,7 +382,7 @@ class HookCases:
                 )
                 self.assertEqual((one.view("uint32") & 0xFFFF).max(), 0)
 
-    def test_gradients_as_eight_bits_are_within_the_error_it_states(self):
+    def test_8_bit_averages_are_within_the_documented_error(self):
         for found in self.call(with_hook, "quantization_8bit_hook"):
             largest = max(
                 np.abs(each).max() for part in found["local"] for each in part
@@ -390,7 +395,7 @@ class HookCases:
                 different |= (one != exact).any()
             self.assertTrue(different)
 
-    def test_a_gradient_that_is_not_finite_reaches_all_ranks(self):
+    def test_an_infinite_gradient_reaches_all_ranks(self):
         for name in (
             "allreduce_hook",
             "fp16_compress_hook",
@@ -408,7 +413,7 @@ class HookCases:
             with self.subTest(name):
                 self.assert_step_skipped_on_all({}, RegisterHook(name))
 
-    def test_all_ranks_learn_the_same_and_the_loss_falls(self):
+    def test_all_ranks_get_equal_parameters_and_the_loss_falls(self):
         for name in (
             "fp16_compress_hook",
             "bf16_compress_hook",
@@ -420,25 +425,25 @@ class HookCases:
                 self.assert_same_bits(first[0], second[0])
                 self.assertLess(first[1][-1], first[1][0] / 2)
 
-    def test_power_sgd_is_exact_where_the_rank_is_enough(self):
+    def test_power_sgd_is_exact_if_the_rank_suffices(self):
         for found in self.call(approximate, 2, 5):
             for one, exact in zip(found["found"], found["exact"]):
                 np.testing.assert_allclose(one, exact, rtol=1e-3, atol=1e-4)
 
-    def test_power_sgd_begins_with_exact_averages_and_then_approximates(self):
+    def test_power_sgd_approximates_after_the_first_exact_steps(self):
         for found in self.call(approximate, 1, 4):
             ranks = [
                 np.linalg.matrix_rank(each, tol=1e-4) for each in found["found"]
             ]
             self.assertEqual(ranks, [2, 2, 1, 1])
 
-    def test_error_feedback_makes_up_for_approximations(self):
+    def test_error_feedback_corrects_approximation_errors(self):
         for found in self.call(repeat_one_gradient, True):
             self.assertLess(found, 0.1)
         for found in self.call(repeat_one_gradient, False):
             self.assertGreater(found, 0.1)
 
-    def test_the_state_of_power_sgd_goes_on_where_it_was_saved(self):
+    def test_training_continues_from_a_saved_power_sgd_state(self):
         with tempfile.TemporaryDirectory() as folder:
             for expected, found in self.call(save_and_restore, folder):
                 self.assert_same_bits(expected, found)
@@ -453,7 +458,7 @@ class HookCases:
 
 
 class TestOverGloo(HookCases, RanksCase):
-    def test_a_hook_sees_the_state_and_each_bucket(self):
+    def test_a_hook_receives_the_state_and_each_bucket(self):
         for seen, found in self.call(see_buckets):
             self.assertEqual(
                 seen,
@@ -465,36 +470,36 @@ class TestOverGloo(HookCases, RanksCase):
         for seen in self.call(see_where_buffers_are, 1.0, False):
             self.assertEqual(seen, [False] * 6)
 
-    def test_what_it_returns_is_checked(self):
+    def test_an_invalid_hook_result_is_an_error(self):
         for call, pattern in (
             (
                 return_other_size,
-                "ValueError: .* as many elements .* 9 of",
+                "ValueError: .* with the size .* 9 elements of",
             ),
             (return_other_type, "ValueError: .* type .* of paddle.float64"),
-            (return_a_number, "TypeError: .* future of one, but .* a int"),
+            (return_a_number, "TypeError: .* future of a tensor, .* type int"),
         ):
             for error in self.errors(call):
                 self.assertRegex(error, pattern)
 
-    def test_its_error_is_raised_by_backward(self):
+    def test_backward_raises_the_error_of_a_hook(self):
         for error in self.errors(fail):
             self.assertEqual(error, "ValueError: no bucket today")
 
-    def test_a_step_after_a_wrong_result_is_right(self):
+    def test_a_step_after_an_invalid_hook_result_is_correct(self):
         mean = (self.size + 1) / 2
-        for weight, bias in self.call(go_on_after_a_wrong_result):
+        for weight, bias in self.call(continue_after_a_wrong_result):
             self.assertEqual(weight.tolist(), [[mean] * 2] * 2)
             self.assertEqual(bias.tolist(), [mean] * 2)
 
-    def test_one_bucket_of_a_step_is_the_last_also_with_sparse_gradients(self):
+    def test_exactly_one_bucket_is_the_last_with_sparse_gradients(self):
         for steps in self.call(last_buckets_of_a_sparse_model):
             self.assertEqual(steps, [[1, True]] * 2)
 
-    def test_there_is_one_hook(self):
+    def test_only_one_callable_hook_can_be_registered(self):
         for error in self.errors(register_twice):
             self.assertRegex(error, "already has a communication hook")
-        for error in self.errors(register_no_function):
+        for error in self.errors(register_a_number):
             self.assertRegex(error, "TypeError: .* callable, but received 5")
 
     def test_the_options_of_power_sgd_are_checked(self):
@@ -508,11 +513,13 @@ class TestOverGloo(HookCases, RanksCase):
 class TestOverSharedMemory(HookCases, RanksCase):
     kind = "shm"
 
-    def test_a_step_that_one_rank_has_lost_is_averaged_with_no_other(self):
-        # All buckets have the same size: the group cannot tell them apart.
+    def test_ranks_in_different_steps_after_an_error_do_not_average(self):
+        # All buckets have the same size, so the group cannot tell them apart.
         ranks = Ranks(2, "fork")
         self.addCleanup(ranks.end)
-        first, second = ranks.call(self.kind, go_on_after_an_error_of_one_rank)
+        first, second = ranks.call(
+            self.kind, continue_after_an_error_on_one_rank
+        )
         self.assertEqual(first[:1], second[:1])
         self.assertEqual(second[1], "its own")
         for error in (*first[1:], *second[2:]):
@@ -520,7 +527,7 @@ class TestOverSharedMemory(HookCases, RanksCase):
                 str(error), "Let all ranks call the same operations"
             )
 
-    def test_buffers_are_in_shared_memory_if_there_is_enough(self):
+    def test_buffers_are_in_shared_memory_if_there_is_room(self):
         for share_of_free, is_full, is_shared in (
             (1.0, False, True),
             (0.0, False, False),
@@ -531,7 +538,7 @@ class TestOverSharedMemory(HookCases, RanksCase):
             ):
                 self.assertEqual(seen, [is_shared] * 6)
 
-    def test_there_is_enough_if_the_buffers_of_all_ranks_have_room(self):
+    def test_there_is_room_if_the_buffers_of_all_ranks_fit(self):
         enough = self.size * 4000
         for free, expected in ((enough - 1, False), (enough, True)):
             self.assertEqual(self.call(is_moved, free), [expected] * self.size)

@@ -23,7 +23,7 @@ import unittest
 
 import numpy as np
 from data_parallel_base import (
-    EACH_ALONE,
+    ONE_PER_BUCKET,
     Ranks,
     has_shared_memory_groups,
     loss_of,
@@ -40,18 +40,18 @@ SIZE = 3
 
 def kill_this_process(gradient=None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    # The last of its threads stops a little later.
+    # This thread may run for a moment after the signal.
     threading.Event().wait()
 
 
 def train_until_a_rank_dies(group, options, before_backward) -> dict:
-    """Returns what a rank that is left knows after its first error."""
+    """Returns a surviving rank's errors, steps and parameters."""
     layer = new_layer(0)
     wrapped = paddle.DataParallel(
         layer,
         group=group,
-        comm_buffer_size=EACH_ALONE,
-        last_comm_buffer_size=EACH_ALONE,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
         **options,
     )
     optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
@@ -84,7 +84,7 @@ def error_of_next_step(wrapped, part) -> str:
 
 
 def kill_rank_2_in_the_middle(group, layer, step) -> None:
-    """The gradients of the last layer have come already."""
+    """Kills rank 2 in backward, after the gradients of the last layer."""
     if group.rank == 2 and step == 3:
         layer[2].weight.register_hook(kill_this_process)
 
@@ -99,11 +99,13 @@ class KillRank1Later:
 
 
 class FailureCases:
-    """The timeout of a group is 30 minutes: an error that comes by it fails the
-    tests, which wait for `WAIT_S` seconds."""
+    """Tests that survivors get an error long before the group's timeout.
+
+    A group's timeout is 30 minutes; the tests wait for `WAIT_S` seconds.
+    """
 
     def survivors(self, *args) -> list:
-        # This process has computed nothing: forked ones may compute.
+        # This process has not computed anything, so forked ranks can compute.
         ranks = Ranks(SIZE, "fork")
         self.addCleanup(ranks.end)
         answers = ranks.call(self.kind, train_until_a_rank_dies, *args)
@@ -111,25 +113,25 @@ class FailureCases:
         answers.remove(-signal.SIGKILL)
         return answers
 
-    def test_a_rank_that_is_killed_in_backward_ends_the_step_of_all(self):
+    def test_killing_a_rank_in_backward_fails_the_step_on_all_ranks(self):
         for options in ({}, {"gradient_as_bucket_view": True}):
             for found in self.survivors(options, kill_rank_2_in_the_middle):
                 with self.subTest(options=options):
                     self.assertEqual(found["steps"], 3)
-                    self.assert_as_after_the_last_whole_step(found)
-                    self.assert_told(found["error"], 2)
-                    self.assert_told(found["later"], 2)
+                    self.assert_state_of_last_complete_step(found)
+                    self.assert_names_rank(found["error"], 2)
+                    self.assert_names_rank(found["later"], 2)
 
 
 class TestOverGloo(FailureCases, unittest.TestCase):
     kind = "gloo"
 
-    def assert_as_after_the_last_whole_step(self, found):
-        # Gloo adds in an order of its own.
+    def assert_state_of_last_complete_step(self, found):
+        # Gloo adds in another order.
         for one, other in zip(found["group"], found["alone"]):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
-    def assert_told(self, error, rank):
+    def assert_names_rank(self, error, rank):
         # Gloo names the address whose connection was closed.
         self.assertNotEqual(error, "none")
 
@@ -138,22 +140,22 @@ class TestOverGloo(FailureCases, unittest.TestCase):
 class TestOverSharedMemory(FailureCases, unittest.TestCase):
     kind = "shm"
 
-    def assert_as_after_the_last_whole_step(self, found):
+    def assert_state_of_last_complete_step(self, found):
         for one, other in zip(found["group"], found["alone"]):
             self.assertEqual(one.tobytes(), other.tobytes())
 
-    def assert_told(self, error, rank):
+    def assert_names_rank(self, error, rank):
         self.assertRegex(error, f"Rank {rank} .process \\d+. has died")
 
-    def test_a_rank_that_is_killed_at_any_time_ends_the_others(self):
+    def test_killing_a_rank_at_any_time_raises_on_the_others(self):
         seed = random.randrange(2**32)
         chosen = random.Random(seed)
         for _ in range(4):
             delay = KillRank1Later(chosen.uniform(0, 0.05))
             for found in self.survivors({}, delay):
                 with self.subTest(seed=seed):
-                    self.assert_as_after_the_last_whole_step(found)
-                    self.assert_told(found["error"], 1)
+                    self.assert_state_of_last_complete_step(found)
+                    self.assert_names_rank(found["error"], 1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""paddle.distributed.Join: ranks whose numbers of inputs differ."""
+"""paddle.distributed.Join: ranks with different numbers of inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTIONS = (
 
 
 def train(group, counts, divides_by_all, options, layer=None) -> list:
-    """Trains on as many batches as `counts` says for the rank."""
+    """Trains on `counts[rank]` batches."""
     layer = layer or new_layer(group.rank)
     wrapped = paddle.DataParallel(
         layer, group=group, comm_buffer_size=0.002, **options
@@ -118,7 +118,7 @@ class Halves(nn.Layer):
 
 
 def leave_a_parameter_unused(group, options) -> list:
-    """Returns its average of the step before, at first and at the end."""
+    """Returns an unused parameter's gradient, before and after the block."""
     layer = Halves()
     wrapped = paddle.DataParallel(
         layer, group=group, find_unused_parameters=True, **options
@@ -160,7 +160,7 @@ def train_two_layers(group) -> list:
 
 
 def accumulate(group) -> list:
-    """Each rank has another number of parts without synchronization."""
+    """Each rank has a different number of parts under no_sync()."""
     layer = new_layer(0)
     wrapped = paddle.DataParallel(layer, group=group)
     with dist.Join([wrapped]):
@@ -187,7 +187,7 @@ def fail_in_the_block(group) -> None:
 
 
 def do_nothing(group) -> list:
-    """Equal inputs, and Join switched off: not one exchange for it."""
+    """Equal inputs and a disabled Join, which must not communicate."""
     wrapped = paddle.DataParallel(new_layer(0), group=group)
     with dist.Join([wrapped], enable=False):
         wrapped(paddle.ones([1, 6])).sum().backward()
@@ -195,7 +195,7 @@ def do_nothing(group) -> list:
 
 
 class JoinCases:
-    def test_training_equals_one_process_that_skips_what_is_missing(self):
+    def test_training_equals_one_process_that_skips_missing_inputs(self):
         for counts in ([1, 4], [3, 2], [0, 2]):
             for divides_by_all in (True, False):
                 for options in OPTIONS:
@@ -211,25 +211,25 @@ class JoinCases:
             for one, other in zip(after, alone):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
-    def test_training_goes_on_after_the_block(self):
+    def test_training_continues_after_the_block(self):
         for options in OPTIONS:
             for found, alone in self.call(train_on_after_join, options):
                 for one, other in zip(found, alone):
                     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
-    def test_a_parameter_that_no_rank_uses_keeps_the_gradient_it_has(self):
+    def test_a_parameter_that_no_rank_uses_keeps_its_gradient(self):
         for options in ({}, {"gradient_as_bucket_view": True}):
             with self.subTest(options=options):
                 found = self.call(leave_a_parameter_unused, options)
                 self.assertEqual(found, [[[[1.0] * 2] * 2] * 2] * 2)
 
-    def test_several_layers_join_together(self):
+    def test_several_layers_can_be_joined(self):
         first, second = self.call(train_two_layers)
         self.assert_same_bits(first, second)
 
 
 class TestOverGloo(JoinCases, RanksCase):
-    def test_parameters_that_a_rank_keeps_to_itself_are_left_alone(self):
+    def test_no_sync_parameters_stay_local(self):
         self.assertEqual(
             self.call(train_with_a_parameter_of_each_rank), [[0, 0], [1, 1]]
         )
@@ -238,26 +238,26 @@ class TestOverGloo(JoinCases, RanksCase):
         first, second = self.call(train_batch_norm)
         self.assert_same_bits(first, second)
 
-    def test_sparse_gradients_of_the_ranks_left_are_used(self):
+    def test_sparse_gradients_of_the_remaining_ranks_are_averaged(self):
         first, second = self.call(train_words)
         self.assertEqual(first.tobytes(), second.tobytes())
 
-    def test_parts_under_no_sync_are_no_steps(self):
+    def test_parts_under_no_sync_are_not_steps(self):
         first, second = self.call(accumulate)
         self.assert_same_bits(first, second)
 
-    def test_it_can_raise_on_all_ranks_when_one_has_no_inputs_left(self):
+    def test_all_ranks_can_raise_when_one_has_no_inputs_left(self):
         for error in self.errors(throw):
-            self.assertRegex(error, r"RuntimeError: The ranks \[0\] have no in")
+            self.assertRegex(error, r"RuntimeError: Ranks \[0\] have no inputs")
 
     def test_an_error_in_the_block_is_not_hidden(self):
         for error in self.errors(fail_in_the_block):
             self.assertEqual(error, "KeyError: 'of the loop'")
 
-    def test_it_can_be_switched_off(self):
+    def test_join_can_be_disabled(self):
         self.assertEqual(self.call(do_nothing), [[True]] * 2)
 
-    def test_it_needs_layers_of_data_parallel(self):
+    def test_join_needs_data_parallel_layers(self):
         with self.assertRaisesRegex(TypeError, "but received a Linear"):
             dist.Join([nn.Linear(1, 1)])
         with self.assertRaisesRegex(ValueError, "an empty list"):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The reducer of paddle.DataParallel: gradients are averages over all ranks."""
+"""The reducer of paddle.DataParallel, which averages gradients over ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import weakref
 import numpy as np
 from concurrent_base import WAIT_S
 from data_parallel_base import (
-    EACH_ALONE,
+    ONE_PER_BUCKET,
     RanksCase,
     gradients,
     has_shared_memory_groups,
@@ -61,7 +61,7 @@ def parallel(layer, group, **options) -> paddle.DataParallel:
 
 
 def train(group, options, set_to_zero=True) -> dict:
-    """Returns what ranks that start with different parameters learn."""
+    """Trains ranks that start with different parameters."""
     layer = parallel(new_layer(group.rank), group, **options)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
     batches = random_batches(4, group.nranks)
@@ -77,7 +77,7 @@ def train(group, options, set_to_zero=True) -> dict:
 
 
 def accumulate(group, options) -> dict:
-    """Two parts under no_sync() and one outside, and all three at once."""
+    """Accumulates two parts under no_sync(), and averages with a third."""
     layer = parallel(new_layer(0), group, **options)
     batches = random_batches(3, group.nranks)
     with layer.no_sync():
@@ -104,7 +104,7 @@ def add_up_two_averages(group, options) -> list:
 
 
 class Branches(nn.Layer):
-    """The last rank alone uses `right`, and nobody `never`."""
+    """Only the last rank uses `right`, and no rank uses `never`."""
 
     def __init__(self):
         super().__init__()
@@ -132,25 +132,25 @@ class Output:
     value: paddle.Tensor
 
 
-class Boxed:
+class OpaqueOutput:
     """An object whose tensors DataParallel cannot find."""
 
     def __init__(self, value):
         self.value = value
 
 
-class InBox(Branches):
-    def __init__(self, box):
+class WrappedBranches(Branches):
+    def __init__(self, wrap):
         super().__init__()
-        self.box = box
+        self.wrap = wrap
 
     def forward(self, x, uses_right):
-        return self.box(super().forward(x, uses_right))
+        return self.wrap(super().forward(x, uses_right))
 
 
-def use_branches_in_box(group, box) -> list:
-    """Returns a gradient of two steps, in which nobody uses `never`."""
-    layer = InBox(box)
+def use_wrapped_branches(group, wrap) -> list:
+    """Returns a gradient after two steps, in which no rank uses `never`."""
+    layer = WrappedBranches(wrap)
     wrapped = parallel(layer, group, find_unused_parameters=True)
     for _ in range(2):
         outputs = wrapped(paddle.full([1, 2], group.rank + 1.0), True)
@@ -169,8 +169,7 @@ def cast_after_construction(group, options) -> list:
     return [str(gradient.dtype), gradient.astype("float32").tolist()]
 
 
-def use_second_layer_in_turns(group) -> list:
-    """What is unused in a step keeps the average that it has."""
+def use_second_layer_in_every_other_step(group) -> list:
     layer = Branches()
     wrapped = parallel(layer, group, find_unused_parameters=True)
     seen = []
@@ -182,7 +181,7 @@ def use_second_layer_in_turns(group) -> list:
 
 
 def add_to_average_of_other_ranks(group) -> list:
-    """Only rank 0 uses `right` in the second step; all do in the others."""
+    """In the second step only rank 0 uses `right`; in the others all do."""
     layer = Branches()
     wrapped = parallel(layer, group, find_unused_parameters=True)
     wrapped(paddle.ones([1, 2]), True).sum().backward()
@@ -199,7 +198,7 @@ def leave_out_parameters(group) -> None:
 
 
 def run_backward_twice(group) -> None:
-    """Two heads have a backward pass each, and share the layers below."""
+    """Runs a separate backward pass for each of two heads of one network."""
     layer = new_layer(0)
     wrapped = parallel(nn.LayerList([layer, nn.Linear(3, 3)]), group)
     first = layer(paddle.ones([1, 6]))
@@ -246,7 +245,7 @@ def warn_of_late_gradients(group) -> list:
 
 
 def forward_without_backward(group) -> list:
-    """Only rank 0 does an extra forward, as a program that evaluates does."""
+    """Only rank 0 runs an extra forward, as for an evaluation."""
     layer = parallel(new_layer(0), group, find_unused_parameters=True)
     if group.rank == 0:
         layer(paddle.ones([1, 6]))
@@ -303,14 +302,14 @@ def buffers_of_each_rank(group) -> list:
     return [own.item(), layer.cache.item().real]
 
 
-def go_on_after_an_error(group) -> list:
-    """Backward fails on all ranks, when a bucket has been started."""
+def continue_after_an_error(group) -> list:
+    """Backward fails on all ranks, after a bucket was started."""
     layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     wrapped = parallel(
         layer,
         group,
-        comm_buffer_size=EACH_ALONE,
-        last_comm_buffer_size=EACH_ALONE,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
     )
 
     def fail(gradient):
@@ -329,7 +328,7 @@ def go_on_after_an_error(group) -> list:
     hook = layer[0].register_forward_post_hook(fail_in_backward)
     try:
         step(100)
-    except OSError:  # This is what the error of a tensor's hook becomes.
+    except OSError:  # Paddle turns a tensor hook's error into this.
         hook.remove()
         return [before, step(1)]
 
@@ -351,7 +350,7 @@ def buffers_after_training(group, options) -> list:
     for _ in range(2):
         wrapped(paddle.randn([4, 2])).sum().backward()
         layer.seen.set_value(layer.seen + group.rank + 1)
-    # A forward of training begins with the buffers of rank 0.
+    # In training mode, forward first receives the buffers of rank 0.
     before = []
     hook = layer.register_forward_pre_hook(
         lambda *_: before.extend([layer._mean.numpy(), layer.seen.numpy()])
@@ -372,12 +371,12 @@ def differ_in_number(group) -> None:
 
 
 def differ_in_order(group) -> list:
-    """The last rank's gradients come in another order."""
+    """The last rank computes its gradients in a different order."""
     layer = Branches()
     del layer.never
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        wrapped = parallel(layer, group, comm_buffer_size=EACH_ALONE)
+        wrapped = parallel(layer, group, comm_buffer_size=ONE_PER_BUCKET)
         for _ in range(2):
             x = paddle.full([1, 2], group.rank + 1.0)
             if group.rank == 0:
@@ -390,7 +389,7 @@ def differ_in_order(group) -> list:
             layer.clear_gradients()
     texts = [str(each.message) for each in caught]
     return [
-        [text for text in texts if "another order" in text],
+        [text for text in texts if "different order" in text],
         [float(each.sum()) for each in layer_gradients],
     ]
 
@@ -406,7 +405,7 @@ def names_in_buckets(
         last_comm_buffer_size=last_comm_buffer_size / (1 << 20),
     )
     for _ in range(steps):
-        # Backward reaches `a` first, against the order of construction.
+        # Backward reaches `a` first, unlike the order of construction.
         outputs = layer["a"](layer["b"](paddle.ones([1, 4])))
         wrapped._after_forward(outputs)
         outputs.sum().backward()
@@ -462,7 +461,7 @@ def gradients_are_views(group, options) -> bool:
 
 
 class OfType(nn.Layer):
-    """A weight of a type that few kernels have, and one of another."""
+    """A weight of `dtype`, which few kernels support, and a float32 weight."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -495,7 +494,7 @@ def share_a_parameter(group, options) -> list:
 
 
 class Recomputed(nn.Layer):
-    """Uses one layer in two parts whose activations are recomputed."""
+    """Uses one layer in two recomputed segments."""
 
     def __init__(self):
         super().__init__()
@@ -542,7 +541,7 @@ def is_freed(group) -> bool:
     layer, reducer = wrapped._layers, weakref.ref(wrapped._reducer)
     del wrapped
     gc.collect()
-    # Without it, gradients stay local.
+    # Without the reducer, gradients stay local.
     layer.clear_gradients()
     (layer(paddle.ones([1, 6])).sum() * group.rank).backward()
     return [reducer() is None, float(layer[4].bias.grad.sum())]
@@ -560,13 +559,13 @@ def is_kept_by_outputs(group) -> list:
     return [*found, reducer() is not None]
 
 
-class Anything:
-    """Something to which there are weak references."""
+class WeaklyReferenced:
+    """An object that supports weak references."""
 
 
 def graph_is_freed(group) -> bool:
     wrapped = parallel(new_layer(0), group, find_unused_parameters=True)
-    kept = Anything()
+    kept = WeaklyReferenced()
     reference = weakref.ref(kept)
     outputs = wrapped(paddle.ones([1, 6]))
     outputs.register_hook(lambda gradient, kept=kept: None)
@@ -577,9 +576,9 @@ def graph_is_freed(group) -> bool:
 
 
 def average_during_backward(group) -> bool:
-    """The last gradient waits until the first bucket has been averaged."""
+    """The last gradient's hook waits until the first bucket is averaged."""
     layer = new_layer(0)
-    wrapped = parallel(layer, group, comm_buffer_size=EACH_ALONE)
+    wrapped = parallel(layer, group, comm_buffer_size=ONE_PER_BUCKET)
     averaged = threading.Event()
 
     def hook(state, bucket):
@@ -613,7 +612,7 @@ def fail_in_hook_of_gradient(group) -> list:
 
 
 def share_with_another(group, options) -> list:
-    """Returns whether gradients of two DataParallel of one layer are right."""
+    """Returns whether two DataParallel of one layer get correct gradients."""
     layer, alone = new_layer(0), new_layer(0)
     both = [parallel(layer, group, **options) for _ in range(2)]
     batches = random_batches(2, group.nranks)
@@ -632,8 +631,8 @@ def share_with_another(group, options) -> list:
     ]
 
 
-def use_in_turns_with_another(group) -> list:
-    """Returns the gradients of steps of two DataParallel of one layer."""
+def alternate_with_another(group) -> list:
+    """Alternates steps of two DataParallel of one layer; returns gradients."""
     layer = nn.Linear(1, 1, bias_attr=False)
     both = [
         parallel(layer, group, gradient_as_bucket_view=True) for _ in range(2)
@@ -668,8 +667,8 @@ def no_sync_while_a_rank_keeps_outputs(group) -> list:
     return [*found, layer.weight.grad.item()]
 
 
-def train_what_another_trains(group) -> list:
-    """Built when the bias was frozen, and after it: the second one trains."""
+def train_after_unfreezing(group) -> list:
+    """Builds one DataParallel before the bias is unfrozen, and one after."""
     layer = nn.Linear(1, 1)
     layer.bias.stop_gradient = True
     early = parallel(layer, group)
@@ -688,7 +687,7 @@ def use_more_than_learned(group) -> None:
 
 
 def parameters_of(sizes) -> list:
-    """Returns parameters of so many KiB."""
+    """Returns parameters with these sizes in KiB."""
     return [
         ReducedParameter(str(size), paddle.empty([256 * size]), "Linear")
         for size in sizes
@@ -696,7 +695,7 @@ def parameters_of(sizes) -> list:
 
 
 def sizes_of_buckets(sizes) -> list:
-    """Returns the KiB of the parameters of each bucket, with usual limits."""
+    """Returns each bucket's parameter sizes in KiB, with default limits."""
     buckets = assign_buckets(
         parameters_of(sizes), range(len(sizes)), 25 << 20, 1 << 20
     )
@@ -704,18 +703,18 @@ def sizes_of_buckets(sizes) -> list:
 
 
 class TestBuckets(unittest.TestCase):
-    def test_a_bucket_has_at_most_an_eighth_of_the_gradients(self):
+    def test_a_bucket_holds_at_most_an_eighth_of_the_gradients(self):
         self.assertEqual(
             sizes_of_buckets([1024] * 16),
             [[1024], *[[1024] * 2] * 7, [1024]],
         )
 
-    def test_buckets_of_small_models_are_not_smaller_than_1_mib(self):
+    def test_buckets_of_small_models_may_hold_1_mib(self):
         self.assertEqual(
             sizes_of_buckets([256] * 12), [[256] * 4, [256] * 4, [256] * 4]
         )
 
-    def test_a_bucket_does_not_wait_for_what_fills_the_last_of_its_room(self):
+    def test_a_nearly_full_bucket_does_not_wait_for_a_small_gradient(self):
         self.assertEqual(
             sizes_of_buckets([8, 2048] * 8),
             [[8], [2048], *[[8, 2048]] * 6, [8], [2048]],
@@ -723,7 +722,7 @@ class TestBuckets(unittest.TestCase):
 
 
 class ReducerCases:
-    def test_training_equals_one_process_that_does_the_parts_in_turn(self):
+    def test_training_equals_serial_training_in_one_process(self):
         for options in OPTIONS:
             for set_to_zero in (True, False):
                 with self.subTest(options=options, set_to_zero=set_to_zero):
@@ -733,13 +732,14 @@ class ReducerCases:
     def assert_trained(self, found):
         for one, other in zip(found["group"], found["untrained"]):
             self.assertFalse((one == other).all())
-        # Of two numbers, the order does not matter; gloo has its own.
+        # The sum of two numbers does not depend on the order of addition. Of
+        # more, shm adds in rank order, and gloo in another order.
         if self.size == 2 or self.kind == "shm":
             self.assert_same_bits(found["group"], found["alone"])
         for one, other in zip(found["group"], found["alone"]):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
-    def test_all_ranks_learn_the_same_to_the_last_bit(self):
+    def test_all_ranks_get_bitwise_equal_parameters(self):
         for options in OPTIONS:
             first, *others = self.call(train, options)
             for other in others:
@@ -764,25 +764,25 @@ class ReducerCases:
             for found in self.call(add_up_two_averages, options):
                 self.assertAlmostEqual(found, 11 * mean, places=5)
 
-    def test_a_parameter_that_some_ranks_use_counts_as_zero_on_the_others(self):
+    def test_a_parameter_counts_as_zero_on_ranks_that_do_not_use_it(self):
         for options in OPTIONS[2:]:
             for left, right, *_ in self.call(use_branches, options):
                 self.assertEqual(left, [1.0, 1.0])
                 np.testing.assert_allclose(right, [1 / self.size] * 2)
 
-    def test_a_parameter_that_no_rank_uses_keeps_the_gradient_it_has(self):
+    def test_a_parameter_that_no_rank_uses_keeps_its_gradient(self):
         for options in OPTIONS[2:]:
             for rank, found in enumerate(self.call(use_branches, options, 2)):
                 self.assertEqual(found[2:], [[rank + 3.0] * 2, None])
 
     def test_outputs_may_be_dataclasses(self):
         mean = 2 * (self.size + 1) / 2
-        for found in self.call(use_branches_in_box, Output):
+        for found in self.call(use_wrapped_branches, Output):
             np.testing.assert_allclose(found, [[mean] * 2] * 2)
 
-    def test_outputs_that_cannot_be_found_use_all_parameters(self):
-        for error in self.errors(use_branches_in_box, Boxed):
-            self.assertRegex(error, "has no gradient of 'never.weight'")
+    def test_opaque_outputs_count_as_using_all_parameters(self):
+        for error in self.errors(use_wrapped_branches, OpaqueOutput):
+            self.assertRegex(error, "got no gradient for 'never.weight'")
 
     def test_parameters_may_be_cast_after_construction(self):
         mean = (self.size + 1) / 2
@@ -790,18 +790,18 @@ class ReducerCases:
             for found in self.call(cast_after_construction, options):
                 self.assertEqual(found, ["paddle.bfloat16", [mean] * 3])
 
-    def test_a_parameter_used_in_turns_keeps_its_average_meanwhile(self):
+    def test_a_parameter_keeps_its_average_in_steps_without_it(self):
         expected = [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]
-        found = self.call(use_second_layer_in_turns)
+        found = self.call(use_second_layer_in_every_other_step)
         self.assertEqual(found, [expected] * self.size)
 
-    def test_a_gradient_is_added_to_the_average_that_other_ranks_made(self):
+    def test_a_gradient_is_added_to_the_average_from_other_ranks(self):
         for found in self.call(add_to_average_of_other_ranks):
             np.testing.assert_allclose(
                 found, [1 + 1 / self.size] * 2, rtol=1e-6
             )
 
-    def test_outputs_may_have_a_backward_pass_each(self):
+    def test_each_output_may_have_its_own_backward_pass(self):
         mean = (self.size + 1) / 2
         expected = [[[mean, mean], [mean, mean]]] * 2
         for found in self.call(backward_of_each_output):
@@ -812,20 +812,20 @@ class ReducerCases:
         for other in others:
             self.assert_same_bits(first, other)
 
-    def test_a_parameter_of_two_layers_is_averaged_once(self):
+    def test_a_shared_parameter_is_averaged_once(self):
         mean = (self.size + 1) / 2
         for options in OPTIONS:
             for found in self.call(share_a_parameter, options):
                 self.assertAlmostEqual(found, 4 * mean, places=5)
 
-    def test_gradients_are_views_of_the_buckets_if_asked_for(self):
+    def test_gradients_are_bucket_views_only_on_request(self):
         options = {"gradient_as_bucket_view": True}
         for found in self.call(gradients_are_views, options):
             self.assertEqual(found, [True] * 6)
         for found in self.call(gradients_are_views, {}):
             self.assertEqual(found, [False] * 6)
 
-    def test_gradients_of_all_types_are_averaged_in_their_type(self):
+    def test_gradients_are_averaged_in_their_data_type(self):
         mean = (self.size - 1) / 2 + 0.25
         for dtype in ("float16", "bfloat16", "float64"):
             for options in ({}, {"gradient_as_bucket_view": True}):
@@ -834,37 +834,39 @@ class ReducerCases:
                     found = self.call(train_other_types, dtype, options)
                     self.assertEqual(found, [expected] * self.size)
 
-    def test_a_step_after_one_that_failed_is_right(self):
-        for before, after in self.call(go_on_after_an_error):
+    def test_a_step_after_a_failed_step_is_correct(self):
+        for before, after in self.call(continue_after_an_error):
             self.assert_same_bits(before, after)
 
-    def test_an_output_is_enough_to_keep_the_reducer_for_backward(self):
+    def test_outputs_keep_the_reducer_alive_for_backward(self):
         mean = (self.size + 1) / 2
         for found in self.call(drop_data_parallel_before_backward):
             self.assertEqual(found, [[mean]])
 
 
 class TestOverGloo(ReducerCases, RanksCase):
-    def test_recomputed_layers_need_static_graph_if_used_twice(self):
+    def test_recomputing_a_layer_twice_needs_static_graph(self):
         for found, alone in self.call(
             recompute_activations, {"static_graph": True}
         ):
             for each in found:
                 np.testing.assert_allclose(each, alone, rtol=1e-5)
         for error in self.errors(recompute_activations, {}):
-            self.assertRegex(error, "came a second time .* static_graph=True")
+            self.assertRegex(
+                error, "computed a second time .* static_graph=True"
+            )
 
-    def test_frozen_and_no_sync_parameters_are_left_alone(self):
+    def test_frozen_and_no_sync_parameters_are_not_averaged(self):
         self.assertEqual(
             self.call(leave_parameters_alone), [[1.0, 1.5], [2.0, 1.5]]
         )
 
-    def test_all_ranks_begin_with_the_state_of_the_first(self):
+    def test_all_ranks_start_with_the_state_of_the_first(self):
         first, second = self.call(begin)
         self.assertEqual(len(first), 7)
         self.assert_same_bits(first, second)
 
-    def test_a_step_of_training_begins_with_the_buffers_of_the_first_rank(self):
+    def test_a_training_step_starts_with_the_buffers_of_the_first_rank(self):
         options = {"broadcast_buffers": True}
         first, second = self.call(buffers_after_training, options)
         self.assert_same_bits(first, second)
@@ -872,7 +874,7 @@ class TestOverGloo(ReducerCases, RanksCase):
         self.assertNotEqual(first[0].tobytes(), second[0].tobytes())
         self.assertEqual([first[1].item(), second[1].item()], [2.0, 4.0])
 
-    def test_buffers_that_a_rank_keeps_to_itself_are_not_broadcast(self):
+    def test_no_sync_and_non_persistable_buffers_are_not_broadcast(self):
         self.assertEqual(self.call(buffers_of_each_rank), [[0, 0], [1, 1]])
 
     def test_an_evaluation_on_one_rank_does_not_communicate(self):
@@ -880,11 +882,11 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.call(evaluate_without_gradients_on_rank_0), [[1.5] * 2] * 2
         )
 
-    def test_one_rank_alone_may_evaluate(self):
+    def test_one_rank_may_evaluate_alone_under_no_grad(self):
         first, second = self.call(evaluate_on_rank_0_alone)
         self.assert_same_bits(first, second)
 
-    def test_models_that_differ_are_refused_with_the_first_difference(self):
+    def test_an_error_names_the_first_difference_between_models(self):
         for error in self.errors(differ_in_size):
             self.assertRegex(
                 error,
@@ -896,15 +898,17 @@ class TestOverGloo(ReducerCases, RanksCase):
                 error, "rank 0 has 1 trainable parameters, and 2 on rank 1"
             )
 
-    def test_parameters_without_gradient_are_named_at_the_next_forward(self):
+    def test_the_next_forward_names_parameters_without_gradients(self):
         for rank, error in enumerate(self.errors(leave_out_parameters)):
             self.assertRegex(
                 error,
-                rf"RuntimeError: Rank {rank} has no gradient of 'right.weight'"
+                rf"RuntimeError: Rank {rank} got no gradient for 'right.weight'"
                 r" \(of a Linear\), .*'never.bias'.* find_unused_parameters=",
             )
 
-    def test_two_of_one_layer_may_expect_gradients_without_views(self):
+    def test_two_wrappers_may_expect_the_same_gradients_without_views(
+        self,
+    ):
         for found in self.call(share_with_another, {}):
             self.assertEqual(found, [True] * 6)
         for error in self.errors(
@@ -912,65 +916,65 @@ class TestOverGloo(ReducerCases, RanksCase):
         ):
             self.assertRegex(
                 error,
-                r"^RuntimeError: '0.weight' \(of a Linear\) is a parameter of "
-                "two DataParallel .* without gradient_as_bucket_view",
+                r"^RuntimeError: '0.weight' \(of a Linear\) belongs to two "
+                "DataParallel layers .* without gradient_as_bucket_view",
             )
 
-    def test_two_of_one_layer_may_be_used_in_turns(self):
+    def test_two_wrappers_of_a_layer_can_alternate(self):
         self.assertEqual(
-            self.call(use_in_turns_with_another), [[1.5, 3.0, 4.5, 6.0]] * 2
+            self.call(alternate_with_another), [[1.5, 3.0, 4.5, 6.0]] * 2
         )
 
-    def test_a_parameter_that_was_frozen_at_first_may_not_be_trained(self):
+    def test_unfreezing_a_parameter_after_construction_is_an_error(self):
         for error in self.errors(train_a_frozen_parameter):
             self.assertRegex(
                 error,
                 r"^RuntimeError: 'bias' \(of a Linear\) has a gradient, but "
-                "was frozen .* Build DataParallel after",
+                "was frozen .* before you build DataParallel",
             )
 
-    def test_a_parameter_that_a_later_one_trains_may_have_been_frozen(self):
-        self.assertEqual(self.call(train_what_another_trains), [[1.5, 1.0]] * 2)
+    def test_a_new_wrapper_trains_parameters_that_an_older_one_saw_frozen(self):
+        self.assertEqual(self.call(train_after_unfreezing), [[1.5, 1.0]] * 2)
 
-    def test_outputs_that_one_rank_keeps_do_not_average_local_gradients(self):
+    def test_gradients_stay_local_although_a_rank_keeps_other_outputs(self):
         self.assertEqual(
             self.call(no_sync_while_a_rank_keeps_outputs),
             [[1.0, 3.0], [2.0, 3.0]],
         )
 
-    def test_a_graph_that_was_learned_and_grows_is_an_error(self):
+    def test_using_more_parameters_than_the_static_graph_is_an_error(self):
         for error in self.errors(use_more_than_learned):
             self.assertRegex(
                 error,
-                r"^RuntimeError: The gradient of 'right\.\w+' .* came more "
-                "often than in the first step. static_graph=True needs",
+                r"^RuntimeError: The gradient of 'right\.\w+' .* was computed "
+                "more often than in the first step. static_graph=True requires",
             )
 
-    def test_a_second_gradient_in_a_step_is_an_error_that_names_it(self):
+    def test_a_second_gradient_in_a_step_is_an_error(self):
         for error in self.errors(run_backward_twice):
             self.assertRegex(
                 error,
                 r"^RuntimeError: The gradient of '0\.\d\.\w+' \(of a Linear\) "
-                r"came a second time .* no_sync\(\), .*static_graph=True",
+                r"was computed a second time .* no_sync\(\), .*static_graph=",
             )
 
-    def test_a_gradient_after_the_average_is_told(self):
+    def test_a_gradient_after_averaging_causes_a_warning(self):
         for caught in self.call(warn_of_late_gradients):
             self.assertEqual(len(caught), 1)
             self.assertRegex(
                 caught[0], "is not averaged. Run forward before each"
             )
 
-    def test_gradients_in_another_order_are_averaged_and_told(self):
+    def test_gradients_in_a_different_order_are_averaged_with_a_warning(self):
         first, second = self.call(differ_in_order)
         self.assertEqual(first[0], [])
         self.assertRegex(
             second[0][0],
-            "on rank 1 than on rank 0, first at 'right.* in place of 'left",
+            "on rank 1 than on rank 0, first 'right.* instead of 'left",
         )
         self.assertEqual(first[1], second[1])
 
-    def test_buckets_have_the_order_of_backward_and_small_ends(self):
+    def test_buckets_follow_backward_and_are_small_at_both_ends(self):
         # 64 bytes for each weight, and 16 for each bias.
         for sizes, buckets in (
             ((1024, 1024), [["b.bias", "b.weight", "a.bias", "a.weight"]]),
@@ -980,7 +984,7 @@ class TestOverGloo(ReducerCases, RanksCase):
             found = self.call(names_in_buckets, *sizes, 0)
             self.assertEqual(found, [buckets] * 2)
 
-    def test_buckets_are_made_anew_in_the_order_of_the_first_backward(self):
+    def test_buckets_are_rebuilt_in_the_order_of_the_first_backward(self):
         found = self.call(names_in_buckets, 1, 1, 1)
         self.assertEqual(
             [{name for (name,) in buckets[:2]} for buckets in found],
@@ -993,20 +997,20 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertEqual(seen[-1][0], 6)
             self.assertEqual(sorted(map(list, seen[-1][1])), [[3], [32, 3]])
 
-    def test_delayed_parameters_must_be_known(self):
+    def test_unknown_delayed_parameters_are_an_error(self):
         for error in self.errors(delay_an_unknown_name):
             self.assertRegex(error, r"but has \['no.such'\]")
 
-    def test_the_reducer_ends_with_its_data_parallel(self):
+    def test_the_reducer_is_freed_with_its_data_parallel(self):
         self.assertEqual(self.call(is_freed), [[True, 0.0], [True, 3.0]])
 
-    def test_the_search_for_unused_parameters_keeps_no_graph(self):
+    def test_finding_unused_parameters_does_not_leak_the_graph(self):
         self.assertEqual(self.call(graph_is_freed), [[True]] * 2)
 
-    def test_a_forward_without_backward_keeps_no_reducer(self):
+    def test_dropping_the_outputs_frees_the_reducer(self):
         self.assertEqual(self.call(is_kept_by_outputs), [[True, False]] * 2)
 
-    def test_an_error_of_a_hook_is_raised_as_it_is(self):
+    def test_a_hook_error_is_raised_unchanged(self):
         for error in self.errors(fail_in_hook_of_gradient):
             self.assertEqual(error, "KeyError: 'of a hook'")
 
@@ -1023,17 +1027,17 @@ class TestOverLateGroup(ReducerCases, RanksCase):
 class TestOverThreadGroup(ReducerCases, RanksCase):
     kind = "thread"
 
-    def test_a_bucket_is_averaged_while_backward_goes_on(self):
+    def test_a_bucket_is_averaged_during_backward(self):
         self.assertEqual(self.call(average_during_backward), [[True], [True]])
 
 
-class TestOverThreeRanks(ReducerCases, RanksCase):
+class TestThreeRanks(ReducerCases, RanksCase):
     size = 3
     kind = "thread"
 
 
 @has_shared_memory_groups
-class TestOverSharedMemoryOfThreeRanks(ReducerCases, RanksCase):
+class TestThreeRanksOverSharedMemory(ReducerCases, RanksCase):
     size = 3
     kind = "shm"
 

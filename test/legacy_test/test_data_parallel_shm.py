@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The reducer of paddle.DataParallel over groups of the backend shm."""
+"""The reducer of paddle.DataParallel over shm groups."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.base import core
 
-WIDTH = 256  # a weight of a quarter MiB, which is the size of a bucket
+WIDTH = 256  # a weight takes a quarter MiB, the size of a bucket
 
 
 def reach_first_layer_alone() -> list[float]:
     """
-    Rank 1 begins its backward pass when rank 0 has computed the gradients of
-    all layers, which it can only if it does not wait for rank 1 before.
+    Rank 1 starts backward only after rank 0 has computed all its gradients. So
+    rank 0 must not wait for rank 1 during backward.
     """
     dist.init_parallel_env()
     store = core.create_or_get_global_tcp_store()
@@ -67,7 +67,7 @@ def train() -> bytes:
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestOneMachine(RanksTestCase):
     def test_gradients_are_reduced_during_the_backward_pass(self):
-        # Where the reducer waits, rank 0 gets an error after this time.
+        # If the reducer waited, rank 0 would get an error after this timeout.
         ranks = self.start(2, PADDLE_PG_TIMEOUT="20000")
         found = ranks.call(reach_first_layer_alone)
         self.assertEqual(found[0], found[1])
@@ -84,7 +84,7 @@ class TestSeveralMachines(RanksTestCase):
     def test_all_ranks_get_the_same_parameters(self):
         self.assertEqual(len(set(self.trained_on(["a", "b", "b"]))), 1)
 
-    def test_two_machines_give_gloos_bits(self):
+    def test_two_machines_give_the_same_bits_as_gloo(self):
         gloo = self.start(2, backend="gloo")
         gloo.call(join_default_group)
         self.assertEqual(self.trained_on(["a", "b"]), gloo.call(train))

@@ -19,7 +19,7 @@ import time
 import unittest
 from unittest import mock
 
-from data_parallel_base import EACH_ALONE, RanksCase, loss_of, new_layer
+from data_parallel_base import ONE_PER_BUCKET, RanksCase, loss_of, new_layer
 
 import paddle
 from paddle.distributed.data_parallel import statistics
@@ -27,7 +27,7 @@ from paddle.distributed.data_parallel import statistics
 
 def train(group, steps) -> list:
     layer = paddle.DataParallel(
-        new_layer(0), group=group, comm_buffer_size=EACH_ALONE
+        new_layer(0), group=group, comm_buffer_size=ONE_PER_BUCKET
     )
     for _ in range(steps):
         loss_of(layer, paddle.ones([2, 6])).backward()
@@ -38,7 +38,7 @@ def train(group, steps) -> list:
 
 
 class TestRanks(RanksCase):
-    def test_they_have_the_buckets_in_the_order_of_communication(self):
+    def test_buckets_are_listed_in_the_order_of_communication(self):
         for found, _ in self.call(train, 1):
             self.assertEqual(
                 [bucket["bytes"] for bucket in found["buckets"]],
@@ -46,12 +46,12 @@ class TestRanks(RanksCase):
             )
             self.assertEqual(found["buckets"][-1]["parameters"], ["0.weight"])
 
-    def test_steps_are_those_that_were_averaged(self):
+    def test_only_averaged_steps_are_counted(self):
         self.assertEqual(
             [each["steps"] for each, _ in self.call(train, 3)], [3] * 2
         )
 
-    def test_the_parts_of_a_step_are_within_it(self):
+    def test_the_times_of_a_step_are_consistent(self):
         for found, _ in self.call(train, 3):
             self.assertGreater(found["forward_ms"], 0)
             self.assertGreater(found["communication_ms"], found["waiting_ms"])
@@ -65,7 +65,7 @@ class TestRanks(RanksCase):
 
 
 class TestTimes(unittest.TestCase):
-    def test_what_is_not_waited_for_is_hidden(self):
+    def test_communication_is_hidden_unless_backward_waits(self):
         times = statistics.StepTimes()
         clock = iter([0.0, 1.0, 1.5, 9.0, 10.5, 11.0])
         with mock.patch.object(time, "perf_counter", lambda: next(clock)):
@@ -81,10 +81,10 @@ class TestTimes(unittest.TestCase):
         self.assertEqual(found["waiting_ms"], 1000.0)
         self.assertAlmostEqual(found["hidden_share"], 1 - 2 / 11)
 
-    def test_one_rank_alone_has_none(self):
+    def test_a_single_rank_has_no_statistics(self):
         with self.assertWarns(UserWarning):
             layer = paddle.DataParallel(new_layer(0))
-        with self.assertRaisesRegex(RuntimeError, "of one rank"):
+        with self.assertRaisesRegex(RuntimeError, "one rank has no statistics"):
             layer.statistics()
 
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""paddle.DataParallel whose ranks are threads of one process."""
+"""paddle.DataParallel with threads of one process as ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEVICES = device_lists().get("custom_cpu", ["cpu"])[:-1]
 
 
 class ThreadsCase(RanksCase):
-    """Tests whose functions run on threads that are ranks."""
+    """A test case that runs functions on threads that are ranks."""
 
     devices = "cpu"
 
@@ -54,7 +54,7 @@ class ThreadsCase(RanksCase):
 
 
 class ThreadRanks:
-    """Threads that are ranks, in place of the processes of `Ranks`."""
+    """Threads that are ranks, with the interface of `Ranks`."""
 
     def __init__(self, size: int, devices):
         self._size = size
@@ -81,13 +81,13 @@ class TestReducer(ReducerCases, ThreadsCase):
     pass
 
 
-class TestReducerOfThreeRanks(ReducerCases, ThreadsCase):
+class TestReducerOnThreeThreads(ReducerCases, ThreadsCase):
     size = 3
 
 
 class TestTypes(TypesCases, ThreadsCase):
-    # Paddle's hooks of the end of a backward pass belong to the process: the
-    # pass of one thread may run that of another, which has not ended.
+    # Paddle's own end-of-backward hooks are process-wide: one thread's pass may
+    # run the hook of another thread's unfinished pass.
     test_master_gradients_are_averages = None
 
 
@@ -112,7 +112,7 @@ def all_reduce(group, tensor, op=dist.ReduceOp.SUM) -> np.ndarray:
 
 
 def all_reduce_many(group, inputs, delays) -> list:
-    """Returns sums of tensors that are added at the same time."""
+    """Returns sums of tensors whose operations are in flight together."""
     tensors = [paddle.to_tensor(each[group.rank]) for each in inputs]
     tasks = []
     for tensor, delay in zip(tensors, delays[group.rank]):
@@ -134,7 +134,7 @@ def fail_in_second_step(group) -> None:
 
 
 def start_plain_threads(size, function, *args, timeout=WAIT_S) -> list:
-    """Returns the worker of each rank, for whose end nobody has waited."""
+    """Starts a thread per rank, and returns the running workers."""
     groups = dist.new_thread_groups(size, timeout=timeout)
     return [Worker(function, group, *args) for group in groups]
 
@@ -143,7 +143,7 @@ class TestThreads(unittest.TestCase):
     def setUp(self):
         paddle.set_device("cpu")
 
-    def test_numbers_are_added_as_a_tree_whichever_thread_comes_first(self):
+    def test_values_are_added_as_a_tree_in_any_order_of_arrival(self):
         seed = random.randrange(2**32)
         print(f"seed {seed}")
         chosen = random.Random(seed)
@@ -160,14 +160,14 @@ class TestThreads(unittest.TestCase):
                     expected = sum_as_tree(list(parts))
                     self.assertEqual(found.tobytes(), expected.tobytes())
 
-    def test_an_error_on_one_rank_is_that_of_start_threads(self):
+    def test_start_threads_raises_the_error_of_a_rank(self):
         groups = dist.new_thread_groups(3)
         with self.assertRaisesRegex(KeyError, "of rank 1"):
             mp.start_threads(
                 lambda rank: fail_in_second_step(groups[rank]), nthreads=3
             )
 
-    def test_a_rank_that_has_ended_is_named_on_the_others(self):
+    def test_the_other_ranks_name_a_rank_that_has_ended(self):
         first, second, third = start_plain_threads(3, fail_in_second_step)
         for worker in (first, third):
             with self.assertRaisesRegex(
@@ -177,16 +177,16 @@ class TestThreads(unittest.TestCase):
         with self.assertRaises(KeyError):
             second.result()
 
-    def test_a_rank_that_does_not_come_is_named_after_the_timeout(self):
+    def test_a_missing_rank_is_named_after_the_timeout(self):
         groups = dist.new_thread_groups(2, timeout=0.1)
         with self.assertRaisesRegex(
             RuntimeError,
-            r"The ranks \[1\] did not call all_reduce \(SUM\) of "
+            r"Ranks \[1\] did not call all_reduce \(SUM\) of "
             r"paddle.float32 of shape \[2\] within 0.1 s",
         ):
             all_reduce(groups[0], paddle.ones([2]))
 
-    def test_ranks_that_call_different_operations_are_named(self):
+    def test_an_error_names_ranks_that_call_different_operations(self):
         groups = dist.new_thread_groups(2)
         workers = [
             Worker(all_reduce, group, paddle.ones([2 + group.rank]))
@@ -199,7 +199,7 @@ class TestThreads(unittest.TestCase):
             ):
                 worker.result()
 
-    def test_a_worker_that_is_asked_to_stop_ends_its_wait(self):
+    def test_a_worker_that_is_asked_to_stop_stops_waiting(self):
         group, _ = dist.new_thread_groups(2)
         worker = mp.WorkerThread(all_reduce, [group, paddle.ones([1])])
         worker.start()
@@ -207,20 +207,20 @@ class TestThreads(unittest.TestCase):
         worker.join(WAIT_S)
         self.assertFalse(worker.is_alive())
 
-    def test_operations_that_a_group_of_threads_lacks_are_named(self):
+    def test_unsupported_arguments_are_named(self):
         group, _ = dist.new_thread_groups(2)
         with self.assertRaisesRegex(ValueError, "PRODUCT. Use SUM, MAX or MIN"):
             all_reduce(group, paddle.ones([1]), dist.ReduceOp.PROD)
         with self.assertRaisesRegex(ValueError, "received nranks=0"):
             dist.new_thread_groups(0)
 
-    def test_each_method_that_the_group_lacks_says_so(self):
+    def test_unsupported_methods_raise_an_error_that_names_them(self):
         group = dist.new_thread_groups(2)[0].process_group
         check_refusals(
-            self, call_missing_methods(group), "of threads", "all_gather"
+            self, call_missing_methods(group), "thread group", "all_gather"
         )
 
-    def test_tasks_have_the_methods_of_paddles(self):
+    def test_tasks_have_the_methods_of_paddle_tasks(self):
         check_task(self, thread_process_group._Task)
 
     def test_barrier_waits_for_all_threads(self):
@@ -279,7 +279,7 @@ class TestThreads(unittest.TestCase):
                 [[10.0 * source + rank] * 2 for source in range(3)],
             )
 
-    def test_parts_to_scatter_that_do_not_fit_are_named(self):
+    def test_an_error_names_mismatched_parts_to_scatter(self):
         group, _ = dist.new_thread_groups(2)
         for parts, text in (
             ([paddle.ones([2])], r"\[2\] got the tensors \['paddle.float32"),
@@ -318,7 +318,7 @@ class TestThreads(unittest.TestCase):
             )
             self.assertEqual(everyone, ["of 0", "of 1", "of 2"])
 
-    def test_an_operation_goes_on_after_a_wait_with_a_timeout(self):
+    def test_an_operation_continues_after_a_wait_times_out(self):
         groups = dist.new_thread_groups(2)
         x = paddle.ones([1])
         task = dist.all_reduce(x, group=groups[0], sync_op=False)
@@ -331,7 +331,7 @@ class TestThreads(unittest.TestCase):
         self.assertTrue(task.wait())
         self.assertEqual(x.item(), 2.0)
 
-    def test_to_ask_for_completion_names_a_rank_that_has_ended(self):
+    def test_is_completed_names_a_rank_that_has_ended(self):
         groups = dist.new_thread_groups(2)
         ended = Worker(
             lambda: groups[1].process_group.allreduce(paddle.ones([1]))
@@ -353,12 +353,12 @@ class TestThreads(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "new groups for new threads"):
             mp.start_threads(reduce, nthreads=2)
 
-    def test_types_that_maximum_lacks_are_refused_on_the_rank_alone(self):
+    def test_an_unsupported_data_type_does_not_fail_the_group(self):
         groups = dist.new_thread_groups(2)
 
         def reduce(rank):
             for dtype in ("uint8", "bool", "int16"):
-                with self.assertRaisesRegex(ValueError, f"{dtype} by MAX"):
+                with self.assertRaisesRegex(ValueError, f"{dtype} with MAX"):
                     dist.all_reduce(
                         paddle.ones([1]).astype(dtype),
                         dist.ReduceOp.MAX,

@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""paddle.DataParallel and Join give the gradients that torch's DDP gives.
+"""paddle.DataParallel and Join compute the same gradients as torch's DDP.
 
-The numbers were recorded from torch 2.13.0 on the CPU, over gloo, with two
+The values were recorded from torch 2.13.0 on the CPU, over gloo, with two
 ranks: the same steps with torch.nn.Linear, DistributedDataParallel, its Join
-and SGD. Its weights have the transposed shape of Paddle's, and are flat here; a
-recorded step is the weight's gradient and the bias's. No difference is known in
-these cases.
+and SGD. torch's weights are transposed relative to Paddle's, and are flat here.
+A recorded step has the gradients of the weight and of the bias. No difference
+is known in these cases.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ NO_SYNC = [
         [[3.0, -2.75], [2.5]],
     ],
 ]
-# The gradients of one backward pass on each rank, where only the forward, or
-# only the backward pass was under no_sync().
+# The gradients of one backward pass: per rank with only forward under
+# no_sync(), and on all ranks with only backward under no_sync().
 LOCAL = [[[0.125, 0.25], [0.25]], [[1.25, 0.875], [1.0]]]
 AVERAGED = [[0.6875, 0.5625], [0.625]]
-# Of `left`, `right` and `never`, after each of two steps; rank 1 uses `right`,
-# in the first one. In the second list, two biases have gradients before, and
-# the last entry is rank 0's.
+# The gradients of `left`, `right` and `never`, after each of two steps. Only
+# rank 1 uses `right`, in the first step. In the second list, two biases start
+# with gradients, and the last entry of each step is for rank 0.
 UNUSED = [
     ([1.5, 1.5, 2.0, 2.0], [1.0, 1.0], [1.0] * 4, [0.5, 0.5], None, None),
     ([3.0, 3.0, 4.0, 4.0], [2.0, 2.0], [1.0] * 4, [0.5, 0.5], None, None),
@@ -215,7 +215,7 @@ class Cases:
     def test_gradients_of_unused_parameters(self):
         found = self.call(leave_out_parameters, True)
         for rank, steps in enumerate(found):
-            # What nobody uses keeps each rank's own gradient.
+            # A parameter that no rank uses keeps each rank's own gradient.
             own = [3.0 + rank] * 2
             self.assert_steps(
                 steps, [[*each[:-1], own] for each in UNUSED_WITH_GRADIENTS]

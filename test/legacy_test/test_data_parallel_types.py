@@ -25,7 +25,7 @@ from paddle import nn
 
 
 class Words(nn.Layer):
-    """A table of which a step uses some rows, and a dense layer."""
+    """An embedding table, of which a step uses some rows, and a dense layer."""
 
     def __init__(self, is_sparse=True):
         super().__init__()
@@ -40,7 +40,7 @@ class Words(nn.Layer):
 
 
 def words_of(rank, step) -> paddle.Tensor | None:
-    """Returns as many words as the rank's number, and one more."""
+    """Returns `rank + 1` words."""
     return paddle.to_tensor([(rank + step + n) % 6 for n in range(rank + 1)])
 
 
@@ -64,21 +64,21 @@ def dense_of(layer) -> np.ndarray:
     return dense
 
 
-def gradients_of_words(group, which) -> list:
-    """`which` says how many words each rank has; 0 is no use of the table."""
+def gradients_of_words(group, counts) -> list:
+    """Returns gradients with `counts[rank]` words; 0 skips the table."""
     layer = Words()
     wrapped = paddle.DataParallel(
         layer, group=group, find_unused_parameters=True
     )
-    count = which[group.rank]
+    count = counts[group.rank]
     words = paddle.arange(count) if count else None
     wrapped(words).sum().backward()
     alone = np.zeros([6, 3], "float32")
-    for each in which:
+    for each in counts:
         if each:
             layer_alone = Words()
             layer_alone(paddle.arange(each)).sum().backward()
-            alone += dense_of(layer_alone) / len(which)
+            alone += dense_of(layer_alone) / len(counts)
     gradient = layer.table.weight.grad
     return [None if gradient is None else dense_of(layer), alone]
 
@@ -93,7 +93,7 @@ def add_up_words(group) -> list:
 
 
 class Tied(nn.Layer):
-    """The table is also used as a matrix, which makes its gradient dense."""
+    """The table is also used as a matrix, so its gradient is dense."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def tie_weights(group) -> None:
 
 
 class Table(nn.Layer):
-    """A table whose sparse gradients DataParallel cannot foresee."""
+    """A table whose sparse gradients DataParallel cannot predict."""
 
     def __init__(self):
         super().__init__()
@@ -119,14 +119,14 @@ class Table(nn.Layer):
         return nn.functional.embedding(words, self.weight, sparse=True)
 
 
-def surprise_by_sparse_gradients(group) -> None:
+def return_undeclared_sparse_gradients(group) -> None:
     paddle.DataParallel(Table(), group=group)(
         paddle.to_tensor([1])
     ).sum().backward()
 
 
 def make_master_gradients(group, options) -> list:
-    """Casts gradients at the end of backward, as amp's master_grad does."""
+    """Casts gradients at the end of backward, like master_grad in amp."""
     layer = nn.Layer()
     layer.weight = layer.create_parameter([3], dtype="bfloat16")
     wrapped = paddle.DataParallel(layer, group=group, **options)
@@ -154,16 +154,17 @@ class Weight(nn.Layer):
 
 
 def overflow_on_one_rank(group, dtype) -> list:
-    """Returns in which of three steps GradScaler would find an infinity.
+    """Returns for each of three steps whether GradScaler finds an infinity.
 
-    The second one's gradients are the largest of float16, and their sum is not.
+    The gradients of the second step are the largest float16; their sum would
+    overflow.
     """
     layer = Weight(dtype)
     wrapped = paddle.DataParallel(layer, group=group)
     found = []
     for scale in (float("inf") if group.rank == 1 else 1.0, 65504.0, 1.0):
         wrapped(paddle.full([4], scale)).sum().backward()
-        # On the CPU, the check has no kernel of 16 bits.
+        # On the CPU, the check has no 16-bit kernel.
         _, found_inf = paddle._C_ops.check_finite_and_unscale_(
             [layer.weight.grad.astype("float32")], paddle.ones([1])
         )
@@ -173,7 +174,7 @@ def overflow_on_one_rank(group, dtype) -> list:
 
 
 class TypesCases:
-    def test_sparse_gradients_train_as_dense_ones_do(self):
+    def test_sparse_and_dense_gradients_train_equally(self):
         for options in (
             {},
             {"find_unused_parameters": True},
@@ -187,16 +188,16 @@ class TypesCases:
                 for one, other in zip(found, expected):
                     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
-    def test_ranks_may_use_different_numbers_of_rows_and_none(self):
-        for which in ([1, 4], [3, 0], [0, 2]):
-            for found, expected in self.call(gradients_of_words, which):
+    def test_ranks_may_use_different_numbers_of_rows(self):
+        for counts in ([1, 4], [3, 0], [0, 2]):
+            for found, expected in self.call(gradients_of_words, counts):
                 np.testing.assert_allclose(found, expected, rtol=1e-6)
 
-    def test_a_table_that_nobody_uses_has_no_gradient(self):
+    def test_a_table_that_no_rank_uses_has_no_gradient(self):
         for found, _ in self.call(gradients_of_words, [0, 0]):
             self.assertIsNone(found)
 
-    def test_rows_of_no_sync_are_averaged_with_the_next(self):
+    def test_rows_from_no_sync_are_averaged_with_the_next_step(self):
         used = [True, True, True, False, False, False]
         self.assertEqual(self.call(add_up_words), [used] * 2)
 
@@ -224,14 +225,14 @@ class TypesCases:
 
 
 class TestOverGloo(TypesCases, RanksCase):
-    def test_gradients_that_are_not_as_sparse_as_the_layer_says_are_named(self):
+    def test_an_error_names_gradients_with_unexpected_sparsity(self):
         for error in self.errors(tie_weights):
             self.assertRegex(
                 error,
                 r"TypeError: The gradient of 'table.weight' \(of a Embedding\) "
                 r"is dense, but .* sparse=False",
             )
-        for error in self.errors(surprise_by_sparse_gradients):
+        for error in self.errors(return_undeclared_sparse_gradients):
             self.assertRegex(
                 error, r"TypeError: The gradient of 'weight' .* is sparse, but"
             )

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""paddle.DataParallel over a group of the backend shm."""
+"""paddle.DataParallel over an shm group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.base import core
 
-WIDTH = 256  # a weight of a quarter MiB, which is the size of a bucket
+WIDTH = 256  # a weight takes a quarter MiB, the size of a bucket
 
 
 class Model(nn.Layer):
@@ -57,7 +57,7 @@ def _parallel(sparse: bool, find_unused: bool) -> paddle.DataParallel:
 
 def train(sparse: bool, find_unused: bool, late: int) -> bytes:
     """
-    Returns the parameters after three steps, which one rank begins late.
+    Returns the parameters after three steps. Rank `late` starts each step late.
     """
     dist.init_parallel_env()
     rank = dist.get_rank()
@@ -66,10 +66,10 @@ def train(sparse: bool, find_unused: bool, late: int) -> bytes:
     data = np.random.RandomState(rank)
     for step in range(3):
         if rank == late:
-            # What the others reduce meanwhile has not ended.
+            # Meanwhile, reductions of the other ranks cannot complete.
             time.sleep(0.2)
         x = paddle.to_tensor(data.randint(0, 50, [8 + rank]))
-        # Parameters that one rank alone does not use, if they may be unused.
+        # If parameters may be unused, one rank leaves some out in each step.
         loss = model(x, not (find_unused and rank == step % 2))
         loss.backward()
         optimizer.step()
@@ -79,8 +79,8 @@ def train(sparse: bool, find_unused: bool, late: int) -> bytes:
 
 def average_by_eager_reducer(late: int, counts_on_streams: bool) -> str:
     """
-    Returns a hash of the gradients that libpaddle's own reducer has averaged.
-    One rank begins its backward pass late.
+    Returns a hash of the gradients averaged by libpaddle's own reducer. Rank
+    `late` starts its backward pass late.
     """
     dist.init_parallel_env()
     paddle.set_flags(
@@ -100,7 +100,7 @@ def average_by_eager_reducer(late: int, counts_on_streams: bool) -> str:
     loss = layers(paddle.full([4, WIDTH], dist.get_rank() + 1.0)).mean()
     reducer.prepare_for_backward([loss])
     if dist.get_rank() == late:
-        # What the other rank reduces meanwhile has not ended.
+        # Meanwhile, reductions of the other rank cannot complete.
         time.sleep(0.2)
     loss.backward()
     gradients = b"".join(p.grad.numpy().tobytes() for p in parameters)
@@ -112,8 +112,8 @@ class TestShmDataParallel(RanksTestCase):
     def parameters(self, backend, *args, size=2):
         return self.start(size, backend=backend).call(train, *args)
 
-    def test_training_gives_gloos_bits(self):
-        # DataParallel does not support both at once.
+    def test_training_gives_the_same_bits_as_gloo(self):
+        # DataParallel does not support both options together.
         for options in ((False, False), (True, False), (False, True)):
             with self.subTest(options):
                 gloo = self.parameters("gloo", *options, -1)
@@ -121,7 +121,7 @@ class TestShmDataParallel(RanksTestCase):
                     found = self.parameters("shm", *options, late)
                     self.assertEqual(found, gloo)
 
-    def test_eager_reducer_gives_gloos_bits(self):
+    def test_eager_reducer_gives_the_same_bits_as_gloo(self):
         gloo = self.start(2, backend="gloo").call(
             average_by_eager_reducer, -1, True
         )

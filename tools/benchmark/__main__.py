@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs the benchmarks one after the other, each with its default rounds.
+"""Runs the benchmarks one after another, each with its default rounds.
 
     python -m tools.benchmark
 
@@ -39,7 +39,7 @@ from tools.benchmark import (
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m tools.benchmark",
-        description="Run every benchmark. Each has a command of its own, too.",
+        description="Run every benchmark. Each also has its own command.",
         epilog="For example: python -m tools.benchmark.streams --help",
     ).parse_args()
     benchmarks = (

@@ -15,8 +15,8 @@
 
     python -m tools.benchmark.collectives [--visits N] [--report FILE.md]
 
-Needs torch. The contestants take turns, a few rounds per visit: when the speed
-of the machine changes, it changes for all.
+Needs torch. The contestants take turns, a few rounds per visit, so that a
+change of the machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
 SIZES = (2, 4)  # ranks
-# Bytes, and the rounds of a visit.
+# Bytes, and rounds per visit.
 MESSAGES = {
     "4 KiB": (4 << 10, 50),
     "1 MiB": (1 << 20, 10),
     "64 MiB": (64 << 20, 3),
 }
-# Seconds that a job has to start, to answer and to end, each.
+# The time limit in seconds for a job to start, to answer and to end, each.
 PATIENCE = 120
 
 
 class Contestant(NamedTuple):
-    """Which environment's Python runs which library, on what memory."""
+    """A library, the environment that runs it, and the kind of memory."""
 
     environment: str
     library: str
@@ -112,7 +112,7 @@ class Job:
         self.version = self._answers()[0]
 
     def seconds(self, size: int, shared: bool, rounds: int) -> list[float]:
-        """Returns the seconds of each round, of the rank that took longest."""
+        """Returns the seconds of each round, on its slowest rank."""
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):
                 line = json.dumps([size, shared, rounds])
@@ -134,7 +134,7 @@ class Job:
             rank.kill()
 
     def close(self) -> None:
-        """Ends the ranks, by force if they do not end by themselves."""
+        """Ends the ranks, and kills them if they do not exit."""
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):
                 rank.stdin.close()
@@ -147,7 +147,7 @@ class Job:
 
 
 class Results(NamedTuple):
-    """Seconds by contestant, ranks and message; a reason if it failed."""
+    """Seconds, or the reason of a failure, by contestant, ranks and message."""
 
     seconds: dict[tuple[str, int, str], list[float]]
     failures: dict[tuple[str, int, str], str]
@@ -155,7 +155,7 @@ class Results(NamedTuple):
 
 
 def measure(pythons: dict[str, Path], visits: int) -> Results:
-    """Measures all contestants in turn."""
+    """Measures all contestants, which take turns."""
     results = Results({}, {}, {})
     for size in SIZES:
         with contextlib.ExitStack() as stack:
@@ -177,13 +177,13 @@ def _visit(
     stack: contextlib.ExitStack,
     key: tuple[str, int, str],
 ) -> None:
-    """Lets a contestant measure a message; starts its ranks at first."""
+    """Measures a message with a contestant, and starts its ranks if needed."""
     name, size, message = key
     contestant = CONTESTANTS[name]
     count, rounds = MESSAGES[message]
     try:
         if contestant.library not in jobs:
-            # A copy is made by one process.
+            # memcpy needs only one process.
             ranks = 1 if contestant.library == "memcpy" else size
             job = Job(
                 pythons[contestant.environment], contestant.library, ranks
@@ -257,10 +257,10 @@ def main(argv: list[str] | None = None) -> int:
     lines = [
         "# all_reduce between processes",
         "",
-        "Written by `nox -s bench`. Sums of float32; each round counts for the",
-        "rank that took longest. The contestants take turns. A *shared tensor*",
-        "is one after `share_memory_()`; `memcpy` copies as many bytes within",
-        "one process.",
+        "Written by `nox -s bench`. Sums of float32; the time of a round is",
+        "that of its slowest rank. The contestants take turns. A *shared",
+        "tensor* is a tensor after `share_memory_()`. `memcpy` copies as many",
+        "bytes within one process.",
         "",
         f"{machine()}; "
         + ", ".join(

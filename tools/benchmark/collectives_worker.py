@@ -15,9 +15,9 @@
 
     python collectives_worker.py LIBRARY RANK SIZE PORT
 
-Prints the version of the library, and then answers each line [BYTES, SHARED,
-ROUNDS] of its input with the seconds of each round. The ranks of a job get the
-same lines.
+Prints the version of the library, and then answers each input line [BYTES,
+SHARED, ROUNDS] with the seconds of each round. All ranks of a job get the same
+lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import time
 
 
 class PaddleRank:
-    """Paddle, with the backend that the environment names."""
+    """A rank of Paddle, with the backend from the environment variables."""
 
     def __init__(self):
         import paddle
@@ -52,7 +52,7 @@ class PaddleRank:
 
 
 class TorchRank:
-    """torch, with its gloo."""
+    """A rank of torch, with torch's gloo."""
 
     def __init__(self):
         import torch
@@ -75,7 +75,7 @@ class TorchRank:
 
 
 class Copy:
-    """A copy of as many bytes in memory that was used before: the floor."""
+    """The lower bound: a copy of as many bytes within warm memory."""
 
     version = ""
 
@@ -95,7 +95,7 @@ RANKS = {"shm": PaddleRank, "gloo": PaddleRank, "torch": TorchRank}
 
 
 def environment(library, rank, size, port):
-    """Returns the variables that the libraries find the other ranks by."""
+    """Returns the environment variables that describe a rank and its group."""
     return {
         "PADDLE_TRAINER_ID": rank,
         "PADDLE_TRAINERS_NUM": size,
@@ -114,7 +114,7 @@ def environment(library, rank, size, port):
 def main():
     library, rank, size, port = sys.argv[1:]
     os.environ.update(environment(library, rank, size, port))
-    # The answers alone go to the standard output: libraries print, too.
+    # Only answers may go to standard output; libraries print to it as well.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     member = RANKS.get(library, Copy)()
@@ -127,7 +127,7 @@ def main():
         tensor = tensors[count, shared]
         seconds = []
         member.barrier()
-        # The first round brings everything back into the caches.
+        # The first round warms the caches, and is not counted.
         for _ in range(rounds + 1):
             start = time.perf_counter()
             member.all_reduce(tensor)

@@ -15,10 +15,11 @@
 
     python -m tools.benchmark.cuda_tensors [--report FILE.md]
 
-Needs a GPU, torch with CUDA, CMake, Ninja and a C++ compiler; no Paddle, since
-ours is the core alone. A time is from the sending of storages that nobody has
-sent before to the receiver's answer, which is a word of each message. Without
-torch.cuda, or on the stand-in for a driver, ours runs alone: no measurement.
+Needs a GPU, torch with CUDA, CMake, Ninja and a C++ compiler. It does not need
+Paddle, because ours is only the core. A time is from sending storages that were
+not sent before until the receiver's answer, which contains a word of each
+message. Without torch.cuda, or with the stand-in driver, only ours runs, and
+the result is not a measurement.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tools.command_line import reports_errors
 from tools.series import PatchError
 from tools.wheel import BUILD, cmake_build, step
 
-PATIENCE = 120  # seconds that an answer may take
+PATIENCE = 120  # seconds to wait for an answer
 VISITS = 5
 WARM_UP = 2  # rounds of a visit
 MIB = 1 << 20
@@ -50,7 +51,7 @@ DROPPED = "dropped"
 
 
 class Row(NamedTuple):
-    """Messages in a row, each a list of storages, or an int for none."""
+    """Messages sent in a row: each a list of storages, or an int if empty."""
 
     size: int
     storages: int
@@ -71,7 +72,7 @@ HELD = Row(64 * MIB, 1, 4, 1)
 
 
 class Storage:
-    """A storage of the core's, dropped with the last reference to this."""
+    """A storage of the core, dropped with the last reference to this object."""
 
     def __init__(self, call, maker: str, *arguments) -> None:
         self._call, self.pointer = call, ctypes.c_void_p()
@@ -82,13 +83,13 @@ class Storage:
 
 
 class Ours:
-    """The core: a library, loaded in a process of a family."""
+    """Our core library, loaded in a process of a process tree (family)."""
 
     def __init__(self, library: Path, family: int) -> None:
         self._core = ctypes.CDLL(str(library))
         self._message = ctypes.create_string_buffer(self._core.MessageBytes())
         self._call("Start", ctypes.c_uint64(family))
-        # After the receivers have ended.
+        # Runs after the receivers have ended.
         multiprocessing.util.Finalize(
             None, self._call, args=("Leave",), exitpriority=-1
         )
@@ -123,7 +124,7 @@ class Ours:
 
 
 class Torch:
-    """The same of torch, which sends tensors as they are."""
+    """The same interface for torch, which sends the tensors themselves."""
 
     def __init__(self) -> None:
         import torch.multiprocessing
@@ -152,7 +153,7 @@ class Torch:
 
 
 def receive(contestant, count: int, messages) -> tuple[list, int]:
-    """Returns the storages of so many messages, and the sum of their words."""
+    """Returns the storages of `count` messages, and the sum of their words."""
     held, words = [], 0
     for _ in range(count):
         message = messages.get()
@@ -165,7 +166,11 @@ def receive(contestant, count: int, messages) -> tuple[list, int]:
 
 
 def serve(contestant_of, messages, answers) -> None:
-    """The receiver: is told how many messages come and, later, to drop them."""
+    """The receiver.
+
+    It first gets the number of messages, then the messages, and finally the
+    request to drop them.
+    """
     try:
         contestant = contestant_of()
         gc.freeze()
@@ -184,7 +189,7 @@ class Pair:
     """A contestant in this process, and its receiver.
 
     Raises:
-        PatchError: by its methods: the receiver gave another answer than due.
+        PatchError: in methods, if the receiver gives an unexpected answer.
     """
 
     def __init__(self, contestant_of) -> None:
@@ -194,7 +199,7 @@ class Pair:
         args = (contestant_of, self._messages, theirs)
         self._receiver = spawn.Process(target=serve, args=args, daemon=True)
         self._receiver.start()
-        # Or else nobody would see that the receiver has ended.
+        # Otherwise the end of the receiver would go unnoticed.
         theirs.close()
         self._messages._reader.close()
         self._contestant = contestant_of()
@@ -211,14 +216,14 @@ class Pair:
             raise PatchError(f"the receiver's answer is not {due}: {answer}")
 
     def _send(self, row: Row, word: int) -> tuple[list, float]:
-        """Returns what the receiver holds now, and the seconds until then."""
+        """Returns the storages that the receiver holds, and the seconds."""
         self._messages.put(row.messages)
         count = row.storages * row.messages
         made = self._contestant.make(row.size, count, word)
         lists = [made[i :: row.messages] for i in range(row.messages)]
         sendable = self._contestant.sendable
         start = time.perf_counter()
-        # Why the receiver has ended is in its answer.
+        # If the receiver ended, its answer says why.
         with contextlib.suppress(BrokenPipeError):
             for each in lists:
                 self._messages.put([sendable(one) for one in each] or word)
@@ -226,7 +231,7 @@ class Pair:
         return made, time.perf_counter() - start
 
     def seconds(self, row: Row) -> list[float]:
-        """Returns what each round takes; the burst ends with the drop."""
+        """Returns the seconds of each round; a burst includes the drop."""
         rounds = []
         for word in range(1, WARM_UP + row.rounds + 1):
             made, seconds = self._send(row, word)
@@ -239,7 +244,7 @@ class Pair:
         return rounds[WARM_UP:]
 
     def bytes_left(self) -> int:
-        """Returns what stays of HELD when its receiver is killed."""
+        """Returns the bytes of HELD that stay when its receiver is killed."""
         before = self._contestant.bytes_held()
         made, _ = self._send(HELD, 1)
         self._receiver.kill()
@@ -249,7 +254,7 @@ class Pair:
 
 
 def measure(pairs: dict[str, Pair], rows: dict[str, Row]) -> list[dict]:
-    """Returns a column of the table for each pair. They take turns."""
+    """Returns a column of the table for each pair; the pairs take turns."""
     seconds = {name: {label: [] for label in rows} for name in pairs}
     for _ in range(VISITS):
         for label, row in rows.items():
@@ -271,7 +276,7 @@ def column(seconds: dict[str, list[float]], left: int) -> dict[str, float]:
 
 
 def table(names: list[str], columns: list[dict], mark: str) -> list[str]:
-    """Returns a Markdown table, which has the ratio of two columns."""
+    """Returns a Markdown table, with the ratio of its two columns."""
     lines = [
         f"| median | {' | '.join(names)} | ours / torch |",
         "|---|" + "---:|" * (len(names) + 1),
@@ -286,15 +291,15 @@ def table(names: list[str], columns: list[dict], mark: str) -> list[str]:
 
 
 def obstacle() -> str:
-    """Returns why nothing can be measured here; empty if it can.
+    """Returns why measuring is impossible here, or an empty string.
 
     Raises:
-        PatchError: not even ours can run.
+        PatchError: ours cannot run either.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise PatchError(f"there is no driver of a GPU: {error}") from None
+        raise PatchError(f"no CUDA driver found: {error}") from None
     if hasattr(driver, "StandInCalls"):
         return "stand-in"
     try:
@@ -305,7 +310,7 @@ def obstacle() -> str:
 
 
 def machine() -> str:
-    """Returns what the measurement is of."""
+    """Returns the description of what was measured."""
     import torch
 
     query = [
@@ -316,7 +321,7 @@ def machine() -> str:
     drivers = subprocess.check_output(query, text=True).split()
     return (
         f"{torch.cuda.get_device_name(0)}, driver {drivers[0]}, torch "
-        f"{torch.__version__}. Ours sends bytes of the core, torch tensors."
+        f"{torch.__version__}. Ours sends handles of the core, torch tensors."
     )
 
 
@@ -336,7 +341,7 @@ def main(argv: list[str] | None = None) -> int:
     contestants = {"ours": partial(Ours, folder / "libcuda_core.so", family)}
     largest = max(row.size for row in ROWS.values())
     if missing:
-        # The memory of the stand-in is the host's.
+        # The stand-in driver allocates host memory.
         largest = HELD.size
     else:
         contestants["torch"] = Torch

@@ -15,9 +15,9 @@
 
     python -m tools.benchmark.data_loader [--visits N] [--report FILE.md]
 
-Needs torch and matplotlib. Writes the report, and the plot beside it. The three
-take turns, one epoch per visit: when the speed of the machine changes, it
-changes for all.
+Needs torch and matplotlib. Writes the report, and the plot next to it. The
+three libraries take turns, one epoch per visit, so that a change of the
+machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("data_loader_worker.py")
 LIBRARIES = {"ours": "paddlepaddle", "stock": "paddlepaddle", "torch": "torch"}
 WORKERS = (1, 2, 4)
-# Timed batches per visit: tenths of a second, seconds for the slowest.
+# Timed batches per visit; they take tenths of a second, the slowest seconds.
 BATCHES = dict(zip(SHAPES, (300, 100, 300)))
-# Ours over another.
+# The rate of ours relative to another library's.
 GOALS = {"stock": 1.5, "torch": 1}
 
 Rates = dict[tuple[str, int, str], list[float]]
@@ -68,12 +68,12 @@ class Loader:
         self.version = json.loads(self._process.stdout.readline())
 
     def ask(self, *question: object) -> float:
-        """Returns what the worker answers."""
+        """Returns the worker's answer to a question."""
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
     def rate(self, data: str, workers: int) -> float:
-        """Returns how many batches per second it loaded."""
+        """Returns the batches per second that the worker loaded."""
         batches = BATCHES[data]
         return batches / self.ask(data, workers, batches)
 
@@ -104,7 +104,7 @@ def measure(
 
 
 def table(rates: Rates) -> list[str]:
-    """Returns the table of the rates, and of ours over the others."""
+    """Returns a table of the rates, and of ours relative to the others."""
     ratios = [f"ours / {other} (goal {goal})" for other, goal in GOALS.items()]
     lines = [
         f"| batches/s | workers | {' | '.join([*LIBRARIES, *ratios])} |",
@@ -128,12 +128,12 @@ def table(rates: Rates) -> list[str]:
 
 
 def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
-    """Measures, prints the table, and writes it, with the plot beside it.
+    """Measures, prints the table, and writes the report and its plot.
 
     Args:
-        pythons: for each of the libraries, the Python that has it.
-        visits: how often each has its turn; two at least.
-        file: of Markdown.
+        pythons: the Python of each library.
+        visits: the number of visits of each library, at least two.
+        file: the Markdown file to write; the plot is written next to it.
     """
     rates, versions = measure(pythons, visits)
     lines = table(rates)
@@ -142,12 +142,12 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
     text = [
         "# DataLoader",
         "",
-        "Written by `nox -s bench`. A loop over a DataLoader reads one byte of",
-        "each tensor; the table has its batches per second. A batch is",
-        f"{BATCH_SIZE} samples, collated by the default of each library, in",
-        "order. Two batches per worker are prefetched; all else is each",
-        "library's default. The samples are in memory, so what is measured is",
-        "collating a batch and handing it over. Median of the visits",
+        "Written by `nox -s bench`. Batches per second of a loop over a",
+        "DataLoader that reads one byte of each tensor. A batch has",
+        f"{BATCH_SIZE} samples, collated by each library's default function,",
+        "in order. Two batches per worker are prefetched; other options have",
+        "each library's defaults. The samples are in memory, so only collating",
+        "and transferring a batch are measured. Median of the visits",
         "(quartiles); a visit is an epoch, whose first "
         f"{WARM_UP} batches are not timed.",
         "",

@@ -11,14 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures the DataLoader with worker threads: against processes and torch.
+"""Measures DataLoader worker threads against worker processes and torch.
 
     python -m tools.benchmark.data_loader_threads [--visits N]
                                                   [--report FILE.md]
                                                   [--torch PYTHON]
 
-Needs torch. The sides take turns, one loop per visit: when the speed of the
-machine changes, it changes for all.
+Needs torch. The sides take turns, one loop per visit, so that a change of the
+machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tools.tree import SUPPORTED
 from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("data_loader_threads_worker.py")
-# Each side: the environment, its library, the workers of its DataLoader.
+# For each side: the environment, the library, and the kind of workers.
 SIDES = {
     "threads": ("ours", "paddlepaddle", "thread"),
     "processes": ("ours", "paddlepaddle", "process"),
@@ -50,12 +50,12 @@ SIDES = {
 WORKERS = (2, 4)
 BATCHES = 48
 
-# By what was measured, then by side, one value per visit.
+# One value per visit, by question and side.
 Values = dict[str, dict[str, list[float]]]
 
 
 def questions() -> dict[str, tuple]:
-    """Returns the questions, by the title of their row."""
+    """Returns the questions by row title."""
     rows = {
         f"time of a batch: {data}, {workers} workers": (
             "seconds",
@@ -96,11 +96,13 @@ def measure(sides: dict[str, Loader], visits: int) -> Values:
 
 
 def table(values: Values) -> list[str]:
-    """Returns the ratios of the other sides to worker threads: the median of
-    those of the visits, and the quartiles."""
+    """Returns a table of the other sides relative to worker threads.
+
+    A cell has the median and the quartiles of the visits' ratios.
+    """
     others = [side for side in SIDES if side != "threads"]
     lines = [
-        f"| to worker threads | {' | '.join(others)} |",
+        f"| relative to worker threads | {' | '.join(others)} |",
         f"|---|{'---:|' * len(others)}",
     ]
     for row, found in values.items():
@@ -145,18 +147,17 @@ def main(argv: list[str] | None = None) -> int:
     text = [
         "# DataLoader with worker threads",
         "",
-        "Written by `nox -s bench`. Each value is that of the side over that",
-        "of our worker threads, in the same visit: above 1, threads are faster",
-        "or need less memory. Median of the visits (quartiles). A batch is",
-        f"{BATCH_SIZE} samples. `zlib and NumPy` decompresses images of",
-        "3 x 224 x 224 and makes them float32, `Pillow and NumPy` decodes",
-        "JPEG images of that size, which both release Python's global lock;",
-        "`pure Python` holds it. Memory is the proportional set size (PSS) of",
-        "the process and its workers, which are forked, in the middle of a",
-        "loop. Most of it is that of the process itself, with its library;",
-        "what loading adds is the difference to before the loop, with the",
-        "dataset in memory. Worker threads are started neither by fork nor by",
-        "spawn.",
+        "Written by `nox -s bench`. Each value is that of a side divided by",
+        "that of our worker threads in the same visit: above 1, threads are",
+        "faster or need less memory. Median of the visits (quartiles). A batch",
+        f"has {BATCH_SIZE} samples. `zlib and NumPy` decompresses images of",
+        "3 x 224 x 224 and converts them to float32; `Pillow and NumPy`",
+        "decodes JPEG images of that size. Both release the GIL; `pure Python`",
+        "holds it. Memory is the proportional set size (PSS) of the process",
+        "and its workers, which are forked, in the middle of a loop. Most of",
+        "it is the process itself with its library; the memory that loading",
+        "adds is the difference from before the loop, with the dataset in",
+        "memory. Worker threads use neither fork nor spawn.",
         "",
         f"{machine()}; {args.visits} visits, load average at "
         f"the start {load:.0f}.",

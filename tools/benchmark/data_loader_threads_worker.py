@@ -15,18 +15,19 @@
 
     python data_loader_threads_worker.py LIBRARY
 
-Reads lines `[QUESTION, ...]`, in JSON, and answers each with a number:
+Reads JSON lines `[QUESTION, ...]`, and answers each with a number:
 
-- `["seconds", DATA, WORKERS, WORKER_TYPE, BATCHES]`: what so many batches take;
+- `["seconds", DATA, WORKERS, WORKER_TYPE, BATCHES]`: the seconds that BATCHES
+  batches take;
 - `["first_batch", DATA, WORKERS, WORKER_TYPE, START_METHOD]`: the seconds until
   the first batch;
 - `["memory", DATA, WORKERS, WORKER_TYPE, BATCHES]`: the bytes of memory (PSS)
-  that this process and its workers have, in the middle of that;
-- `["added_memory", DATA, WORKERS, WORKER_TYPE, BATCHES]`: how many of these it
-  has more than before the loader, with its dataset in memory.
+  of this process and its workers, in the middle of the loop;
+- `["added_memory", DATA, WORKERS, WORKER_TYPE, BATCHES]`: the same, less the
+  memory before the loop, with the dataset in memory.
 
-LIBRARY is `paddlepaddle` or `torch`, which has processes alone. The first line
-that it prints is its version.
+LIBRARY is `paddlepaddle` or `torch`, which has only worker processes. The first
+line of the output is the library's version.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ import numpy as np
 from PIL import Image
 
 BATCH_SIZE = 8
-# Batches before the timed ones: the workers start, memory gets warm.
+# Batches before the timed ones, in which workers start and memory gets warm.
 WARM_UP = 8
 SAMPLES = 256
 SHAPE = (3, 224, 224)
 
 
 class Decoded:
-    """Samples in memory that zlib and NumPy decode, without the global lock."""
+    """Samples in memory that zlib and NumPy decode without the GIL."""
 
     def __init__(self, batches):
         noise = np.random.default_rng(0).integers(0, 16, SHAPE, "uint8")
@@ -74,10 +75,10 @@ class Decoded:
 
 
 class Images:
-    """JPEG images in memory that Pillow decodes, without the global lock."""
+    """JPEG images in memory that Pillow decodes without the GIL."""
 
     def __init__(self, batches):
-        # Of low frequencies, as photographs are.
+        # Low frequencies, as in photographs.
         coarse = np.random.default_rng(0).integers(0, 256, (32, 32, 3), "uint8")
         picture = Image.fromarray(coarse).resize(SHAPE[1:], Image.BICUBIC)
         self.files = []
@@ -97,7 +98,7 @@ class Images:
 
 
 class InPython:
-    """Samples that Python code makes, which holds the global lock."""
+    """Samples that Python code computes, which holds the GIL."""
 
     def __init__(self, batches):
         self.length = batches * BATCH_SIZE
@@ -151,7 +152,7 @@ class Library:
         elif self._name == "torch":
             options["multiprocessing_context"] = start_method
         else:
-            # It holds until the next call.
+            # The method stays set until the next call.
             multiprocessing.set_start_method(start_method, force=True)
         return self._loader(
             DATA[data](batches),
@@ -166,7 +167,7 @@ class Library:
         for number, _ in enumerate(loader, 1):
             if number == WARM_UP:
                 start = time.perf_counter()
-            # Not the end of the loop, where processes end.
+            # Excludes the end of the loop, where processes exit.
             if number == last:
                 seconds = time.perf_counter() - start
         return seconds
@@ -179,7 +180,7 @@ class Library:
         batches = iter(loader)
         next(batches)
         seconds = time.perf_counter() - start
-        # To its end: processes of a loop that is left early would stay.
+        # Finish the loop: leaving it early would keep the processes alive.
         for _ in batches:
             pass
         return seconds

@@ -15,9 +15,9 @@
 
     python data_loader_worker.py LIBRARY
 
-Reads lines `[DATA, WORKERS, BATCHES]`, in JSON, and answers each with the
-seconds that so many batches took. LIBRARY is `paddlepaddle` or `torch`. The
-first line that it prints is its version.
+Reads JSON lines `[DATA, WORKERS, BATCHES]`, and answers each with the seconds
+that BATCHES batches took. LIBRARY is `paddlepaddle` or `torch`. The first line
+of the output is the library's version.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from importlib import metadata
 
 import numpy as np
 
-# Batches before the timed ones: the workers start, memory gets warm.
+# Batches before the timed ones, in which workers start and memory gets warm.
 WARM_UP = 20
 
-# Samples and the shape of one. A sample of many fields is the list of its rows.
+# The number of samples, and the shape and type of one. A sample with fields is
+# the list of its rows.
 SHAPES = {
     "32 fields of 64 float32": (1024, (32, 64), "float32"),
     "image 3 x 224 x 224 float32": (128, (3, 224, 224), "float32"),
@@ -43,12 +44,12 @@ BATCH_SIZE = 32
 
 
 class Samples:
-    """A dataset that takes no time: its samples are in memory."""
+    """A dataset that costs no time, because its samples are in memory."""
 
     def __init__(self, name, batches):
         count, shape, dtype = SHAPES[name]
         generator = np.random.default_rng(0)
-        # Numbers with a fraction: the first byte of each says something.
+        # Numbers with a fraction, so that their first bytes differ.
         self.data = (generator.random((count, *shape)) * 256).astype(dtype)
         self.in_fields = len(shape) == 2
         self.length = batches * BATCH_SIZE
@@ -62,15 +63,15 @@ class Samples:
 
 
 def first_byte(tensor):
-    """Reads from memory: it costs the same whatever the library."""
+    """Reads from memory directly, at the same cost for each library."""
     return ctypes.c_ubyte.from_address(tensor.data_ptr()).value
 
 
 def load(loader_class, name, workers, batches):
-    """Returns the seconds that the batches took after those of the warm-up.
+    """Returns the seconds that the batches after the warm-up took.
 
     Raises:
-        RuntimeError: the batches are not those of the dataset.
+        RuntimeError: a batch does not have the dataset's values.
     """
     dataset = Samples(name, WARM_UP + batches)
     loader = loader_class(dataset, batch_size=BATCH_SIZE, num_workers=workers)

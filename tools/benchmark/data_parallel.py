@@ -17,8 +17,8 @@
         [--report FILE.md]
 
 Needs torch. Two ranks on one machine, one thread each, over gloo; ours over
-BACKEND. The sides take turns: when the speed of the machine changes, it changes
-for all.
+BACKEND. The sides take turns, so that a change of the machine's speed affects
+all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WORKER = Path(__file__).with_name("data_parallel_worker.py")
 LIBRARIES = {"ours": "paddlepaddle", "stock": "paddlepaddle", "torch": "torch"}
 RANKS = 2
 STEPS = 8
-# Library and variant, by the name of the column.
+# Library and variant, by side.
 SIDES = {
     "ours": ("ours", "default"),
     "ours, views": ("ours", "views"),
@@ -84,16 +84,16 @@ class Ranks:
         return self.answers()
 
     def answers(self) -> list:
-        """Returns the next line of JSON of each rank."""
+        """Returns the next JSON line of each rank."""
         answers = []
         for process in self._processes:
-            # Paddle writes messages of its own to stdout.
+            # Paddle also writes its own messages to stdout.
             for line in process.stdout:
                 with contextlib.suppress(ValueError):
                     answers.append(json.loads(line))
                     break
             else:
-                raise RuntimeError("A rank has ended before its answer.")
+                raise RuntimeError("A rank exited before it answered.")
         return answers
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Ranks:
 
 
 def ranks_of(python: Path, library: str, backend: str) -> Ranks:
-    """Starts the ranks that train with one library."""
+    """Starts the ranks of one library."""
     port = free_port()
     return Ranks(
         [
@@ -122,8 +122,8 @@ def ranks_of(python: Path, library: str, backend: str) -> Ranks:
 def fast_kernels(processor: str) -> dict[str, str]:
     """Returns the environment variables that select MKL's fastest code.
 
-    The MKL of Paddle 3.3.0's wheel does not use AVX2 on processors of AMD
-    unless this variable says so. That of torch does not read it.
+    The MKL of Paddle 3.3.0's wheel does not use AVX2 on AMD processors unless
+    this variable is set. torch's MKL does not read it.
     """
     return {"MKL_DEBUG_CPU_TYPE": "5"} if "AMD" in processor else {}
 
@@ -163,11 +163,11 @@ def measure(
 
 
 def table(rates: Rates) -> list[str]:
-    """Returns the rates of each side, and ours over each of them."""
+    """Returns a table of the rates, and of ours relative to each side."""
     lines = ["| model | side | steps/s | ours / side |", "|---|---|---:|---:|"]
     for (model, side), found in rates.items():
         low, median, high = statistics.quantiles(found)
-        # In one visit both have had the same machine.
+        # Within a visit, all sides had the same machine speed.
         ratio = statistics.median(
             ours / other for ours, other in zip(rates[model, "ours"], found)
         )
@@ -181,7 +181,7 @@ def table(rates: Rates) -> list[str]:
 def report(
     pythons: dict[str, Path], visits: int, backend: str, file: Path
 ) -> None:
-    """Measures, prints the table, and writes it to a file of Markdown."""
+    """Measures, prints the table, and writes the report."""
     rates, versions = measure(pythons, visits, backend)
     lines = table(rates)
     print(*lines, sep="\n")
@@ -189,11 +189,11 @@ def report(
         "# DataParallel",
         "",
         "Written by `nox -s bench`. Steps per second of data-parallel",
-        f"training: forward, backward, SGD; {RANKS} ranks of one thread each,",
-        f"over gloo; ours over {backend}. 'views' is",
-        "gradient_as_bucket_view=True. Median of the",
-        f"visits (quartiles); a visit is {STEPS} steps after {WARM_UP} which",
-        "are not timed. The ratios are medians of those of each visit.",
+        f"training: forward, backward, SGD; {RANKS} ranks with one thread",
+        f"each, over gloo; ours over {backend}. 'views' means",
+        "gradient_as_bucket_view=True. Median of the visits (quartiles); a",
+        f"visit is {STEPS} timed steps after {WARM_UP} steps of warm-up. The",
+        "ratios are medians of the visits' ratios.",
         "",
         f"{machine()}; {visits} visits.",
         *(
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tools.benchmark.data_parallel"
     )
     parser.add_argument("--visits", type=int, default=15)
-    parser.add_argument("--backend", default="shm", help="of ours")
+    parser.add_argument("--backend", default="shm", help="the backend of ours")
     parser.add_argument(
         "--report",
         type=Path,

@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures after which time the other ranks hear of one that is killed.
+"""Measures how soon the other ranks detect a killed rank.
 
     python -m tools.benchmark.data_parallel_death [--visits N]
         [--report FILE.md]
 
-One of three ranks over shm kills itself in the middle of backward; the backward
-of the others then raises. New processes for each visit.
+One of three ranks over shm kills itself in the middle of backward; backward
+then raises on the others. Each visit starts new processes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ RANKS = 3
 
 
 def visit(python: Path) -> tuple[list[float], bool, str]:
-    """Returns the ranks' delays in ms, whether all name the rank, and Paddle's
-    version."""
+    """Returns the result of one visit.
+
+    That is the survivors' delays in ms, whether all their errors name the
+    killed rank, and Paddle's version.
+    """
     port = free_port()
     ranks = Ranks(
         [
@@ -59,12 +62,12 @@ def visit(python: Path) -> tuple[list[float], bool, str]:
         re.search(rf"[Rr]ank {RANKS - 1} .process \d+. has died", error)
         for _, error in survivors
     )
-    delays = [(heard - killed) * 1000 for heard, _ in survivors]
+    delays = [(raised - killed) * 1000 for raised, _ in survivors]
     return delays, is_named, ranks.version
 
 
 def report(python: Path, visits: int, file: Path) -> None:
-    """Measures, prints the result, and writes it to a file of Markdown."""
+    """Measures, prints the result, and writes the report."""
     delays: list[float] = []
     named = 0
     for number in range(visits):
@@ -80,11 +83,11 @@ def report(python: Path, visits: int, file: Path) -> None:
     ]
     print(*lines, sep="\n")
     text = [
-        "# A rank that is killed",
+        "# A killed rank",
         "",
-        "Written by `nox -s bench`. One of three ranks kills itself in the",
-        "middle of backward. The times are from just before it does so until",
-        "backward() of each of the others raises, over shm.",
+        "Written by `nox -s bench`. One of three ranks over shm kills itself",
+        "in the middle of backward. The times are from just before that until",
+        "backward() raises on each of the other ranks.",
         "",
         f"{machine()}; {visits} visits; {version}.",
         "",

@@ -11,13 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A rank that trains until one is killed, for data_parallel_death.py.
+"""A rank that trains until a rank is killed, for data_parallel_death.py.
 
     python data_parallel_death_worker.py RANK SIZE PORT BACKEND
 
-Prints the version of Paddle, then a time of the clock that all processes share:
-the last rank when it kills itself in the middle of backward, and each of the
-others, with the error, when its backward raises.
+Prints the version of Paddle, then a time of the clock that all processes share.
+The last rank prints the time at which it kills itself in the middle of
+backward. Each other rank prints the time at which its backward raises, and the
+error.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@
         [--report FILE.md]
 
 The layers wait instead of computing, as if an accelerator computed, so that a
-core is free for communication. Two ranks communicate inside one machine, and as
-two machines: in network namespaces, over a link that is slowed. The latter
-needs Linux, root and iproute2.
+core is free for communication. Two ranks communicate within one machine, and as
+two machines: in network namespaces, over a slowed link. The latter needs Linux,
+root and iproute2.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 WORKER = Path(__file__).with_name("data_parallel_overlap_worker.py")
 LINK = "2gbit"
-# The milliseconds that backward of a layer takes, by setting.
+# How long backward of a layer takes, by setting.
 ONE_MACHINE, TWO_MACHINES = "one machine", "two machines"
 LAYER_MS = {ONE_MACHINE: 10, TWO_MACHINES: 25}
 
 
 class Visit(NamedTuple):
-    """What one visit has found: the time of a step, and the reducer's share."""
+    """The time of a step in one visit, and the reducer's hidden share."""
 
     seconds: float
     hidden: float | None
@@ -73,7 +73,7 @@ Found = dict[tuple[str, bool, str], list[Visit]]
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[list[str]]:
-    """Has network namespaces of machines, with a slow link between two."""
+    """Creates one network namespace per machine, and a slow link between."""
     names = [f"overlap-{os.getpid()}-{number}" for number in range(RANKS)]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -115,7 +115,7 @@ def ranks_of(setting: str, python: Path) -> Iterator[Ranks]:
     prefixes: list[list[str]] = [[] for _ in range(RANKS)]
     with contextlib.ExitStack() as stack:
         if setting == TWO_MACHINES:
-            # Ranks with a /dev/shm of their own are those of two machines.
+            # Ranks with separate /dev/shm count as on different machines.
             shell = 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"'
             prefixes = [
                 ["ip", "netns", "exec", name, "sh", "-c", shell]
@@ -138,7 +138,7 @@ def ranks_of(setting: str, python: Path) -> Iterator[Ranks]:
 
 
 def measure(python: Path, visits: int) -> tuple[Found, str]:
-    """Returns what all visits found, and the version of Paddle."""
+    """Returns the results of all visits, and the version of Paddle."""
     found: Found = {
         case: []
         for case in itertools.product(LAYER_MS, (False, True), VARIANTS)
@@ -160,13 +160,13 @@ def measure(python: Path, visits: int) -> tuple[Found, str]:
 
 
 def hidden(nothing_sent: Visit, overlapped: Visit, afterwards: Visit) -> float:
-    """Returns which part of the communication does not lengthen a step."""
-    all_of_it = afterwards.seconds - nothing_sent.seconds
-    return 1 - (overlapped.seconds - nothing_sent.seconds) / all_of_it
+    """Returns the share of the communication that does not lengthen a step."""
+    communication = afterwards.seconds - nothing_sent.seconds
+    return 1 - (overlapped.seconds - nothing_sent.seconds) / communication
 
 
 def table(found: Found) -> list[str]:
-    """Returns the times of a step, and what of the communication is hidden."""
+    """Returns a table of step times and hidden shares of communication."""
     lines = [
         f"| | {' | '.join(f'{each}, ms' for each in VARIANTS)} | hidden | "
         "by the reducer | overhead |",
@@ -184,7 +184,7 @@ def table(found: Found) -> list[str]:
             found[setting, views, variant]
             for variant in (WITHOUT, NOTHING_SENT, OVERLAPPED, AFTERWARDS)
         )
-        # In one visit all have had the same machine.
+        # Within a visit, all variants had the same machine speed.
         share = statistics.median(map(hidden, nothing, overlapped, afterwards))
         of_reducer = statistics.median(each.hidden for each in overlapped)
         overhead = statistics.median(
@@ -199,7 +199,7 @@ def table(found: Found) -> list[str]:
 
 
 def report(python: Path, visits: int, file: Path) -> None:
-    """Measures, prints the table, and writes it to a file of Markdown."""
+    """Measures, prints the table, and writes the report."""
     found, version = measure(python, visits)
     lines = table(found)
     print(*lines, sep="\n")
@@ -207,27 +207,27 @@ def report(python: Path, visits: int, file: Path) -> None:
         "# Communication of DataParallel that is hidden behind backward",
         "",
         "Written by `nox -s bench`. A step is forward and backward of",
-        f"{LAYERS} linear layers with 32 MiB of gradients, for one row.",
+        f"{LAYERS} linear layers with 32 MiB of gradients, for one input row.",
         f"Backward of each layer waits for {LAYER_MS[ONE_MACHINE]} ms, with",
         f"two machines for {LAYER_MS[TWO_MACHINES]} ms, and leaves its core",
-        f"free meanwhile, as with an accelerator. {RANKS} ranks over shm; the",
-        "two machines are network namespaces of one computer, each with a",
-        "/dev/shm of its own, and communicate by gloo over a link that tc",
-        f"slows to {LINK}.",
+        f"free meanwhile, as with an accelerator. {RANKS} ranks over shm. The",
+        "two machines are network namespaces of one computer, each with its",
+        "own /dev/shm; they communicate with gloo over a link that tc slows",
+        f"to {LINK}.",
         "",
         f"'{WITHOUT}' is a step under no_sync(). With '{NOTHING_SENT}', a",
-        "hook returns each bucket as it is: gradients are copied, and not",
-        f"sent. With '{AFTERWARDS}', all buckets start when backward has",
-        "ended, by delay_all_reduce_named_params. 'hidden' is the part of the",
-        f"communication ('{AFTERWARDS}' less '{NOTHING_SENT}') that does not",
+        "hook returns each bucket unchanged: gradients are copied, but not",
+        f"sent. With '{AFTERWARDS}', all buckets start after backward, through",
+        "delay_all_reduce_named_params. 'Hidden' is the share of the",
+        f"communication ('{AFTERWARDS}' minus '{NOTHING_SENT}') that does not",
         f"lengthen a step ('{OVERLAPPED}'). 'By the reducer' is hidden_share",
-        "of DataParallel.statistics(): the part of the time from the first",
-        "bucket's start to the end in which backward did not wait.",
-        f"'Overhead' is '{OVERLAPPED}' over '{WITHOUT}', less 1.",
+        "of DataParallel.statistics(): of the time from the start of the first",
+        "bucket to the end, the share in which backward did not wait.",
+        f"'Overhead' is '{OVERLAPPED}' divided by '{WITHOUT}', minus 1.",
         "",
-        f"Median of the visits (quartiles); a visit is {STEPS} steps after",
-        f"{WARM_UP} which are not timed. Shares are medians of those of each",
-        "visit.",
+        f"Median of the visits (quartiles); a visit is {STEPS} timed steps",
+        f"after {WARM_UP} steps of warm-up. Shares are medians of the visits'",
+        "shares.",
         "",
         f"{machine()}; {visits} visits; {version}.",
         "",

@@ -15,9 +15,9 @@
 
     python data_parallel_overlap_worker.py RANK HOST:PORT,... LAYER_MS
 
-Reads lines `[VARIANT, USES_VIEWS, STEPS]`, in JSON, and answers each with the
-seconds that so many steps took, and the share of the communication that the
-reducer calls hidden. The first line that it prints is the version of Paddle.
+Reads JSON lines `[VARIANT, USES_VIEWS, STEPS]`, and answers each with the
+seconds that STEPS steps took, and the hidden share of the communication by the
+reducer's statistics. The first line of the output is the version of Paddle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import time
 from importlib import metadata
 
-# Steps before the timed ones: buckets are made anew, memory gets warm.
+# Untimed steps first, in which buckets are rebuilt and memory gets warm.
 WARM_UP = 3
 LAYERS = 8
 WIDTH = 1024
@@ -44,10 +44,10 @@ WITHOUT, NOTHING_SENT, OVERLAPPED, AFTERWARDS = VARIANTS = (
 
 
 def model_of(paddle, layer_ms):
-    """Returns 32 MiB of parameters, which cost the processor little."""
+    """Returns a model with 32 MiB of parameters that needs little CPU time."""
 
     class Wait(paddle.autograd.PyLayer):
-        """Stands for an accelerator: its backward leaves the cores free."""
+        """Simulates an accelerator: its backward leaves the cores free."""
 
         @staticmethod
         def forward(ctx, x):
@@ -75,7 +75,7 @@ def model_of(paddle, layer_ms):
 
 @functools.cache
 def trainer(paddle, variant, uses_views, layer_ms):
-    """Returns a function that does one step, and the DataParallel."""
+    """Returns a function that runs one step, and the DataParallel."""
     model = model_of(paddle, layer_ms)
     parallel = paddle.DataParallel(
         model,
@@ -103,7 +103,7 @@ def trainer(paddle, variant, uses_views, layer_ms):
 
 
 def timed(paddle, variant, uses_views, steps, layer_ms):
-    """Returns the answer to a line."""
+    """Returns the answer to an input line."""
     step, parallel = trainer(paddle, variant, uses_views, layer_ms)
     for _ in range(WARM_UP):
         step()

@@ -11,14 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A rank that trains with one library's DataParallel, for data_parallel.py.
+"""A rank that trains with a library's DataParallel, for data_parallel.py.
 
     python data_parallel_worker.py LIBRARY RANK SIZE PORT BACKEND
 
-Reads lines `[MODEL, VARIANT, STEPS]`, in JSON, and answers each with the
-seconds that so many steps took. LIBRARY is `paddlepaddle` or `torch`. VARIANT
-is `default`, `views` (gradients are views of the buckets) or `alone` (no
-communication). The first line that it prints is its version.
+Reads JSON lines `[MODEL, VARIANT, STEPS]`, and answers each with the seconds
+that STEPS steps took. LIBRARY is `paddlepaddle` or `torch`. VARIANT is
+`default`, `views` (gradients as bucket views) or `alone` (no communication).
+The first line of the output is the library's version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import time
 from importlib import metadata
 
-# Steps before the timed ones: buckets are made anew, memory gets warm.
+# Untimed steps first, in which buckets are rebuilt and memory gets warm.
 WARM_UP = 3
 
 MODELS = ("MLP, 32 MiB", "ResNet-18, 3 x 32 x 32")
@@ -38,7 +38,7 @@ STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 
 class Paddle:
-    """The names of paddlepaddle for what both libraries have."""
+    """The interface of both libraries, for Paddle."""
 
     def __init__(self, rank, size, port, backend):
         import paddle
@@ -75,7 +75,7 @@ class Paddle:
             return model
         if variant == "views":
             return self.paddle.DataParallel(model, gradient_as_bucket_view=True)
-        # Stock does not know the option.
+        # Stock does not have the option.
         return self.paddle.DataParallel(model)
 
     def optimizer(self, model):
@@ -86,7 +86,7 @@ class Paddle:
 
 
 class Torch:
-    """The names of torch for what both libraries have."""
+    """The interface of both libraries, for torch."""
 
     def __init__(self, rank, size, port, backend):
         import torch
@@ -126,7 +126,7 @@ class Torch:
 
 
 def residual_block(library, inputs, outputs, stride):
-    """Returns a block of two convolutions and a way around them."""
+    """Returns a block of two convolutions with a skip connection."""
 
     class Block(library.Module):
         def __init__(self):
@@ -151,7 +151,7 @@ def residual_block(library, inputs, outputs, stride):
 
 
 def resnet18(library):
-    """Returns a ResNet-18 for small images, of 11.2 million parameters."""
+    """Returns a ResNet-18 for small images, with 11.2 million parameters."""
 
     class ResNet18(library.Module):
         def __init__(self):
@@ -180,7 +180,7 @@ def mlp(library):
 
 @functools.cache
 def trainer(library, name, variant):
-    """Returns a function that does one step."""
+    """Returns a function that runs one step."""
     model = mlp(library) if name == MODELS[0] else resnet18(library)
     shape = [32, 1024] if name == MODELS[0] else [8, 3, 32, 32]
     inputs = library.randn(shape)

@@ -11,15 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures devices of threads: ours against Paddle's own wheel, in one run.
+"""Measures per-thread devices: ours against stock, in one run.
 
     python -m tools.benchmark.devices [--rounds N] [--report FILE.md]
 
-Both wheels run in a process each, which time the same calls in turn on the same
-core: when the speed of the machine changes, it changes for both. A row has the
-median time of stock and, for ours, the median and quartiles of the ratios of
-each round. The median time of ours is left out: divided by that of stock it is
-another ratio, which mixes rounds of different speed.
+One process per wheel times the same calls on the same core. The processes take
+turns, so that a change of the machine's speed affects both. A row has stock's
+median time, and the median and quartiles of the rounds' ratios. It leaves out
+the median time of ours: its ratio to stock's median would mix rounds of
+different speed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ NUMBERS = {
 }
 TASKS = ("zeros([1])", "Linear(8, 8) forward", "matmul of [256, 256]")
 
-# Calls that run without the test device, on the CPU alone, and with it. The
-# state that a child with a device leaves behind lasts, so it comes last.
+# Calls without the test device, on the CPU alone; below, calls with it. A child
+# with a device changes the process permanently, so its cases come last.
 ON_CPU = [
     *(("main", name) for name in NUMBERS),
     ("child", "_current_expected_place_()"),
@@ -82,7 +82,7 @@ ON_TWO_DEVICES = [
 def measure(
     stock: Worker, ours: Worker, cases: list[tuple[str, str]], rounds: int
 ) -> list[str]:
-    """Returns a row of the table for each case; needs two rounds at least."""
+    """Returns a row of the table for each case; needs at least two rounds."""
     lines = []
     for where, name in cases:
         pairs = [
@@ -139,9 +139,9 @@ def main(argv: list[str] | None = None) -> int:
     ]
     for title, root, cases in (
         ("One device, the CPU", None, ON_CPU),
-        ("Two devices in turn", plugin, ON_TWO_DEVICES),
+        ("Alternating between two devices", plugin, ON_TWO_DEVICES),
     ):
-        # Cores of a shared machine differ in speed from moment to moment.
+        # The cores of a shared machine change their speed independently.
         core = {max(os.sched_getaffinity(0))}
         workers = [
             Worker(python, WORKER, NUMBERS, root, core)

@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Runs timed cases under one Paddle, on demand.
+"""Times calls with one Paddle, on request.
 
-Reads lines `["seconds", WHERE, WHAT, NUMBER]`, in JSON, and answers each with
-the seconds that NUMBER calls took: the thread they run on, and what is called.
+Reads JSON lines `["seconds", WHERE, WHAT, NUMBER]`, and answers each with the
+seconds that NUMBER calls of WHAT took on the thread WHERE.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if len(DEVICES) > 1:
 
 
 def switching(devices):
-    """Returns a call that sets each of the devices in turn, forever."""
+    """Returns a call that sets the next of the devices, cyclically."""
     turn = [0]
 
     def set_next():
@@ -73,7 +73,7 @@ def calls():
 
 
 def on_a_thread(function):
-    """Runs `function` on a thread of its own and returns what it returns."""
+    """Runs `function` on a new thread, and returns its result."""
     result = []
     thread = threading.Thread(target=lambda: result.append(function()))
     thread.start()
@@ -83,8 +83,8 @@ def on_a_thread(function):
 
 def while_another_waits(inside, function):
     """
-    Runs `function` here, while another thread waits in what it calls `inside`
-    with: a function to be called in the state that the thread is to be in.
+    Runs `function` while another thread waits inside of `inside`. That thread
+    calls `inside(wait)`; `inside` must call `wait` in the intended state.
     """
     is_set, may_end = threading.Event(), threading.Event()
 
@@ -103,13 +103,13 @@ def while_another_waits(inside, function):
 
 
 def with_a_device(function):
-    """Runs `function` on this thread, which has set a device of its own."""
+    """Sets this thread's own device, and runs `function`."""
     paddle.set_device(DEVICES[0])
     return function()
 
 
 def seconds_of_tasks(pool, task, number):
-    """Returns what `number` tasks take that are given to a pool at once."""
+    """Returns the seconds of `number` tasks that are submitted together."""
     start = time.perf_counter()
     for future in [pool.submit(task) for _ in range(number)]:
         future.result()
@@ -128,8 +128,8 @@ WHERE = {
 
 def answer_questions(functions):
     """
-    Calls, for each line of input, the function that it names with the arguments
-    that it has, and prints what that returns.
+    Calls, for each input line, the function that it names, with its arguments,
+    and prints the result.
     """
     for line in sys.stdin:
         function, *arguments = json.loads(line)
@@ -141,7 +141,7 @@ def main():
     for call in what.values():
         call()
 
-    # Its threads begin with the first task.
+    # A pool starts its threads with the first tasks.
     pools = {
         "pool of 4": ThreadPoolExecutor(4),
         "pool of 4 with a device": ThreadPoolExecutor(

@@ -48,7 +48,7 @@ class Side(NamedTuple):
 
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#555555"
-# By the name that a report has for it. One colour stands for one library.
+# The keys are the names in the reports. Each library has one colour.
 SIDES = {
     "ours": Side("this project", _BLUE),
     "ours, file_system": Side("this project, file_system (default)", _BLUE),
@@ -64,19 +64,19 @@ SIDES = {
 
 
 class Point(NamedTuple):
-    """A figure with the ends of the line through its dot."""
+    """A value, and the ends of the line through its dot."""
 
     value: float
     low: float
     high: float
 
 
-# Points by side, then by what is on the horizontal axis.
+# Points by side, then by category on the horizontal axis.
 Points = dict[str, dict[str, Point]]
 
 
 def rows(text: str) -> list[list[str]]:
-    """Returns the cells of the first table of a report, with its head."""
+    """Returns the cells of a report's first table, header included."""
     lines = text.splitlines()
     begin = next(at for at, line in enumerate(lines) if line.startswith("|"))
     table = []
@@ -89,9 +89,9 @@ def rows(text: str) -> list[list[str]]:
 
 
 def round_trips(text: str) -> Points:
-    """Returns the medians of a report, each up to its 99th percentile, in ms.
+    """Returns a report's medians and 99th percentiles, in ms.
 
-    A cell without a figure, of a side that took no part or failed, is no point.
+    A cell without a figure gives no point: that side took no part or failed.
     """
     (_, *messages), *body = rows(text)
     points: Points = {}
@@ -105,7 +105,7 @@ def round_trips(text: str) -> Points:
 
 
 def batch_rates(text: str) -> dict[str, Points]:
-    """Returns, by batch, the rates of a report from quartile to quartile."""
+    """Returns a report's median rates and quartiles, by batch."""
     (_, _, *titles), *body = rows(text)
     found: dict[str, Points] = {}
     for batch, workers, *cells in body:
@@ -121,7 +121,7 @@ def batch_rates(text: str) -> dict[str, Points]:
 
 
 def digest(text: str) -> str:
-    """Returns what a plot keeps of the report that it was drawn from."""
+    """Returns a digest of a report's figures, which its plot contains."""
     figures = [*rows(text), machine(text)]
     return hashlib.sha256(repr(figures).encode()).hexdigest()[:16]
 
@@ -132,7 +132,7 @@ def machine(text: str) -> str:
 
 
 def _put(axes: Axes, points: Points, categories: list[str]) -> None:
-    """Puts a dot and a line for each point, the sides beside each other."""
+    """Draws a dot and a line for each point, with the sides side by side."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     step = 0.8 / len(points)
@@ -171,7 +171,7 @@ def _new_figure(caption: str, height: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The same figures give the same file, and text stays text.
+    # A reproducible file, in which text stays text.
     matplotlib.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
     figure = Figure(figsize=(11, height), layout="constrained")
     figure.supxlabel(textwrap.fill(caption, 160), fontsize="small")
@@ -179,7 +179,7 @@ def _new_figure(caption: str, height: float) -> Figure:
 
 
 def _bound(axes: Axes, shown: Iterable[Points]) -> None:
-    """Makes a vertical axis as long as its points and their lines need."""
+    """Sets the limits of the vertical axis from its points and lines."""
     points = [
         p for each in shown for side in each.values() for p in side.values()
     ]
@@ -208,7 +208,7 @@ def _finish(figure: Figure, title: str, labelled: Axes, report: Path) -> None:
 
 
 def draw_round_trips(report: Path) -> None:
-    """Draws the plot of a report of `shared_tensors` beside it."""
+    """Draws the plot of a `shared_tensors` report, next to the report."""
     text = report.read_text(encoding="utf-8")
     points = round_trips(text)
     figure = _new_figure(
@@ -224,7 +224,7 @@ def draw_round_trips(report: Path) -> None:
 
 
 def draw_batch_rates(report: Path) -> None:
-    """Draws the plot of a report of `data_loader` beside it."""
+    """Draws the plot of a `data_loader` report, next to the report."""
     text = report.read_text(encoding="utf-8")
     batches = batch_rates(text)
     figure = _new_figure(

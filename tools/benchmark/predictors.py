@@ -11,17 +11,17 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures predictors on threads, stock and ours.
+"""Measures predictors on threads: ours against stock.
 
     python -m tools.benchmark.predictors [--rounds N] [--report FILE.md]
 
 The wheels take turns, in an order that is reversed each round. Kernels run on
-the thread that calls them, so that two threads have two cores.
+the calling thread, so that two threads use two cores.
 
-A second process of the stock wheel is the control: what it differs from the
-first by is noise. There is much of it where cores are busy, since a run wakes
-a thread of Paddle for each tensor that it frees, which then takes the core of
-the thread that runs.
+A second process of the stock wheel is the control: its difference from the
+first is noise. On busy cores there is much noise, because a run wakes a Paddle
+thread for each tensor that it frees, and that thread may preempt the running
+thread.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("predictors_worker.py")
 # Calls per round.
 CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
-# A predictor can be faster or slower than another one of the same wheel and
-# model for as long as its process lives.
+# Two predictors of the same wheel and model can differ in speed for the whole
+# life of their processes. So processes are replaced after so many rounds.
 ROUNDS_OF_A_PROCESS = 3
 SIDES = ("stock", "stock again", "ours")
 QUESTIONS = (
@@ -56,7 +56,7 @@ QUESTIONS = (
 
 
 def start(stack: contextlib.ExitStack, python: Path) -> Worker:
-    """Starts a worker that goes with the stack."""
+    """Starts a worker, which the stack closes."""
     worker = Worker(
         python,
         WORKER,
@@ -71,7 +71,7 @@ def start(stack: contextlib.ExitStack, python: Path) -> Worker:
 def measure(
     pythons: dict[str, Path], rounds: int
 ) -> dict[tuple[str, tuple], list[float]]:
-    """Returns the answers by side, question and model, one for each round."""
+    """Returns one answer per round, by side and question."""
     questions = [
         (name, model, *rest) for model in CALLS for name, *rest in QUESTIONS
     ]
@@ -81,7 +81,8 @@ def measure(
             if i % ROUNDS_OF_A_PROCESS == 0:
                 stack.close()
                 workers = {side: start(stack, pythons[side]) for side in SIDES}
-                # Those that still make their predictors keep the cores busy.
+                # Wait until all workers have created their predictors, which
+                # keeps the cores busy.
                 for worker in workers.values():
                     worker.ask("seconds", next(iter(CALLS)), 1)
             for question in questions:
@@ -111,7 +112,7 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
             for name, *rest in QUESTIONS
         )
         rows = {
-            "one call, ms of the processor": [
+            "one call, CPU time in ms": [
                 milliseconds(key, calls) for key in alone
             ],
             "one call, ratio to stock": [
@@ -153,11 +154,11 @@ def main(argv: list[str] | None = None) -> int:
         "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
         "and ours take turns, in an order that is reversed each round; ratios",
         'are medians of the rounds\' ratios. "Stock again" is another process',
-        "of the stock wheel: what it differs from stock by is noise. A call",
-        "copies the input, runs and copies the output. Two threads have a",
-        "predictor each, one the clone of the other. The other thread, whose",
-        "longest pause is given, runs nothing but Python. oneDNN is off where",
-        "it is not named, and `OMP_NUM_THREADS` is 1.",
+        "of the stock wheel; its difference from stock is noise. A call copies",
+        "the input, runs and copies the output. Each of two threads has its",
+        "own predictor; one is a clone of the other. The other thread, whose",
+        "longest pause is given, runs only Python code. oneDNN is off unless",
+        "a row names it, and `OMP_NUM_THREADS` is 1.",
         f"Each side has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"{machine()}; {args.rounds} rounds.",

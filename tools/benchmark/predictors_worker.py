@@ -13,8 +13,8 @@
 # limitations under the License.
 """Runs predictors, for predictors.py.
 
-Reads lines of JSON, [FUNCTION, ARGUMENT, ...], and answers each with what that
-function returns.
+Reads JSON lines [FUNCTION, ARGUMENT, ...], and answers each with the function's
+result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from devices_worker import answer_questions
 import paddle
 from paddle.inference import Config, create_predictor
 
-# The width, the number of layers and the rows of a batch.
+# The width and number of layers, and the rows of a batch.
 MODELS = {
     "small model": (512, 4, 32),
     "large model": (1024, 8, 512),
@@ -40,7 +40,7 @@ predictors = {}
 
 
 def make(folder: str, name: str) -> None:
-    """Makes two predictors of a model: one of the other."""
+    """Creates two predictors of a model; the second is a clone."""
     width, layers, rows = MODELS[name]
     net = paddle.nn.Sequential(
         *[paddle.nn.Linear(width, width) for _ in range(layers)]
@@ -65,7 +65,7 @@ def make(folder: str, name: str) -> None:
 
 
 def call(predictor, batch: np.ndarray) -> np.ndarray:
-    """Runs a predictor as most programs do, by handles."""
+    """Runs a predictor through handles, as most programs do."""
     handle = predictor.get_input_handle(predictor.get_input_names()[0])
     handle.copy_from_cpu(batch)
     predictor.run()
@@ -74,7 +74,7 @@ def call(predictor, batch: np.ndarray) -> np.ndarray:
 
 
 def seconds(name: str, calls: int) -> float:
-    """Returns the time of the processor that calls on one thread take."""
+    """Returns the CPU time of `calls` calls on one thread."""
     (predictor, _), batch = predictors[name]
     begin = time.thread_time()
     for _ in range(calls):
@@ -83,7 +83,7 @@ def seconds(name: str, calls: int) -> float:
 
 
 def seconds_of_threads(name: str, threads: int, calls: int) -> float:
-    """Returns how long threads take for calls of a predictor each."""
+    """Returns the time of `threads` threads, each with its own predictor."""
     both, batch = predictors[name]
     start = threading.Barrier(threads + 1)
 
@@ -104,8 +104,8 @@ def seconds_of_threads(name: str, threads: int, calls: int) -> float:
 
 def longest_pause(name: str, calls: int) -> float:
     """
-    Returns the longest time between two steps of a thread that runs nothing but
-    Python, while another thread runs a predictor.
+    Returns the longest time between two steps of a thread that runs only Python
+    code, while another thread runs a predictor.
     """
     (predictor, _), batch = predictors[name]
     thread = threading.Thread(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What all reports of the benchmarks have in common."""
+"""Helpers that all benchmark reports share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def processor() -> str:
-    """Returns the processor's name, by which libraries choose their code."""
+    """Returns the processor's name, from which libraries choose kernels."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [
@@ -37,7 +37,7 @@ def processor() -> str:
 
 
 def machine() -> str:
-    """Returns what a report says of this machine."""
+    """Returns the description of this machine in a report."""
     return (
         f"Machine: {processor()} ({platform.machine()}), {os.cpu_count()} "
         f"cores, Python {platform.python_version()}"
@@ -45,6 +45,6 @@ def machine() -> str:
 
 
 def write_report(file: Path, lines: Iterable[str]) -> None:
-    """Writes a report, and the folder that it goes to if there is none."""
+    """Writes a report, and creates its folder if necessary."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

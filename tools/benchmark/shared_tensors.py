@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures tensors sent between processes: ours, stock, torch and the floors.
+"""Measures tensors sent between processes: ours, stock, torch and memcpy.
 
     python -m tools.benchmark.shared_tensors [--visits N] [--report FILE.md]
 
-Needs torch and matplotlib. Writes the report, and the plot beside it. The
-contestants take turns, a few rounds per visit: when the speed of the machine
-changes, it changes for all.
+Needs torch and matplotlib. Writes the report, and the plot next to it. The
+contestants take turns, a few rounds per visit, so that a change of the
+machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from tools.wheel import REPO
 WORKER = Path(__file__).with_name("shared_tensors_worker.py")
 SHARED_FILES = Path("/dev/shm")
 
-# Seconds that a contestant has to start, to answer and to end, each.
+# The time limit in seconds to start, to answer and to end, each.
 PATIENCE = 120
 
 
 class Contestant(NamedTuple):
-    """Which environment's Python runs which library, and how that shares."""
+    """A library, the environment that runs it, and the sharing strategy."""
 
     environment: str
     library: str
@@ -77,15 +77,15 @@ CONTESTANTS = {
 
 
 class Failed(Exception):
-    """A contestant gave no answer; the text says why, in a few words."""
+    """A contestant gave no answer; the text says why."""
 
 
 class Pair:
     """The running processes of one contestant.
 
     Raises:
-        Failed: by each method but `close`: there is no answer, and the
-            processes are gone.
+        Failed: in each method but `close`, if there is no answer. The
+            processes are then killed.
     """
 
     def __init__(self, python: Path, contestant: Contestant) -> None:
@@ -95,7 +95,8 @@ class Pair:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # The threads of a parallel fill would spin into the timed part.
+            # With more threads, those of a parallel fill would still spin in
+            # the timed part.
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self.pids = [self._process.pid]
@@ -123,13 +124,14 @@ class Pair:
         raise Failed(answer)
 
     def _kill(self) -> None:
-        # Not the whole group: helpers of libraries clean up after the killed.
+        # Not the whole process group: libraries' helper processes must clean
+        # up after the killed processes.
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends the processes, by force if they do not end by themselves."""
+        """Ends the processes, and kills them if they do not exit."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -140,7 +142,7 @@ class Pair:
 
 
 def files_of(pid: int) -> set[str]:
-    """Returns the files in shared memory that a process maps, if it lives."""
+    """Returns the shared memory files that a running process maps."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -151,16 +153,16 @@ def files_of(pid: int) -> set[str]:
 def left_behind(
     pids: set[int], mapped: set[str], before: set[str]
 ) -> list[str]:
-    """Removes files of contestants that they and their helpers leave.
+    """Removes files that contestants and their helper processes left behind.
 
     Args:
-        pids: the processes, all ended; stock and torch put the number of the
-            process in the names of its files.
-        mapped: further files known to be theirs.
-        before: files that are older than they.
+        pids: the contestants' processes, which have all ended. Stock and torch
+            put the process id into the names of their files.
+        mapped: further files that belong to contestants.
+        before: files that existed before the contestants.
 
     Returns:
-        The names of the removed.
+        The names of the removed files.
     """
     until = time.monotonic() + 5
     while True:
@@ -180,13 +182,13 @@ def left_behind(
 def measure(
     pythons: dict[str, Path], contestants: dict[str, Contestant], visits: int
 ) -> Results:
-    """Measures all contestants in turn on all messages.
+    """Measures all contestants on all messages; the contestants take turns.
 
     Args:
         pythons: the interpreter of each environment.
-        contestants: by name. One that fails on a message takes no further part
-            in that message, and starts again for the next.
-        visits: how often each has its turn on each message.
+        contestants: by name. A contestant that fails on a message is not
+            measured on that message again, and is restarted for the next.
+        visits: the number of visits per contestant and message.
     """
     results = Results()
     running: dict[str, Pair] = {}
@@ -210,7 +212,7 @@ def measure(
 
     with contextlib.ExitStack() as stack:
         for turn in range(visits):
-            # No progress bar: its thread would run beside what is timed.
+            # No progress bar: its thread would disturb the measurement.
             print(f"visit {turn + 1} of {visits}", flush=True)
             for message, name in itertools.product(MESSAGES, contestants):
                 takes_part = name != "memcpy" or message in COPIED

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tables of the benchmark of tensors sent between processes."""
+"""Report of the benchmark of tensors sent between processes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OURS = ("ours, file_system", "ours, file_descriptor")
 OTHERS = ("stock", "torch, file_system", "torch, file_descriptor")
 NAMES = (*OURS, *OTHERS, "memcpy")
 
-# The messages that are compared with a copy of their bytes.
+# Messages that are compared with a memcpy of the same bytes.
 COPIED = ("16 MiB", "128 MiB")
 
 AT_MOST, AT_LEAST = "≤", "≥"
 OVER_AN_INT = (AT_MOST, 1.5)
 OVER_A_COPY = (AT_MOST, 1.25)
-# The time of another, divided by ours.
+# Goals for the time of another contestant divided by ours.
 OVER_OURS = {
     ("stock", "64 x 4 KiB"): (AT_LEAST, 5),
     ("torch, file_system", "1 KiB"): (AT_LEAST, 2.5),
@@ -55,7 +55,7 @@ OVER_OURS = {
 
 @dataclass
 class Results:
-    """The measured times; keys are a contestant's name and a message's."""
+    """The measured times; a key is a contestant's and a message's name."""
 
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -63,13 +63,13 @@ class Results:
     left_behind: list[str] = field(default_factory=list)
 
     def median(self, name: str, message: str) -> float:
-        """Returns seconds; not a number where a contestant has no result."""
+        """Returns the median in seconds, or NaN without a result."""
         if (name, message) in self.failures:
             return math.nan
         return statistics.median(self.seconds.get((name, message), [math.nan]))
 
     def p99(self, name: str, message: str) -> float:
-        """Returns what 99 of 100 rounds do not exceed, in seconds."""
+        """Returns the 99th percentile in seconds."""
         ordered = sorted(self.seconds[name, message])
         return ordered[math.ceil(0.99 * len(ordered)) - 1]
 
@@ -110,7 +110,8 @@ def _ms(seconds: float) -> str:
 
 
 def _ratios(results: Results) -> list[list[str]]:
-    # Label, goal, and the medians whose sums are divided; "" is one of OURS.
+    # Label, goal, and the medians of numerator and denominator, which are
+    # summed. The name "" stands for each of OURS.
     compared = [
         ("1 KiB: ours / an int", OVER_AN_INT, [("", "1 KiB")], [("", "an int")])
     ]
@@ -147,7 +148,7 @@ def _meets(ratio: float, word: str, bound: float) -> bool:
 
 
 def show(results: Results) -> None:
-    """Prints the tables, and what went wrong."""
+    """Prints the tables and the problems."""
     console = Console()
     for rows in (_times(results), _ratios(results)):
         table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
@@ -174,18 +175,18 @@ def _machine() -> str:
 
 
 def write(results: Results, file: Path, plot: str) -> None:
-    """Writes the report in Markdown, with a plot named by its path from it."""
+    """Writes the Markdown report; `plot` is the plot's path relative to it."""
     lines = [
         "# Tensors sent between processes",
         "",
-        "Written by `nox -s bench`. One process puts a message on a queue;",
-        "another, spawned, gets it, reads an element of each tensor, drops it",
-        "and answers an int on a second queue. Times are from sending to the",
-        "answer: the median of all rounds, and the 99th percentile below it.",
-        "A message is made for its round, outside of the timed part, or it is",
-        "the same tensor *again*. The contestants take turns on two cores.",
-        "memcpy copies the same bytes, those of a fresh tensor, into warm",
-        "shared memory and sends nothing.",
+        "Written by `nox -s bench`. One process puts a message on a queue.",
+        "A second, spawned process gets it, reads an element of each tensor,",
+        "drops the message and answers with an int on a second queue. Times",
+        "are from sending to the answer: the median of all rounds, and the",
+        "99th percentile below it. Each round sends a new message, created",
+        "outside of the timed part, or the same tensor *again*. The",
+        "contestants take turns on two cores. memcpy copies the bytes of a new",
+        "tensor into warm shared memory and sends nothing.",
         "",
         f"Machine: {_machine()}.",
         "",

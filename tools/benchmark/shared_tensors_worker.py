@@ -11,15 +11,16 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One contestant: a pair of processes that send tensors, timed on demand.
+"""One contestant: a pair of processes that send tensors, timed on request.
 
     python shared_tensors_worker.py LIBRARY STRATEGY
 
-Its first line is what it is: its version and the ids of its processes. Then it
-reads names of messages and answers each with the seconds of its rounds. All it
-says is JSON, one line each; a string is the error that ends it. LIBRARY is
-`paddlepaddle`, `torch`, or `memcpy`: one process then, which copies the bytes
-into shared memory. An empty STRATEGY is the library's default.
+The first output line is the version and the ids of the processes. Then the
+program reads message names, and answers each with the seconds of its rounds.
+Each output line is JSON; a string is an error, after which the program exits.
+LIBRARY is `paddlepaddle`, `torch` or `memcpy`. `memcpy` is a single process
+that copies the bytes into shared memory. An empty STRATEGY is the library's
+default.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ MESSAGES = {
     "128 MiB again": Message(1, 128 << 20, 5, again=True),
 }
 
-# The first rounds of a row are not counted: the caches are somebody else's.
+# The first rounds of a visit are not counted, because the caches are cold.
 WARM_UP = 3
 
 
 def load(library, strategy):
-    """Returns the package of a library, its sharing strategy set."""
+    """Imports a library, sets its sharing strategy, and returns it."""
     if library == "torch":
         import torch as package
         import torch.multiprocessing as sharing
@@ -73,13 +74,13 @@ def load(library, strategy):
         import paddle.incubate.multiprocessing as sharing
     if strategy:
         sharing.set_sharing_strategy(strategy)
-    # In a round, the collector need not search the objects of the import.
+    # Keep the collector from searching the library's objects in a round.
     gc.freeze()
     return package
 
 
 def make(package, message, value):
-    """Returns a message that nobody has sent, all of it `value`."""
+    """Returns a new message, filled with `value`."""
     tensors = [
         package.full([message.size // FLOAT], float(value))
         for _ in range(message.tensors)
@@ -90,12 +91,12 @@ def make(package, message, value):
 
 
 def first_element(tensor):
-    """Reads from memory: it costs the same whatever the library."""
+    """Reads from memory directly, at the same cost for each library."""
     return ctypes.c_float.from_address(tensor.data_ptr()).value
 
 
 def arrived(message):
-    """Returns a number from a message that tells it from others."""
+    """Returns a number that identifies a message."""
     if message is None or isinstance(message, int):
         return message
     tensors = message if isinstance(message, list) else [message]
@@ -103,7 +104,7 @@ def arrived(message):
 
 
 def answer_all(library, strategy, messages, answers):
-    """The receiver. It has dropped a message before it answers."""
+    """The receiver, which drops each message before it answers."""
     load(library, strategy)
     while True:
         try:
@@ -119,13 +120,13 @@ def round_trips(package, messages, answers, message):
     """Returns the seconds from sending to the answer, for each round.
 
     Raises:
-        RuntimeError: another message arrived than was sent.
+        RuntimeError: the received message is not the sent one.
     """
     seconds = []
     sent = None
     for value in range(1, WARM_UP + message.rounds + 1):
         if sent is None or not message.again:
-            # The old one makes room before there is a new one.
+            # Free the old message before creating a new one.
             sent = None
             sent = make(package, message, value)
             expected = value * max(message.tensors, 1)
@@ -141,8 +142,8 @@ def round_trips(package, messages, answers, message):
 def copies(package, message):
     """Returns the seconds of a copy into warm shared memory, for each round.
 
-    What is copied is what the others send: where the bytes lie, in which cache
-    or in none, is half of what a copy costs.
+    It copies a new tensor, like those that the other contestants send: half the
+    cost of a copy depends on whether the bytes are in a cache.
     """
     seconds = []
     target = mmap.mmap(-1, message.size)
@@ -158,7 +159,7 @@ def copies(package, message):
 
 
 def serve(version, pids, seconds_of):
-    """Prints version and processes, then times the messages named on stdin."""
+    """Prints version and process ids, then times the messages from stdin."""
     print(json.dumps([version, pids]), flush=True)
     for line in sys.stdin:
         print(json.dumps(seconds_of(MESSAGES[line.strip()])), flush=True)

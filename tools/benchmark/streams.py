@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures streams of threads: ours against Paddle's own wheel, in one run.
+"""Measures per-thread streams: ours against stock, in one run.
 
     python -m tools.benchmark.streams [--rounds N] [--report FILE.md]
 
-Runs on the test device. The two wheels take turns, so that a machine that
-changes its speed changes it for both: at the same calls, timed on one core, and
-at serving one model to several threads.
+Runs on the test device. It times the same calls on one core, and serves one
+model to several threads. The two wheels take turns, so that a change of the
+machine's speed affects both.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ NUMBERS = {
 }
 OPERATORS = [name for name in NUMBERS if "stream" not in name]
 
-# "At first" is before any thread of the process has set a stream, so that it
-# comes first.
+# "At first" means before any thread of the process has set a stream, so these
+# cases must come first.
 CASES = [
     *(("main, at first", name) for name in OPERATORS),
     *(("child, at first", name) for name in OPERATORS),
@@ -71,11 +71,11 @@ CASES = [
 
 THREADS = (1, 2, 4)
 REQUESTS = 50  # Per round, for each number of threads.
-BATCHES = 25  # Likewise, for each number of workers.
+BATCHES = 25  # Per round, for each number of workers.
 
 
 class Service(NamedTuple):
-    """How a model is served: by which wheel, on which streams."""
+    """How a model is served: with which wheel, streams and lock."""
 
     wheel: str
     own_streams: bool
@@ -94,32 +94,32 @@ SERVICES = {
 
 SERVING = f"""\
 A queue of {REQUESTS} requests is served by 1, 2 or 4 threads on **one** device:
-to_tensor, twice relu(x @ w + b), numpy(). On *own streams* each request is
-within `stream_guard` of its thread's stream. *One lock* lets one thread at a
-time into the guard, which is what a service on the stock wheel needs, since a
-guard moves all threads there. A wrong answer is one that differs from that of
-a single thread.
+to_tensor, twice relu(x @ w + b), numpy(). With *own streams*, each request runs
+in a `stream_guard` with its thread's stream. *One lock* lets one thread at a
+time into the guard. A service on the stock wheel needs such a lock, because
+there a guard changes the stream of all threads. A wrong result is one that
+differs from the result of a single thread.
 
-The test device is not fast: a stream is a thread of the same two cores. To
-stand for a device that computes elsewhere, each of its operations sleeps for
-0.4 ms, and uses no core meanwhile. So the figures say how far requests overlap
-on the device, and not how fast a real one would be: one that a single request
-fills has nothing to gain from a second stream."""
+The test device is not fast: a stream is a thread on the same two cores. To
+simulate a device that computes elsewhere, each of its operations sleeps for
+0.4 ms, without using a core. So the figures show how far requests overlap on
+the device, and not how fast a real device would be. A real device that a single
+request fills gains nothing from a second stream."""
 
 
 LOADING = f"""\
 A `DataLoader` with 1, 2 or 4 worker threads, whose dataset computes each sample
-on the device: twice relu(x @ w). A batch is 2 samples; {BATCHES} of them are
-taken, doubled on the device, and compared with the expected values. On *one
-stream* the workers use that of the thread that iterates, as they do where the
-memory of a device cannot wait for streams. Operations sleep as above."""
+on the device: twice relu(x @ w). A batch has 2 samples. {BATCHES} batches are
+doubled on the device and compared with the expected values. On *one stream*,
+the workers use the stream of the iterating thread, as they do when the memory
+of a device cannot wait for streams. Operations sleep as above."""
 
 
 def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
     """Returns the table of the times of calls, in Markdown."""
     lines = [*devices.TABLE_HEAD]
     print(*lines, sep="\n")
-    # Cores of a shared machine differ in speed from moment to moment.
+    # The cores of a shared machine change their speed independently.
     core = {max(os.sched_getaffinity(0))}
     with contextlib.ExitStack() as stack:
         workers = [
@@ -134,11 +134,12 @@ def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
 
 
 def services(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
-    """Returns the table of what services do, in Markdown."""
+    """Returns the table of the services' rates, in Markdown."""
     rates = {(name, n): [] for name in SERVICES for n in THREADS}
     wrong = dict.fromkeys(rates, 0)
     with contextlib.ExitStack() as stack:
-        # A process each: one where threads move each other does not recover.
+        # One process per service: after threads have changed each other's
+        # stream, a process does not recover.
         workers = {
             name: stack.enter_context(
                 contextlib.closing(
@@ -162,12 +163,12 @@ def services(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
                 rates[name, threads].append(REQUESTS / seconds)
                 wrong[name, threads] += mistakes
     return rates_table(
-        rates, wrong, "requests/s", "thread", "answers", REQUESTS
+        rates, wrong, "requests/s", "thread", "results", REQUESTS
     )
 
 
 def loading(python: Path, plugin: Path, rounds: int) -> list[str]:
-    """Returns the table of what a DataLoader does, in Markdown."""
+    """Returns the table of a DataLoader's rates, in Markdown."""
     cases = {"one stream": False, "own streams": True}
     rates = {(name, n): [] for name in cases for n in THREADS}
     wrong = dict.fromkeys(rates, 0)
@@ -198,15 +199,15 @@ def rates_table(
     what: str,
     per_round: int,
 ) -> list[str]:
-    """Returns the table of what was done in the rounds, in Markdown.
+    """Returns a table of rates and wrong results, in Markdown.
 
     Args:
         rates: the rate in each round, by name and number of threads.
-        wrong: how many results were wrong, likewise.
-        unit: of the rates.
-        who: what one of the threads is.
-        what: the results.
-        per_round: how many results there are in a round.
+        wrong: the number of wrong results, by name and number of threads.
+        unit: the unit of the rates.
+        who: the noun for one of the threads.
+        what: the plural noun for the results.
+        per_round: the number of results per round.
     """
     titles = [f"{n} {who}{'s' * (n > 1)}" for n in THREADS]
     rounds = len(next(iter(rates.values())))
@@ -246,16 +247,17 @@ def main(argv: list[str] | None = None) -> int:
         "",
         f"{machine()}; {args.rounds} rounds.",
         "",
-        "## What a call takes",
+        "## Time of a call",
         "",
-        "Times in ns, with the work of the device for the call. The ratio is",
-        "the median of the rounds' ratios, in each of which both ran one after",
-        "the other. *At first* is a process in which no stream was ever set.",
-        "*Main* and *child* are on the default stream, of a process in which",
-        "streams were set. `s` is a known stream: with `set_stream`, one of",
-        "two in turn. A pooled stream is the next one of ours: stock has no",
-        "pool, and enters a guard of `s`. *New child for each call* is a",
-        "thread's first guard, without the start of the thread.",
+        "Times in ns, including the device's work for the call. In each round,",
+        "both wheels run one after the other; the ratio is the median of the",
+        "rounds' ratios. *At first* is a process in which no stream was ever",
+        "set. *Main* and *child* are on the default stream, in a process in",
+        "which streams were set. `s` is an existing stream; `set_stream`",
+        "alternates between two. A pooled stream is the next stream of our",
+        "pool; stock has no pool, and enters a guard with `s` instead. *New",
+        "child for each call* is a thread's first guard, without starting the",
+        "thread.",
         "",
         *calls(*measured),
         "",

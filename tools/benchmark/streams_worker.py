@@ -11,11 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Times calls, and serves requests, on streams under one Paddle, on demand.
+"""Times calls and serves requests on streams with one Paddle, on request.
 
-Reads lines of JSON, [FUNCTION, ARGUMENT, ...], and answers each with what that
-function returns. Runs on the test device, with the folder of its Python module
-on the search path.
+Reads JSON lines [FUNCTION, ARGUMENT, ...], and answers each with the function's
+result. Runs on the test device, whose Python module must be on the search path.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ from host_device_control import delay
 import paddle
 from paddle.io import DataLoader, Dataset
 
-# How long an operation of the device takes while requests are served and
-# batches are loaded.
+# How long a device operation sleeps in serving and loading.
 OPERATION_MICROSECONDS = 400
 
 
 def setting(streams):
-    """Returns a call that sets each of the streams in turn, forever."""
+    """Returns a call that sets the next of the streams, cyclically."""
     turn = [0]
 
     def set_next():
@@ -55,7 +53,7 @@ def setting(streams):
 
 
 def entering(new_stream):
-    """Returns a call that enters and leaves a guard of `new_stream()`."""
+    """Returns a call that enters and leaves a guard with `new_stream()`."""
 
     def enter_and_leave():
         with paddle.device.stream_guard(new_stream()):
@@ -92,7 +90,7 @@ def calls(streams):
 
 
 def on_a_stream(stream, function):
-    """Runs `function` on this thread with a stream set that it then leaves."""
+    """Runs `function` with `stream` set, then restores the previous stream."""
     previous = paddle.device.set_stream(stream)
     try:
         return function()
@@ -108,14 +106,14 @@ def once(call):
 
 
 class Calls:
-    """Times calls on threads that have set a stream and that have not."""
+    """Times calls on threads with and without their own stream."""
 
     def __init__(self):
         default = paddle.device.current_stream()
         *streams, own = (paddle.device.Stream() for _ in range(3))
         self._calls = calls(streams)
-        # To set the default stream is to have none, and to leave it puts back
-        # what a timed call of set_stream has left.
+        # Setting the default stream means having no own stream. Restoring the
+        # previous stream also undoes a timed set_stream.
         self._where = {
             "main, at first": lambda f: f(),
             "child, at first": on_a_thread,
@@ -130,7 +128,7 @@ class Calls:
         }
 
     def seconds(self, where, name, number):
-        """Returns what so many calls took, the device's work included."""
+        """Returns the seconds of `number` calls, with the device's work."""
         call = self._calls[name]
         if where == "new child for each call":
             return sum(on_a_thread(lambda: once(call)) for _ in range(number))
@@ -164,13 +162,13 @@ class Service:
 
     def serve(self, own_streams, with_lock, threads, requests):
         """
-        Returns the seconds that so many threads took for so many requests, and
-        how many of the answers were not those of a single thread.
+        Returns the seconds that the threads took for the requests, and how many
+        results differed from those of a single thread.
 
         Args:
-            own_streams: each thread serves within a guard of a stream of its
-                own, not on the default stream.
-            with_lock: one thread at a time serves.
+            own_streams: whether each thread serves in a guard with its own
+                stream, not on the default stream.
+            with_lock: whether one thread at a time serves.
         """
         numbers = queue.SimpleQueue()
         for number in range(requests):
@@ -202,7 +200,7 @@ class Service:
 
 
 class Computed(Dataset):
-    """Samples that operators on the device make."""
+    """Samples that are computed on the device."""
 
     def __init__(self, length):
         self._weight = paddle.rand([16, 16])
@@ -220,14 +218,13 @@ class Computed(Dataset):
 
 def load(own_streams, workers, batches):
     """
-    Returns the seconds that so many batches take, which worker threads make and
-    this thread uses, and how many of them are wrong.
+    Returns the seconds that the batches take, which worker threads compute and
+    this thread uses, and how many batches are wrong.
 
     Args:
-        own_streams: each worker is on a stream of its own, not on that of this
-            thread.
+        own_streams: whether each worker uses its own stream, not this thread's.
     """
-    # Stock does not have it.
+    # Stock does not have this module.
     from paddle.io.dataloader import stream_workers
 
     dataset = Computed(2 * batches)
@@ -238,7 +235,7 @@ def load(own_streams, workers, batches):
     )
     streams_or_not = contextlib.nullcontext()
     if not own_streams:
-        # As where the memory of a device cannot wait for streams.
+        # As when the memory of a device cannot wait for streams.
         streams_or_not = mock.patch.object(
             stream_workers, "_have_own_streams", lambda places: False
         )

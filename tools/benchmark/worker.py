@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A process that measures under the Paddle of one environment."""
+"""A process that measures with the Paddle of one environment."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 class Worker:
     """
-    A process that answers questions, on cores and with a plugin that are given.
+    A process that answers questions.
 
     Args:
         python: the Python of the environment.
         script: the program; see `answer_questions` in devices_worker.py.
-        numbers: by name of a call, how often it is called in a round.
-        plugin: the folder of the test device, None for none.
-        cores: those that it may run on.
-        variables: of its environment.
+        numbers: for each call's name, the number of calls per round.
+        plugin: the folder of the test device, or None.
+        cores: the cores that the process may run on.
+        variables: additional environment variables.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Worker:
         os.sched_setaffinity(self._process.pid, cores)
 
     def ask(self, *question: Any) -> Any:
-        """Returns the answer of the worker."""
+        """Returns the worker's answer to a question."""
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
     def seconds(self, where: str, name: str) -> float:
-        """Returns what one call takes, over one round."""
+        """Returns the mean time of a call in one round."""
         number = self._numbers[name]
         return self.ask("seconds", where, name, number) / number
 

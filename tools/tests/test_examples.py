@@ -58,7 +58,7 @@ consume: done again: (?P<consumed>.*)
 left: (?P<used>[0-9]+) bytes, (?P<segments>[0-9]+) foreign segments
 """
 DATA_PARALLEL = r"""2 processes
-equal to one process, part by part, to the last bit: True
+bitwise equal to one process, part by part: True
 difference from one process, whole batches: (?P<rounding>\S+)
 difference with gradients sent as float16: (?P<float16>\S+)
 5 steps, means in ms

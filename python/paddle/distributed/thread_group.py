@@ -13,8 +13,8 @@
 # limitations under the License.
 """Groups whose ranks are threads of one process.
 
-Their operations are imported where they are used: every import of Paddle gets
-here, and would pay for them in programs that have no such group.
+Their operations are imported at first use, because every import of Paddle
+imports this module, also in programs without thread groups.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ __all__ = []
 
 
 def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
-    """Makes a group of threads of this process, one object per rank.
+    """Creates a group whose ranks are threads, one group object per rank.
 
-    The thread that is rank ``r`` passes the object of that number as ``group``
-    to ``paddle.DataParallel``, or to ``all_reduce`` (``SUM``, ``MAX`` and
-    ``MIN``), ``broadcast``, ``all_gather``, ``gather``, ``scatter``, those of
-    objects, and ``barrier``; other operations raise NotImplementedError.
-    Numbers are added as a binary tree whose shape depends on the ranks alone:
-    all ranks get the same bits in every run.
+    The thread that is rank ``r`` passes object ``r`` as ``group`` to
+    ``paddle.DataParallel``, or to ``all_reduce`` (``SUM``, ``MAX`` and
+    ``MIN``), ``broadcast``, ``all_gather``, ``gather``, ``scatter``, the
+    variants of these for objects, and ``barrier``. Other operations raise
+    NotImplementedError. Values are added in a binary tree whose shape depends
+    only on the ranks: all ranks get the same bits in every run.
 
-    Groups are for one set of threads: make new groups for new threads.
+    The groups belong to one set of threads: create new groups for new threads.
 
-    When a thread that is a rank has ended, or does not come in time, the
-    operations of all other ranks raise an error that names it. A worker thread
-    that is asked to stop ends its wait.
+    When a rank's thread ends, or misses the timeout, the operations of all
+    other ranks raise an error that names the rank. A worker thread that is
+    asked to stop stops waiting.
 
     Args:
         nranks (int): the number of threads.
-        timeout (float, optional): how many seconds an operation waits for other
-            ranks. Default: 1800.
+        timeout (float, optional): the number of seconds that an operation waits
+            for other ranks. Default: 1800.
 
     Returns:
-        list[Group]: the group as each of the ranks sees it.
+        list[Group]: one group object per rank.
 
     Raises:
-        ValueError: the number of threads is less than 1.
+        ValueError: ``nranks`` is less than 1.
 
     Examples:
         .. code-block:: python
@@ -70,7 +70,7 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
     if nranks < 1:
         raise ValueError(
             f"A group needs at least 1 thread, but received nranks={nranks}. "
-            "Pass the number of threads that train."
+            "Pass the number of training threads."
         )
     from .thread_process_group import new_process_groups
 

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-# How often a rank that waits looks for threads that have ended.
-_LOOK_S = 0.02
+# How often a waiting rank checks whether the missing threads are alive.
+_POLL_S = 0.02
 _FUNCTIONS = {
     core.ReduceOp.SUM: "add",
     core.ReduceOp.MAX: "maximum",
     core.ReduceOp.MIN: "minimum",
 }
 
-# Those that MAX and MIN have kernels for, and float16, which becomes float32.
+# Data types with MAX and MIN kernels, and float16, which is cast to float32.
 _COMPARED_TYPES = (
     paddle.float16,
     paddle.bfloat16,
@@ -54,11 +54,11 @@ _COMPARED_TYPES = (
 
 
 def new_process_groups(nranks: int, timeout: float) -> list[ThreadProcessGroup]:
-    """Makes a group of threads, one object per rank.
+    """Creates a thread group, one object per rank.
 
     Args:
         nranks: the number of threads.
-        timeout: how many seconds an operation waits for other ranks.
+        timeout: the number of seconds that an operation waits for other ranks.
     """
     exchange = _Exchange(nranks, timeout)
     return [ThreadProcessGroup(rank, exchange) for rank in range(nranks)]
@@ -68,12 +68,13 @@ class _Operation:
     """An operation that all ranks call.
 
     Attributes:
-        call (str): what the first rank has called, and all others must call.
-        first_rank (int): that rank.
-        arrived (set): the ranks that have called it.
-        waiting (dict): parts that wait for their neighbour in the tree, by the
-            first rank of the left one and the number of its ranks.
-        result: what all ranks get, once `is_done`.
+        call (str): the call of the first rank to arrive, which all other ranks
+            must match.
+        first_rank (int): the first rank to arrive.
+        arrived (set): the ranks that have arrived.
+        waiting (dict): parts that wait for their neighbour in the tree. A key
+            is the first rank of the left part and the number of its ranks.
+        result: the result for all ranks, once `is_done`.
     """
 
     def __init__(self, call: str, first_rank: int):
@@ -86,33 +87,33 @@ class _Operation:
 
 
 class _Exchange:
-    """What the threads of a group share. Thread-safe.
+    """The shared state of a group's threads. Thread-safe.
 
-    The first failure fails the group: after it, ranks could be at different
-    operations.
+    The first failure fails the whole group, because ranks may then be at
+    different operations.
     """
 
     def __init__(self, size: int, timeout: float):
         self.size = size
         self._timeout = timeout
-        # It guards all that follows, and the operations.
+        # Guards the members below and all operations.
         self._changed = threading.Condition()
-        # By the number that an operation has on each rank.
+        # The key counts the operations of a rank.
         self._operations: dict[int, _Operation] = {}
         self._threads: list[threading.Thread | None] = [None] * size
         self._error: str | None = None
 
     def begin(self, rank: int, number: int, call: str) -> _Operation:
-        """Returns the operation of this number, which `rank` calls now."""
+        """Returns operation `number`, after adding `rank` to its ranks."""
         with self._changed:
             self._raise_error()
             thread = threading.current_thread()
             earlier = self._threads[rank] or thread
             if earlier is not thread and not earlier.is_alive():
                 self._fail(
-                    f"Thread {thread.name!r} called {call} as rank {rank}, "
-                    f"which was thread {earlier.name!r} that has ended. Make "
-                    "new groups for new threads."
+                    f"Thread {thread.name!r} called {call} as rank {rank}, but "
+                    f"that rank was thread {earlier.name!r}, which has ended. "
+                    "Create new groups for new threads."
                 )
             self._threads[rank] = thread
             found = self._operations.setdefault(number, _Operation(call, rank))
@@ -134,9 +135,10 @@ class _Exchange:
         part: Any,
         function: Callable[[Any, Any], Any],
     ) -> None:
-        """Combines the parts of ranks as a tree, each two by the later thread.
+        """Combines this rank's part with its neighbours in the tree.
 
-        The last one makes the result.
+        Of two neighbours, the thread that arrives later combines their parts.
+        The last thread stores the result.
         """
         begin, width = rank, 1
         while width < self.size:
@@ -158,8 +160,8 @@ class _Exchange:
             self._changed.notify_all()
 
     def wait(self, found: _Operation, seconds: float) -> bool:
-        """Returns whether an operation ends within so many seconds."""
-        # Importing Paddle does not load it.
+        """Returns whether the operation completes within `seconds`."""
+        # Imported here, because importing Paddle must not load this module.
         from paddle.incubate.multiprocessing.worker_thread import (
             Waiters,
             wait_for,
@@ -168,25 +170,25 @@ class _Exchange:
         start = time.monotonic()
         with self._changed:
             while not self.is_done(found, start + self._timeout):
-                # It ends a worker thread that is asked to stop.
+                # Raises in a worker thread that is asked to stop.
                 wait_for(Waiters(), lambda: True)
                 remaining = start + seconds - time.monotonic()
                 if remaining <= 0:
                     return False
-                self._changed.wait(min(_LOOK_S, remaining))
+                self._changed.wait(min(_POLL_S, remaining))
             return True
 
     def is_done(self, found: _Operation, deadline: float = math.inf) -> bool:
-        """Raises an error if the operation cannot end any more."""
+        """Returns whether the operation is complete; raises if it failed."""
         with self._changed:
             if found.is_done:
                 return True
             self._raise_error()
-            self._look_for_missing(found, deadline)
+            self._check_missing(found, deadline)
             return False
 
     def fail(self, error: str) -> None:
-        """Makes operations of all ranks raise an error, if none has before."""
+        """Fails the group: all ranks' operations raise its first error."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -199,35 +201,35 @@ class _Exchange:
         if self._error is not None:
             raise RuntimeError(self._error)
 
-    def _look_for_missing(self, found: _Operation, deadline: float) -> None:
+    def _check_missing(self, found: _Operation, deadline: float) -> None:
         missing = sorted(set(range(self.size)) - found.arrived)
         for rank in missing:
             thread = self._threads[rank]
             if thread is not None and not thread.is_alive():
                 self._fail(
                     f"Rank {rank} (thread {thread.name!r}) has ended, but "
-                    f"other ranks wait for it in {found.call}. Look for its "
-                    "error, and start all threads again with new groups."
+                    f"other ranks wait for it in {found.call}. Find out why "
+                    "it ended, and restart all threads with new groups."
                 )
         if missing and time.monotonic() > deadline:
             self._fail(
-                f"The ranks {missing} did not call {found.call} within "
-                f"{self._timeout} s. Give all ranks as many steps, or the "
-                "group a longer timeout."
+                f"Ranks {missing} did not call {found.call} within "
+                f"{self._timeout} s. Give all ranks the same number of steps, "
+                "or create the groups with a longer timeout."
             )
 
 
 class ThreadProcessGroup(PythonProcessGroup):
-    """The operations of one rank, which one thread at a time may call.
+    """The operations of one rank. One thread at a time may call them.
 
-    An operation reads its tensor until its task was waited for, and changes it
-    when it is waited for.
+    An operation may read its tensor until its task's `wait` returns; `wait`
+    writes the result into it.
     """
 
-    _kind = "A group of threads"
+    _kind = "A thread group"
     _cure = (
         "Use all_reduce, broadcast, all_gather, gather, scatter or barrier, or "
-        "start processes by paddle.distributed.spawn."
+        "start processes with paddle.distributed.spawn."
     )
 
     def __init__(self, rank: int, exchange: _Exchange):
@@ -250,16 +252,15 @@ class ThreadProcessGroup(PythonProcessGroup):
         op: Any = core.ReduceOp.SUM,
         sync_op: bool = False,
     ) -> _Task:
-        """Reduces tensors; types of 16 bits are added as float32."""
+        """Reduces tensors; 16-bit types are reduced as float32."""
         if op not in _FUNCTIONS:
             raise ValueError(
-                f"A group of threads cannot reduce by {op}. Use SUM, MAX or "
-                "MIN."
+                f"{self._kind} cannot reduce with {op}. Use SUM, MAX or MIN."
             )
         if op != core.ReduceOp.SUM and tensor.dtype not in _COMPARED_TYPES:
             raise ValueError(
-                f"A group of threads cannot reduce {tensor.dtype} by {op.name}."
-                " Cast the tensor to int32, for example."
+                f"{self._kind} cannot reduce {tensor.dtype} with {op.name}. "
+                "Cast the tensor to int32, for example."
             )
         function = getattr(paddle, _FUNCTIONS[op])
         place, part = tensor.place, tensor
@@ -267,7 +268,9 @@ class ThreadProcessGroup(PythonProcessGroup):
             part = tensor.astype("float32")
 
         def combine(one: Tensor, other: Tensor) -> Tensor:
-            return _settled(function(_moved(one, place), _moved(other, place)))
+            return _completed(
+                function(_moved(one, place), _moved(other, place))
+            )
 
         def take(total: Tensor) -> None:
             if part is not tensor:
@@ -276,7 +279,7 @@ class ThreadProcessGroup(PythonProcessGroup):
 
         return self._start(
             f"all_reduce ({op.name}) of {_description(tensor)}",
-            _settled(part),
+            _completed(part),
             combine,
             take,
             sync_op,
@@ -289,8 +292,8 @@ class ThreadProcessGroup(PythonProcessGroup):
     ) -> _Task:
         return self._start(
             f"broadcast from rank {source} of {_description(tensor)}",
-            _settled(tensor.clone()) if self._rank == source else None,
-            _that_of_source,
+            _completed(tensor.clone()) if self._rank == source else None,
+            _part_of_source,
             lambda value: tensor.copy_(value, True),
             sync_op,
         )
@@ -307,11 +310,11 @@ class ThreadProcessGroup(PythonProcessGroup):
                     f"{call} got the tensors {found}. Pass one tensor of that "
                     f"type and shape for each of the {self.size()} ranks."
                 )
-            parts = [_settled(tensor.clone()) for tensor in tensors]
+            parts = [_completed(tensor.clone()) for tensor in tensors]
         return self._start(
             call,
             parts,
-            _that_of_source,
+            _part_of_source,
             lambda parts: output.copy_(parts[self._rank], True),
             sync_op,
         )
@@ -329,7 +332,7 @@ class ThreadProcessGroup(PythonProcessGroup):
                 f"{self._kind} has no gather with use_calc_stream=True. Leave "
                 "that argument out."
             )
-        # Other ranks pass their own tensor as each of the results.
+        # On other ranks, Paddle passes the rank's own tensor as each output.
         mine = outputs if self._rank == destination else []
         return self._gather(
             f"gather to rank {destination}", tensor, _into(mine), sync_op
@@ -363,7 +366,7 @@ class ThreadProcessGroup(PythonProcessGroup):
     ) -> _Task:
         return self._start(
             f"{name} of {_description(tensor)}",
-            [_settled(tensor.clone())],
+            [_completed(tensor.clone())],
             operator.add,
             take,
             sync_op,
@@ -389,7 +392,7 @@ class ThreadProcessGroup(PythonProcessGroup):
 
 
 class _Task:
-    """An operation of a rank, which ends when it is waited for."""
+    """A rank's operation, which completes when it is waited for."""
 
     def __init__(
         self,
@@ -404,9 +407,10 @@ class _Task:
         self._sync_op = sync_op
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Returns whether the operation has ended, and raises its error.
+        """Returns whether the operation is complete; raises if it failed.
 
-        After the timeout it goes on; one of zero is none, as with processes.
+        After a timeout the operation continues. A timeout of zero means no
+        timeout, as with processes.
         """
         if self._take is not None:
             seconds = timeout.total_seconds() if timeout else math.inf
@@ -432,13 +436,13 @@ class _Task:
         self._take = None
 
 
-def _that_of_source(one: Any, other: Any) -> Any:
-    """Combines the part of the source with None, which other ranks have."""
+def _part_of_source(one: Any, other: Any) -> Any:
+    """Returns the source's part; the parts of other ranks are None."""
     return other if one is None else one
 
 
 def _into(outputs: list[Tensor]) -> Callable[[list[Tensor]], None]:
-    """Returns a function that copies what was gathered into tensors."""
+    """Returns a function that copies gathered values into `outputs`."""
 
     def take(values: list[Tensor]) -> None:
         for output, value in zip(outputs, values):
@@ -455,8 +459,8 @@ def _moved(tensor: Tensor, place: Place) -> Tensor:
     return tensor if tensor.place == place else tensor._copy_to(place, True)
 
 
-def _settled(tensor: Tensor) -> Tensor:
-    """Returns a tensor that other threads may read on streams of their own.
+def _completed(tensor: Tensor) -> Tensor:
+    """Returns a complete tensor, which other threads may read on any stream.
 
     On a device it is a copy, which waits for the work that computes the tensor.
     """

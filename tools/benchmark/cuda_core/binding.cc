@@ -12,10 +12,11 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The memory of a GPU between processes, for one thread of Python: as much of
-// an allocator as a benchmark needs, on device 0 and its default stream.
+// GPU memory shared between processes, for one Python thread: a minimal
+// allocator for the benchmark, on device 0 and its default stream.
 //
-// Functions return null or the text of an error, valid until the next call.
+// Functions return null or an error message, which is valid until the next
+// call.
 
 #include <cstring>
 #include <functional>
@@ -36,10 +37,10 @@ using driver_calls::Call;
 constexpr void* kDefaultStream = nullptr;
 constexpr uint64_t kLeastChunk = uint64_t{2} << 20;  // as torch has it
 
-// Unused memory that was cut from chunks, by size.
+// Free pieces of chunks, by size.
 std::map<uint64_t, std::vector<char*>> unused;
 
-// Cut from a chunk, or received.
+// Memory that was cut from a chunk or received.
 struct Storage {
   ~Storage() {
     CudaIPCHeap& heap = CudaIPCHeap::Instance();
@@ -75,7 +76,7 @@ extern "C" {
 
 uint64_t MessageBytes() { return sizeof(CudaIPCMessage); }
 
-// Processes that get each other's messages are of one family, which is not 0.
+// Processes that receive each other's messages belong to one family, not 0.
 const char* Start(uint64_t family) {
   return ErrorOf([&] {
     SharedHeap::Instance().Join(family);
@@ -88,7 +89,7 @@ const char* Start(uint64_t family) {
   });
 }
 
-// A storage that has the word at its start.
+// Allocates a storage whose first bytes are `word`.
 const char* Cut(uint64_t size, uint32_t word, Kept** made) {
   return ErrorOf([&] {
     std::vector<char*>& pieces = unused[size];
@@ -111,7 +112,7 @@ const char* Send(const Kept* kept, CudaIPCMessage* message) {
     CudaIPCHeap& heap = CudaIPCHeap::Instance();
     CudaIPCMemory memory = {0, (*kept)->data, (*kept)->size};
     if (!heap.Share(SharingStrategy::kFileSystem, memory, *kept, [] {})) {
-      throw std::runtime_error("The driver makes no handle of cuMemAlloc's.");
+      throw std::runtime_error("The driver cannot export cuMemAlloc memory.");
     }
     *message = *heap.Send(memory.data, kDefaultStream);
   });
@@ -144,7 +145,8 @@ const char* Drop(const Kept* kept) {
   return ErrorOf([&] { delete kept; });
 }
 
-// Collects. `sent` is the bytes that others may still use.
+// Collects garbage. `sent` receives the bytes that other processes may still
+// use.
 const char* Collect(uint64_t* sent) {
   return ErrorOf([&] {
     CudaIPCHeap::Instance().Collect({});
@@ -152,7 +154,7 @@ const char* Collect(uint64_t* sent) {
   });
 }
 
-// Nothing may follow.
+// Leaves the family. No function may be called afterwards.
 const char* Leave() {
   return ErrorOf([] {
     CudaIPCHeap::Instance().Leave();

@@ -13,10 +13,10 @@
 # limitations under the License.
 """Runs functions at the end of the backward pass of the calling thread.
 
-A hook of a gradient is called inside of the pass. Whatever it raises there
-reaches the caller as SystemError, after other hooks were run with the error
-pending. A hook that may fail, or that has to see the end of the pass, calls
-``at_end_of_backward`` instead.
+A gradient hook runs inside the pass. The engine turns an error of a hook into
+SystemError, and runs later hooks with the error pending. A hook that may fail,
+or that needs the end of the pass, therefore registers a function with
+``at_end_of_backward``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Passes(threading.local):
-    """The backward passes that the calling thread is in, each in the last."""
+    """The nested backward passes that the calling thread is running."""
 
     depth = 0
 
@@ -43,16 +43,16 @@ _passes = _Passes()
 
 
 def at_end_of_backward(function: Callable[[bool], None]) -> None:
-    """Calls `function` once, when the outermost backward pass has ended.
+    """Calls `function` once, at the end of the outermost backward pass.
 
-    It gets whether the pass succeeded. What it raises, if the pass succeeded,
-    is raised by `backward()`.
+    Its argument is whether the pass succeeded. If the pass succeeded,
+    `backward()` raises the function's error.
     """
     _passes.functions.append(function)
 
 
 def run_backward(*arguments) -> None:
-    """Runs a backward pass, then the functions that wait for its end."""
+    """Runs a backward pass, then the functions registered for its end."""
     _passes.depth += 1
     succeeded = False
     try:
@@ -61,7 +61,7 @@ def run_backward(*arguments) -> None:
     except SystemError as error:
         if error.__cause__ is None:
             raise
-        # A hook that is a Python function has raised this.
+        # Raised by a Python hook.
         raise error.__cause__ from None
     finally:
         _passes.depth -= 1

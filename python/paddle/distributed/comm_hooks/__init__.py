@@ -13,11 +13,12 @@
 # limitations under the License.
 """Communication hooks for ``DataParallel.register_comm_hook(state, hook)``.
 
-A hook gets the state and a bucket of gradients, and returns a tensor with their
-averages, or a future of it. The state of the simple hooks is the group, or None
-for the group of all ranks.
+A hook receives the state and a bucket of gradients, and returns a tensor with
+the averages, or a future of that tensor. The state of every hook but PowerSGD
+is the group, or None for the group of all ranks.
 
-The hooks are imported when they are used: every import of Paddle gets here.
+Hooks are imported at first use, because every import of Paddle imports this
+module.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Hooks that average gradients in their own type or in one of 16 bits."""
+"""Hooks that average gradients in their own data type or in a 16-bit type."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 def allreduce_hook(group: Group | None, bucket: Bucket) -> Future:
-    """Averages gradients as they are, which is what happens without a hook."""
+    """Averages gradients without compression, which is the default."""
     return start_mean(bucket.buffer(), group or _get_global_group())
 
 
 def fp16_compress_hook(group: Group | None, bucket: Bucket) -> Future:
     """Averages gradients as float16: a gradient above 65504 becomes infinite.
 
-    Gloo's own sums of float16 are wrong. Over gloo each rank gathers the
-    gradients of all ranks, which saves bytes for two or three ranks alone.
+    Gloo's own float16 sums are wrong. Over gloo each rank therefore gathers the
+    gradients of all ranks, which saves bytes only with two or three ranks.
     """
     return _average_as(paddle.float16, group, bucket)
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""PowerSGD: averages approximations of gradients by matrices of low rank.
+"""PowerSGD: averages low-rank approximations of gradients.
 
 T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization, NeurIPS 2019.
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 
 
 class PowerSGDState:
-    """What PowerSGD remembers from step to step.
+    """The state that PowerSGD keeps from step to step.
 
-    Gradients are averaged exactly in the first `start_powerSGD_iter` steps. A
-    matrix is approximated if that saves a factor of `min_compression_rate` at
-    least. With `use_error_feedback`, what an approximation leaves out is added
-    to the next gradient; with `warm_start`, it begins with the last one.
-    `state_dict` and `set_state_dict` save and restore the state of a rank.
+    Gradients are averaged exactly in the first `start_powerSGD_iter` steps.
+    Afterwards a matrix is approximated if that compresses it by a factor of at
+    least `min_compression_rate`. With `use_error_feedback`, the approximation
+    error is added to the next gradient. With `warm_start`, an approximation
+    starts from the previous one. `state_dict` and `set_state_dict` save and
+    restore the state of a rank.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class PowerSGDState:
         if matrix_approximation_rank < 1:
             raise ValueError(
                 "matrix_approximation_rank must be at least 1, but received "
-                f"{matrix_approximation_rank}. 1 to 4 are usual."
+                f"{matrix_approximation_rank}. Use 1 to 4, for example."
             )
         if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
             raise ValueError(
@@ -74,13 +75,13 @@ class PowerSGDState:
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.iteration = 0
-        # By the index of a bucket and the place of a gradient in it.
+        # The keys are a bucket's index and a gradient's position in the bucket.
         self.errors: dict[tuple[int, int], Tensor] = {}
         self.factors: dict[tuple[int, int], Tensor] = {}
         self._random = np.random.RandomState(random_seed)
 
     def state_dict(self) -> dict:
-        """Returns what `set_state_dict` needs, to be saved by `paddle.save`."""
+        """Returns the state for `set_state_dict`; `paddle.save` can save it."""
         return {
             "iteration": self.iteration,
             "random": self._random.get_state(),
@@ -91,14 +92,14 @@ class PowerSGDState:
         }
 
     def set_state_dict(self, state: dict) -> None:
-        """Goes on where the state that `state_dict` returned was."""
+        """Restores a state that `state_dict` returned."""
         self.iteration = state["iteration"]
         self._random.set_state(state["random"])
         self.errors = _tensors(state["errors"])
         self.factors = _tensors(state["factors"])
 
     def first_factor(self, key: tuple[int, int], shape: list[int]) -> Tensor:
-        """Returns an orthogonal matrix to begin with, the same on all ranks."""
+        """Returns the initial orthogonal matrix, the same on all ranks."""
         factor = self.factors.get(key) if self.warm_start else None
         if factor is None or list(factor.shape) != shape:
             factor = paddle.to_tensor(self._random.randn(*shape), "float32")
@@ -117,7 +118,7 @@ class _Matrix(NamedTuple):
 def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     """Averages the factors of approximations, and small gradients exactly.
 
-    The factors are float32, whatever the type of the gradients.
+    The factors are float32, whatever the data type of the gradients.
     """
     is_exact = state.iteration < state.start_iteration
     if bucket.is_last():
@@ -142,7 +143,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
 def _divide(
     state: PowerSGDState, bucket: Bucket
 ) -> tuple[list[_Matrix], list[Tensor]]:
-    """Returns the gradients to approximate, and those that are too small."""
+    """Returns the gradients to approximate, and the ones to average exactly."""
     matrices, others = [], []
     for place, gradient in enumerate(bucket.gradients()):
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
@@ -172,8 +173,8 @@ def _approximate(
     )
     for each, left, right in zip(matrices, lefts, rights()):
         product = left @ right.t()
-        # The product is the same on all ranks. If it overflowed, GradScaler
-        # skips the step, and the next one needs the state of the last.
+        # The product is the same on all ranks. If it overflows, GradScaler
+        # skips the step: keep the previous state for the next step.
         if paddle.isfinite(product).all():
             if state.use_error_feedback:
                 state.errors[each.key] = each.matrix - product
@@ -186,7 +187,10 @@ def _approximate(
 def _start_means(
     tensors: list[Tensor], group: Group
 ) -> Callable[[], list[Tensor]]:
-    """Starts to average tensors together; the function returns the means."""
+    """Starts to average tensors in one operation.
+
+    Returns a function that waits for the means and returns them.
+    """
     if not tensors:
         return list
     flat = paddle.concat([tensor.flatten() for tensor in tensors])

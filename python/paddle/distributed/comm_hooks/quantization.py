@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A hook that sends gradients as whole numbers of 8 bits."""
+"""A hook that sends gradients as 8-bit integers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ _LARGEST = 127
 
 
 def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
-    """Sends gradients as multiples of 1/127 of a rank's largest one.
+    """Sends gradients as multiples of 1/127 of a rank's largest gradient.
 
-    Each rank gathers the numbers of all ranks and adds them as float32, in the
-    order of ranks. The error of a gradient is at most 1/254 of
-    the largest one in its bucket. A gradient that is not finite makes the whole
-    bucket NaN.
+    Each rank gathers the integers of all ranks and adds them as float32, in
+    rank order. The error of a gradient is at most 1/254 of the largest gradient
+    in its bucket. A gradient that is not finite makes the whole bucket NaN.
     """
     group = group or _get_global_group()
     buffer = bucket.buffer()
     scale = paddle.max(paddle.abs(buffer.astype("float32"))).reshape([1])
     scale = scale / _LARGEST
-    # A bucket of zeros has no largest gradient.
+    # The scale of a bucket of zeros is 0.
     divisor = paddle.where(scale == 0, paddle.ones_like(scale), scale)
     numbers = paddle.round(buffer.astype("float32") / divisor).astype("int8")
     scales, wait_for_scales = _start_gather(scale, group)

@@ -11,4 +11,4 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The reducer behind ``paddle.DataParallel``, and what only it needs."""
+"""The reducer of ``paddle.DataParallel``, and its helper modules."""

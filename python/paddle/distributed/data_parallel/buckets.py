@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Buckets: the gradients that are averaged together, in one buffer."""
+"""Buckets: gradients that are averaged together, in one buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import paddle
 
-from .communication import move_near_others
+from .communication import move_to_shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from .future import Future
 
 
-# A bucket has at most one of so many parts of all gradients: the bytes of the
-# last one are averaged when backward has ended. Smaller ones cost more calls
-# than they hide.
+# A bucket has at most total / _PARTS bytes, because the last bucket is averaged
+# after backward, but may always have _SMALLEST_PART bytes. Smaller buckets cost
+# more in calls than they hide.
 _PARTS = 8
 _SMALLEST_PART = 1 << 20
 
-# What is left of a bucket when it does not wait for another gradient, such as
-# the bias of a layer whose backward has not begun.
+# A bucket with at most this share of its room left is closed. Otherwise it
+# could wait for a small gradient, such as the bias of a layer whose backward
+# has not started.
 _NEARLY_FULL = 1 / 8
 
 
@@ -67,13 +68,14 @@ def assign_buckets(
     limit: int,
     last_limit: int,
 ) -> list[list[int]]:
-    """Divides `order`, in which gradients come, into buckets in that order.
+    """Divides parameters into buckets, in `order`, the order of gradients.
 
-    A bucket has one data type and at most `limit` bytes, and an eighth of all
-    if that is more than 1 MiB, unless one parameter alone has more. The first
-    one is as small as the last, so that communication begins early and little
-    of it is left when the backward pass ends. A parameter with sparse gradients
-    is alone in its bucket. Parameters that are delayed come last.
+    A bucket has one data type. It has at most `limit` bytes, and at most an
+    eighth of all gradients, or 1 MiB if that is more; a single parameter may
+    exceed these limits. The first and the last bucket are small, so that
+    communication begins early and little of it is left when the backward pass
+    ends. A parameter with sparse gradients has its own bucket. Delayed
+    parameters come last.
     """
     delayed = [index for index in order if parameters[index].is_delayed]
     usual = [index for index in order if not parameters[index].is_delayed]
@@ -92,7 +94,7 @@ def assign_buckets(
 def _take_last(
     parameters: Sequence[ReducedParameter], order: list[int], limit: int
 ) -> list[int]:
-    """Returns the end of `order` that makes up a bucket."""
+    """Returns the end of `order` that fills the last bucket."""
     last: list[int] = []
     room = limit
     for index in reversed(order):
@@ -122,7 +124,7 @@ def _fill_buckets(
             full.append([index])
             continue
         dtype = parameter.tensor.dtype
-        # The first bucket of a type is smaller.
+        # The first bucket of a data type is smaller.
         of_type = limits.setdefault(dtype, first_limit)
         room.setdefault(dtype, of_type)
         bucket = open_buckets.setdefault(dtype, [])
@@ -144,11 +146,12 @@ def _may_share_bucket(one: ReducedParameter, other: ReducedParameter) -> bool:
 
 
 class Bucket:
-    """Gradients that are averaged together, as a communication hook sees them.
+    """Gradients that are averaged together, in one buffer.
 
-    One thread at a time may use it. It changes the buffer and its views by
-    `copy_` alone: on a device that lacks the kernel, another operation in place
-    gives a tensor new memory, apart from that of its views.
+    Communication hooks receive buckets. One thread at a time may use a bucket.
+    It changes the buffer and its views only with `copy_`: on a device that
+    lacks the kernel, another in-place operation gives a tensor new memory, and
+    its views keep the old memory.
     """
 
     def __init__(
@@ -164,11 +167,11 @@ class Bucket:
         self.missing = set(members)
         self._result: Future | Tensor | None = None
         parameters = [member.tensor for member in members.values()]
-        # A copy of the parameters is on their device and of their type.
+        # Copied from the parameters, for their device and data type.
         self._buffer = paddle.concat(
             [parameter.detach().flatten() for parameter in parameters]
         )
-        move_near_others(self._buffer, group)
+        move_to_shared_memory(self._buffer, group)
         self._begins: dict[int, int] = {}
         begin = 0
         for index, member in members.items():
@@ -177,15 +180,15 @@ class Bucket:
         self._views = {index: self._new_view(index) for index in members}
 
     def index(self) -> int:
-        """Returns the bucket's number: buckets are averaged in this order."""
+        """Returns the bucket's number, in the order of communication."""
         return self._number
 
     def is_last(self) -> bool:
-        """Returns whether this is the last bucket of a step that hooks see."""
+        """Returns whether this is the last bucket of a step for the hook."""
         return self._is_last
 
     def buffer(self) -> Tensor:
-        """Returns the gradients of this rank, one after the other."""
+        """Returns this rank's gradients, concatenated in one flat tensor."""
         return self._buffer
 
     def parameters(self) -> list[Tensor]:
@@ -203,7 +206,7 @@ class Bucket:
     def take(self, index: int, as_view: bool) -> None:
         """Copies the gradient of a parameter into the buffer.
 
-        A parameter without a gradient counts as zeros. With `as_view` the
+        A parameter without a gradient contributes zeros. With `as_view` the
         gradient becomes a view of the buffer, and its old memory is freed.
         """
         parameter, view = self.members[index].tensor, self._views[index]
@@ -220,21 +223,21 @@ class Bucket:
             )
         if gradient.data_ptr() == view.data_ptr():
             if not as_view:
-                # It may stay as it is; the buffer will not.
+                # The gradient must keep its values; the buffer changes.
                 parameter.grad_ = gradient.clone()
             return
         if gradient.dtype != view.dtype:
             gradient = gradient.astype(view.dtype)
         view.copy_(gradient, False)
-        # The parameter may have been cast since the bucket was made.
+        # The parameter may have been cast since the bucket was built.
         if as_view and parameter.dtype == view.dtype:
             parameter._copy_gradient_from(self._new_view(index))
 
     def start(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
-        """Starts to average the buffer by a communication hook."""
+        """Starts to average the buffer with a communication hook."""
         self._result = hook(self)
 
-    def take_nothing(self) -> None:
+    def take_zeros(self) -> None:
         """Fills the buffer with zeros, for a rank that has no inputs left."""
         self.missing.clear()
         self._buffer.copy_(paddle.zeros_like(self._buffer), False)
@@ -249,29 +252,30 @@ class Bucket:
             self._buffer.copy_(self._buffer.scale(factor), False)
 
     def _accept(self, result: Tensor) -> None:
-        """Puts what a communication hook returned into the buffer."""
+        """Copies the result of a communication hook into the buffer."""
         found = (result.dtype, math.prod(result.shape))
         expected = (self._buffer.dtype, self._buffer.size)
         if found != expected:
             raise ValueError(
-                "A communication hook must return a tensor of as many elements "
-                f"and of the type of bucket.buffer(), {expected[1]} of "
-                f"{expected[0]}, but returned {found[1]} of {found[0]}. Return "
-                "the averaged buffer, cast back to its own type."
+                "A communication hook must return a tensor with the size and "
+                f"data type of bucket.buffer(), {expected[1]} elements of "
+                f"{expected[0]}, but returned {found[1]} elements of "
+                f"{found[0]}. Return the averaged buffer, cast back to its own "
+                "type."
             )
         if result.data_ptr() != self._buffer.data_ptr():
             self._buffer.copy_(result.flatten(), False)
 
     def give(self, index: int, as_view: bool) -> None:
-        """Makes the average the gradient of a parameter."""
+        """Sets the gradient of a parameter to its average."""
         parameter, view = self.members[index].tensor, self._views[index]
         gradient = parameter.grad
         if gradient is not None and gradient.data_ptr() == view.data_ptr():
             return
         dtype = parameter.dtype if gradient is None else gradient.dtype
         if dtype != view.dtype:
-            # Master gradients, which were made of local ones after backward,
-            # or a parameter that was cast since the bucket was made.
+            # Master gradients, which are created from local gradients after
+            # backward, or a parameter that was cast since the bucket was built.
             parameter.grad_ = view.astype(dtype)
         elif as_view:
             parameter._copy_gradient_from(self._new_view(index))
@@ -281,8 +285,10 @@ class Bucket:
             gradient.copy_(view, False)
 
     def _new_view(self, index: int) -> Tensor:
-        """Returns a new view of the buffer, because releasing a gradient also
-        releases the view that it was given."""
+        """Returns a new view of the buffer for a gradient.
+
+        Releasing the gradient also releases this view.
+        """
         tensor = self.members[index].tensor
         begin = self._begins[index]
         view = self._buffer._slice(begin, begin + tensor.size)
@@ -291,12 +297,12 @@ class Bucket:
 
 
 def _wait(result: object) -> Tensor:
-    """Returns the tensor of a future: ours, or one of concurrent.futures."""
+    """Returns the tensor of a `Future` or of a concurrent.futures.Future."""
     for method in ("wait", "result"):
         if hasattr(result, method):
             return getattr(result, method)()
     raise TypeError(
-        "A communication hook must return a tensor or a future of one, but "
-        f"returned a {type(result).__name__}. Return bucket.buffer() or "
-        "the future of its average."
+        "A communication hook must return a tensor or a future of a tensor, "
+        f"but returned an object of type {type(result).__name__}. Return "
+        "bucket.buffer() or the future of its average."
     )

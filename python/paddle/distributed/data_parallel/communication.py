@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Averages tensors and exchanges numbers and texts between ranks."""
+"""Averages tensors over ranks, and exchanges integers and strings."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
 
-# Their means have the rounding of a sum, in the order of ranks, and a division.
+# Backends whose AVG is rounded like a sum in rank order and a division.
 _AVERAGING_BACKENDS = ("SHM",)
 
 
-# Which part of the free shared memory the buffers of one bucket may take on all
-# ranks, as others need some.
+# The share of free shared memory that the buffers of one bucket may use, on all
+# ranks together. The rest is for other users.
 _SHARE_OF_FREE_MEMORY = 0.25
 
 
-def move_near_others(buffer: Tensor, group: Group) -> None:
-    """Moves a buffer into shared memory, where ranks of the backend `shm` read
-    it without a copy. Leaves it where it is if there is little of that memory.
+def move_to_shared_memory(buffer: Tensor, group: Group) -> None:
+    """Moves a buffer of backend `shm` to shared memory, if there is room.
+
+    Other ranks then read the buffer without a copy.
     """
     if group.backend != "SHM" or not buffer.place.is_cpu_place():
         return
     memory = os.statvfs("/dev/shm")
     free = memory.f_bavail * memory.f_frsize
-    # All ranks may look at it before one of them takes some.
+    # All ranks may read `free` before any of them allocates.
     needed = buffer.size * buffer.element_size() * group.nranks
     if needed <= _SHARE_OF_FREE_MEMORY * free:
-        # The limit on what this process shares may be lower.
+        # This process's limit on shared memory may be lower.
         with contextlib.suppress(MemoryError):
             buffer.share_memory_()
 
@@ -77,8 +78,8 @@ def divide(tensor: Tensor, divisor: int) -> Tensor:
             return tensor.scale_(1 / divisor)
         if is_wide:
             return tensor.divide_(paddle.full([], divisor, tensor.dtype))
-    # The CPU has no division of 16 bits. Another device may have no kernel that
-    # works in place: it would give the tensor new memory, apart from its views.
+    # The CPU has no 16-bit division. On another device without an in-place
+    # kernel, the tensor would get new memory, and its views keep the old.
     dividend = tensor if is_wide else tensor.astype("float32")
     quotient = dividend.divide(paddle.full([], divisor, dividend.dtype))
     tensor.copy_(quotient.astype(tensor.dtype), False)
@@ -87,16 +88,16 @@ def divide(tensor: Tensor, divisor: int) -> Tensor:
 
 def _start_mean_of_float16(tensor: Tensor, group: Group) -> Future:
     if group.backend == "GLOO":
-        # Gloo's sums of float16 are infinite, whatever the numbers.
+        # Gloo's float16 sums are infinite, whatever the values.
         return Future(lambda: _mean_of_gathered(tensor, group))
-    # The sum may be too large for float16 where the mean is not.
+    # The sum may overflow float16 where the mean does not.
     divide(tensor, group.nranks)
     task = dist.all_reduce(tensor, group=group, sync_op=False)
     return Future(lambda: _wait(task, tensor))
 
 
 def _wait(task: object, tensor: Tensor) -> Tensor:
-    """Returns the tensor when a task has changed it."""
+    """Waits for a task, and returns the tensor that it changed."""
     task.wait()
     return tensor
 
@@ -111,14 +112,14 @@ def _mean_of_gathered(tensor: Tensor, group: Group) -> Tensor:
 
 
 def gather(tensor: Tensor, group: Group) -> list[Tensor]:
-    """Returns the tensor of each rank; all have the same shape and type."""
+    """Returns each rank's tensor; all have the same shape and data type."""
     parts: list[Tensor] = []
     dist.all_gather(parts, tensor, group)
     return parts
 
 
 def gather_integers(values: list[int], group: Group) -> list[list[int]]:
-    """Returns the values of each rank, which may differ in number."""
+    """Returns each rank's values; ranks may have different numbers of them."""
     lengths = gather(paddle.to_tensor([len(values)], "int64"), group)
     lengths = [length.item() for length in lengths]
     padded = values + [0] * (max(*lengths, 1) - len(values))
@@ -127,6 +128,6 @@ def gather_integers(values: list[int], group: Group) -> list[list[int]]:
 
 
 def gather_texts(text: str, group: Group) -> list[str]:
-    """Returns the text of each rank."""
+    """Returns each rank's string."""
     everyones = gather_integers(list(text.encode()), group)
     return [bytes(values).decode() for values in everyones]

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Makes the models of all ranks equal, and says where they differ."""
+"""Checks that the models of all ranks are equal, and broadcasts buffers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def check_models_equal(
     parameters: Sequence[ReducedParameter], group: Group
 ) -> None:
-    """Raises on all ranks if their trainable parameters are not the same."""
+    """Raises on all ranks if the ranks' trainable parameters differ."""
     lines = [
         f"{each.name} of shape {list(each.tensor.shape)}"
         f" and {each.tensor.dtype}"
@@ -64,7 +64,7 @@ def _difference(first: str, other: str, rank: int) -> str:
 
 
 def broadcast_buffers(layer: Layer, group: Group, source: int) -> None:
-    """Gives all ranks the buffers that rank `source` of the group has."""
+    """Broadcasts the buffers of rank `source` of the group to all ranks."""
     by_type: dict[object, list[Tensor]] = {}
     for buffer in _buffers(layer):
         if buffer.size:
@@ -77,7 +77,7 @@ def broadcast_buffers(layer: Layer, group: Group, source: int) -> None:
 
 
 def _buffers(layer: Layer) -> Iterator[Tensor]:
-    """Yields what a state dict has; not what a rank is to keep to itself."""
+    """Yields the buffers of the state dict, except those with `no_sync`."""
     seen = set()
     for sublayer in layer.sublayers(include_self=True):
         found = {
@@ -85,7 +85,7 @@ def _buffers(layer: Layer) -> Iterator[Tensor]:
             for name, buffer in sublayer._buffers.items()
             if name not in sublayer._non_persistable_buffer_names_set
         }
-        # The statistics of batch norm are parameters that are not trained.
+        # Batch norm keeps its statistics in untrained parameters.
         for name in ("_mean", "_variance"):
             found[name] = sublayer._parameters.get(name)
         for tensor in found.values():

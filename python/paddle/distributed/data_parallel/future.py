@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors that communication is still computing."""
+"""Futures of tensors whose communication is in flight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class Future:
-    """A tensor that is complete once `wait` has returned it.
+    """A tensor whose communication may be in flight; `wait` returns it.
 
-    The functions of `then` run in `wait`, on the thread that waits. All ranks
-    wait for the buckets in the same order, so that such a function may
-    communicate too.
+    Functions passed to `then` run in `wait`, on the waiting thread. All ranks
+    wait for the buckets in the same order, so such a function may communicate.
     """
 
     def __init__(self, wait: Callable[[], Tensor]):
@@ -36,12 +35,12 @@ class Future:
         self._value: Tensor | None = None
 
     def wait(self) -> Tensor:
-        """Returns the tensor when it is complete."""
+        """Waits until the tensor is complete, and returns it."""
         if self._wait is not None:
             self._value = self._wait()
             self._wait = None
         return self._value
 
     def then(self, function: Callable[[Tensor], Tensor]) -> Future:
-        """Returns a future of the value of `function` for this tensor."""
+        """Returns a future of the result of `function` for this tensor."""
         return Future(lambda: function(self.wait()))

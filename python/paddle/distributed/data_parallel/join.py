@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Trains on inputs whose number differs from rank to rank."""
+"""Training when ranks have different numbers of inputs."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
 
 
 class Join:
-    """Lets ranks leave a loop over their inputs before others do.
+    """Lets ranks finish the loop over their inputs at different times.
 
     A rank that leaves the `with` block takes part in the communication of the
-    others, without gradients, until all have left. Then all ranks have the
-    parameters and buffers of a rank that left last. All ranks must enter the
-    block. In a step, forward runs once for each of the layers, in their order.
+    other ranks, without gradients, until all have left. Then all ranks receive
+    the parameters and buffers of a rank that left last. All ranks must enter
+    the block. In each step, forward must run once for each layer, in the order
+    of `layers`.
 
     Args:
-        layers (list[DataParallel]): The layers that are trained, of one group.
-        divide_by_initial_world_size (bool, optional): Whether gradients are
-            divided by the number of all ranks, so that each input counts the
-            same in the sum over the block; else by the number of ranks that
-            have inputs left. Default: True.
-        enable (bool, optional): Whether it does anything. Default: True.
+        layers (list[DataParallel]): The layers to train, all of one group.
+        divide_by_initial_world_size (bool, optional): Whether to divide
+            gradients by the number of all ranks, so that each input has the
+            same weight in the sum over the block. Otherwise gradients are
+            divided by the number of ranks that have inputs left. Default: True.
+        enable (bool, optional): Whether joining is enabled. Default: True.
         throw_on_early_termination (bool, optional): Whether all ranks raise
-            when one has no inputs left. Default: False.
+            an error when one rank has no inputs left. Default: False.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Join:
                 layer._reducer.factor = 1.0
 
     def begin_step(self, layer: DataParallel) -> int:
-        """Returns the rank in the group whose buffers count in this step."""
+        """Returns the group rank that broadcasts its buffers in this step."""
         if layer is self._layers[0]:
             self._exchange(True)
         return self._source
@@ -96,12 +97,12 @@ class Join:
         while self._exchange(False):
             for layer in self._layers:
                 layer._take_part_without_inputs(self._source)
-        # All have left; the source of the last step has all of its updates.
+        # All ranks have left. The source of the last step has every update.
         for layer in self._layers:
             _broadcast_model(layer, self._source)
 
     def _exchange(self, has_inputs: bool) -> bool:
-        """Returns whether a rank has inputs left."""
+        """Exchanges `has_inputs`; returns whether any rank has inputs left."""
         # Every import of Paddle imports this module.
         from .communication import gather
 
@@ -113,8 +114,8 @@ class Join:
         if self._throws and len(active) < group.nranks:
             left = sorted(set(range(group.nranks)) - set(active))
             raise RuntimeError(
-                f"The ranks {left} have no inputs left, and others have. Give "
-                "all ranks as many inputs, or leave out "
+                f"Ranks {left} have no inputs left, but other ranks have. Give "
+                "all ranks the same number of inputs, or leave out "
                 "throw_on_early_termination."
             )
         self._source = active[0]
@@ -127,14 +128,14 @@ class Join:
 def _check_layers(layers: Sequence[DataParallel]) -> None:
     if not layers:
         raise ValueError(
-            "Join needs a layer, but received an empty list. Pass the "
-            "DataParallel layers that are trained."
+            "Join needs at least one layer, but received an empty list. Pass "
+            "the DataParallel layers to train."
         )
     for layer in layers:
         if not isinstance(layer, ReducerMethods):
             raise TypeError(
                 "Join needs layers of type DataParallel, but received a "
-                f"{type(layer).__name__}. Wrap it by paddle.DataParallel."
+                f"{type(layer).__name__}. Wrap it with paddle.DataParallel."
             )
 
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The reducer: averages gradients over ranks while backward computes others."""
+"""The reducer: averages gradients over ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .buckets import Bucket, assign_buckets
 from .communication import gather, gather_integers, start_mean
 from .sparse_bucket import SparseBucket
 from .statistics import StepTimes
-from .unused_parameters import find_tensors, unreached
+from .unused_parameters import find_tensors, find_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReducerOptions:
-    """Options of `DataParallel` that its reducer needs; sizes in bytes."""
+    """The `DataParallel` options that the reducer needs; sizes in bytes."""
 
     comm_buffer_size: int
     last_comm_buffer_size: int
@@ -54,26 +54,26 @@ class ReducerOptions:
     static_graph: bool = False
 
 
-# A DataParallel may be dropped between forward and backward, which needs the
-# reducer. The graph of the outputs keeps it, except for those that are
-# parameters, or that are hidden in an object of another type.
+# Backward needs the reducer even if the DataParallel was dropped after forward.
+# The graph of the outputs keeps the reducer alive. This set does so for outputs
+# that are parameters or are hidden in objects of other types.
 _expecting_gradients: set[Reducer] = set()
 
-# Several of them may have the same parameters.
+# All reducers; several of them may have the same parameters.
 _reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _reducers_mutex = threading.Lock()
 
 
 class _Step(enum.Enum):
-    """What the gradients that come next are."""
+    """How to treat the next gradients."""
 
     LOCAL = enum.auto()  # no forward yet, or the last was under no_sync()
-    EXPECTED = enum.auto()  # those of the forward pass before
-    AVERAGED = enum.auto()  # of a forward pass whose gradients were averaged
+    EXPECTED = enum.auto()  # average them: a forward pass expects them
+    AVERAGED = enum.auto()  # late: this forward's gradients were averaged
 
 
 class _Outputs:
-    """Lives as long as the graph of what a forward pass has returned."""
+    """Lives as long as the graph of a forward pass's outputs."""
 
     def __init__(self, reducer: Reducer):
         self._reducer = reducer
@@ -82,9 +82,9 @@ class _Outputs:
 class Reducer:
     """Averages the gradients of parameters over the ranks of a group.
 
-    The buckets are averaged in one order, the same on all ranks, each as soon
-    as it and all before it are full. The gradients are averages when
-    `backward()` returns. The thread that runs forward also runs backward.
+    All ranks average the buckets in the same order, each bucket as soon as it
+    and all earlier buckets are full. When `backward()` returns, the gradients
+    are averages. Forward and backward must run on the same thread.
     """
 
     def __init__(
@@ -101,13 +101,14 @@ class Reducer:
         self._hook: Callable[[Bucket], Future | Tensor] = functools.partial(
             _average, group
         )
-        # Averages are multiplied by it: not 1 where ranks have no inputs left.
+        # Scales the averages. In a Join it may differ from 1.
         self.factor = 1.0
         self.times = StepTimes()
         self._step = _Step.LOCAL
-        # The hooks of gradients that are still to come, for each parameter.
+        # For each parameter, how many hook calls are still expected.
         self._due = [1] * len(parameters)
-        # What `static_graph` has learned: the hooks in a step, and who is used.
+        # Recorded in the first step with `static_graph`, for each parameter:
+        # its hook calls per step, and whether any rank uses it.
         self._hooks_per_step: list[int] | None = None
         self._used_anywhere: list[bool] | None = None
         self._used_locally = [False] * len(parameters)
@@ -119,16 +120,16 @@ class Reducer:
         self._order_is_known = False
         self._has_warned = False
         self._error: Exception | None = None
-        # Whether ranks may be in different steps, after an error on some.
+        # Whether ranks may be in different steps, after an error on some ranks.
         self._lost_step = False
-        # Those without inputs, in a Join, count, too.
+        # Completed steps, including those without inputs in a Join.
         self._steps = 0
         self._outputs: Callable[[], _Outputs | None] = lambda: None
         self._make_buckets(range(len(parameters) - 1, -1, -1))
         for index, tensor in enumerate(self._tensors):
             self._register(tensor, Reducer._on_gradient, index)
         for parameter in frozen:
-            # Only a tensor that is trained takes a hook.
+            # Hooks can only be registered on trainable tensors.
             parameter.tensor.stop_gradient = False
             self._register(parameter.tensor, Reducer._on_frozen, parameter)
             parameter.tensor.stop_gradient = True
@@ -141,8 +142,8 @@ class Reducer:
         self, tensor: Tensor, method: Callable, argument: object
     ) -> None:
         """Calls `method(self, argument)` at each gradient of a parameter."""
-        # Nothing can find a cycle of references through the parameter's hook:
-        # a strong reference would keep the model for ever.
+        # The garbage collector cannot see references held by a hook: a strong
+        # reference to the reducer would leak the model.
         tensor._register_backward_hook(
             functools.partial(
                 _call_reducer, weakref.ref(self), method, argument
@@ -154,7 +155,7 @@ class Reducer:
             return [each for each in _reducers if each is not self]
 
     def _find_rivals(self) -> None:
-        """Finds those that would make the same gradients views, too."""
+        """Finds reducers that would make the same gradients their views."""
         own = {id(tensor) for tensor in self._tensors}
         for other in self._others():
             has_views = (
@@ -170,17 +171,17 @@ class Reducer:
         return self._buckets
 
     def set_hook(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
-        """Makes `hook` average the buckets that are not sparse."""
+        """Sets the hook that averages all buckets without sparse gradients."""
         self._hook = hook
 
     def prepare_for_backward(self, outputs: object) -> None:
-        """Expects the gradients of the forward pass that gave `outputs`."""
+        """Expects the gradients of the forward pass that returned `outputs`."""
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
         self._enforce_no_rival_expects_gradients()
         self._step = _Step.EXPECTED
         tensors = list(find_tensors(outputs))
-        self._stay_for_backward(tensors)
+        self._stay_alive_for_backward(tensors)
         self._start_step()
         unused = self._unused(tensors)
         for index in range(len(self._parameters)):
@@ -189,15 +190,15 @@ class Reducer:
             else:
                 self._due[index] = 0 if index in unused else 1
         if len(unused) == len(self._parameters):
-            # No gradient will come, but the other ranks may have some.
+            # This rank computes no gradient, but other ranks may.
             self._begin()
             self._complete()
 
     def skip_synchronization(self) -> None:
-        """Leaves the gradients of the next backward pass as they are.
+        """Keeps the gradients of the next backward pass local.
 
-        The last forward decides, whichever outputs still exist: other ranks
-        may have dropped theirs.
+        The last forward decides this. Outputs that still exist do not: other
+        ranks may have dropped theirs.
         """
         if self._step is _Step.EXPECTED and self._has_begun:
             self._raise_missing()
@@ -207,7 +208,7 @@ class Reducer:
         self._step = step
         _expecting_gradients.discard(self)
 
-    def _stay_for_backward(self, outputs: Sequence[Tensor]) -> None:
+    def _stay_alive_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Lets the graphs of the outputs keep the reducer alive."""
         is_kept = bool(outputs)
         kept = _Outputs(self)
@@ -216,7 +217,7 @@ class Reducer:
             if output.stop_gradient:
                 continue
             if output.is_leaf:
-                # A parameter, whose hook would keep the reducer for ever.
+                # A parameter: its hook would keep the reducer alive forever.
                 is_kept = False
             else:
                 output.register_hook(functools.partial(_keep, kept))
@@ -236,8 +237,8 @@ class Reducer:
             return {i for i, due in enumerate(self._hooks_per_step) if not due}
         if not self._options.find_unused_parameters or self._is_learning:
             return set()
-        # They are hidden in an object of another type.
-        return set(unreached(self._tensors, outputs)) if outputs else set()
+        # Without outputs, they are hidden in an object of another type.
+        return set(find_unused(self._tensors, outputs)) if outputs else set()
 
     @property
     def _is_learning(self) -> bool:
@@ -245,7 +246,7 @@ class Reducer:
         return self._options.static_graph and self._hooks_per_step is None
 
     def _on_gradient(self, index: int) -> None:
-        # A hook must not raise: the error is raised at the end of backward.
+        # A hook must not raise. Its error is raised at the end of backward.
         if self._error is not None:
             return
         if self._step is _Step.LOCAL:
@@ -277,10 +278,10 @@ class Reducer:
         self._wait_for_end()
         self._error = RuntimeError(
             f"{parameter} has a gradient, but was frozen (stop_gradient=True) "
-            "when DataParallel was built, which does not average it. Build "
-            "DataParallel after all parameters that are trained, or set the "
-            "parameter's attribute no_sync to True before, to train it on each "
-            "rank alone."
+            "when DataParallel was built, so the gradient is not averaged. "
+            "Unfreeze all trained parameters before you build DataParallel, or "
+            "set the parameter's attribute no_sync to True before, to train it "
+            "on each rank separately."
         )
 
     def _on_expected_gradient(self, index: int) -> None:
@@ -296,38 +297,40 @@ class Reducer:
             self._take(index)
             self._start_full_buckets(including_delayed=False)
         elif self._due[index] < 0:
-            raise RuntimeError(self._marked_twice(index))
+            raise RuntimeError(self._duplicate_message(index))
 
     def _begin(self) -> None:
-        """Begins the communication of a step."""
+        """Starts the communication of a step."""
         self._has_begun = True
         self.times.mark("backward")
         if self._lost_step:
-            self._find_others_after_error()
+            self._check_ranks_in_same_step()
         if self._is_learning:
             return
         with paddle.no_grad():
             for index, due in enumerate(self._due):
                 if due == 0:
-                    # Not as a view: if no rank has used it, it stays as it is.
+                    # Not as a view: the gradient stays if no rank uses it.
                     self._bucket_of[index].take(index, as_view=False)
                 else:
                     self._used_locally[index] = True
             if self._exchanges_use:
                 self._start_exchange_of_use()
 
-    def _find_others_after_error(self) -> None:
-        """Raises unless all ranks have lost the same step.
+    def _check_ranks_in_same_step(self) -> None:
+        """Raises unless all ranks failed in the same step.
 
-        A rank that has not lost it calls another operation, which the group
-        notices; its buckets could be averaged with those of another step.
+        A rank that did not fail calls another operation, and the group reports
+        the mismatch. Without this exchange, buckets of different steps could
+        be averaged.
         """
         steps = paddle.to_tensor([self._steps], "int64")
         everyones = [each.item() for each in gather(steps, self._group)]
         if len(set(everyones)) > 1:
             raise RuntimeError(
-                "After an error in backward, ranks are in different steps: by "
-                f"rank, they have completed {everyones}. Start all ranks again."
+                "After an error in backward, the ranks are in different steps: "
+                f"they have completed {everyones} steps, by rank. Restart all "
+                "ranks."
             )
         self._lost_step = False
 
@@ -357,7 +360,7 @@ class Reducer:
                 return
             if self._is_delayed(bucket) and not including_delayed:
                 return
-            # Counted first: a bucket whose hook fails is not started again.
+            # Count first, so that a bucket whose hook fails is not restarted.
             self._started += 1
             self.times.mark("communication")
             self.times.mark("waiting")
@@ -373,7 +376,7 @@ class Reducer:
         self._waits_for_end = False
         error, self._error = self._error, None
         if error is None and not succeeded:
-            self._give_up_step()
+            self._abandon_step()
             return
         try:
             if error is not None:
@@ -381,28 +384,28 @@ class Reducer:
             if self._step is _Step.EXPECTED and self._is_complete():
                 self._complete()
         except BaseException:
-            self._give_up_step()
+            self._abandon_step()
             raise
 
-    def _give_up_step(self) -> None:
-        """Leaves the gradients as they are, and forgets what was started."""
+    def _abandon_step(self) -> None:
+        """Keeps the gradients as they are, and drops operations in flight."""
         if self._step is _Step.EXPECTED:
             self._lost_step |= self._has_begun
         self._end_step(_Step.LOCAL)
         self._has_begun = False
         self._use_flags = None
-        # Operations under way keep the old buffers. Where gradients are views
-        # of these, they are of no use until the next step.
+        # Operations in flight keep the old buffers. Gradients that are views of
+        # them are invalid until the next step.
         self._make_buckets([i for each in self._buckets for i in each.members])
 
     def _is_complete(self) -> bool:
-        """Returns whether all gradients of the step have come."""
+        """Returns whether all gradients of the step were computed."""
         return self._is_learning or not any(
             bucket.missing for bucket in self._buckets
         )
 
     def _complete(self) -> None:
-        """Averages what is left, and gives the averages to the parameters."""
+        """Averages the remaining buckets, and sets the gradients."""
         with paddle.no_grad():
             if self._is_learning:
                 self._learn()
@@ -421,17 +424,17 @@ class Reducer:
             self._steps += 1
             self._end_step(_Step.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
-            self._agree_on_order()
+            self._rebuild_buckets()
 
     def take_part_without_gradients(self) -> None:
-        """Communicates as the other ranks do in a step; the averages are lost.
+        """Communicates like the other ranks in a step, and drops the averages.
 
-        It is for a rank that has no inputs left.
+        This is for a rank that has no inputs left.
         """
         self._start_step()
         with paddle.no_grad():
             for bucket in self._buckets:
-                bucket.take_nothing()
+                bucket.take_zeros()
             if self._exchanges_use:
                 self._used_locally = [False] * len(self._parameters)
                 self._start_exchange_of_use()
@@ -439,12 +442,12 @@ class Reducer:
             self._find_used_anywhere()
             for bucket in self._buckets:
                 bucket.finish(self.factor)
-            self._agree_on_order()
+            self._rebuild_buckets()
         self._steps += 1
         self._end_step(_Step.LOCAL)
 
     def _learn(self) -> None:
-        """Notes which hooks a step has, for all steps that follow."""
+        """Records the hook calls of the first step, for all later steps."""
         self._hooks_per_step = [1 - due for due in self._due]
         for index, used in enumerate(self._used_locally):
             if used:
@@ -455,7 +458,7 @@ class Reducer:
             self._start_exchange_of_use()
 
     def _find_used_anywhere(self) -> list[bool]:
-        """Returns for each parameter whether a rank has a gradient for it."""
+        """Returns for each parameter whether any rank has its gradient."""
         if self._use_flags is not None:
             flags, task = self._use_flags
             self._use_flags = None
@@ -469,18 +472,19 @@ class Reducer:
     def _give(self, bucket: Bucket | SparseBucket, index: int) -> None:
         bucket.give(index, self._options.gradient_as_bucket_view)
         if not self._used_locally[index]:
-            # Else the next gradient would replace the average, not be added.
+            # Otherwise the next gradient would replace the average, instead of
+            # being added to it.
             self._tensors[index]._unset_fake_empty()
 
-    def _agree_on_order(self) -> None:
-        """Makes the buckets anew, in the order in which gradients came."""
+    def _rebuild_buckets(self) -> None:
+        """Rebuilds the buckets in the order in which gradients were ready."""
         options = self._options
         if self._order_is_known or (
             options.find_unused_parameters and not options.static_graph
         ):
             return
         self._order_is_known = True
-        # A rank that has no inputs left knows no order.
+        # The order of a rank without inputs is empty.
         orders = gather_integers(self._arrivals, self._group)
         order = next(filter(None, orders), [])
         if self._arrivals and self._arrivals != order:
@@ -528,22 +532,22 @@ class Reducer:
         names = ", ".join(str(self._parameters[index]) for index in missing)
         self._end_step(_Step.LOCAL)
         cure = (
-            "static_graph=True needs the same parameters in each step; leave "
-            "it out"
+            "static_graph=True requires that every step uses the same "
+            "parameters; leave it out"
             if self._options.static_graph
             else "Use the whole output of the layer in the loss"
             if self._options.find_unused_parameters
-            else "If parameters are left out on purpose, build DataParallel "
-            "with find_unused_parameters=True"
+            else "If steps may leave out parameters, build DataParallel with "
+            "find_unused_parameters=True"
         )
         raise RuntimeError(
-            f"Rank {self._group.rank} has no gradient of {names} from the last "
-            "step, so that the gradients of that step were not averaged. "
+            f"Rank {self._group.rank} got no gradient for {names} in the last "
+            "step, so the gradients of that step were not averaged. "
             f"{cure}."
         )
 
     def _may_get_gradients(self) -> bool:
-        """Returns whether a graph of a forward pass may still be there."""
+        """Returns whether the graph of a forward pass may still exist."""
         if self._step is not _Step.EXPECTED:
             return False
         return self._outputs() is not None or self in _expecting_gradients
@@ -561,25 +565,25 @@ class Reducer:
                     if id(each.tensor) in shared
                 )
                 raise RuntimeError(
-                    f"{first} is a parameter of two DataParallel that both "
-                    "expect its gradient, which cannot be a view of a bucket "
-                    "of each. Run backward for one before forward of the "
+                    f"{first} belongs to two DataParallel layers that both "
+                    "expect its gradient, but a gradient cannot be a view of "
+                    "two buckets. Run backward of one before forward of the "
                     "other, or build both without gradient_as_bucket_view."
                 )
 
-    def _marked_twice(self, index: int) -> str:
+    def _duplicate_message(self, index: int) -> str:
         if self._options.static_graph:
             return (
-                f"The gradient of {self._parameters[index]} came more often "
-                "than in the first step. static_graph=True needs the same "
-                "parameters in each step; leave it out."
+                f"The gradient of {self._parameters[index]} was computed more "
+                "often than in the first step. static_graph=True requires that "
+                "every step uses the same parameters; leave it out."
             )
         return (
-            f"The gradient of {self._parameters[index]} came a second time in "
-            "one step, after it was given to a bucket. Call backward() once on "
-            "the sum of the losses, run all but the last backward() under "
-            "no_sync(), or, if the layer recomputes its activations, build "
-            "DataParallel with static_graph=True."
+            f"The gradient of {self._parameters[index]} was computed a second "
+            "time in one step, after its bucket took the first. Call "
+            "backward() once on the sum of the losses, run all but the last "
+            "backward() under no_sync(), or, if the layer recomputes its "
+            "activations, build DataParallel with static_graph=True."
         )
 
     def _warn_of_late_gradient(self, index: int) -> None:
@@ -587,7 +591,7 @@ class Reducer:
             return
         self._has_warned = True
         warnings.warn(
-            f"The gradient of {self._parameters[index]} came after the "
+            f"The gradient of {self._parameters[index]} was computed after the "
             "gradients of its forward pass were averaged, and is not averaged. "
             "Run forward before each backward(), or all but the last "
             "backward() under no_sync().",
@@ -595,7 +599,7 @@ class Reducer:
         )
 
     def _warn_of_order(self, first: list[int]) -> None:
-        """Names where gradients came in another order than on the first rank.
+        """Warns if the order of gradients differs from that on rank 0.
 
         With `static_graph`, ranks may also use different parameters.
         """
@@ -605,21 +609,21 @@ class Reducer:
             return
         one, other = next(pair for pair in pairs if pair[0] != pair[1])
         warnings.warn(
-            f"Gradients came in another order on rank {self._group.rank} than "
-            f"on rank 0, first at {self._parameters[one]} in place of "
-            f"{self._parameters[other]}. The buckets have the order of rank 0; "
-            "communication overlaps less with backward.",
+            "Gradients were ready in a different order on rank "
+            f"{self._group.rank} than on rank 0, first {self._parameters[one]} "
+            f"instead of {self._parameters[other]}. The buckets follow the "
+            "order of rank 0, so less communication overlaps with backward.",
             stacklevel=2,
         )
 
 
 def _average(group: Group, bucket: Bucket) -> Future:
-    """Averages gradients in their own type: what happens without a hook."""
+    """The default hook: averages gradients in their own data type."""
     return start_mean(bucket.buffer(), group)
 
 
 def _keep(outputs: _Outputs, gradient: Tensor) -> None:
-    """Does nothing: the graph whose hook it is keeps `outputs`."""
+    """A hook that does nothing, but whose graph keeps `outputs` alive."""
 
 
 def _call_reducer(

@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What ``paddle.DataParallel`` does through its reducer.
+"""The methods of ``paddle.DataParallel`` that use its reducer.
 
-The reducer's modules are imported where they are used: every import of Paddle
-gets here, and would pay for them in programs that have no reducer.
+The reducer's modules are imported at first use, because every import of Paddle
+imports this module, also in programs without a reducer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReducerMethods:
     """
 
     def init_reducer(self) -> None:
-        """Checks that the models of all ranks are equal; makes the reducer."""
+        """Checks that the ranks' models are equal, and builds the reducer."""
         from .equal_models import check_models_equal
         from .reducer import Reducer, ReducerOptions
 
@@ -53,8 +53,8 @@ class ReducerMethods:
             if each.tensor.stop_gradient and each.tensor.is_floating_point()
         ]
         check_models_equal(parameters, self.group)
-        _check_some(parameters)
-        _check_known(delayed, parameters)
+        _check_any_trainable(parameters)
+        _check_delayed_names(delayed, parameters)
         self._reducer = Reducer(
             parameters,
             frozen,
@@ -73,20 +73,21 @@ class ReducerMethods:
         state: object,
         hook: Callable[[object, Bucket], Future | Tensor],
     ) -> None:
-        """Lets `hook` average the gradients, in place of the default.
+        """Registers a hook that averages the gradients.
 
-        It gets `state` and a bucket, and returns the tensor of the bucket's
-        averages or a future of it. Sparse gradients do not go through hooks.
+        The hook receives `state` and a bucket. It returns a tensor with the
+        bucket's averages, or a future of that tensor. Sparse gradients are
+        averaged without the hook.
         """
         if not callable(hook):
             raise TypeError(
                 f"A communication hook must be callable, but received {hook!r}."
-                " Pass a function of a state and a bucket."
+                " Pass a function that takes a state and a bucket."
             )
         if self._has_comm_hook:
             raise RuntimeError(
-                "This DataParallel already has a communication hook, and may "
-                "have one only. Build another DataParallel for another hook."
+                "This DataParallel already has a communication hook, and can "
+                "have only one. Build another DataParallel for another hook."
             )
         self._has_comm_hook = True
         if self._reducer is not None:
@@ -95,28 +96,28 @@ class ReducerMethods:
     def statistics(self) -> dict:
         """Returns the buckets and the mean times of a step, in milliseconds.
 
-        The times are those of the calling thread. On a GPU, they are times of
-        calls, not of kernels.
+        The times are measured on the calling thread. On a GPU, they measure
+        calls, not kernels.
         """
         if self._reducer is None:
             raise RuntimeError(
-                "There are no statistics of a DataParallel of one rank. Start "
-                "several ranks, by paddle.distributed.launch or spawn."
+                "A DataParallel with one rank has no statistics. Start several "
+                "ranks with paddle.distributed.launch or spawn."
             )
         from .statistics import as_dict
 
         return as_dict(self._reducer.times, self._reducer.buckets)
 
     def statistics_table(self) -> str:
-        """Returns `statistics()` as a table of text, of one page."""
+        """Returns `statistics()` as a one-page text table."""
         from .statistics import as_table
 
         return as_table(self.statistics())
 
     def _before_forward(self) -> None:
-        """Gives all ranks the buffers of one rank, before a step of training.
+        """Broadcasts buffers to all ranks before a training step.
 
-        It is the first rank, or the first that has inputs left.
+        The source is the first rank, or the first rank with inputs left.
         """
         if not self._synchronizes():
             return
@@ -134,17 +135,17 @@ class ReducerMethods:
                 broadcast_buffers(self._layers, self.group, source)
 
     def _take_part_without_inputs(self, source: int) -> None:
-        """Communicates as the other ranks do in a step."""
+        """Communicates like the other ranks in a step."""
         self._synchronize_buffers(source)
         self._reducer.take_part_without_gradients()
 
     def _after_forward(self, outputs: object) -> None:
-        """Tells the reducer which gradients it has to average."""
+        """Tells the reducer which gradients to average."""
         if self._reducer is None or not paddle.is_grad_enabled():
             return
         if not self.training and _need_no_gradients(outputs):
-            # No backward pass can follow this evaluation, which other ranks may
-            # not make.
+            # An evaluation, which no backward pass can follow. Other ranks may
+            # not run it.
             return
         if self.grad_need_sync:
             self._reducer.times.add("forward")
@@ -191,20 +192,21 @@ def _reduced_parameters(
                 )
 
 
-def _check_some(parameters: list[ReducedParameter]) -> None:
+def _check_any_trainable(parameters: list[ReducedParameter]) -> None:
     if not parameters:
         raise ValueError(
-            "The layer of DataParallel has no parameter to train. Use the "
-            "layer itself, or make a parameter trainable first."
+            "The layer has no trainable parameters, so DataParallel has "
+            "nothing to average. Use the layer itself, or make a parameter "
+            "trainable first."
         )
 
 
-def _check_known(
+def _check_delayed_names(
     delayed: Iterable[str], parameters: list[ReducedParameter]
 ) -> None:
     unknown = sorted(set(delayed) - {each.name for each in parameters})
     if unknown:
         raise ValueError(
             "delay_all_reduce_named_params must name trainable parameters of "
-            f"the layer, but has {unknown}. Use names of named_parameters()."
+            f"the layer, but has {unknown}. Use names from named_parameters()."
         )

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Averages sparse gradients: the rows of an Embedding that were used."""
+"""Averages sparse gradients: the rows of an Embedding that a step used."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class SparseBucket:
     """The sparse gradient of one parameter.
 
-    Its average has the rows of all ranks, in the order of ranks; a row that
-    several ranks have used is in it several times, as in any sparse gradient.
+    The average contains the rows of all ranks, in rank order. A row that
+    several ranks used occurs several times, as in any sparse gradient.
     """
 
     def __init__(self, index: int, member: ReducedParameter, group: Group):
@@ -49,11 +49,11 @@ class SparseBucket:
         return self._member.nbytes
 
     def take(self, index: int, as_view: bool) -> None:
-        """Notes the rows and values of the gradient; none has no rows."""
+        """Takes the rows and values of the gradient, or no rows without one."""
         self.missing.discard(index)
         gradient = self._member.tensor.grad
         if gradient is None:
-            self.take_nothing()
+            self.take_zeros()
         elif gradient.is_selected_rows():
             self._rows = list(gradient.get_selected_rows().rows())
             self._values = gradient._get_tensor_from_selected_rows()
@@ -64,8 +64,8 @@ class SparseBucket:
                 "weight is also used elsewhere."
             )
 
-    def take_nothing(self) -> None:
-        """Contributes no rows: there is no gradient, or no inputs are left."""
+    def take_zeros(self) -> None:
+        """Takes no rows: there is no gradient, or no inputs are left."""
         self.missing.clear()
         self._rows = []
         self._values = self._member.tensor.detach()[:0]
@@ -80,7 +80,7 @@ class SparseBucket:
         missing = [most - len(self._rows), *self._values.shape[1:]]
         padding = paddle.zeros(missing, self._values.dtype)
         padded = paddle.concat([self._values, padding])
-        # An empty tensor is no valid argument of a collective.
+        # Collectives do not accept empty tensors.
         parts = gather(padded, self._group) if most else [padded] * len(rows)
         self._values = divide(
             paddle.concat([part[: len(own)] for part, own in zip(parts, rows)]),
@@ -91,7 +91,7 @@ class SparseBucket:
         self._rows = [row for own in rows for row in own]
 
     def give(self, index: int, as_view: bool) -> None:
-        """Makes the average the gradient of the parameter."""
+        """Sets the gradient of the parameter to the average."""
         parameter = self._member.tensor
         gradient = core.eager.Tensor(
             self._values.dtype,

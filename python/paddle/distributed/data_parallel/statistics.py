@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Times of the steps of a reducer, and how much communication was hidden."""
+"""Step times of a reducer, and how much communication was hidden."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepTimes:
-    """Sums, over all steps, of what the parts of a step took, in seconds.
+    """Seconds spent in each part of a step, summed over all steps.
 
-    `communication` is the time from the start of the first bucket of a step
-    until all are averaged, and `waiting` the part of it in which backward did
-    nothing else: calls that start communication, and the wait at the end.
+    `communication` lasts from the start of a step's first bucket until all
+    buckets are averaged. `waiting` is the part of it in which backward is
+    blocked: the calls that start communication, and the wait at the end.
     """
 
     steps: int = 0
@@ -41,23 +41,23 @@ class StepTimes:
     _marks: dict[str, float] = field(default_factory=dict)
 
     def mark(self, name: str) -> None:
-        """Notes the time at which something begins, if it has not yet."""
+        """Records the start of a part, unless it is already recorded."""
         self._marks.setdefault(name, time.perf_counter())
 
     def add(self, name: str) -> None:
-        """Adds the time since `mark(name)`, if there was one."""
+        """Adds the time since `mark(name)`, if the part was started."""
         begin = self._marks.pop(name, None)
         if begin is not None:
             passed = time.perf_counter() - begin
             setattr(self, name, getattr(self, name) + passed)
 
     def forget(self) -> None:
-        """Drops the marks of a step that was not completed."""
+        """Drops the marks of an incomplete step."""
         self._marks.clear()
 
 
 def as_dict(times: StepTimes, buckets: list[Bucket | SparseBucket]) -> dict:
-    """Returns the buckets, and the means over the steps in milliseconds."""
+    """Returns the buckets, and the mean times of a step in milliseconds."""
 
     def mean_ms(seconds: float) -> float:
         return seconds * 1000 / max(times.steps, 1)
@@ -83,7 +83,7 @@ def as_dict(times: StepTimes, buckets: list[Bucket | SparseBucket]) -> dict:
 
 
 def as_table(statistics: dict) -> str:
-    """Returns the statistics as lines of text."""
+    """Returns the statistics as a text table."""
     names = {
         "forward_ms": "forward",
         "backward_ms": "backward, from its first gradient",

@@ -44,10 +44,10 @@ def find_tensors(value: object) -> Iterator[Tensor]:
             yield from find_tensors(item)
 
 
-def unreached(
+def find_unused(
     parameters: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> list[int]:
-    """Returns the indices of parameters that no output depends on."""
+    """Returns the indices of the parameters that no output depends on."""
     nodes = [_grad_fn(output) for output in outputs if not output.stop_gradient]
     seen = set()
     while nodes:
@@ -63,9 +63,9 @@ def unreached(
 
 
 def _grad_fn(tensor: Tensor) -> object:
-    """Returns `tensor.grad_fn` without keeping the graph for ever.
+    """Returns `tensor.grad_fn` without leaking the graph.
 
-    The property of Paddle 3.3.0 returns one reference too many to a node.
+    The property of Paddle 3.3.0 does not release one reference to the node.
     """
     node = tensor.grad_fn
     if node is not None and _adds_a_reference():
