@@ -70,7 +70,7 @@ GroupLayout::GroupLayout(int size, uint64_t staging_bytes)
   all_.SetData(kInlineBytesOfAll, RoundUp(staging_bytes, kPage));
   pairs_at_ = all_at_ + RoundUp(all_.bytes, kPage);
   if (size > 1) {
-    // Half of what is left is staging memory.
+    // Half of the remaining bytes are staging memory.
     uint64_t data =
         std::clamp(RoundDown(kBytesOfPairs / Pairs(size), kCacheLine),
                    kMinBytesOfPair,
@@ -87,7 +87,7 @@ uint32_t GroupLayout::channels() const {
 }
 
 uint32_t GroupLayout::PairChannel(int sender, int receiver) const {
-  // The others of a sender, without itself.
+  // The receiver's index among the ranks other than the sender.
   int other = receiver > sender ? receiver - 1 : receiver;
   return 1 + sender * (size_ - 1) + other;
 }

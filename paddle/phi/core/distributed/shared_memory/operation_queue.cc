@@ -23,8 +23,8 @@ namespace phi {
 namespace distributed {
 namespace {
 
-// Starts a thread that gets no signals: those are for the threads of the
-// program, which wait for them.
+// Starts a thread that blocks all signals, so that the kernel delivers signals
+// to the program's own threads, which expect them.
 template <typename Body>
 std::thread StartWithoutSignals(Body body) {
   sigset_t all, before;
@@ -91,8 +91,8 @@ void OperationQueue::RunAdded() {
     added_.pop_front();
     lock.unlock();
     function();
-    // What it holds ends before its turn does, so that a caller who has waited
-    // for it finds its tensors free.
+    // Release the captured objects before the turn ends, so that after a wait
+    // no reference to the caller's tensors remains here.
     function = nullptr;
     EndTurn();
     lock.lock();
