@@ -942,7 +942,7 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(all_reduce_ones, ranks=[0, 1, 2])
         ranks.signal(3, signal.SIGKILL)
         self.assert_all_raise(
-            ranks.outcomes([0, 1, 2]), "has died", "make a new group"
+            ranks.outcomes([0, 1, 2]), "has died", "create a new group"
         )
 
     def test_leader_that_dies_is_named_by_the_others(self):
@@ -952,7 +952,7 @@ class TestShmMachines(RanksTestCase):
         self.assert_all_raise(
             ranks.outcomes([1, 3]),
             "Rank 0, the leader of its machine, has died",
-            "make a new group",
+            "create a new group",
         )
         self.assert_all_raise(ranks.outcomes([2]))
 

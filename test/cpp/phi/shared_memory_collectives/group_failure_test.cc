@@ -206,7 +206,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatGivesUpAnOperationFailsTheOthers) {
   });
   ExpectOfSurvivors(&ranks,
                     CollectiveKind::kAborted,
-                    {"gave up all_reduce number 3 (4096 bytes, float32, sum)"});
+                    {"aborted all_reduce number 3 (4096 bytes, float32, sum)"});
 }
 
 ISOLATED_TEST(GroupFailureTest, ARankMayAbortTheGroupForAReason) {

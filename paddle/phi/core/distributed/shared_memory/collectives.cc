@@ -141,17 +141,17 @@ void Collectives::AllReduce(const void* in,
       timeout);
   const Elements elements{type, reduction};
   if (bytes <= operation.inline_bytes()) {
-    AllReduceAtOnce(&operation, Bytes(in), Bytes(out), bytes, elements);
+    AllReduceWhole(&operation, Bytes(in), Bytes(out), bytes, elements);
   } else {
     AllReduceByParts(&operation, Bytes(in), Bytes(out), bytes, elements);
   }
 }
 
-void Collectives::AllReduceAtOnce(Operation* operation,
-                                  const char* in,
-                                  char* out,
-                                  uint64_t bytes,
-                                  const Elements& elements) {
+void Collectives::AllReduceWhole(Operation* operation,
+                                 const char* in,
+                                 char* out,
+                                 uint64_t bytes,
+                                 const Elements& elements) {
   Exchange exchange(operation, memory_, others_);
   exchange.Start({{{in, {bytes}}, 1, bytes}});
   exchange.Run([](int) { return 0; },

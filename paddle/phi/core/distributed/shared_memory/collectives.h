@@ -150,11 +150,11 @@ class Collectives {
                     uint64_t end,
                     const Elements& elements);
   // Every rank reduces all elements.
-  void AllReduceAtOnce(Operation* operation,
-                       const char* in,
-                       char* out,
-                       uint64_t bytes,
-                       const Elements& elements);
+  void AllReduceWhole(Operation* operation,
+                      const char* in,
+                      char* out,
+                      uint64_t bytes,
+                      const Elements& elements);
   // Every rank reduces one part, then reads the other ranks' parts.
   void AllReduceByParts(Operation* operation,
                         const char* in,

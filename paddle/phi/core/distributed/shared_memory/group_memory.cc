@@ -503,7 +503,7 @@ bool GroupMemory::HasLeft(int rank) const {
          RankState::kLeft;
 }
 
-bool GroupMemory::IsDead(int rank, bool look_at_process) const {
+bool GroupMemory::IsDead(int rank, bool check_process) const {
   const RankState* state = rank_state(rank);
   // Acquire, pairs with the release in TakeRank: an attached rank took its lock
   // before.
@@ -512,7 +512,7 @@ bool GroupMemory::IsDead(int rank, bool look_at_process) const {
     return false;
   }
   if (memory::IsLocked(file_.get(), rank) &&
-      !(look_at_process && IsEnding(process_of(rank)))) {
+      !(check_process && IsEnding(process_of(rank)))) {
     return false;
   }
   // The rank may have left meanwhile. The kernel lock orders the two checks: a
@@ -520,42 +520,42 @@ bool GroupMemory::IsDead(int rank, bool look_at_process) const {
   return state->state.load(std::memory_order_acquire) == RankState::kAttached;
 }
 
-void GroupMemory::LookAtRanks(uint32_t channel, uint64_t sequence) {
-  last_look_.store(Clock::now().time_since_epoch().count(),
-                   std::memory_order_relaxed);
+void GroupMemory::CheckAlive(uint32_t channel, uint64_t sequence) {
+  last_check_.store(Clock::now().time_since_epoch().count(),
+                    std::memory_order_relaxed);
   // This rank's lock stays held through the mapping, but without the descriptor
   // it cannot check the other ranks' locks.
   if (!file_.IsIntact()) {
     return Fail(Kind::kClosed,
                 rank_,
                 "Other code has closed the group's descriptor in " +
-                    TextOf(rank_) +
+                    Describe(rank_) +
                     ", which can no longer check which ranks are alive. Close "
                     "only descriptors that the same code has opened.");
   }
   // Checking a process costs more than checking a lock, so each call checks the
   // process of only one rank. Different ranks begin with different processes.
-  uint32_t look = looks_.fetch_add(1, std::memory_order_relaxed);
-  int turn = static_cast<int>((rank_ + 1 + look) % size());
+  uint32_t check = checks_.fetch_add(1, std::memory_order_relaxed);
+  int turn = static_cast<int>((rank_ + 1 + check) % size());
   for (int rank = 0; rank < size(); ++rank) {
     bool left = HasLeft(rank);
     if (!left && !IsDead(rank, rank == turn)) continue;
-    int place = layout_.MemberOf(channel, rank);
+    int member_index = layout_.MemberOf(channel, rank);
     // Read after the check above, so that it includes everything that the rank
     // published before it died or left. Progress never decreases.
-    bool has_ended =
-        place >= 0 &&
-        member(channel, place)->progress.load(std::memory_order_acquire) >=
-            ProgressOf(sequence, kEndPhase);
-    if (has_ended || (left && place < 0)) continue;
-    return FailGone(rank);
+    bool has_ended = member_index >= 0 &&
+                     member(channel, member_index)
+                             ->progress.load(std::memory_order_acquire) >=
+                         ProgressOf(sequence, kEndPhase);
+    if (has_ended || (left && member_index < 0)) continue;
+    return FailDeadOrLeft(rank);
   }
 }
 
-void GroupMemory::LookAtRanksIfDue(uint32_t channel, uint64_t sequence) {
-  Clock::duration last(last_look_.load(std::memory_order_relaxed));
-  if (Clock::now().time_since_epoch() - last >= kLookInterval) {
-    LookAtRanks(channel, sequence);
+void GroupMemory::CheckAliveIfDue(uint32_t channel, uint64_t sequence) {
+  Clock::duration last(last_check_.load(std::memory_order_relaxed));
+  if (Clock::now().time_since_epoch() - last >= kCheckInterval) {
+    CheckAlive(channel, sequence);
   }
 }
 
@@ -579,17 +579,18 @@ void GroupMemory::Fail(Kind kind, int rank, const std::string& text) {
   }
 }
 
-void GroupMemory::FailGone(int rank) {
+void GroupMemory::FailDeadOrLeft(int rank) {
   if (HasLeft(rank)) {
     return Fail(Kind::kLeft,
                 rank,
-                TextOf(rank) + " has left the group. " + LastOperationOf(rank) +
+                Describe(rank) + " has left the group. " +
+                    LastOperationOf(rank) +
                     " All ranks must call the same operations before they "
                     "leave.");
   }
   Fail(Kind::kDied,
        rank,
-       TextOf(rank) +
+       Describe(rank) +
            " has died: it was killed, or it ended without leaving the group. " +
            LastOperationOf(rank) + " Start all ranks again.");
 }
@@ -605,16 +606,16 @@ void GroupMemory::WakeAll() {
   }
 }
 
-std::string GroupMemory::TextOf(int rank) const {
+std::string GroupMemory::Describe(int rank) const {
   uint32_t process = process_of(rank);
   return "rank " + std::to_string(rank) +
          (process == 0 ? " (which has not attached)"
                        : " (process " + std::to_string(process) + ")");
 }
 
-std::string GroupMemory::TextOf(uint32_t channel,
-                                uint64_t sequence,
-                                const OperationInfo& info) const {
+std::string GroupMemory::Describe(uint32_t channel,
+                                  uint64_t sequence,
+                                  const OperationInfo& info) const {
   std::string text = info.name + (" number " + std::to_string(sequence));
   if (channel != GroupLayout::kAllRanks) {
     text += " from rank " + std::to_string(layout_.RankOf(channel, 0)) +
@@ -623,9 +624,9 @@ std::string GroupMemory::TextOf(uint32_t channel,
   return text + " " + info.Details();
 }
 
-std::string GroupMemory::TextOf(uint32_t channel,
-                                int rank,
-                                uint64_t sequence) const {
+std::string GroupMemory::Describe(uint32_t channel,
+                                  int rank,
+                                  uint64_t sequence) const {
   OperationEntry* source =
       entry(channel, layout_.MemberOf(channel, rank), sequence);
   // The rank may go on and reuse the entry meanwhile. It sets the sequence to 0
@@ -638,7 +639,7 @@ std::string GroupMemory::TextOf(uint32_t channel,
   if (before != sequence || after != sequence) {
     return "operation number " + std::to_string(sequence);
   }
-  return TextOf(channel, sequence, info);
+  return Describe(channel, sequence, info);
 }
 
 std::string GroupMemory::LastOperationOf(int rank) const {
@@ -653,7 +654,7 @@ std::string GroupMemory::LastOperationOf(int rank) const {
                    ProgressOf(sequence, kEndPhase);
   return std::string("The last operation that it began") +
          (has_ended ? " was " : ", and did not end, was ") +
-         TextOf(channel, rank, sequence) + ".";
+         Describe(channel, rank, sequence) + ".";
 }
 
 }  // namespace distributed

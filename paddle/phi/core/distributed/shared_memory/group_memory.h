@@ -110,14 +110,14 @@ class GroupMemory {
     uint64_t staged = 0;
     // The number of unsuccessful spins since the last successful one, and the
     // number of upcoming waits that do not spin.
-    int vain_spins = 0;
+    int failed_spins = 0;
     int spins_to_skip = 0;
     // Per member, the last operation whose OperationInfo was compared.
     std::vector<uint64_t> compared;
   };
 
   // How often a waiting rank checks whether the others are alive.
-  static constexpr std::chrono::milliseconds kLookInterval{5};
+  static constexpr std::chrono::milliseconds kCheckInterval{5};
 
   GroupMemory(paddle::memory::allocation::FileDescriptor file,
               const GroupStart& start,
@@ -141,27 +141,27 @@ class GroupMemory {
   // Returns whether there is a core for each rank.
   bool MaySpin() const;
   bool HasLeft(int rank) const;
-  bool IsDead(int rank, bool look_at_process) const;
+  bool IsDead(int rank, bool check_process) const;
   // Checks which ranks are alive. Fails the group if a member of the channel
   // has died or left before it ended the operation `sequence`, or if a rank
   // that is not a member has died.
-  void LookAtRanks(uint32_t channel, uint64_t sequence);
-  // Calls LookAtRanks, unless the last call was less than kLookInterval ago.
-  void LookAtRanksIfDue(uint32_t channel, uint64_t sequence);
+  void CheckAlive(uint32_t channel, uint64_t sequence);
+  // Calls CheckAlive, unless the last call was less than kCheckInterval ago.
+  void CheckAliveIfDue(uint32_t channel, uint64_t sequence);
 
   void Fail(CollectiveError::Kind kind, int rank, const std::string& text);
   // Requires: the group has failed.
   [[noreturn]] void ThrowFailure() const;
-  void FailGone(int rank);
+  void FailDeadOrLeft(int rank);
   void WakeAll();
 
   // Describe, for messages: a rank, an operation, and an operation as recorded
   // by a rank.
-  std::string TextOf(int rank) const;
-  std::string TextOf(uint32_t channel,
-                     uint64_t sequence,
-                     const OperationInfo& info) const;
-  std::string TextOf(uint32_t channel, int rank, uint64_t sequence) const;
+  std::string Describe(int rank) const;
+  std::string Describe(uint32_t channel,
+                       uint64_t sequence,
+                       const OperationInfo& info) const;
+  std::string Describe(uint32_t channel, int rank, uint64_t sequence) const;
   std::string LastOperationOf(int rank) const;
 
   paddle::memory::allocation::FileDescriptor file_;
@@ -177,8 +177,8 @@ class GroupMemory {
   // Relaxed: no other data is published through them.
   std::atomic<bool> left_{false};
   std::atomic<bool> forked_{false};
-  std::atomic<Clock::rep> last_look_{0};
-  std::atomic<uint32_t> looks_{0};
+  std::atomic<Clock::rep> last_check_{0};
+  std::atomic<uint32_t> checks_{0};
 };
 
 }  // namespace distributed

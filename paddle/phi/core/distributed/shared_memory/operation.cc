@@ -28,7 +28,7 @@ namespace {
 using Kind = CollectiveError::Kind;
 
 // How long a process without memory may take until it counts as dead.
-constexpr std::chrono::seconds kEndingTime{1};
+constexpr std::chrono::seconds kExitTime{1};
 // A later deadline could overflow its type.
 constexpr std::chrono::hours kLongestTimeout{24 * 365};
 
@@ -101,7 +101,7 @@ void Operation::Begin(const OperationInfo& info) {
   CheckRanks();
   state_->sequence = sequence_;
   OperationEntry* own = EntryOf(own_member_);
-  // GroupMemory::TextOf on another rank uses the sequence to detect that the
+  // GroupMemory::Describe on another rank uses the sequence to detect that the
   // fields change. Acquire and release keep the writes to the fields between
   // the two stores. Members read the fields only after they have seen a phase.
   own->sequence.exchange(0, std::memory_order_acquire);
@@ -124,7 +124,7 @@ Operation::~Operation() {
   }
   group_->Fail(Kind::kAborted,
                group_->rank(),
-               group_->TextOf(group_->rank()) + " aborted " + Text() +
+               group_->Describe(group_->rank()) + " aborted " + Text() +
                    " because of its own error. See that rank's output, and "
                    "start all ranks again.");
 }
@@ -171,21 +171,21 @@ void Operation::WaitForEnd(uint64_t sequence) {
 void Operation::WaitForMember(int member, uint64_t progress) {
   using Clock = GroupMemory::Clock;
   ChannelMember* other = group_->member(channel_, member);
-  auto has_come = [&] {
+  auto has_arrived = [&] {
     // Acquire, pairs with the release in Store.
     return other->progress.load(std::memory_order_acquire) >= progress;
   };
-  if (has_come() || SpinUntil(*other, progress)) return;
-  Clock::time_point next_look = Clock::now() + GroupMemory::kLookInterval;
+  if (has_arrived() || SpinUntil(*other, progress)) return;
+  Clock::time_point next_check = Clock::now() + GroupMemory::kCheckInterval;
   for (;;) {
     Sleep(other, progress);
-    if (has_come()) return;
+    if (has_arrived()) return;
     group_->ThrowIfUnusable();
     Clock::time_point now = Clock::now();
-    if (now >= next_look) {
-      group_->LookAtRanks(channel_, sequence_);
+    if (now >= next_check) {
+      group_->CheckAlive(channel_, sequence_);
       group_->ThrowIfUnusable();
-      next_look = now + GroupMemory::kLookInterval;
+      next_check = now + GroupMemory::kCheckInterval;
     }
     if (now >= deadline_) ThrowTimedOut(member);
   }
@@ -193,10 +193,10 @@ void Operation::WaitForMember(int member, uint64_t progress) {
 
 bool Operation::SpinUntil(const ChannelMember& member, uint64_t progress) {
   // Reading the clock takes as long as several polls.
-  constexpr int kLooks = 32;
+  constexpr int kPolls = 32;
   // An unsuccessful spin means that there are too many processes, from which
   // spinning takes time, or that the other rank computes for long. So back off.
-  constexpr int kMostSkipped = 16;
+  constexpr int kMaxSkipped = 16;
   if (state_->spins_to_skip > 0) {
     --state_->spins_to_skip;
     return false;
@@ -204,16 +204,16 @@ bool Operation::SpinUntil(const ChannelMember& member, uint64_t progress) {
   if (!group_->MaySpin()) return false;
   auto end = GroupMemory::Clock::now() + group_->spin_;
   do {
-    for (int i = 0; i < kLooks; ++i) {
+    for (int i = 0; i < kPolls; ++i) {
       if (member.progress.load(std::memory_order_acquire) >= progress) {
-        state_->vain_spins = 0;
+        state_->failed_spins = 0;
         return true;
       }
       Pause();
     }
   } while (GroupMemory::Clock::now() < end);
-  ++state_->vain_spins;
-  state_->spins_to_skip = std::min(2 * state_->vain_spins, kMostSkipped);
+  ++state_->failed_spins;
+  state_->spins_to_skip = std::min(2 * state_->failed_spins, kMaxSkipped);
   return false;
 }
 
@@ -230,7 +230,7 @@ void Operation::Sleep(ChannelMember* member, uint64_t progress) const {
     SleepWhileEqual(
         member->progress,
         seen,
-        std::min<std::chrono::nanoseconds>(left, GroupMemory::kLookInterval));
+        std::min<std::chrono::nanoseconds>(left, GroupMemory::kCheckInterval));
   }
   // Relaxed: one sleeper too many in the count costs one system call.
   member->sleepers.fetch_sub(1, std::memory_order_relaxed);
@@ -243,9 +243,9 @@ void Operation::Compare(int member) {
   int rank = group_->layout_.RankOf(channel_, member);
   group_->Fail(Kind::kMismatched,
                rank,
-               group_->TextOf(group_->rank()) + " called " + Text() + ", but " +
-                   group_->TextOf(rank) + " called " +
-                   group_->TextOf(channel_, rank, sequence_) +
+               group_->Describe(group_->rank()) + " called " + Text() +
+                   ", but " + group_->Describe(rank) + " called " +
+                   group_->Describe(channel_, rank, sequence_) +
                    ". All ranks must call the same operations in the same "
                    "order, with the same sizes and types.");
   group_->ThrowIfUnusable();
@@ -255,36 +255,36 @@ void Operation::ThrowTimedOut(int member) {
   int rank = group_->layout_.RankOf(channel_, member);
   group_->Fail(Kind::kTimedOut,
                rank,
-               group_->TextOf(group_->rank()) + " waited " +
+               group_->Describe(group_->rank()) + " waited " +
                    std::to_string(timeout_.count()) + " ms in " + Text() +
-                   " for " + group_->TextOf(rank) + ", which did not arrive. " +
-                   group_->LastOperationOf(rank) +
+                   " for " + group_->Describe(rank) +
+                   ", which did not arrive. " + group_->LastOperationOf(rank) +
                    " Check why it is stopped, slow or in other code, or pass a "
                    "longer timeout.");
   group_->ThrowFailure();
 }
 
 void Operation::CheckRanks() {
-  group_->LookAtRanksIfDue(channel_, sequence_);
+  group_->CheckAliveIfDue(channel_, sequence_);
   group_->ThrowIfUnusable();
 }
 
 void Operation::ThrowUnreadable(int rank, const std::string& reason) {
-  auto end = std::min(deadline_, GroupMemory::Clock::now() + kEndingTime);
+  auto end = std::min(deadline_, GroupMemory::Clock::now() + kExitTime);
   do {
-    group_->LookAtRanks(channel_, sequence_);
+    group_->CheckAlive(channel_, sequence_);
     group_->ThrowIfUnusable();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } while (GroupMemory::Clock::now() < end);
   group_->Fail(Kind::kAborted,
                rank,
-               group_->TextOf(group_->rank()) + " cannot read a buffer of " +
-                   group_->TextOf(rank) + " in " + Text() + ": " + reason);
+               group_->Describe(group_->rank()) + " cannot read a buffer of " +
+                   group_->Describe(rank) + " in " + Text() + ": " + reason);
   group_->ThrowFailure();
 }
 
 std::string Operation::Text() const {
-  return group_->TextOf(channel_, sequence_, info_);
+  return group_->Describe(channel_, sequence_, info_);
 }
 
 void Operation::set_input(const BufferLocation& location) {

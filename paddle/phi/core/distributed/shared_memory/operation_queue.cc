@@ -44,7 +44,7 @@ void OperationQueue::Stop() {
   std::thread ending;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const uint64_t number = handed_over_;
+    const uint64_t number = submitted_;
     changed_.wait(lock, [&] { return ended_ >= number; });
     stopping_ = true;
     ending = std::move(thread_);
@@ -58,7 +58,7 @@ void OperationQueue::Stop() {
 void OperationQueue::Run(const std::function<void()>& function) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const uint64_t number = handed_over_++;
+    const uint64_t number = submitted_++;
     changed_.wait(lock, [&] { return ended_ == number; });
   }
   struct Turn {
@@ -75,8 +75,8 @@ void OperationQueue::Add(std::function<void()> function) {
     thread_ = StartWithoutSignals([this] { RunAdded(); });
     thread_runs_ = true;
   }
-  added_.emplace_back(handed_over_, std::move(function));
-  ++handed_over_;
+  added_.emplace_back(submitted_, std::move(function));
+  ++submitted_;
   changed_.notify_all();
 }
 

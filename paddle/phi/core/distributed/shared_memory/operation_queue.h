@@ -63,7 +63,7 @@ class OperationQueue {
   // How many functions were submitted, and how many have returned. A function's
   // number is the count of functions submitted before it; the function runs
   // when `ended_` equals its number.
-  uint64_t handed_over_ = 0;
+  uint64_t submitted_ = 0;
   uint64_t ended_ = 0;
   std::deque<std::pair<uint64_t, std::function<void()>>> added_;
   bool stopping_ = false;
