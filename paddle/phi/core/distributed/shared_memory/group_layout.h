@@ -34,9 +34,8 @@ namespace distributed {
 
 constexpr uint64_t kCacheLine = 64;
 
-// Progress combines an operation's number in the channel, from 1, and its
-// phase. Both only grow, so a rank has passed a phase if its progress is not
-// smaller.
+// Progress is an operation's number in the channel, from 1, and its phase. Both
+// only grow, so a rank has passed a phase if its progress is not smaller.
 constexpr int kPhaseBits = 22;
 constexpr uint64_t kEndPhase = (uint64_t{1} << kPhaseBits) - 1;
 
@@ -61,8 +60,7 @@ struct alignas(kCacheLine) GroupHeader {
   GroupStart start;
   // 0, or 1 + the rank whose report says why the group failed. Set once.
   alignas(kCacheLine) std::atomic<uint64_t> failure;
-  // The cores that any rank may run on, one bit each. Higher core numbers are
-  // not counted.
+  // The cores that any rank may run on, one bit each. Excess cores don't count.
   alignas(kCacheLine) std::atomic<uint64_t> cores[kCoreWords];
 };
 

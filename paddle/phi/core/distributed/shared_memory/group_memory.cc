@@ -372,8 +372,7 @@ void GroupMemory::TakeRank() {
   state->process.store(getpid(), std::memory_order_relaxed);
   state->base.store(reinterpret_cast<uint64_t>(mapping_.base()),
                     std::memory_order_relaxed);
-  // Release: a rank that reads this state with acquire also sees the process
-  // and the address.
+  // Release: a rank that acquires this state sees the process and the address.
   state->state.store(RankState::kAttached, std::memory_order_release);
 }
 
@@ -394,8 +393,7 @@ void GroupMemory::AddCores() {
 
 void GroupMemory::Forget() {
   file_.Close();
-  // The child does not inherit the mapping; its address may be in use by
-  // another one.
+  // The child does not inherit the mapping; another one may be at its address.
   mapping_.Release();
   forked_.store(true, std::memory_order_relaxed);
 }
@@ -405,8 +403,7 @@ uint32_t GroupMemory::process_of(int rank) const {
 }
 
 uint64_t GroupMemory::base_of(int rank) const {
-  // Acquire, pairs with the release in TakeRank: the base is complete once the
-  // rank has attached.
+  // Acquire, pairs with the release in TakeRank: the base is set.
   if (rank_state(rank)->state.load(std::memory_order_acquire) ==
       RankState::kAbsent) {
     return 0;
@@ -419,8 +416,7 @@ void GroupMemory::Leave() {
       left_.exchange(true, std::memory_order_relaxed)) {
     return;
   }
-  // Release: a rank that sees kLeft with acquire sees all phases that this rank
-  // published.
+  // Release: a rank that acquires kLeft sees all phases of this rank.
   rank_state(rank_)->state.store(RankState::kLeft, std::memory_order_release);
   WakeAll();
 }
@@ -571,7 +567,7 @@ void GroupMemory::Fail(Kind kind, int rank, const std::string& text) {
   uint64_t none = 0;
   // Sequentially consistent, together with the count in Operation::Sleep: if a
   // rank does not see the failure before it sleeps, WakeAll sees its count and
-  // wakes it. This includes release: a rank that sees the failure sees the
+  // wakes it. Includes release: a rank that acquires the failure sees the
   // report.
   if (header()->failure.compare_exchange_strong(
           none, rank_ + 1, std::memory_order_seq_cst)) {

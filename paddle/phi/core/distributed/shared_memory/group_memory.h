@@ -60,9 +60,8 @@ class GroupMemory {
   // Creates a group with the caller as rank 0. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Create(int size,
                                              const GroupOptions& options = {});
-  // Joins the group with this id(), which comes from rank 0; rank 0 must not
-  // have left. A rank can join only once, and not again after it has left.
-  // Throws CollectiveError.
+  // Joins the group with rank 0's id(); rank 0 must not have left. A rank can
+  // join only once, even if it has left. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Attach(const std::string& id, int rank);
   // Leaves.
   ~GroupMemory();
@@ -76,9 +75,8 @@ class GroupMemory {
   int size() const { return layout_.size(); }
 
   // Return a rank's process ID, and the address of the group's memory in that
-  // process. Both are 0 before the rank has attached. The group's random number
-  // is at random_number_offset() from this address; a reader of that process's
-  // memory compares it to verify that it reads the right process.
+  // process; both are 0 before the rank has attached. The group's random number
+  // is at random_number_offset() from there, and identifies the right process.
   uint32_t process_of(int rank) const;
   uint64_t base_of(int rank) const;
   uint64_t random_number() const { return random_number_; }
@@ -142,9 +140,8 @@ class GroupMemory {
   bool MaySpin() const;
   bool HasLeft(int rank) const;
   bool IsDead(int rank, bool check_process) const;
-  // Checks which ranks are alive. Fails the group if a member of the channel
-  // has died or left before it ended the operation `sequence`, or if a rank
-  // that is not a member has died.
+  // Fails the group if a member of the channel died or left before it ended the
+  // operation `sequence`, or if a rank that is not a member has died.
   void CheckAlive(uint32_t channel, uint64_t sequence);
   // Calls CheckAlive, unless the last call was less than kCheckInterval ago.
   void CheckAliveIfDue(uint32_t channel, uint64_t sequence);
@@ -155,8 +152,7 @@ class GroupMemory {
   void FailDeadOrLeft(int rank);
   void WakeAll();
 
-  // Describe, for messages: a rank, an operation, and an operation as recorded
-  // by a rank.
+  // For messages: a rank, an operation, and an operation as a rank recorded it.
   std::string Describe(int rank) const;
   std::string Describe(uint32_t channel,
                        uint64_t sequence,
