@@ -525,13 +525,13 @@ class HierarchicalGroup(PythonProcessGroup):
         reason = error
         if not isinstance(error, _GroupError):
             reason = self._name_ranks(error)
-        told = f"{description} failed on rank {self._rank}. {reason}"
+        text = f"{description} failed on rank {self._rank}. {reason}"
         self._failure = (
-            f"{told} Fix the cause, then create a new group or start all ranks "
+            f"{text} Fix the cause, then create a new group or start all ranks "
             "again."
         )
         if self._links is not None and not isinstance(error, _SharedError):
-            self._links.tell(told)
+            self._links.tell(text)
         # Leaving makes the other ranks of this machine fail immediately.
         self._local.leave()
 

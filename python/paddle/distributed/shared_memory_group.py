@@ -168,8 +168,8 @@ def _find_binding() -> ModuleType:
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
-            "This Paddle was built without the C++ part of the backend shm, "
-            "which needs Linux. Use the backend gloo."
+            "This Paddle was built without the backend shm, which is a C++ "
+            "module for Linux. Use the backend gloo."
         )
     return binding
 
