@@ -591,7 +591,7 @@ class HierarchicalGroup(PythonProcessGroup):
         return agreed
 
     def _tell_ranks_here(self, text: str) -> str:
-        """Returns the leader's text on each of a machine's ranks."""
+        """Broadcasts the leader's text to its machine's ranks. Returns it."""
         data = _as_bytes(text)
         self._local.broadcast(data, 0, True).wait()
         return _as_text(data)
@@ -599,7 +599,7 @@ class HierarchicalGroup(PythonProcessGroup):
     def _exchange(
         self, text: str, timeout: float = LONGEST_CALL_S
     ) -> list[str]:
-        """Returns the text of each leader."""
+        """Sends this leader's text to the others. Returns each leader's text."""
 
         def call() -> Tensor:
             size = len(self.topology.machines)

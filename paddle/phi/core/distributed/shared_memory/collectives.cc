@@ -34,7 +34,7 @@ namespace {
 constexpr uint64_t kScratchBytes = 512 << 10;
 constexpr uint64_t kMinBlockBytes = 16 << 10;
 
-// Avoids that two ranks write results to the same cache line.
+// Keeps two ranks from writing results to the same cache line.
 constexpr uint64_t kPartAlignment = 64;
 
 void CopyUnlessSame(char* to, const char* from, uint64_t bytes) {

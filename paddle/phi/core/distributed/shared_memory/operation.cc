@@ -103,7 +103,8 @@ void Operation::Begin(const OperationInfo& info) {
   OperationEntry* own = EntryOf(own_member_);
   // GroupMemory::Describe on another rank uses the sequence to detect that the
   // fields change. Acquire and release keep the writes to the fields between
-  // the two stores. Members read the fields only after they have seen a phase.
+  // the exchange and the store. Members read the fields only after they have
+  // seen a phase.
   own->sequence.exchange(0, std::memory_order_acquire);
   own->info = info;
   own->input = {};
