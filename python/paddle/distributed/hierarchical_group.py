@@ -599,7 +599,7 @@ class HierarchicalGroup(PythonProcessGroup):
     def _exchange(
         self, text: str, timeout: float = LONGEST_CALL_S
     ) -> list[str]:
-        """Sends this leader's text to the others. Returns each leader's text."""
+        """Sends this leader's text to the others; returns the text of each."""
 
         def call() -> Tensor:
             size = len(self.topology.machines)
