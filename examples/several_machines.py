@@ -13,15 +13,16 @@
 # limitations under the License.
 """Trains one model on several machines.
 
-On each machine, where 10.0.0.1 is one of them:
+Run on each machine, where 10.0.0.1 is one of them:
 
     PADDLE_DISTRI_BACKEND=shm python -m paddle.distributed.launch \\
         --master 10.0.0.1:6170 --nnodes 2 --nproc_per_node 2 \\
         several_machines.py [--save FILE]
 
-The processes of a machine communicate through its memory, and one process of
-each machine with those of the others over TCP, at the address of its host name.
-GLOO_SOCKET_IFNAME names the network interface where that is another address.
+The processes of a machine communicate through shared memory. One process per
+machine communicates with those of the other machines over TCP, at the address
+of its host name. If the other machines cannot reach that address, set
+GLOO_SOCKET_IFNAME to the network interface.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Sums(Dataset):
 def train(parallel: paddle.DataParallel) -> list[float]:
     """Returns the mean loss of all ranks in each epoch."""
     optimizer = paddle.optimizer.SGD(0.02, parallel.parameters())
-    # Each rank gets its part of each batch of 64.
+    # The ranks share each batch of 64 samples.
     sampler = DistributedBatchSampler(
         Sums(), batch_size=64 // dist.get_world_size(), shuffle=True
     )
@@ -75,7 +76,7 @@ def train(parallel: paddle.DataParallel) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--save", help="file of the trained parameters")
+    parser.add_argument("--save", help="file for the trained parameters")
     arguments = parser.parse_args()
     paddle.set_device("cpu")
     paddle.seed(0)

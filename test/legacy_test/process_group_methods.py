@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The methods of process groups that Paddle calls, for groups in Python."""
+"""Checks of the methods that process groups written in Python must have."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _methods_in_use() -> set[str]:
     for folder in ("distributed", "incubate", "optimizer"):
         for path in package.glob(f"{folder}/**/*.py"):
             found.update(_CALL.findall(path.read_text()))
-    # A method of the backend shm alone, and what another class has.
+    # A method of the backend shm only, and an attribute of another class.
     return found - {"leave", "ranks"}
 
 
 def call_missing_methods(group: object) -> dict[str, str]:
-    """Calls the methods of groups that one of a class in Python lacks.
+    """Calls the methods that a group written in Python does not implement.
 
-    Returns what each raises.
+    Returns the error of each.
     """
     found = {}
     for name in _methods_in_use():
@@ -59,8 +59,8 @@ def call_missing_methods(group: object) -> dict[str, str]:
 def check_refusals(
     case: unittest.TestCase, found: dict[str, str], kind: str, cure: str
 ) -> None:
-    """Asserts that each text names the method, the group and the cure."""
-    # The walk has found methods in Paddle's code, and some of each sort.
+    """Asserts that each text names the method, the group and an alternative."""
+    # The search has found methods of each sort in Paddle's code.
     for name in ("set_outer_wait", "send", "all_reduce_on_calc_stream"):
         case.assertIn(name, found)
     for name, text in found.items():
@@ -72,6 +72,6 @@ def check_refusals(
 
 
 def check_task(case: unittest.TestCase, kind: type) -> None:
-    """Asserts that tasks of a class have the methods of Paddle's."""
+    """Asserts that a task class has the methods of Paddle's tasks."""
     methods = {name for name in dir(core.task) if name[0] != "_"}
     case.assertLessEqual(methods, set(dir(kind)))

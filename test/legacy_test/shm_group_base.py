@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of groups in shared memory: processes that are ranks."""
+"""Helpers for tests of groups in shared memory: processes that act as ranks."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _LISTENERS = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 class Error(NamedTuple):
-    """What a call in a rank has raised."""
+    """The error of a call in a rank."""
 
     kind: str
     text: str
     trace: str
 
 
-def _answer(call: bytes) -> Any:
+def _run(call: bytes) -> Any:
     try:
         function, args = pickle.loads(call)
         return function(*args)
@@ -61,12 +61,12 @@ def serve(connection: Connection) -> None:
     """Runs calls until the other end of the connection is closed."""
     with contextlib.suppress(EOFError):
         while True:
-            connection.send(_answer(connection.recv_bytes()))
+            connection.send(_run(connection.recv_bytes()))
 
 
 def _fork_ranks(requests: Connection, starter: int) -> None:
     end_with(starter)
-    # Ranks that have ended need not be waited for.
+    # Reap exited ranks automatically.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     paddle.zeros([1])
     with contextlib.suppress(EOFError):
@@ -79,7 +79,7 @@ def _fork_ranks(requests: Connection, starter: int) -> None:
                 requests.close()
                 os.environ.update(environment)
                 serve(connection)
-                # As the end of a script: it runs the functions of atexit.
+                # Like the end of a script: runs the atexit functions.
                 sys.exit()
             connection.close()
             requests.send(child)
@@ -88,7 +88,7 @@ def _fork_ranks(requests: Connection, starter: int) -> None:
 class _Nursery:
     """A process that has imported Paddle and forks the ranks.
 
-    It has no other device than the CPU.
+    Its only device is the CPU.
     """
 
     def __init__(self):
@@ -124,7 +124,7 @@ def free_port() -> int:
 
 
 class Ranks:
-    """The processes of a job, rank 0 first. They have no group yet."""
+    """The processes of a job, by rank. They have not joined a group yet."""
 
     def __init__(self, size: int, backend: str = "shm", **environment: str):
         if not _nursery:
@@ -147,14 +147,14 @@ class Ranks:
         self._connections = [connection for _, connection in started]
 
     def begin(self, function: Callable, *args: Any, ranks: Any = None) -> None:
-        """Has all ranks, or those, begin to call a function."""
+        """Starts a call of a function in all ranks, or in some."""
         for rank in range(len(self.pids)) if ranks is None else ranks:
             self._connections[rank].send_bytes(pickle.dumps((function, args)))
 
     def outcomes(self, ranks: Any = None) -> list[Any]:
         """
-        Returns what the calls have returned, or an Error. Of a rank that has
-        ended, None.
+        Returns the result of each call, or an Error; None for a rank that has
+        exited.
         """
         return [
             self._outcome(rank)
@@ -170,7 +170,10 @@ class Ranks:
             return None
 
     def call(self, function: Callable, *args: Any, ranks: Any = None) -> list:
-        """Returns what all ranks return. Raises AssertionError for an Error."""
+        """Calls a function in the ranks and returns the results.
+
+        Raises AssertionError for an Error.
+        """
         self.begin(function, *args, ranks=ranks)
         found = self.outcomes(ranks)
         for outcome in found:
@@ -182,7 +185,7 @@ class Ranks:
         os.kill(self.pids[rank], number)
 
     def end(self) -> None:
-        """Ends the ranks as a script ends. Those that do not end are killed."""
+        """Lets the ranks exit like scripts, and kills those that do not."""
         for connection in self._connections:
             connection.close()
         for pid in self.pids:
@@ -198,7 +201,7 @@ class Ranks:
 
 
 class RanksTestCase(unittest.TestCase):
-    """Base of the tests: starts ranks, and ends them."""
+    """Base class of tests that start ranks and end them."""
 
     def start(self, size: int, **environment: str) -> Ranks:
         ranks = Ranks(size, **environment)
@@ -214,9 +217,9 @@ class RanksTestCase(unittest.TestCase):
 
 def join_default_group() -> None:
     """
-    Waits until the store of rank 0 listens, if it is on this machine, and calls
-    `init_parallel_env`, which would sleep for three seconds before it tried to
-    connect again.
+    Calls `init_parallel_env`. Waits first until the store of rank 0 listens, if
+    it is on this machine, because `init_parallel_env` sleeps for three seconds
+    between two attempts to connect.
     """
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"]
     store = os.environ.get("PADDLE_MASTER", endpoints.split(",")[0])
@@ -231,7 +234,7 @@ def join_default_group() -> None:
 
 
 def _listens(port: int) -> bool:
-    """Whether a socket of this machine listens at a port."""
+    """Returns whether a socket of this machine listens on a port."""
     for name in _LISTENERS:
         with open(name) as file:
             for line in list(file)[1:]:

@@ -524,7 +524,7 @@ class TestOverSharedMemory(HookCases, RanksCase):
         self.assertEqual(second[1], "its own")
         for error in (*first[1:], *second[2:]):
             self.assertRegex(
-                str(error), "Let all ranks call the same operations"
+                str(error), "All ranks must call the same operations"
             )
 
     def test_buffers_are_in_shared_memory_if_there_is_room(self):

@@ -48,7 +48,7 @@ from paddle.distributed import shared_memory_group
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long an operation waits where a test is about that.
+# The timeout of operations in tests of timeouts.
 SHORT = {"PADDLE_PG_TIMEOUT": "1000"}
 _kept: dict = {}
 
@@ -59,15 +59,15 @@ def all_reduce(count: int = 10, dtype: str = "float32") -> float:
     return float(x[0])
 
 
-def all_reduce_for_ever() -> None:
-    # The same in all ranks.
+def all_reduce_forever() -> None:
+    # The same seed in all ranks.
     sizes = random.Random(1)
     while True:
         all_reduce(sizes.choice([10, 10000, 1000000]))
 
 
 def all_reduce_asynchronously() -> str:
-    """Returns what the wait for an operation raises."""
+    """Returns the error of the wait for an operation."""
     task = dist.all_reduce(paddle.ones([10]), sync_op=False)
     try:
         task.wait()
@@ -90,7 +90,7 @@ def exit_now() -> None:
 
 
 def raise_and_exit() -> None:
-    # As at the end of a script that an exception ends.
+    # Like a script that ends with an exception.
     sys.exit(1)
 
 
@@ -122,7 +122,7 @@ def barrier_after_leaving() -> None:
 
 
 def wait_with_timeout() -> tuple[bool, bool]:
-    """Returns what a wait says that ends before rank 1 comes."""
+    """Returns the results of a wait that ends before rank 1 arrives."""
     x = paddle.ones([10])
     task = dist.all_reduce(x, sync_op=False)
     _kept["task"] = task, x
@@ -162,10 +162,10 @@ def refuse_timeout() -> str:
 
 @contextlib.contextmanager
 def without_descriptors() -> Iterator[None]:
-    """Lets this process open nothing more."""
+    """Prevents this process from opening more descriptors."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = [os.dup(0)]
-    # Not less than is open: to poll those would be an error.
+    # Above all open descriptors: polling higher ones would be an error.
     last = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
     with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ def without_large_files() -> contextlib.AbstractContextManager:
 
 
 def without_memory() -> contextlib.AbstractContextManager:
-    """Lets this process map little more than it has."""
+    """Limits the address space of this process to little more than it uses."""
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     return within(
@@ -205,7 +205,7 @@ def without_memory() -> contextlib.AbstractContextManager:
 def new_group_in(
     scarcity: Callable[[], contextlib.AbstractContextManager],
 ) -> str:
-    """Returns what a new group raises on the rank that lacks something."""
+    """Returns the error of creating a group while a resource is exhausted."""
     with scarcity():
         try:
             dist.new_group()
@@ -215,7 +215,7 @@ def new_group_in(
 
 
 def end_without_new_group() -> None:
-    """Ends this rank as soon as it has failed to make a group."""
+    """Ends this rank as soon as it has failed to create a group."""
     with mock.patch.object(shared_memory_group, "_TIME_TO_FAIL_S", WAIT_S):
         new_group_in(without_descriptors)
     os._exit(1)
@@ -228,7 +228,7 @@ def all_reduce_in_new_group() -> float:
 
 
 def in_forked_child(make_task: bool) -> str:
-    """Returns what an operation raises in a child of fork."""
+    """Returns the error of an operation in a forked child."""
     task = None
     if make_task:
         task = dist.recv(paddle.ones([1]), 1 - dist.get_rank(), sync_op=False)
@@ -253,7 +253,7 @@ def in_forked_child(make_task: bool) -> str:
 
 
 def exchange_once() -> float:
-    """Sends what the other rank waits for in `in_forked_child`."""
+    """Sends the tensor that the other rank receives in `in_forked_child`."""
     dist.send(paddle.full([1], 2.0), 1 - dist.get_rank())
     return all_reduce()
 
@@ -267,7 +267,7 @@ def threads() -> int:
 
 
 def new_groups_and_destroy(count: int) -> tuple[int, int, int]:
-    """Returns how many descriptors, threads and mappings groups have left."""
+    """Returns how many descriptors, threads and mappings groups have leaked."""
 
     def resources() -> tuple[int, int, int]:
         gc.collect()
@@ -289,7 +289,7 @@ def new_groups_and_destroy(count: int) -> tuple[int, int, int]:
 
 
 def same_from_threads(rounds: int) -> None:
-    """Each thread has a group of its own."""
+    """Each thread reduces in its own group."""
     groups = _kept.setdefault(
         "groups", [dist.new_group(backend="shm") for _ in range(4)]
     )
@@ -314,7 +314,7 @@ def gather_from_threads(rounds: int) -> None:
             value = float(i * 10 + number)
             parts = []
             dist.all_gather(parts, paddle.full([20000], value), sync_op=False)
-            # Before any wait: the call has split what it gathered.
+            # Before any wait, because the call has split the result.
             np.testing.assert_array_equal(parts[rank].numpy(), value)
             other = parts[1 - rank].numpy()
             np.testing.assert_array_equal(other, other[0])
@@ -332,7 +332,7 @@ class TestShmFailure(RanksTestCase):
             self.assertIsInstance(outcome, Error)
             self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
             for part in parts:
-                # A rank begins a sentence, or does not.
+                # "Rank" may be the first word of a sentence.
                 self.assertIn(part, outcome.text.replace("Rank", "rank"))
 
     def test_killed_rank_fails_the_operation_that_all_others_wait_in(self):
@@ -343,7 +343,7 @@ class TestShmFailure(RanksTestCase):
         self.assert_all_name(
             ranks.outcomes(survivors), "rank 2", str(ranks.pids[2])
         )
-        # And all later operations, on the calling thread or not.
+        # All later operations fail, on the calling thread or another one.
         ranks.begin(all_reduce, ranks=survivors)
         self.assert_all_name(ranks.outcomes(survivors), "rank 2")
         for text in ranks.call(all_reduce_asynchronously, ranks=survivors):
@@ -361,7 +361,7 @@ class TestShmFailure(RanksTestCase):
                 ranks.call(join_default_group)
                 ranks.call(all_reduce)
                 survivors = [r for r in range(size) if r != victim]
-                ranks.begin(all_reduce_for_ever)
+                ranks.begin(all_reduce_forever)
                 time.sleep(chosen.uniform(0, 0.05))
                 ranks.signal(victim, signal.SIGKILL)
                 self.assert_all_name(
@@ -388,7 +388,7 @@ class TestShmFailure(RanksTestCase):
         ranks.begin(all_reduce, ranks=[0])
         self.assert_all_name(ranks.outcomes([0]), "rank 1", "left")
 
-    def test_operation_ends_when_the_group_is_left_meanwhile(self):
+    def test_operation_in_flight_fails_when_its_rank_leaves(self):
         ranks = self.start_group(2)
         (text,) = ranks.call(leave_while_waiting, ranks=[0])
         self.assertIn("left", text)
@@ -419,7 +419,7 @@ class TestShmFailure(RanksTestCase):
         for text in ranks.call(new_group_that_rank_1_misses, ranks=[0, 2]):
             self.assertIn("for rank 1 ", text)
 
-    def test_rank_that_lacks_something_to_join_fails_all_ranks_with_the_reason(
+    def test_rank_without_resources_to_join_fails_all_ranks_with_the_reason(
         self,
     ):
         ranks = self.start_group(3)
@@ -444,7 +444,7 @@ class TestShmFailure(RanksTestCase):
     def test_rank_that_ends_because_it_cannot_join_gives_others_the_reason(
         self,
     ):
-        # Rank 0 has the store, in which the others look later.
+        # Rank 0 has the store, which the others read later.
         ranks = self.start_group(3)
         ranks.begin(end_without_new_group, ranks=[0])
         time.sleep(0.2)
@@ -460,7 +460,7 @@ class TestShmFailure(RanksTestCase):
         for text in ranks.call(refuse_timeout):
             self.assertIn("-1 day", text)
 
-    def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
+    def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_group(2)
         self.assertEqual(
             ranks.call(wait_with_timeout, ranks=[0]), [(False, False)]
@@ -504,7 +504,7 @@ class TestShmFailure(RanksTestCase):
         ranks = self.start_group(2)
         for text in ranks.call(in_forked_child, False):
             self.assertIn("forked", text)
-        # The group goes on in the parents.
+        # The group still works in the parents.
         self.assertEqual(ranks.call(all_reduce), [2.0, 2.0])
 
     def test_forked_child_cannot_wait_for_its_parents_task(self):
@@ -513,7 +513,7 @@ class TestShmFailure(RanksTestCase):
             self.assertIn("forked", text)
         self.assertEqual(ranks.call(exchange_once), [2.0, 2.0])
 
-    def test_groups_that_were_destroyed_leave_nothing(self):
+    def test_destroyed_groups_leak_no_resources(self):
         ranks = self.start_group(2)
         self.assertEqual(
             ranks.call(new_groups_and_destroy, 20), [(0, 0, 0)] * 2

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The operations of the backend shm, compared with gloo's and with numpy's."""
+"""The operations of the backend shm, compared with gloo and with NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shm_group_base import ON_LINUX, Ranks, join_default_group
 import paddle
 import paddle.distributed as dist
 
-# Those that gloo's group reduces rightly, and others. gloo's sum of float16 is
+# Types that gloo reduces correctly, and the others. gloo's sum of float16 is
 # infinite, or zero.
 GLOO_TYPES = (
     "float32",
@@ -43,14 +43,14 @@ REDUCTIONS = {
     "MIN": np.minimum,
     "MAX": np.maximum,
 }
-# Empty, smaller than a cache line, inline, in windows, and not a multiple of
-# the number of ranks.
+# Empty, smaller than a cache line, inline, in windows, and not divisible by the
+# number of ranks.
 SIZES = (0, 1, 7, 5003, 100003)
 
 
 @functools.cache
 def shm_group() -> dist.communication.group.Group:
-    """Returns a group of all ranks. The default group is gloo's."""
+    """Returns a shm group of all ranks. The default group uses gloo."""
     return dist.new_group(backend="shm")
 
 
@@ -72,8 +72,8 @@ def array(found: paddle.Tensor) -> np.ndarray:
     return found.numpy().copy()
 
 
-def both(run) -> None:
-    """Compares what operations return in a group of each backend."""
+def compare_backends(run) -> None:
+    """Compares the results of operations in a gloo group and in a shm group."""
     for gloo, shm in zip(run(None), run(shm_group())):
         np.testing.assert_array_equal(shm, gloo)
 
@@ -89,7 +89,7 @@ def all_reduce(dtype: str, sync_op: bool) -> None:
                 ).wait()
                 return [array(x)]
 
-            both(run)
+            compare_backends(run)
 
 
 def reduce(dtype: str) -> None:
@@ -98,10 +98,10 @@ def reduce(dtype: str) -> None:
         def run(used, root=root):
             x = tensor(dist.get_rank(), 1000, dtype)
             dist.reduce(x, root, dist.ReduceOp.SUM, used)
-            # gloo uses the tensors of other ranks as scratch memory.
+            # gloo uses the other ranks' tensors as scratch memory.
             return [array(x)] if dist.get_rank() == root else []
 
-        both(run)
+        compare_backends(run)
 
 
 def move(dtype: str) -> None:
@@ -128,7 +128,7 @@ def move(dtype: str) -> None:
                     array(t) for t in [x, *everything, *(gathered or []), part]
                 ]
 
-            both(run)
+            compare_backends(run)
 
 
 def send(dtype: str) -> None:
@@ -149,11 +149,11 @@ def send(dtype: str) -> None:
             found.append(array(x))
         return found
 
-    both(run)
+    compare_backends(run)
 
 
 def not_in_gloo(dtype: str) -> None:
-    """Compares operations that gloo's group does not have with numpy's."""
+    """Compares operations that gloo does not have with NumPy."""
     rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
     for count in SIZES:
         inputs = [values(r, count * size, dtype) for r in range(size)]
@@ -232,7 +232,7 @@ def average(dtype: str) -> np.ndarray:
 
 
 def random_sum(count: int, dtype: str) -> bytes:
-    """Returns the bits of a sum of numbers whose order matters."""
+    """Returns the bits of a sum that depends on the order of its terms."""
     rank = dist.get_rank()
     data = np.random.RandomState(rank).standard_normal(count)
     x = paddle.to_tensor(data * 10.0**rank).astype(dtype)
@@ -270,7 +270,7 @@ def exchange(batch: bool) -> None:
     else:
         tasks = [dist.isend(mine, r, used) for r in others]
         tasks += [dist.irecv(x, r, used) for r, x in zip(others, theirs)]
-    # Meanwhile all ranks meet.
+    # A collective operation while these are in flight.
     dist.barrier(used)
     for task in tasks:
         task.wait()
@@ -279,7 +279,7 @@ def exchange(batch: bool) -> None:
 
 
 def move_parts() -> None:
-    """Sends, receives and gathers parts of tensors, as pipelines do."""
+    """Sends, receives and gathers parts of tensors, like pipelines do."""
     rank, size, group = (
         dist.get_rank(),
         dist.get_world_size(),
@@ -301,7 +301,7 @@ def move_parts() -> None:
 
 
 def gather_without_waiting() -> None:
-    """Rank 0 calls operations that return lists before the others do."""
+    """Rank 0 calls operations with list results before the others do."""
     rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
     mine = paddle.full([1000], float(rank))
     for call in (
@@ -311,7 +311,7 @@ def gather_without_waiting() -> None:
         ),
         lambda out: dist.alltoall(out, [mine] * size, used, False),
     ):
-        # So that none of them is late for the one before.
+        # Without the barrier, a rank might be late for the previous operation.
         dist.barrier(used)
         if rank != 0:
             time.sleep(0.1)
@@ -333,7 +333,7 @@ def objects() -> None:
 
 
 def scatter_objects() -> None:
-    """Ranks 1 and 3 do it alone."""
+    """Scatters objects in a group of ranks 1 and 3."""
     rank = dist.get_rank()
     used = dist.new_group([1, 3], backend="shm")
     if rank in (1, 3):
@@ -344,7 +344,8 @@ def scatter_objects() -> None:
 
 
 def reduce_scatter_unequally(sizes: list[int]) -> str:
-    """Returns the error of parts of these sizes, whose mean the result has."""
+    """Returns the error for parts of these sizes, with their mean as the size
+    of the result."""
     used = shm_group()
     out = paddle.zeros([sum(sizes) // dist.get_world_size()])
     try:
@@ -355,8 +356,8 @@ def reduce_scatter_unequally(sizes: list[int]) -> str:
 
 
 def reduce_scatter_in_one_part(missing: int) -> list[float] | str:
-    """Returns the result of a part that has those of all ranks, or the error
-    if elements are missing."""
+    """Returns the result for one part that joins the parts of all ranks, or the
+    error if elements are missing."""
     size = dist.get_world_size()
     part = paddle.arange(2 * size - missing, dtype="float32")
     out = paddle.zeros([2])
@@ -376,7 +377,7 @@ def reduce_scatter_ones() -> list[float]:
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestShmGroup(unittest.TestCase):
-    """Two and four processes have a group of both backends."""
+    """Two jobs, of 2 and 4 ranks, have a group of each backend."""
 
     @classmethod
     def setUpClass(cls):
@@ -397,18 +398,18 @@ class TestShmGroup(unittest.TestCase):
                     ):
                         ranks.call(function, dtype, *args)
 
-    def test_all_reduce_is_gloos(self):
+    def test_reductions_equal_those_of_gloo(self):
         self.over_types(
             GLOO_TYPES, (all_reduce, True), (all_reduce, False), (reduce,)
         )
 
-    def test_moves_are_gloos(self):
+    def test_operations_that_move_data_equal_those_of_gloo(self):
         self.over_types((*GLOO_TYPES, "float16", "bool"), (move,), (send,))
 
     def test_operations_that_gloo_does_not_have(self):
         self.over_types((*GLOO_TYPES, *OWN_TYPES), (not_in_gloo,))
 
-    def test_rows_of_all_to_all_may_differ(self):
+    def test_all_to_all_with_unequal_sizes(self):
         for ranks in self.jobs:
             ranks.call(uneven)
 
@@ -464,7 +465,7 @@ class TestShmGroup(unittest.TestCase):
             for batch in (False, True):
                 ranks.call(exchange, batch)
 
-    def test_parts_that_operations_cut_out_of_tensors(self):
+    def test_operations_on_parts_of_tensors(self):
         for ranks in self.jobs:
             ranks.call(move_parts)
 

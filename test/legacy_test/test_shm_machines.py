@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Groups of the backend shm whose ranks are on several machines. These are
-processes of one machine that are told the name of another one, or have a
-/dev/shm of their own.
+"""Groups of the backend shm whose ranks are on several machines. In place of
+machines, the tests use processes of one machine that report different machine
+names or have their own /dev/shm.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ from paddle.distributed.communication.batch_isend_irecv import (
     _coalescing_manager,
 )
 
-# Ranks of a machine need not follow each other, nor be as many as on others.
+# The ranks of a machine need not be consecutive, and machines may have
+# different numbers of ranks.
 MACHINES = ["a", "b", "a", "b", "a"]
 CLONE_NEWNS = 0x20000
 CLONE_NEWNET = 0x40000000
-# The network interface of a rank that has a network of its own.
+# The network interface of a rank with its own network.
 INTERFACE = "machine"
 REDUCED_TYPES = [
     *("float16", "bfloat16", "float32", "float64"),
@@ -75,7 +76,7 @@ MOVED_TYPES = [*REDUCED_TYPES, "bool", "int16", "complex64"]
 
 _exchanged: list[str] = []
 
-# An operation that a call in a rank has begun, and its tensor.
+# The operation that the last call of `begin` started, and its tensor.
 _begun: list = []
 
 
@@ -97,7 +98,8 @@ def kill_this_process(*args) -> None:
 def join_while_one_fails(
     machines: list[str], failing: int, failure: Callable
 ) -> None:
-    """Joins as on machines; `failure` is called where a rank joins its one."""
+    """Joins as if on machines of these names; the failing rank calls `failure`
+    when it joins its machine's group."""
     join = shared_memory_group._join_machine
     if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
         join = failure
@@ -111,9 +113,10 @@ def join_while_one_fails(
 
 
 def join_where_one_has_no_memory(machines: list[str], failing: int) -> None:
-    """Joins as on machines; a rank cannot make memory for those of its one."""
+    """Joins as if on machines of these names; the failing rank cannot create
+    the memory of its machine's group."""
     if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
-        # Of the files that it makes. The group's memory is one.
+        # Limits the size of created files, which includes the group's memory.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, -1))
     join_on(machines)
 
@@ -127,7 +130,7 @@ def join_where_one_cannot_listen(machines: list[str], failing: int) -> None:
 
 
 def numbers_of(rank: int, shape: list[int]) -> np.ndarray:
-    """Returns small integers, whose sums every type holds exactly."""
+    """Returns small integers, whose sums are exact in every type."""
     return np.asarray(np.random.RandomState(rank).randint(1, 4, shape))
 
 
@@ -163,7 +166,7 @@ def move_rows() -> list:
 
 
 def look_after_barrier(folder: str) -> bool:
-    """Returns whether the last rank has come when the barrier ends."""
+    """Returns whether the last rank has arrived when the barrier ends."""
     pathlib.Path(folder, f"begun{dist.get_rank()}").touch()
     dist.barrier()
     return pathlib.Path(folder, "last").exists()
@@ -236,7 +239,7 @@ def exchange_objects() -> list:
 
 
 def reduce_in_order(count: int) -> list[float]:
-    """Begins operations without a wait; each uses the one before."""
+    """Begins operations without waiting; each uses the previous result."""
     x = paddle.ones([1000])
     tasks = [dist.all_reduce(x, sync_op=False) for _ in range(count)]
     for task in tasks:
@@ -251,7 +254,7 @@ def begin() -> None:
 
 
 def wait_briefly() -> list:
-    """Waits for an operation for which other ranks do not come."""
+    """Waits for an operation that other ranks do not call."""
     begin()
     task, x = _begun
     waited = task.wait(datetime.timedelta(milliseconds=10))
@@ -270,7 +273,7 @@ def all_reduce_ones() -> float:
 
 
 def call_as_older_code() -> list:
-    """Calls methods with the arguments that code of Paddle passes in places."""
+    """Calls methods with argument forms that only some Paddle code uses."""
     group = dist.communication.group._get_global_group().process_group
     rank, size = dist.get_rank(), dist.get_world_size()
     x = paddle.full([2], rank + 1.0)
@@ -304,16 +307,16 @@ def send_in_batch() -> None:
 
 
 def exchange_often() -> None:
-    """Has the leaders exchange texts often, and notes those of this one."""
+    """Makes this leader exchange texts often, and records its own texts."""
     group = dist.communication.group._get_global_group().process_group
     exchange = group._exchange
 
-    def noted(text: str, *args: float) -> list[str]:
+    def recorded(text: str, *args: float) -> list[str]:
         _exchanged.append(text)
         return exchange(text, *args)
 
     group._interval = datetime.timedelta(milliseconds=20)
-    group._exchange = noted
+    group._exchange = recorded
 
 
 def own_group():
@@ -321,7 +324,7 @@ def own_group():
 
 
 def fork_a_child() -> int:
-    """Returns a process that waits until it is killed."""
+    """Returns the ID of a child that waits until it is killed."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -329,7 +332,7 @@ def fork_a_child() -> int:
 
 
 def die_after_agreement() -> None:
-    """Has this rank die when all have agreed on the next reduction."""
+    """Makes this rank die once all ranks have agreed on the next reduction."""
     own_group()._reduce_in_place = kill_this_process
 
 
@@ -338,7 +341,7 @@ def fail_to_reduce() -> None:
 
 
 def fail_to_gather() -> None:
-    """Has this rank fail to gather the texts of its machine's ranks."""
+    """Makes this rank fail to gather the texts of its machine's ranks."""
     gather, local = hierarchical_group._begin_to_gather, own_group()._local
 
     def gather_or_fail(group, *args):
@@ -377,13 +380,13 @@ def reduce_in_forked_child() -> str:
 
 
 def wait_in_forked_child() -> str:
-    """Waits in a child for an operation that other ranks do not call."""
+    """Waits in a forked child for an operation that other ranks do not call."""
     task = dist.all_reduce(paddle.ones([1]), sync_op=False)
     return in_forked_child(task.wait)
 
 
 def in_forked_child(function: Callable) -> str:
-    """Returns what a function raises in a child of fork."""
+    """Returns the error of a function in a forked child."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
@@ -410,7 +413,7 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.stream.reduce_scatter(
             paddle.ones([1], "int32"), paddle.ones([dist.get_world_size()])
         ),
-        # As many elements in all as there should be.
+        # The total number of elements is right.
         lambda: dist.reduce_scatter(
             paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
         ),
@@ -420,13 +423,13 @@ def refuse_bad_tensors() -> list[str]:
             found.append("nothing")
         except ValueError as error:
             found.append(str(error))
-    # Nobody waits for what was refused.
+    # No rank waits for a refused operation.
     dist.barrier()
     return found
 
 
 def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
-    """Returns this rank's sums in groups of the ranks, one rank per machine."""
+    """Returns this rank's sums in its groups, with one rank per machine."""
     rank = dist.get_rank()
     found = []
     with mock.patch.object(shared_memory_group, "machine", lambda: str(rank)):
@@ -466,7 +469,7 @@ def enter_namespace(process: int, name: str) -> None:
 
 
 def enter_own_memory(first: int | None) -> None:
-    """Mounts a /dev/shm of its own, or enters that of another process."""
+    """Mounts a private /dev/shm, or enters the mount namespace of `first`."""
     if first is not None:
         enter_namespace(first, "mnt")
         return
@@ -482,7 +485,7 @@ def run_in_network(process: int, *command: str) -> None:
 
 
 def connect_networks(processes: list[int]) -> None:
-    """Connects the networks of two processes by a cable."""
+    """Connects the networks of two processes with a veth pair."""
     first, second = map(str, processes)
     subprocess.run(
         [
@@ -502,8 +505,8 @@ def connect_networks(processes: list[int]) -> None:
 
 def join_and_probe_often(machines: list[str]) -> None:
     """
-    Joins as on machines, whose leaders hear after two seconds that they cannot
-    reach each other.
+    Joins as if on machines of these names. The leaders detect after two seconds
+    that they cannot reach each other.
     """
     with (
         mock.patch.object(leader_links, "_IDLE_S", 1),
@@ -538,7 +541,8 @@ def may_mount() -> bool:
 
 
 def why_no_networks() -> str:
-    """Returns why processes cannot have connected networks; empty if can."""
+    """Returns why processes cannot have their own connected networks, or an
+    empty text if they can."""
     if not ON_LINUX:
         return "the backend shm needs Linux"
     for tool in ("ip", "nsenter", "unshare"):
@@ -556,7 +560,7 @@ _WHY_NO_NETWORKS = why_no_networks()
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestLeaderLinks(unittest.TestCase):
-    """Two leaders of one process, whose connections are as between machines."""
+    """Two leaders in one process, connected as if between machines."""
 
     def connect(self, listeners=None):
         listeners = listeners or [leader_links.Listener() for _ in range(2)]
@@ -572,13 +576,13 @@ class TestLeaderLinks(unittest.TestCase):
         in_threads(*[functools.partial(make, number) for number in range(2)])
         return links
 
-    def wait_in_vain(self, links):
-        """Runs a call that does not end before the links are closed."""
+    def run_blocked_call(self, links):
+        """Runs a call that does not return before the test ends."""
         gate = threading.Event()
         self.addCleanup(gate.set)
         return links.run(gate.wait, WAIT_S)
 
-    def test_call_returns_or_raises_what_it_does(self):
+    def test_results_and_errors_of_calls_propagate(self):
         first, _ = self.connect()
         self.assertEqual(first.run(lambda: 3), 3)
         with mock.patch.object(leader_links, "_SHORT_S", 0.01):
@@ -598,7 +602,7 @@ class TestLeaderLinks(unittest.TestCase):
         teller = threading.Timer(0.1, second.tell, ["no memory is left"])
         teller.start()
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
-            self.wait_in_vain(first)
+            self.run_blocked_call(first)
         teller.join()
 
     def test_leader_that_has_failed_before_a_call(self):
@@ -614,7 +618,7 @@ class TestLeaderLinks(unittest.TestCase):
         second.close()
         self.assertEqual(first.run(lambda: 3), 3)
 
-    def test_connection_that_does_not_know_the_key_is_closed(self):
+    def test_connection_without_the_key_is_closed(self):
         listeners = [leader_links.Listener() for _ in range(2)]
         host, port, _ = listeners[0].address.split()
         with socket.create_connection((host, int(port)), WAIT_S) as stranger:
@@ -624,9 +628,9 @@ class TestLeaderLinks(unittest.TestCase):
                 self.assertEqual(stranger.recv(1), b"")
         second.tell("no memory is left")
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
-            self.wait_in_vain(first)
+            self.run_blocked_call(first)
 
-    def test_address_is_that_of_the_interface_for_gloo(self):
+    def test_listener_uses_the_interface_that_is_set_for_gloo(self):
         for name, found in (("lo", "127.0.0.1 "), ("none", "'none'")):
             with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=name):
                 try:
@@ -648,7 +652,7 @@ class TestShmMachines(RanksTestCase):
         ranks.call(join_on, machines)
         return ranks
 
-    def test_operations_give_the_numbers_of_numpy(self):
+    def test_operations_equal_those_of_numpy(self):
         ranks = self.start_on(MACHINES)
         size = len(MACHINES)
         reductions = {
@@ -749,7 +753,7 @@ class TestShmMachines(RanksTestCase):
                 ],
             )
 
-    def test_numbers_of_groups_that_are_too_large_are_refused(self):
+    def test_too_large_group_ids_are_refused(self):
         ranks = self.start_on(["a", "b"])
         largest = 2**19 - 1
         self.assertEqual(
@@ -762,7 +766,7 @@ class TestShmMachines(RanksTestCase):
                 f"{largest + 1}: the largest is {largest}", outcome.text
             )
 
-    def test_wait_with_a_timeout_leaves_the_operation_under_way(self):
+    def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_on(["a", "b"])
         self.assertEqual(
             ranks.call(wait_briefly, ranks=[0]), [[False, False, [1.0] * 10]]
@@ -788,7 +792,7 @@ class TestShmMachines(RanksTestCase):
             ):
                 self.assertIn(part, text)
 
-    def test_code_that_calls_methods_of_the_group_works(self):
+    def test_methods_accept_the_arguments_of_older_code(self):
         found = self.start_on(["a", "b", "b"]).call(call_as_older_code)
         gathered = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
         for rank in range(3):
@@ -797,16 +801,16 @@ class TestShmMachines(RanksTestCase):
                 found[rank], [gathered, [6.0] * 2, [2.0] * 2, [reduced] * 2]
             )
 
-    def test_each_method_that_the_group_lacks_says_so(self):
+    def test_missing_methods_raise_not_implemented(self):
         for found in self.start_on(["a", "b"]).call(call_what_is_missing):
             check_refusals(
                 self, found, "several machines, here [[0], [1]],", "gloo"
             )
 
-    def test_tasks_have_the_methods_of_paddles(self):
+    def test_tasks_have_the_methods_of_paddles_tasks(self):
         check_task(self, hierarchical_group.Task)
 
-    def test_operation_that_is_not_offered_says_so(self):
+    def test_unsupported_operations_raise_not_implemented(self):
         ranks = self.start_on(["a", "b"])
         for function in (
             send_in_batch,
@@ -875,7 +879,7 @@ class TestShmMachines(RanksTestCase):
     def test_rank_that_dies_while_it_joins_fails_the_ranks_of_all_machines(
         self,
     ):
-        # The store of rank 0 would end with it.
+        # Not rank 0, because the store would end with it.
         for victim, parts in (
             (1, ["rank 1"]),
             (2, ["ranks [1, 2], which are numbered from 0", "Rank 1 did not"]),
@@ -900,8 +904,8 @@ class TestShmMachines(RanksTestCase):
                 ranks.signal(victim, signal.SIGKILL)
                 self.assert_all_raise(ranks.outcomes(survivors))
 
-    def test_leaders_keep_in_touch_while_ranks_are_late(self):
-        # Gloo waits for 30 seconds for a leader that does not.
+    def test_leaders_exchange_texts_while_ranks_are_late(self):
+        # Without the texts, a gloo call would fail after 30 seconds.
         for machines, late in (("ab", 1), ("abb", 2)):
             with self.subTest(machines=machines):
                 ranks = self.start_on(list(machines))
@@ -915,17 +919,17 @@ class TestShmMachines(RanksTestCase):
                 )
                 ranks.call(wait_again, ranks=others)
 
-    def test_leaders_keep_in_touch_between_operations(self):
+    def test_leaders_exchange_texts_between_operations(self):
         ranks = self.start_on(["a", "b"])
         ranks.call(exchange_often)
         self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
         ranks.call(wait_for_exchanges, 5)
         self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
 
-    def test_rank_that_does_not_come_is_named_after_the_timeout(self):
+    def test_rank_that_does_not_arrive_is_named_after_the_timeout(self):
         for machines, late, parts in (
             ("abb", 0, ["[[0]]"]),
-            # By its machine or by rank 0, whichever has waited first.
+            # Named by its machine or by rank 0, whichever times out first.
             ("abb", 2, ["[1, 2]"]),
             ("aab", 2, ["[[2]]"]),
         ):
@@ -942,7 +946,7 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(all_reduce_ones, ranks=[0, 1, 2])
         ranks.signal(3, signal.SIGKILL)
         self.assert_all_raise(
-            ranks.outcomes([0, 1, 2]), "has died", "make a new group"
+            ranks.outcomes([0, 1, 2]), "has died", "create a new group"
         )
 
     def test_leader_that_dies_is_named_by_the_others(self):
@@ -952,12 +956,12 @@ class TestShmMachines(RanksTestCase):
         self.assert_all_raise(
             ranks.outcomes([1, 3]),
             "Rank 0, the leader of its machine, has died",
-            "make a new group",
+            "create a new group",
         )
         self.assert_all_raise(ranks.outcomes([2]))
 
-    def test_leader_that_dies_has_died_though_a_child_of_it_lives(self):
-        # It has inherited the leader's connections.
+    def test_death_of_a_leader_is_detected_though_its_child_lives(self):
+        # The child has inherited the leader's connections.
         ranks = self.start_on(["a", "b"])
         (child,) = ranks.call(fork_a_child, ranks=[1])
         self.addCleanup(os.kill, child, signal.SIGKILL)
@@ -966,7 +970,7 @@ class TestShmMachines(RanksTestCase):
         self.assert_all_raise(ranks.outcomes([0]), "Rank 1, the leader")
 
     def test_rank_that_dies_while_leaders_exchange_data(self):
-        # Gloo would wait for 30 seconds, and name nobody.
+        # Gloo would wait for 30 seconds, and its error would name no rank.
         for victim, text in ((3, "Rank 3, the leader"), (2, "Rank 1 (process")):
             with self.subTest(victim=victim):
                 ranks = self.start_on(["a", "b", "b", "c"])
@@ -1045,10 +1049,10 @@ class TestShmMachines(RanksTestCase):
 
 @unittest.skipIf(_WHY_NO_NETWORKS, _WHY_NO_NETWORKS)
 class TestFailingNetwork(RanksTestCase):
-    """Rank 0 has another network than the ranks 1 and 2."""
+    """Rank 0 is in a different network from ranks 1 and 2."""
 
     def reduce_until_the_network_fails(self, join, **environment):
-        """Returns what the ranks raise when it fails between two machines."""
+        """Returns the ranks' errors after the network of a machine fails."""
         ranks = self.start(
             3,
             GLOO_SOCKET_IFNAME=INTERFACE,
@@ -1056,7 +1060,7 @@ class TestFailingNetwork(RanksTestCase):
             **environment,
         )
         for rank in range(3):
-            # Not at their own pace: gloo goes on to wait for 30 seconds.
+            # Kill them: a normal exit would wait for gloo for 30 seconds.
             self.addCleanup(ranks.signal, rank, signal.SIGKILL)
         ranks.call(leave_namespace, CLONE_NEWNET, ranks=[0, 1])
         ranks.call(enter_namespace, ranks.pids[1], "net", ranks=[2])
@@ -1085,7 +1089,7 @@ class TestFailingNetwork(RanksTestCase):
             self.assertIn("did not end in 2 s", text)
         self.assertIn("[1, 2]", other)
 
-    def test_leaders_name_the_one_out_of_reach_before_the_timeout(self):
+    def test_leaders_name_the_unreachable_one_before_the_timeout(self):
         texts = self.reduce_until_the_network_fails(join_and_probe_often)
         for rank, named in ((0, "Rank 1,"), (1, "Rank 0,"), (2, "[1, 2]")):
             self.assertIn(named, texts[rank])

@@ -39,8 +39,9 @@ def mapped_files() -> set[str]:
 
 def reduce_shared(strategy: str, shared: bool) -> int:
     """
-    Returns how many more files are mapped after tensors were reduced. Ranks
-    move on by their number, so that the offsets in the segments differ.
+    Returns how many more files are mapped after tensors were reduced. Each rank
+    allocates as many blocks as its number first, so that the offsets in the
+    segments differ.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     sharing.set_sharing_strategy(strategy)
@@ -58,7 +59,7 @@ def reduce_shared(strategy: str, shared: bool) -> int:
 
 
 def reduce_mixed() -> float:
-    """Rank 0 has its tensor in shared memory, the others do not."""
+    """Reduces a tensor that is in shared memory only on rank 0."""
     x = paddle.ones([COUNT])
     if dist.get_rank() == 0:
         x.share_memory_()

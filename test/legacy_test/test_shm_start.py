@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How programs start ranks with the backend shm."""
+"""The ways in which programs start ranks with the backend shm."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def join_in_static_mode() -> None:
 
 
 def use_groups_of_pairs() -> list[float]:
-    """Reduces in the group of the even and in that of the odd ranks."""
+    """Reduces in a group of the even ranks and in a group of the odd ranks."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3], backend="shm")]
     x = paddle.full([1], float(dist.get_rank()))
     dist.all_reduce(x, group=pairs[dist.get_rank() % 2])
@@ -80,7 +80,7 @@ def use_groups_of_pairs() -> list[float]:
 
 
 def refuse_bad_tensors() -> list[str]:
-    """Returns the errors of tensors that the backend does not take."""
+    """Returns the errors for tensors that the backend does not accept."""
     matrix, row = paddle.ones([4, 6]), paddle.ones([4])
     other_row, without_memory = paddle.ones([4]), paddle.ones([4])
     without_memory._clear_data()
@@ -116,13 +116,13 @@ def refuse_bad_tensors() -> list[str]:
             found.append("nothing")
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")
-    # Nobody waits for what was refused.
+    # No rank waits for a refused operation.
     dist.all_reduce(matrix)
     return found
 
 
 def use_part_of_the_output() -> list[list[float]]:
-    """Gathers and reduces where a rank's part lies in what all ranks have."""
+    """Gathers and reduces with a rank's part within the whole tensor."""
     own = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
     gathered = paddle.full([4], dist.get_rank() + 1.0)
     dist.stream.all_gather(gathered, gathered[own])

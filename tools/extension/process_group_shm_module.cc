@@ -15,7 +15,7 @@
 #include "paddle/fluid/pybind/process_group_shm.h"
 
 PYBIND11_MODULE(_process_group_shm, module) {
-  // Has the class that the group is derived from.
+  // Registers ProcessGroup, the base class of ProcessGroupShm.
   pybind11::module_::import("paddle.base.core");
   paddle::pybind::BindProcessGroupShm(&module);
 }

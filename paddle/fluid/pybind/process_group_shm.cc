@@ -43,10 +43,11 @@ using phi::distributed::Store;
 
 namespace {
 
-// The keys of one group in a store. Those of gloo are the same in each group.
+// A store that prefixes the keys of one group, because gloo uses the same keys
+// in every group.
 //
-// It waits for keys until a deadline, which starts when it is made. As
-// thread-safe as the store.
+// It waits for keys until a deadline, which is `timeout` after its creation. As
+// thread-safe as the underlying store.
 class GroupStore : public Store {
  public:
   GroupStore(std::shared_ptr<Store> store,
@@ -73,8 +74,8 @@ class GroupStore : public Store {
     while (!check(key)) {
       if (std::chrono::steady_clock::now() > deadline_) {
         PADDLE_THROW(common::errors::ExecutionTimeout(
-            "No rank set %s%s within %d ms, so that another rank of the group "
-            "has failed or has not come. Look for its error, or pass a longer "
+            "No rank set %s%s within %d ms: another rank of the group has "
+            "failed or did not arrive. Look for its error, or pass a longer "
             "timeout.",
             prefix_,
             key,
@@ -139,8 +140,8 @@ void BindProcessGroupShm(py::module* m) {
             }
             py::gil_scoped_release release;
             auto group = std::make_shared<ProcessGroupShm>(store, options);
-            // Programs that were compiled find a group by its id as long as the
-            // process lives, as with the other backends.
+            // Compiled programs look up a group by its id until the process
+            // exits, as with the other backends.
             ProcessGroupIdMap::GetInstance().emplace(group_id, group);
             return group;
           },

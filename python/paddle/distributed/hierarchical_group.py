@@ -11,8 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A group whose ranks are on several machines: they communicate through shared
-memory inside a machine, and one rank per machine, its leader, by gloo.
+"""A group whose ranks are on several machines. The ranks of a machine
+communicate through shared memory. One rank per machine, its leader,
+communicates with the other leaders through gloo.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
     from .leader_links import LeaderLinks
 
-# Types that gloo reduces, and those that it does not, which are reduced as
-# float32: its sums of float16 are infinite.
+# Types that gloo reduces, and types that are reduced as float32 because gloo's
+# sums of float16 are infinite.
 _REDUCED_TYPES = (
     paddle.float32,
     paddle.float64,
@@ -49,26 +50,26 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
-# What ranks tell each other about an operation. Texts that begin with the mark
-# say why it fails on all of them.
+# The size of the texts about operations that ranks exchange. A text that begins
+# with the failure mark says why the operation fails on all ranks.
 _TEXT_BYTES = 1024
 _FAILURE = "!"
-# What a leader says whose machine's ranks have not all come to an operation,
-# and how often it says that: gloo waits for 30 seconds and no longer, and a
-# leader that waits for its own ranks does not look at the others meanwhile.
+# A leader sends this text once per interval until all ranks of its machine have
+# arrived at an operation: gloo waits 30 seconds at most, and a leader that
+# waits for its own ranks does not watch the other leaders meanwhile.
 _NOT_YET = "?"
 _LONGEST_INTERVAL = datetime.timedelta(seconds=0.5)
 
 
 class Topology(NamedTuple):
-    """Which ranks are on which machine; leaders are the first of each."""
+    """The ranks of each machine. The first one of a machine is its leader."""
 
     machines: list[list[int]]
     machine: int  # of this rank
 
     @classmethod
     def of(cls, names: list[str], rank: int) -> Topology:
-        """Returns that of ranks whose machines have the names."""
+        """Returns the topology of ranks, given the machine name of each."""
         machines: dict[str, list[int]] = {}
         for other, name in enumerate(names):
             machines.setdefault(name, []).append(other)
@@ -86,7 +87,7 @@ class Topology(NamedTuple):
             if rank in ranks:
                 return machine, ranks.index(rank)
         raise ValueError(
-            f"There is no rank {rank} in a group of "
+            f"Rank {rank} is not in this group of "
             f"{sum(map(len, self.machines))} ranks. Pass one of its ranks."
         )
 
@@ -95,13 +96,14 @@ def _enforce_not_forked(process: int) -> None:
     if os.getpid() != process:
         raise RuntimeError(
             f"This process was forked from process {process}, which has joined "
-            "the group; a forked process is no rank of it. Communicate in the "
-            "parent, or start ranks by paddle.distributed.spawn."
+            "the group; a forked process is not a rank of the group. "
+            "Communicate in the parent, or start ranks with "
+            "paddle.distributed.spawn."
         )
 
 
 class Task:
-    """An operation under way, or one that has ended."""
+    """An operation that is in flight or complete."""
 
     def __init__(self, sync_op: bool):
         self._process = os.getpid()
@@ -121,8 +123,9 @@ class Task:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """
-        Returns whether the operation has ended, and raises its error. After the
-        timeout it goes on; one of zero is none, as with other groups.
+        Waits until the operation completes, and raises its error. Returns False
+        after the timeout; the operation then continues. A timeout of zero means
+        no timeout, as with other groups.
         """
         _enforce_not_forked(self._process)
         seconds = timeout.total_seconds() if timeout else None
@@ -142,12 +145,12 @@ def _empty(size: int) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """Returns a copy of a tensor, as bytes."""
-    # A copy begins at its storage: view forgets where a part of one begins.
+    # Copy first: view ignores the offset of a tensor in its storage.
     return tensor.clone().reshape([-1]).view("uint8")
 
 
 def _assign(tensor: Tensor, data: Tensor) -> None:
-    """Replaces a tensor by what `_bytes_of` has returned of another one."""
+    """Overwrites a tensor with the result of `_bytes_of` for another tensor."""
     tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape), False)
 
 
@@ -165,7 +168,7 @@ def _as_text(data: Tensor) -> str:
 def _begin_to_gather(
     group: ProcessGroup, text: str, size: int, sync_op: bool
 ) -> tuple[Tensor, Any]:
-    """Begins to gather a text of each of a group's ranks."""
+    """Begins to gather one text from each rank of a group."""
     gathered = _empty(_TEXT_BYTES * size)
     task = group.all_gather_into_tensor(gathered, _as_bytes(text), sync_op)
     return gathered, task
@@ -176,7 +179,10 @@ def _texts_of(gathered: Tensor) -> list[str]:
 
 
 def _combined(ranks: list[int], texts: list[str]) -> str:
-    """Returns the text of all ranks, or one of a failure, or _NOT_YET."""
+    """
+    Returns a failure text if there is one, else _NOT_YET if a rank sent it,
+    else the common text of all ranks, or a failure text if they differ.
+    """
     for text in texts:
         if text.startswith(_FAILURE):
             return text
@@ -186,19 +192,19 @@ def _combined(ranks: list[int], texts: list[str]) -> str:
         if text != texts[0]:
             return (
                 f"{_FAILURE}Ranks called different operations: rank {ranks[0]} "
-                f"called {texts[0]}, but rank {rank} called {text}. Let all "
-                "ranks call the same operations in the same order, with the "
+                f"called {texts[0]}, but rank {rank} called {text}. All ranks "
+                "must call the same operations in the same order, with the "
                 "same sizes and types."
             )
     return texts[0]
 
 
 class _GroupError(RuntimeError):
-    """An error that has the ranks' numbers in the whole group."""
+    """An error whose text uses rank numbers of the whole group."""
 
 
 class _SharedError(_GroupError):
-    """One that each leader hears of, whatever this one does."""
+    """An error that all leaders get without being notified by this one."""
 
 
 def _raise_failure(text: str) -> None:
@@ -211,7 +217,7 @@ def _enforce_usable(name: str, *tensors: Tensor) -> None:
         if not tensor.place.is_cpu_place():
             raise ValueError(
                 f"The backend shm cannot {name} a tensor on {tensor.place}: it "
-                "works on tensors in host memory. Pass tensor.cpu(), or make a "
+                "works on tensors in host memory. Pass tensor.cpu(), or use a "
                 "group with another backend."
             )
         if not tensor.is_contiguous():
@@ -223,16 +229,16 @@ def _enforce_usable(name: str, *tensors: Tensor) -> None:
         if tensor.dtype != tensors[0].dtype:
             raise ValueError(
                 f"{name} got tensors of the types {tensors[0].dtype} and "
-                f"{tensor.dtype}. Pass tensors of one type."
+                f"{tensor.dtype}. Pass tensors of the same type."
             )
 
 
 def _enforce_elements(name: str, larger: Tensor, part: Tensor, parts: int):
     if larger.size != part.size * parts:
         raise ValueError(
-            f"{name} got a tensor of {larger.size} elements and one of "
-            f"{part.size}. Pass one of {part.size * parts} elements for the "
-            "first."
+            f"{name} got a tensor of {larger.size} elements and a tensor of "
+            f"{part.size} elements. The first must have {part.size * parts} "
+            "elements."
         )
 
 
@@ -259,38 +265,38 @@ def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
 
 
 def _divide(total: Tensor, divisor: int) -> None:
-    """Divides a tensor in place, with the rounding of a division."""
+    """Divides a tensor in place, rounded like a division."""
     if divisor & (divisor - 1) == 0:
-        # The inverse of a power of two is exact, and scale_ much faster.
+        # The inverse of a power of two is exact, and scale_ is much faster.
         total.scale_(1 / divisor)
     else:
         total.divide_(paddle.full([], divisor, total.dtype))
 
 
 def _meet() -> None:
-    """Does nothing: ranks have met when they have agreed on an operation."""
+    """Does nothing: agreeing on an operation has already synchronized ranks."""
 
 
 class HierarchicalGroup(PythonProcessGroup):
-    """The group of this process.
+    """One rank of a group whose ranks are on several machines.
 
-    Operations run one after the other, in the order of the calls, on a thread
-    of the group. The first error fails the group: later operations raise it
-    too, and the other ranks of this machine get one at once, because this rank
-    leaves. On other machines operations fail when this machine's leader says
-    so, as it does when it leaves, or when it has died.
+    Operations run one at a time, in call order, on a group thread. The first
+    error fails the group: later operations raise it too. The other ranks of
+    this machine get an error immediately, because this rank leaves the local
+    group. Operations on other machines fail when this machine's leader reports
+    the failure, reports that it leaves, or dies.
 
-    Leaders exchange texts again and again, also between operations, until those
-    of all say that their machines' ranks have come to one. So gloo does not
-    wait for ranks that are late, but for leaders that are stopped.
+    Leaders exchange texts repeatedly, also between operations, until the texts
+    of all leaders say that their machines' ranks have arrived at an operation.
+    So a gloo call waits only for leaders that are stopped, not for late ranks.
 
     Args:
         rank: this process's rank.
-        topology: where the ranks are.
+        topology: which ranks are on which machine.
         local: the group of this machine's ranks.
-        leaders: that of the leaders; None unless this rank is one.
-        links: this leader's connections to the others; None as `leaders`.
-        timeout: how long an operation waits for ranks.
+        leaders: the group of the leaders; None if this rank is not a leader.
+        links: this leader's connections to the others; None like `leaders`.
+        timeout: how long an operation waits for other ranks.
     """
 
     def __init__(
@@ -308,7 +314,7 @@ class HierarchicalGroup(PythonProcessGroup):
             f"here {topology.machines},"
         )
         self._cure = (
-            "Make a group of ranks of one machine, or use the backend gloo."
+            "Create a group within one machine, or use the backend gloo."
         )
         self._rank = rank
         self._size = sum(map(len, topology.machines))
@@ -320,7 +326,7 @@ class HierarchicalGroup(PythonProcessGroup):
         self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
-        self._mutex = threading.Lock()  # with it, nothing follows the last None
+        self._mutex = threading.Lock()  # held so that None is the last call
         self._left = False
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_calls, daemon=True)
@@ -336,9 +342,9 @@ class HierarchicalGroup(PythonProcessGroup):
         return "SHM"
 
     def leave(self) -> None:
-        """Ends this rank's part in the group; operations under way fail.
+        """Leaves the group; operations in flight fail.
 
-        A leader waits for the next exchange of texts, by which it says so.
+        A leader waits for the next exchange of texts, in which it reports this.
         """
         if os.getpid() != self._process:
             return
@@ -468,8 +474,8 @@ class HierarchicalGroup(PythonProcessGroup):
         with self._mutex:
             if self._left:
                 raise RuntimeError(
-                    f"Rank {self._rank} has left the group, by "
-                    "destroy_process_group or at exit. Make a new group with "
+                    f"Rank {self._rank} has left the group, through "
+                    "destroy_process_group or at exit. Create a new group with "
                     "paddle.distributed.new_group."
                 )
             self._calls.put((task, description, operation))
@@ -487,18 +493,18 @@ class HierarchicalGroup(PythonProcessGroup):
                     operation()
                 except Exception as error:
                     self._fail(description, error)
-            # What it holds ends first: a caller who has waited finds its
-            # tensors free, unless a call of gloo was given up.
+            # Drop the references first, so that after a wait no reference to
+            # the caller's tensors remains, unless a gloo call was abandoned.
             del call, operation
             task.end(self._failure)
         if self._links is not None:
             if self._failure is None:
-                # So that the other leaders need not wait in gloo. They may
-                # have ended.
+                # Notify the other leaders, so that they need not wait in gloo.
+                # They may have exited.
                 with contextlib.suppress(_GroupError):
                     self._exchange(
-                        f"{_FAILURE}Rank {self._rank} has left the group, by "
-                        "destroy_process_group or at exit."
+                        f"{_FAILURE}Rank {self._rank} has left the group, "
+                        "through destroy_process_group or at exit."
                     )
             self._links.close()
 
@@ -519,26 +525,28 @@ class HierarchicalGroup(PythonProcessGroup):
         reason = error
         if not isinstance(error, _GroupError):
             reason = self._name_ranks(error)
-        told = f"{description} failed on rank {self._rank}. {reason}"
+        text = f"{description} failed on rank {self._rank}. {reason}"
         self._failure = (
-            f"{told} Mend that, and make a new group or start all ranks again."
+            f"{text} Fix the cause, then create a new group or start all ranks "
+            "again."
         )
         if self._links is not None and not isinstance(error, _SharedError):
-            self._links.tell(told)
-        # So that the other ranks of this machine need not wait.
+            self._links.tell(text)
+        # Leaving makes the other ranks of this machine fail immediately.
         self._local.leave()
 
     def _name_ranks(self, error: Exception) -> str:
         return (
             f"On the machine of the ranks {self.topology.ranks_here()}, which "
-            f"are numbered from 0 in what follows: {error}"
+            f"are numbered from 0 in the following error: {error}"
         )
 
     def _agree(self, description: str) -> None:
         """
-        Waits for all ranks. Raises an error on each of them if two call
-        different operations: gloo ends the process when sizes differ, and a
-        machine's ranks would get results of another operation.
+        Waits for all ranks. Raises an error on each of them if two ranks call
+        different operations. Otherwise gloo would terminate the process if
+        sizes differ, and ranks of a machine would get the result of another
+        operation.
         """
         if self._leaders is not None:
             text = self._lead(description)
@@ -551,17 +559,18 @@ class HierarchicalGroup(PythonProcessGroup):
         _raise_failure(text)
 
     def _lead(self, description: str) -> str:
-        """Returns what the leaders agree on, which the ranks here hear, too."""
+        """Returns the text that the leaders agree on, and sends it to the ranks
+        here."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         here, leaders = self.topology.ranks_here(), self.topology.leaders()
         gathered = task = None
         text = agreed = _NOT_YET
         texts: list[str] = []
-        they_listen = False  # the ranks here, which have come
+        they_listen = False  # all ranks here have arrived and wait for texts
         while agreed == _NOT_YET:
             try:
                 if task is None:
-                    # One that is alone need not change threads.
+                    # A rank that is alone need not switch threads.
                     gathered, task = _begin_to_gather(
                         self._local, description, len(here), len(here) == 1
                     )
@@ -582,7 +591,7 @@ class HierarchicalGroup(PythonProcessGroup):
         return agreed
 
     def _tell_ranks_here(self, text: str) -> str:
-        """Returns the leader's text on each of a machine's ranks."""
+        """Broadcasts the leader's text to its machine's ranks. Returns it."""
         data = _as_bytes(text)
         self._local.broadcast(data, 0, True).wait()
         return _as_text(data)
@@ -590,7 +599,7 @@ class HierarchicalGroup(PythonProcessGroup):
     def _exchange(
         self, text: str, timeout: float = LONGEST_CALL_S
     ) -> list[str]:
-        """Returns the text of each leader."""
+        """Sends this leader's text to the others; returns the text of each."""
 
         def call() -> Tensor:
             size = len(self.topology.machines)
@@ -608,15 +617,15 @@ class HierarchicalGroup(PythonProcessGroup):
         ]
         return (
             f"{_FAILURE}Rank {self._rank} waited {self._timeout} in "
-            f"{description} for the machines {late}, given by their ranks, "
-            "which did not all come. See why one is stopped, slow or "
-            "elsewhere, or pass a longer timeout."
+            f"{description} for the machines with the ranks {late}, which did "
+            "not all arrive. Check why one is stopped, slow or in other code, "
+            "or pass a longer timeout."
         )
 
     def _run_between(self, call: Callable[[], Any], timeout: float) -> Any:
-        """Returns what a call of the leaders' group returns.
+        """Runs a call of the leaders' group and returns its result.
 
-        Errors of gloo name no rank.
+        Replaces errors of gloo, which name no rank.
         """
         try:
             return self._links.run(call, timeout)
@@ -625,12 +634,12 @@ class HierarchicalGroup(PythonProcessGroup):
         except Exception as error:
             raise _GroupError(
                 f"The leaders of the machines, ranks {self.topology.leaders()},"
-                " have lost each other: one has died, has left the group, or "
-                f"was stopped. Look for its error. {error}"
+                " have lost contact: one has died, has left the group, or was "
+                f"stopped. Look for its error. {error}"
             ) from error
 
     def _reduced(self, tensor: Tensor, op: ReduceOp) -> Tensor:
-        """Returns the reduction over all ranks; the same on each."""
+        """Returns the reduction over all ranks, the same on each of them."""
         if tensor.dtype in _HALF_TYPES:
             total = tensor.astype("float32")
         else:
@@ -639,7 +648,10 @@ class HierarchicalGroup(PythonProcessGroup):
         return total.astype(tensor.dtype)
 
     def _reduce_in_place(self, total: Tensor, op: ReduceOp) -> None:
-        """Replaces a tensor, of a type that gloo reduces, on each rank."""
+        """
+        Overwrites a tensor on each rank with the reduction over all ranks.
+        Requires a type that gloo reduces.
+        """
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
@@ -657,15 +669,15 @@ class HierarchicalGroup(PythonProcessGroup):
         machines = self.topology.machines
         largest = max(map(len, machines))
         everything = _empty(len(machines) * largest * data.size)
-        # Gloo gathers the same size from each.
-        here = _empty(largest * data.size)
-        of_machine = _empty(len(self.topology.ranks_here()) * data.size)
-        self._local.all_gather_into_tensor(of_machine, data, True).wait()
+        # Gloo gathers the same size from each leader.
+        padded = _empty(largest * data.size)
+        here = _empty(len(self.topology.ranks_here()) * data.size)
+        self._local.all_gather_into_tensor(here, data, True).wait()
         if self._leaders is not None:
-            here[: of_machine.size] = of_machine
+            padded[: here.size] = here
             self._run_between(
                 lambda: self._leaders.all_gather_into_tensor(
-                    everything, here, True
+                    everything, padded, True
                 ).wait(),
                 self._timeout.total_seconds(),
             )

@@ -11,8 +11,8 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Connections between the leaders of machines, by which each hears at once that
-another one has died or failed. Gloo would wait for 30 seconds.
+"""Connections between the leaders of machines. Through them a leader detects
+immediately that another one has died or failed. Gloo would wait for 30 seconds.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 _SIOCGIFADDR = 0x8915
 _KEY_BYTES = 16
 # A leader's number, or the length of a message, which precedes its text. A
-# message without a text says goodbye.
+# message with an empty text says goodbye.
 _UINT32 = struct.Struct("!I")
-# How long a leader takes that is not stopped. A text fits into its buffers.
+# A leader that is not stopped answers within this time. A text fits into the
+# socket buffers.
 _SHORT_S = 5.0
-# Gloo gives a call up after 30 seconds.
+# A gloo call fails after 30 seconds.
 LONGEST_CALL_S = 35.0
-# A machine or network that fails closes no connection. One that was idle for
-# so long is probed, so often, and counts as broken without an answer: before
-# gloo gives up, which does not know whom it has lost.
+# A machine or network that fails closes no connection. So the kernel probes a
+# connection that was idle for _IDLE_S, and closes it after _PROBES unanswered
+# probes. This is sooner than gloo's timeout, whose error does not name the lost
+# leader.
 _IDLE_S = 10
 _PROBE_INTERVAL_S = 5
 _PROBES = 3
@@ -52,7 +54,7 @@ _open: weakref.WeakSet[LeaderLinks] = weakref.WeakSet()
 
 
 class LinkError(RuntimeError):
-    """Another leader has died, is out of reach, or has said why it failed."""
+    """Another leader has died, is unreachable, or has reported a failure."""
 
 
 def _interface_address(name: str) -> str:
@@ -64,14 +66,14 @@ def _interface_address(name: str) -> str:
         except OSError as error:
             raise RuntimeError(
                 f"GLOO_SOCKET_IFNAME names the network interface {name!r}, "
-                f"whose IPv4 address cannot be had: {error.strerror}. Name one "
-                "that has such an address, see the output of `ip address`."
+                f"which has no usable IPv4 address: {error.strerror}. Set an "
+                "interface with an IPv4 address; `ip address` lists them."
             ) from error
     return socket.inet_ntoa(found[20:24])
 
 
 def _listen() -> socket.socket:
-    """Listens where gloo does: the leaders reach each other there."""
+    """Listens at the address that gloo uses, where leaders reach each other."""
     name = os.environ.get("GLOO_SOCKET_IFNAME")
     if name:
         return socket.create_server((_interface_address(name), 0))
@@ -85,15 +87,15 @@ def _listen() -> socket.socket:
 
 
 class Listener:
-    """Where other leaders connect to this one.
+    """The socket to which other leaders connect.
 
     Attributes:
-        address (str): what they have to know.
+        address (str): the text that they need to connect.
     """
 
     def __init__(self):
         self._socket = _listen()
-        # Strangers that connect do not know it.
+        # Distinguishes leaders from other clients, which do not know it.
         self._key = os.urandom(_KEY_BYTES)
         host, port = self._socket.getsockname()[:2]
         self.address = f"{host} {port} {self._key.hex()}"
@@ -102,7 +104,7 @@ class Listener:
         self._socket.close()
 
     def accept(self, deadline: float) -> tuple[int, socket.socket]:
-        """Returns the number of a leader that has connected."""
+        """Accepts one leader. Returns its number and the connection."""
         while True:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             found, _ = self._socket.accept()
@@ -145,20 +147,20 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 class LeaderLinks:
-    """The connections of one leader.
+    """The connections of one leader to the others.
 
-    It runs calls that wait for other leaders, and stops waiting when one of
-    these has died, which closes its connection, cannot be reached any more, or
-    has said why it failed. The call goes on then, on a thread of this object,
-    and no other one can be made.
+    Runs calls that wait for other leaders, and stops waiting when one of these
+    has died, which closes its connection, is unreachable, or has reported a
+    failure. The call then continues on a thread of this object, and no further
+    call is possible.
 
-    One thread at a time may call the methods.
+    Only one thread at a time may call the methods.
 
     Args:
-        listener: that of this leader; it is closed.
-        ranks: the leaders' ranks.
-        addresses: those of their listeners.
-        number: which of them this leader is.
+        listener: the listener of this leader, which is closed here.
+        ranks: the ranks of the leaders.
+        addresses: the addresses of their listeners.
+        number: the index of this leader among them.
         timeout: how many seconds to wait for the others.
     """
 
@@ -191,8 +193,8 @@ class LeaderLinks:
             raise RuntimeError(
                 f"Rank {ranks[number]} cannot connect to the leaders of the "
                 f"other machines, ranks {list(ranks)}, at {addresses}: {error}."
-                " See that their hosts' names have addresses that the others "
-                "reach, or set GLOO_SOCKET_IFNAME."
+                " Check that each host's name resolves to an address that the "
+                "other machines can reach, or set GLOO_SOCKET_IFNAME."
             ) from error
         finally:
             listener.close()
@@ -207,13 +209,13 @@ class LeaderLinks:
     def run(
         self, call: Callable[[], Any], timeout: float = LONGEST_CALL_S
     ) -> Any:
-        """Returns what a call returns, or raises what it raises.
+        """Runs a call and returns its result, or raises its exception.
 
         Raises:
-            LinkError: another leader has died, failed, or is out of reach.
-            TimeoutError: the call has not ended after `timeout` seconds.
+            LinkError: another leader has died, failed, or is unreachable.
+            TimeoutError: the call has not returned after `timeout` seconds.
         """
-        self._look(0)
+        self._poll_once(0)
         self._is_running = True
         self._calls.put(call)
         deadline = time.monotonic() + timeout
@@ -225,34 +227,34 @@ class LeaderLinks:
                     "Look for a leader that is stopped or cannot be reached, or"
                     " pass a longer timeout."
                 )
-            self._look(left)
+            self._poll_once(left)
         result, error = self._outcome
         self._outcome = (None, None)
         if error is not None:
-            # Gloo does not know which one it has lost.
-            self._look(_SHORT_S)
+            # Prefer a LinkError: gloo's error does not name the lost leader.
+            self._poll_once(_SHORT_S)
             raise error
         return result
 
     def tell(self, text: str) -> None:
-        """Tells all others why this leader's machine fails, or goodbye."""
+        """Sends the others the reason of a failure; an empty one is goodbye."""
         data = text.encode()
         for _, connection in self._peers.values():
-            # One that has died needs no text.
+            # A leader that has died needs no text.
             with contextlib.suppress(OSError):
                 connection.sendall(_UINT32.pack(len(data)) + data)
 
     def close(self) -> None:
-        """Says goodbye. Waits for the end of a call that was given up."""
+        """Says goodbye. Waits until an abandoned call has returned."""
         self.tell("")
         self._calls.put(None)
         self._thread.join(LONGEST_CALL_S)
         self._close_descriptors()
 
     def close_in_child(self) -> None:
-        """Closes what a forked process has inherited.
+        """Closes the descriptors that a forked process has inherited.
 
-        Connections would not break while it lives.
+        Otherwise the connections would stay open as long as the child lives.
         """
         if os.getpid() != self._process:
             self._close_descriptors()
@@ -264,17 +266,17 @@ class LeaderLinks:
         self._ended.close()
         self._ends.close()
 
-    def _look(self, seconds: float) -> None:
-        """Waits for the end of the call, or for a peer that fails."""
+    def _poll_once(self, seconds: float) -> None:
+        """Waits until the call returns or a peer fails, or for the seconds."""
         found = [number for number, _ in self._poll.poll(seconds * 1000)]
         if self._ended.fileno() in found:
             self._ended.recv(1)
             self._is_running = False
             return
         for number in found:
-            self._hear(number)
+            self._receive_text(number)
 
-    def _hear(self, number: int) -> None:
+    def _receive_text(self, number: int) -> None:
         rank, connection = self._peers[number]
         try:
             (length,) = _UINT32.unpack(_receive(connection, _UINT32.size))
@@ -299,7 +301,7 @@ class LeaderLinks:
             del call
             self._outcome = (result, error)
             del result, error
-            # Closed already if the call was given up for long.
+            # Already closed if the call was abandoned for too long.
             with contextlib.suppress(OSError):
                 self._ends.send(b".")
 

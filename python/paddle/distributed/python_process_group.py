@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The base of process groups that are written in Python."""
+"""The base class of process groups that are written in Python."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from paddle.base import core
 
 __all__ = []
 
-# Those of a ProcessGroup, and those that Paddle calls on groups of one kind of
-# device.
+# The methods of ProcessGroup, and methods that Paddle calls on the groups of
+# particular devices.
 _METHODS = frozenset(dir(core.ProcessGroup)) | {
     "get_stream",
     "restart",
@@ -33,13 +33,13 @@ _ON_STREAM = "_on_calc_stream"
 
 
 class PythonProcessGroup:
-    """A group with the methods of a ProcessGroup.
+    """A group with the methods of ProcessGroup.
 
-    Those that a subclass does not define raise NotImplementedError when they
-    are called.
+    Methods that a subclass does not define raise NotImplementedError.
     """
 
-    # What the group is, and what to use for an operation that it lacks.
+    # For the error message: a description of the group, and an alternative for
+    # a missing operation.
     _kind: str
     _cure: str
 
@@ -66,8 +66,8 @@ class PythonProcessGroup:
         """Gathers tensors.
 
         Args:
-            args: a list for the results, a tensor and `sync_op`; or a tensor
-                and one for the results, which makes it asynchronous.
+            args: a list for the results, the input tensor and `sync_op`; or the
+                input tensor and the output tensor, which is asynchronous.
         """
         if len(args) == 2:
             tensor, out = args
@@ -75,7 +75,7 @@ class PythonProcessGroup:
         return self._all_gather_into_list(*args)
 
     def _start_coalescing(self) -> None:
-        """Has no effect: each operation begins when it is called."""
+        """Has no effect, since each operation begins when it is called."""
 
     def _end_coalescing(self, tasks: Any = None) -> None:
-        """Has no effect: tasks are waited for one by one."""
+        """Has no effect, since callers wait for each task."""

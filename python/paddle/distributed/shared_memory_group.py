@@ -11,8 +11,8 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The groups of the backend ``shm``: processes that communicate through shared
-memory, and between machines by gloo.
+"""Groups of the backend ``shm``: processes that communicate through shared
+memory, and between machines through gloo.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-# Ranks do not start at once, however short their operations may take.
+# The shortest timeout for joining, however short the group's timeout is: ranks
+# need time to start.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
 _JOINED = "joined"
-# Begins what a rank publishes that has failed; the reason follows.
+# The prefix of the text that a failed rank publishes; the reason follows.
 _FAILURE = "!"
 # How long a rank that fails waits for the others to fail, too.
 _TIME_TO_FAIL_S = 2.0
-# Of groups across machines, which have groups inside: the number of such a one
-# takes 12 bits more.
+# The largest id of a group across machines. The ids of its inner groups have 12
+# more bits.
 _LARGEST_ID = (1 << 19) - 1
 
 # The groups that this process has joined and not left.
@@ -78,19 +79,19 @@ def join(
     group_id: int,
     timeout: datetime.timedelta,
 ) -> ProcessGroup | HierarchicalGroup:
-    """Makes a group together with its other ranks, on any machines.
+    """Creates a group together with its other ranks, on any machines.
 
     Args:
-        store: what the ranks find each other by.
+        store: the store through which the ranks find each other.
         rank: this process's rank in the group.
         world_size: the number of ranks.
-        group_id: the number of the group.
+        group_id: the id of the group.
         timeout: how long an operation waits for other ranks.
     """
     if timeout < _MILLISECOND:
         raise ValueError(
-            f"The timeout of a group is {timeout}, but no operation ends in "
-            "less than a millisecond. Pass a longer datetime.timedelta."
+            f"The timeout of a group is {timeout}, but it must be at least one "
+            "millisecond. Pass a longer datetime.timedelta."
         )
     try:
         group = _join(store, rank, world_size, group_id, timeout)
@@ -98,7 +99,8 @@ def join(
         _wait_for_failures(store, group_id, world_size)
         raise
     if not _joined:
-        # The last registered runs first: before Paddle destroys its groups.
+        # atexit runs the last registered function first, so this runs before
+        # Paddle destroys its groups.
         atexit.register(_leave_all)
     _joined.append(group)
     return group
@@ -114,7 +116,7 @@ def _join(
     time_to_join = max(timeout, _SHORTEST_JOIN)
     prefix = _prefix(group_id)
     try:
-        # With keys of its own: gloo's are the same in each group.
+        # A store with separate keys, because gloo uses the same in each group.
         own_store = _find_binding().GroupStore(
             store, prefix, time_to_join // _MILLISECOND
         )
@@ -140,8 +142,8 @@ def _prefix(group_id: int) -> str:
 def _wait_for_failures(store: Store, group_id: int, world_size: int) -> None:
     """Waits for the other ranks to fail, too.
 
-    The store ends with the process that has made it, and what a rank has
-    published there about its failure with the store.
+    The process that created the store must live until the other ranks have read
+    the failure that this rank published there.
     """
     key = f"{_prefix(group_id)}failed"
     deadline = time.monotonic() + _TIME_TO_FAIL_S
@@ -153,10 +155,10 @@ def _wait_for_failures(store: Store, group_id: int, world_size: int) -> None:
 
 
 def machine() -> str:
-    """Returns what processes have in common that can share memory."""
+    """Returns a text that is equal in processes that can share memory."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    # They open each other's descriptors, and the files that tensors are in.
+    # Ranks open each other's descriptors, and the files of shared tensors.
     processes = os.readlink("/proc/self/ns/pid")
     memory = os.stat("/dev/shm").st_dev
     return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
@@ -166,8 +168,8 @@ def _find_binding() -> ModuleType:
     binding = find_cpp_module("_process_group_shm")
     if binding is None:
         raise NotImplementedError(
-            "This Paddle was built without the backend shm, a part in C++ for "
-            "Linux. Use the backend gloo."
+            "This Paddle was built without the backend shm, which is a C++ "
+            "module for Linux. Use the backend gloo."
         )
     return binding
 
@@ -186,19 +188,19 @@ def _collect(
     timeout: datetime.timedelta,
 ) -> list[str]:
     """
-    Returns what each rank has published, when all have. Raises an error as soon
-    as it finds one that has failed.
+    Waits until all ranks have published a text, and returns the texts. Raises
+    an error as soon as it finds the failure of a rank.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     texts = []
     for other in range(world_size):
-        # The wait of a store names no rank in its error.
+        # Not store.wait, whose error names no rank.
         while store.add(f"{key}/{other}/is_set", 0) == 0:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"Rank {rank} of group {group_id} waited {timeout} for "
-                    f"rank {other} to make the group, which did not come. Let "
-                    "all its ranks make it, or pass a longer timeout."
+                    f"rank {other} to create the group. Create it on all its "
+                    "ranks, or pass a longer timeout."
                 )
             time.sleep(0.002)
         text = store.get(f"{key}/{other}").decode()
@@ -206,7 +208,7 @@ def _collect(
             reason = text[len(_FAILURE) :].rstrip(". \n")
             raise RuntimeError(
                 f"Rank {other} failed to join group {group_id}: "
-                f"{reason}. Mend that, and make a new group."
+                f"{reason}. Fix the cause, then create a new group."
             )
         texts.append(text)
     return texts
@@ -251,7 +253,7 @@ def _join_machines(
     here, leaders = topology.ranks_here(), topology.leaders()
 
     def inner_id(number: int) -> int:
-        # No program looks up a group by a negative number.
+        # Programs look up groups by id, and never by a negative one.
         return -(group_id << 12 | number) - 1
 
     local = listener = links = between = None
@@ -263,7 +265,8 @@ def _join_machines(
             inner_id(1 + topology.machine),
             timeout,
         )
-        # Not before: the ranks here would not hear of its error.
+        # Create the listener only now: before, the ranks here would not be
+        # notified of its error.
         if rank in leaders:
             listener = Listener()
     except Exception as error:
@@ -271,12 +274,13 @@ def _join_machines(
             local.leave()
         text = (
             f"On the machine of the ranks {here}, which are numbered from 0 in "
-            f"what follows: {error}"
+            f"the following error: {error}"
         )
         _publish(store, "joined", rank, f"{_FAILURE}{text}")
         raise RuntimeError(text) from error
     try:
-        # A leader that waits in gloo would not hear of a rank that has failed.
+        # Collect the outcomes before creating the gloo group: a leader that
+        # waits in gloo would not detect a failed rank.
         _publish(
             store,
             "joined",
@@ -308,7 +312,7 @@ def _join_machines(
 
 
 def leave(groups: Iterable[Group]) -> None:
-    """Leaves the groups of this backend among `groups`."""
+    """Leaves those of `groups` that belong to this backend."""
     for group in groups:
         if group.process_group in _joined:
             _joined.remove(group.process_group)

@@ -39,7 +39,7 @@ using phi::distributed::OperationQueue;
 using phi::distributed::Reduction;
 using phi::distributed::Store;
 
-// The name that an operation has in Python.
+// Returns an operation's name in Python.
 const char* NameOf(CommType type) {
   switch (type) {
     case CommType::ALLREDUCE:
@@ -116,7 +116,7 @@ Reduction ReductionOf(ReduceOp reduction) {
       return Reduction::kAverage;
   }
   PADDLE_THROW(common::errors::InvalidArgument(
-      "There is no reduction number %d. Pass one of paddle.distributed."
+      "Unknown reduction number %d. Pass a value of paddle.distributed."
       "ReduceOp.",
       static_cast<int>(reduction)));
 }
@@ -126,8 +126,8 @@ void EnforceUsable(CommType operation, const phi::DenseTensor& tensor) {
       tensor.numel() == 0 || tensor.initialized(),
       true,
       common::errors::InvalidArgument(
-          "%s got a tensor of shape [%s] that has no memory yet. Give it a "
-          "value, or pass paddle.empty of its shape.",
+          "%s got a tensor of shape [%s] that has no memory yet. Assign it a "
+          "value, or pass paddle.empty(shape).",
           NameOf(operation),
           tensor.dims()));
   PADDLE_ENFORCE_EQ(
@@ -136,7 +136,7 @@ void EnforceUsable(CommType operation, const phi::DenseTensor& tensor) {
       true,
       common::errors::InvalidArgument(
           "The backend shm cannot %s a tensor on %s: it works on tensors in "
-          "host memory. Pass tensor.cpu(), or make a group with another "
+          "host memory. Pass tensor.cpu(), or use a group with another "
           "backend.",
           NameOf(operation),
           tensor.place()));
@@ -159,14 +159,13 @@ void EnforceSameType(CommType operation,
       in.dtype(),
       common::errors::InvalidArgument("%s got an input of type %s and an "
                                       "output of type %s. Pass tensors of "
-                                      "one type.",
+                                      "the same type.",
                                       NameOf(operation),
                                       in.dtype(),
                                       out.dtype()));
 }
 
-// Throws unless an input and the output that is made from it are usable, and of
-// one type.
+// Throws unless an input and its output are usable and have the same type.
 void EnforceUsable(CommType operation,
                    const phi::DenseTensor& out,
                    const phi::DenseTensor& in) {
@@ -175,7 +174,7 @@ void EnforceUsable(CommType operation,
   EnforceSameType(operation, out, in);
 }
 
-// Throws unless `actual`, of a tensor that has `name`, is `expected`.
+// Throws unless the tensor called `name` has the expected number of elements.
 void EnforceElements(CommType operation,
                      const char* name,
                      int64_t actual,
@@ -207,9 +206,9 @@ bool Overlap(const phi::DenseTensor& a, const phi::DenseTensor& b) {
          DataOf(b) < DataOf(a) + BytesOf(a);
 }
 
-// Throws if the input and the output overlap, unless they are one tensor, or
-// the smaller one is the rank's part of the larger one: a rank reads the inputs
-// of others, which must not change meanwhile.
+// Throws if the input and the output overlap, unless they are the same memory
+// or the smaller one is this rank's part of the larger one: other ranks read
+// this rank's input, which must not change meanwhile.
 void EnforceNoOverlap(CommType operation,
                       const phi::DenseTensor& out,
                       const phi::DenseTensor& in,
@@ -245,8 +244,8 @@ std::vector<uint64_t> BytesPerRank(const phi::DenseTensor& tensor,
         0,
         common::errors::InvalidArgument(
             "alltoall got a tensor of %d rows, which cannot be "
-            "divided by %d ranks. Pass the number of rows of each "
-            "rank.",
+            "divided equally among %d ranks. Pass the number of rows of "
+            "each rank.",
             all,
             size));
     rows.assign(size, all / size);
@@ -257,9 +256,9 @@ std::vector<uint64_t> BytesPerRank(const phi::DenseTensor& tensor,
           *std::min_element(rows.begin(), rows.end()) >= 0,
       true,
       common::errors::InvalidArgument(
-          "alltoall got a tensor of %d rows and the sizes [%s], which are "
-          "not "
-          "one number per rank of %d with that sum. Pass sizes that are.",
+          "alltoall got a tensor of %d rows and the sizes [%s]. Pass one "
+          "size, not negative, for each of the %d ranks; their sum must be "
+          "the number of rows.",
           all,
           common::make_ddim(rows),
           size));
@@ -275,7 +274,7 @@ void Copy(char* to, const char* from, uint64_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-// Memory for tensors that lie one after the other.
+// A buffer with room for several tensors, one after the other.
 class Packed {
  public:
   explicit Packed(const std::vector<phi::DenseTensor>& tensors) {
@@ -298,10 +297,10 @@ class Packed {
   std::unique_ptr<char[]> data_;
 };
 
-// What a rank puts into the store begins with one of these. A rank that has no
-// memory of the group cannot say so there.
-constexpr char kHasMemory = '=';  // then comes the memory's id
-constexpr char kHasFailed = '!';  // then comes the reason
+// The first character of the value that a rank sets in the store. A rank that
+// fails to attach reports this in the store, since it has no group memory.
+constexpr char kHasMemory = '=';  // followed by the memory's id
+constexpr char kHasFailed = '!';  // followed by the reason
 
 std::string StoreKey(int group_id, int rank) {
   return "shm_group/" + std::to_string(group_id) + "/" + std::to_string(rank);
@@ -326,13 +325,13 @@ std::string IdFrom(Store* store,
   throw CollectiveError(CollectiveError::Kind::kUnavailable,
                         rank,
                         "Rank " + std::to_string(rank) +
-                            " cannot use the group's memory, so that all ranks "
+                            " cannot use the group's memory, so all ranks "
                             "fail: " +
                             text.substr(text.empty() ? 0 : 1));
 }
 
-// Makes the group's memory, or attaches to that which rank 0 has made. Tells
-// the other ranks whether that worked.
+// Creates the group's memory on rank 0, or attaches to it on other ranks.
+// Publishes the outcome to the other ranks.
 std::unique_ptr<GroupMemory> MakeMemory(Store* store,
                                         const ProcessGroupShmOptions& options) {
   std::string id;
@@ -349,8 +348,8 @@ std::unique_ptr<GroupMemory> MakeMemory(Store* store,
   return memory;
 }
 
-// Waits on rank 0 until all ranks have said whether they have attached. If one
-// has not, fails the group in its memory, where those that have attached wait.
+// Called on rank 0: waits until all ranks have published whether they attached.
+// If one did not, fails the group in its memory, where the attached ranks wait.
 void WaitForMembers(Store* store,
                     const ProcessGroupShmOptions& options,
                     GroupMemory* memory) {
@@ -365,13 +364,13 @@ void WaitForMembers(Store* store,
                       "rank " + std::to_string(rank) +
                           " did not attach to the group's memory within " +
                           std::to_string(options.timeout.count()) +
-                          " ms. See why it is stopped, slow or elsewhere, or "
-                          "pass a longer timeout.");
+                          " ms. Check why it is stopped, slow or in other "
+                          "code, or pass a longer timeout.");
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  // After the loop: a rank that still attached would find no memory.
+  // After the loop: a rank that attaches later would not find the memory.
   for (int rank = 1; rank < options.size; ++rank) {
     try {
       IdFrom(store, options, rank);
@@ -407,14 +406,14 @@ auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
 [[noreturn]] void ThrowForked(int process) {
   PADDLE_THROW(common::errors::Unavailable(
       "This process was forked from process %d, which has joined the group; a "
-      "forked process is no rank of it. Communicate in the parent, or start "
-      "ranks by paddle.distributed.spawn.",
+      "forked process is not a rank of the group. Communicate in the parent, "
+      "or start ranks with paddle.distributed.spawn.",
       process));
 }
 
 }  // namespace
 
-// An operation under way, or one that has ended. Thread-safe.
+// An operation that is in flight or complete. Thread-safe.
 class ProcessGroupShm::ShmTask : public ProcessGroup::Task {
  public:
   ShmTask(int rank, CommType type, bool sync_op)
@@ -422,7 +421,7 @@ class ProcessGroupShm::ShmTask : public ProcessGroup::Task {
     is_completed_ = sync_op;
   }
 
-  // Runs the operation on a thread of the group.
+  // Runs the operation. Called on a group thread.
   template <typename Call>
   void Run(const Call& call) {
     std::exception_ptr error;
@@ -460,7 +459,7 @@ class ProcessGroupShm::ShmTask : public ProcessGroup::Task {
 
   void Synchronize() override { Wait(kWaitTimeout); }
 
-  // As Wait, but does not throw the operation's error.
+  // Like Wait, but does not throw the operation's error.
   void WaitForEnd() {
     std::unique_lock<std::mutex> lock(mutex_);
     completed_.wait(lock, [this] { return is_completed_; });
@@ -496,7 +495,8 @@ ProcessGroupShm::ProcessGroupShm(
 
 ProcessGroupShm::~ProcessGroupShm() {
   if (IsForked()) {
-    // Their threads are not in this process, and their locks may be held.
+    // Leak the queues: their threads are not in this process, and their locks
+    // may be held.
     queue_.release();
     for (auto& item : pair_queues_) item.second.release();
     return;
@@ -525,9 +525,9 @@ std::shared_ptr<ProcessGroupShm::JoinedGroup> ProcessGroupShm::joined() const {
   std::lock_guard<std::mutex> lock(mutex_);
   PADDLE_ENFORCE_NOT_NULL(joined_,
                           common::errors::Unavailable(
-                              "Rank %d has left group %d, by "
-                              "destroy_process_group or at exit. Make "
-                              "a new group with paddle.distributed.new_group.",
+                              "Rank %d has left group %d, through "
+                              "destroy_process_group or at exit. Create a new "
+                              "group with paddle.distributed.new_group.",
                               rank_,
                               gid_));
   return joined_;
@@ -564,8 +564,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
     queue->Run(run);
     return task;
   }
-  // The last gather is the last one in the queue: who waits for it has waited
-  // for those that other threads have called before.
+  // Under the mutex, last_gather_ is the last gathering operation in the queue:
+  // waiting for it includes those that other threads have called before.
   std::lock_guard<std::mutex> lock(mutex_);
   queue->Add([task, run] { task->Run(run); });
   if (type == CommType::ALLGATHER || type == CommType::GATHER ||
@@ -580,7 +580,7 @@ void ProcessGroupShm::EnforceRank(CommType type, int rank) const {
       rank >= 0 && rank < size_,
       true,
       common::errors::InvalidArgument(
-          "%s got rank %d, but group %d has the ranks 0 to %d. Pass one of "
+          "%s got rank %d, but group %d has ranks 0 to %d. Pass one of "
           "them.",
           NameOf(type),
           rank,
@@ -750,7 +750,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
                     false,
                     common::errors::Unimplemented(
                         "The backend shm has no streams, but gather got "
-                        "use_calc_stream. Leave that argument out."));
+                        "use_calc_stream. Omit that argument."));
   const int root = opts.root_rank;
   EnforceRank(kType, root);
   EnforceUsable(kType, in_tensor);
@@ -817,8 +817,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
       Overlap(in_tensor, *out_tensor),
       false,
       common::errors::InvalidArgument(
-          "alltoall got an output that overlaps the input. Pass tensors that "
-          "do not, for example paddle.empty_like(input) as the output."));
+          "alltoall got an output that overlaps the input. Pass separate "
+          "tensors, for example paddle.empty_like(input) as the output."));
   return Submit(
       queue_.get(),
       kType,

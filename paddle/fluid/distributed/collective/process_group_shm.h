@@ -44,17 +44,18 @@ struct ProcessGroupShmOptions {
 // A group of processes of one machine that communicate through shared memory.
 // It works on contiguous tensors in host memory.
 //
-// With sync_op, an operation runs on the calling thread, and its task has
-// ended. Else it runs on a thread of the group, in the order in which the
-// operations were called; sends to a rank and receptions from a rank have an
-// order of their own, so that both directions can be under way at once. The
-// task keeps the tensors alive until then. Its Wait raises the operation's
-// error; with a timeout it returns whether the operation has ended, which goes
-// on if it has not.
+// With sync_op, an operation runs on the calling thread and is complete when
+// the call returns. Otherwise it runs on a group thread, in call order. Sends
+// to a rank and receives from a rank have separate queues, so both directions
+// can be in flight concurrently. The task keeps the tensors alive until the
+// operation completes. Its Wait raises the operation's error. With a timeout,
+// Wait returns whether the operation has completed; the operation continues if
+// it has not.
 //
-// The first rank that dies, leaves, or comes too late fails the group: pending
-// and later operations of all ranks raise an error that names it. So does the
-// first operation that differs from those of the other ranks.
+// The first rank that dies, leaves, or arrives after the timeout fails the
+// group: in-flight and later operations of all ranks raise an error that names
+// this rank. The first operation that differs between ranks also fails the
+// group.
 //
 // Thread-safe, except for the destructor. In a child of fork all operations
 // raise an error.
@@ -62,8 +63,8 @@ class ProcessGroupShm : public ProcessGroup {
  public:
   using TaskPointer = std::shared_ptr<ProcessGroup::Task>;
 
-  // Waits for all ranks, which find each other by the store: the keys have the
-  // group's id.
+  // Waits for all ranks, which find each other through keys in the store that
+  // contain the group's id.
   ProcessGroupShm(const std::shared_ptr<phi::distributed::Store>& store,
                   const ProcessGroupShmOptions& options);
   // Leaves.
@@ -71,13 +72,14 @@ class ProcessGroupShm : public ProcessGroup {
 
   std::string GetBackendName() const override { return "SHM"; }
 
-  // Says that this rank takes no part in later operations; pending ones fail.
-  // Frees the group's memory. Has no effect the second time, or in a child of
-  // fork.
+  // Leaves the group: this rank takes no part in later operations, and
+  // operations in flight fail. Frees the group's memory. Later calls, and calls
+  // in a child of fork, have no effect.
   void Leave();
 
-  // Callers use the context to read the results of operations that gather. Host
-  // memory has no streams that would order that, so this waits for them.
+  // The bindings use the context to split the results of gathering operations.
+  // Host memory has no streams to order this, so these functions wait for the
+  // last gathering operation.
   phi::DeviceContext* GetDeviceContext(const phi::Place& place) const override;
   phi::DeviceContext* GetDeviceContext(const phi::Place& place,
                                        bool use_calc_stream) const override;
@@ -97,9 +99,9 @@ class ProcessGroupShm : public ProcessGroup {
                         const phi::DenseTensor& in_tensor,
                         const AllreduceOptions& opts,
                         bool sync_op) override;
-  // EagerReducer alone calls this, and uses the results without a wait for the
-  // task: it counts on the order of a stream, which host memory does not have.
-  // So the operation has ended when this returns.
+  // Only EagerReducer calls this. It uses the results without waiting for the
+  // task, because it relies on stream order, which host memory does not have.
+  // So the operation is complete when this returns.
   TaskPointer AllReduce(std::vector<phi::DenseTensor>& inputs,   // NOLINT
                         std::vector<phi::DenseTensor>& outputs,  // NOLINT
                         const AllreduceOptions& opts) override;
@@ -132,7 +134,7 @@ class ProcessGroupShm : public ProcessGroup {
                       const phi::DenseTensor& in_tensor,
                       const ScatterOptions& opts,
                       bool sync_op) override;
-  // Sizes are rows of the tensors. No sizes mean equal ones.
+  // Sizes are in rows of the tensors. Empty sizes mean equal parts.
   TaskPointer AllToAll(phi::DenseTensor* out_tensor,
                        const phi::DenseTensor& in_tensor,
                        const std::vector<int64_t>& out_size_each_rank,
@@ -162,7 +164,7 @@ class ProcessGroupShm : public ProcessGroup {
  private:
   class ShmTask;
 
-  // What the operations need. It lives until the last one has ended.
+  // The state that operations use. It lives until the last one completes.
   struct JoinedGroup {
     std::unique_ptr<phi::distributed::GroupMemory> memory;
     std::unique_ptr<phi::distributed::Collectives> collectives;
@@ -174,25 +176,26 @@ class ProcessGroupShm : public ProcessGroup {
   bool IsForked() const;
   // Throws if this rank has left.
   std::shared_ptr<JoinedGroup> joined() const;
-  // The queue of what is sent to a rank, or received from it.
+  // Returns the queue of sends to, or of receives from, a rank.
   phi::distributed::OperationQueue* PairQueue(CommType type, int peer);
-  // Runs an operation now, or has the queue's thread run it.
+  // Runs an operation on this thread if `sync_op`, else on the queue's thread.
   TaskPointer Submit(phi::distributed::OperationQueue* queue,
                      CommType type,
                      bool sync_op,
                      Operation operation);
   void EnforceRank(CommType type, int rank) const;
 
-  const int process_;  // that made the group
+  const int process_;  // the process that created the group
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
   std::shared_ptr<JoinedGroup> joined_;  // guarded by mutex_; null after Leave
-  // The operation whose result the binding splits, and that was called last.
-  // Guarded by mutex_.
+  // The last asynchronous operation whose result the bindings split. Guarded by
+  // mutex_.
   std::weak_ptr<ShmTask> last_gather_;
-  // The operations of all ranks.
+  // The queue of collective operations.
   std::unique_ptr<phi::distributed::OperationQueue> queue_;
-  // Those of two ranks, by direction and peer. Guarded by mutex_.
+  // The queues of point-to-point operations, by direction and peer. Guarded by
+  // mutex_.
   std::map<std::pair<CommType, int>,
            std::unique_ptr<phi::distributed::OperationQueue>>
       pair_queues_;

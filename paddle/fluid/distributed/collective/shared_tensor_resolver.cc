@@ -42,9 +42,9 @@ using phi::distributed::SharedMemoryHandle;
 static_assert(sizeof(SharedLocation) <= sizeof(SharedMemoryHandle),
               "a handle has room for a location");
 
-// Segments that are mapped at once. A mapping keeps the memory of a segment
-// whose processes have all ended.
-constexpr size_t kMostSegments = 64;
+// The number of segments that stay mapped. A mapping keeps a segment's memory
+// allocated even after all of its processes have exited.
+constexpr size_t kMaxSegments = 64;
 
 FileDescriptor Open(const SegmentId& id) {
   FileDescriptor file =
@@ -87,7 +87,7 @@ std::shared_ptr<const void> SharedTensorResolver::Map(
   std::memcpy(&location, handle.data(), sizeof(location));
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<Segment>& segment = segments_[location.id.segment];
-  // Segments grow.
+  // Map again if the segment has grown.
   if (!segment || location.offset + bytes > segment->size) {
     const FileDescriptor file = Open(location.id);
     struct stat status = {};
@@ -98,8 +98,8 @@ std::shared_ptr<const void> SharedTensorResolver::Map(
     return nullptr;
   }
   const std::shared_ptr<Segment> found = segment;
-  // Operations under way keep those that they use.
-  if (segments_.size() > kMostSegments) segments_.clear();
+  // Operations in flight keep the segments that they use.
+  if (segments_.size() > kMaxSegments) segments_.clear();
   return {found,
           static_cast<const char*>(found->mapping.base()) + location.offset};
 }

@@ -28,11 +28,11 @@ namespace paddle {
 namespace distributed {
 
 // Finds tensors whose storage is in the shared memory of
-// paddle.multiprocessing, and maps those of other ranks.
+// paddle.multiprocessing, and maps tensors of other ranks.
 //
-// It has mappings of its own, of the whole segments: the heap of this process
-// would have to be told of each tensor. An operation's sender is a user of the
-// tensor's block as long as the operation lasts.
+// It maps whole segments itself, because the heap of this process would have to
+// register each tensor. The block stays allocated during an operation, because
+// the sending rank holds it until the operation completes.
 //
 // Thread-safe.
 class SharedTensorResolver : public phi::distributed::SharedMemoryResolver {
@@ -51,7 +51,7 @@ class SharedTensorResolver : public phi::distributed::SharedMemoryResolver {
 
   const memory::allocation::SharedLocator locate_;
   std::mutex mutex_;
-  // By number. Guarded by mutex_.
+  // By segment number. Guarded by mutex_.
   std::map<uint64_t, std::shared_ptr<Segment>> segments_;
 };
 

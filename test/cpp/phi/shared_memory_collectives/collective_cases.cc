@@ -231,7 +231,7 @@ void CaseRunner::Run(const OperationCase& operation) {
     for (uint64_t i = 0; i < kGuardBytes; ++i) {
       ASSERT_EQ(taken.data[taken.bytes + i], kGuard) << operation_.Text();
     }
-    // Nobody reads it any more.
+    // No rank reads the buffer any more.
     std::memset(taken.data, kScribble, taken.bytes);
   }
 }
@@ -339,7 +339,7 @@ void CaseRunner::RunScatter() {
 
 void CaseRunner::RunAllToAll() {
   const auto sizes = SizesOf(operation_, bytes_, size_);
-  // What a rank sends are the first bytes of these.
+  // A rank sends the first bytes of its input.
   const auto inputs = Inputs(size_);
   uint64_t in_bytes = 0;
   std::vector<uint64_t> out_sizes;
@@ -382,7 +382,7 @@ OperationCase RandomCase(Random* random, int ranks, uint64_t max_count) {
       static_cast<OperationCase::Kind>((*random)() % OperationCase::kKinds);
   operation.type = both.type;
   operation.reduction = both.reduction;
-  // Small ones and large ones are as frequent.
+  // Small and large counts are equally frequent.
   operation.count = (*random)() % (max_count >> (*random)() % 12);
   operation.root = static_cast<int>((*random)() % ranks);
   operation.in_place = (*random)() % 2 == 0;

@@ -33,8 +33,8 @@ using phi::distributed::PeerAccess;
 using phi::distributed::SharedMemoryHandle;
 using phi::distributed::SharedMemoryResolver;
 
-// Memory of each rank that all ranks have mapped, as tensors in shared memory
-// are. To be made before the ranks are.
+// One arena per rank that all ranks have mapped, in place of tensors in shared
+// memory. Must be created before the ranks.
 class SharedArenas : public SharedMemoryResolver {
  public:
   static constexpr uint64_t kBytesPerRank = 16 << 20;
@@ -45,7 +45,7 @@ class SharedArenas : public SharedMemoryResolver {
   SharedArenas& operator=(const SharedArenas&) = delete;
 
   char* of_rank(int rank) const { return base_ + rank * kBytesPerRank; }
-  // How often this process has mapped memory of another rank.
+  // How many times this process mapped memory of another rank.
   int maps() const { return maps_; }
 
   std::optional<SharedMemoryHandle> Find(const void* address,
@@ -59,7 +59,7 @@ class SharedArenas : public SharedMemoryResolver {
   int maps_{0};
 };
 
-// Where a rank has its buffers.
+// Where a rank allocates its buffers.
 enum class Buffers { kPrivate, kShared, kEither };
 
 struct OperationCase {
@@ -83,11 +83,11 @@ struct OperationCase {
   Kind kind;
   ElementType type;
   Reduction reduction;
-  uint64_t count;  // of elements per rank
+  uint64_t count;  // elements per rank
   int root;
   bool in_place;  // where the operation allows it
-  int shift;      // of buffers, from where they were aligned
-  uint64_t seed;  // of what is in them
+  int shift;      // offset of the buffers from an aligned address
+  uint64_t seed;  // for the content of the buffers
 };
 
 // Runs operations in the process of a rank.
@@ -98,16 +98,16 @@ class CaseRunner {
              Buffers buffers,
              PeerAccess access);
 
-  // Runs an operation, which all ranks have to do. Requires that this rank has
-  // received exactly what it had to, that it has kept its input, and that an
-  // AllReduce has given all ranks the same bits. Throws what the operation
-  // throws.
+  // Runs an operation; all ranks must call this with the same one. Checks that
+  // this rank received exactly the expected data, that its input is unchanged,
+  // and that an AllReduce result is bitwise identical on all ranks. Exceptions
+  // of the operation propagate.
   void Run(const OperationCase& operation);
   int size() const { return size_; }
 
  private:
-  // Memory of this rank for the operation that runs, with bytes behind it that
-  // have to stay as they are.
+  // A buffer of this rank for the current operation, followed by guard bytes
+  // that must stay unchanged.
   struct Taken {
     Buffer memory;  // unless it is in the arena
     char* data;
@@ -140,12 +140,12 @@ class CaseRunner {
   Collectives collectives_;
   Random random_;
   OperationCase operation_{};
-  uint64_t bytes_{0};  // of `count` elements of the operation that runs
+  uint64_t bytes_{0};  // the size of `count` elements of the current operation
   uint64_t used_of_arena_{0};
   std::list<Taken> taken_;
 };
 
-// Returns an operation that depends on the numbers alone.
+// Returns an operation that depends only on the arguments.
 OperationCase RandomCase(Random* random, int ranks, uint64_t max_count);
 
 }  // namespace shared_memory_test

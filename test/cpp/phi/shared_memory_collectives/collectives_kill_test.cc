@@ -23,15 +23,15 @@
 #include "test/cpp/phi/shared_memory_collectives/collective_cases.h"
 #include "test/cpp/phi/shared_memory_collectives/ranks.h"
 
-// Ranks that are killed while all of them do random operations. Each survivor
-// has to get the error, and no wrong result before.
+// Ranks that are killed while all ranks run random operations. Each survivor
+// must get the error, and no wrong result before it.
 namespace shared_memory_test {
 
 using phi::distributed::PeerMemory;
 
 using CollectivesKillTest = SharedMemoryTestCase;
 
-// A longer run is asked for by SHARED_MEMORY_KILLS.
+// SHARED_MEMORY_KILLS sets the number of kills, for longer runs.
 int Kills() {
   const char* const given = std::getenv("SHARED_MEMORY_KILLS");
   return given ? std::atoi(given) : 40;
@@ -61,11 +61,11 @@ void KillOneOf(int size, Buffers buffers, PeerAccess access, Random* random) {
       options);
   for (int rank = 0; rank < size; ++rank) ranks.channel(rank).Await();
   const int victim = static_cast<int>((*random)() % size);
-  usleep((*random)() % 20000);  // some operations later, or none
+  usleep((*random)() % 20000);  // for zero or more operations
   ranks[victim].Kill();
   for (int rank = 0; rank < size; ++rank) {
     if (rank == victim) continue;
-    const Outcome outcome = ranks.HearOutcome(rank);
+    const Outcome outcome = ranks.ReceiveOutcome(rank);
     ASSERT_TRUE(outcome.Is(CollectiveError::Kind::kDied, victim))
         << "Rank " << rank << " of " << size << ", seed " << seed << ": "
         << outcome;
@@ -95,7 +95,8 @@ ISOLATED_TEST(CollectivesKillTest,
   KillMany(Buffers::kEither, PeerAccess::kDirect);
 }
 
-// Has rank 0 read memory of rank 1 before and after `change` in rank 1.
+// Checks that rank 0 can read memory of rank 1 before, but not after, `change`
+// runs in rank 1.
 void ExpectNotReadAfter(const std::function<void(const GroupMemory&)>& change) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     const PeerMemory memory(group, {}, kNever);
@@ -128,8 +129,8 @@ ISOLATED_TEST(CollectivesKillTest, another_program_of_a_process_is_not_read) {
   });
 }
 
-// As a process has it that was given the number of a rank's process, and has
-// other memory at the same address.
+// Simulates a process that reuses the ID of a rank's process, and has different
+// memory at the same address.
 ISOLATED_TEST(CollectivesKillTest, a_process_without_the_group_is_not_read) {
   ExpectNotReadAfter([](const GroupMemory& group) {
     void* const base = reinterpret_cast<void*>(group.base_of(1));

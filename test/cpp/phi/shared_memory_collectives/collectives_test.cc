@@ -37,7 +37,7 @@ using CollectivesTest = SharedMemoryTestCase;
 
 constexpr int kMaxRanks = 4;
 
-// Three ways to read a peer, and two that are mixed.
+// Three ways to read a peer's buffers, and two mixed ones.
 struct Way {
   Buffers buffers;
   PeerAccess access;
@@ -48,7 +48,7 @@ constexpr Way kStaged{Buffers::kPrivate, PeerAccess::kStaged};
 constexpr Way kMappedOrDirect{Buffers::kEither, PeerAccess::kDirect};
 constexpr Way kMappedOrStaged{Buffers::kEither, PeerAccess::kStaged};
 
-// So small that most buffers are larger.
+// Returns options with less staging memory than the size of most buffers.
 GroupOptions SmallStaging() {
   GroupOptions options;
   options.staging_bytes = 24 << 10;
@@ -69,8 +69,8 @@ void RunOnRanks(int size,
   ranks.Finish();
 }
 
-// Every operation once, and those that reduce for every type and reduction,
-// with so many elements.
+// Runs every operation once, and every reducing operation for all types and
+// reductions, with `count` elements.
 void RunAllCases(CaseRunner* runner, uint64_t count, int size) {
   Random random(isolated_test::Seed() + count);
   OperationCase operation{};
@@ -104,9 +104,9 @@ void RunAllCasesOnUpToFourRanks(const Way& way) {
   }
 }
 
-// Sizes next to those at which something changes: a part's alignment, the
-// inline data, a window of staging memory for one piece and for several, all of
-// it, and what is reduced at a time.
+// Runs sizes around all thresholds: a part's alignment, the inline data, a
+// window of staging memory for one piece and for several, all staging memory,
+// and the block that is reduced at a time.
 void RunSizesAtThresholds(const Way& way) {
   const uint64_t staging = SmallStaging().staging_bytes;
   for (const int size : {2, 3}) {
@@ -201,14 +201,14 @@ ISOLATED_TEST(CollectivesTest, a_long_copy_by_direct_reads) {
 }
 
 ISOLATED_TEST(CollectivesTest,
-              an_owner_gets_its_buffer_back_after_the_last_read) {
+              an_operation_returns_after_the_last_read_of_its_buffer) {
   const auto group = GroupInOneProcess(2);
   const PeerMemoryOptions options{PeerAccess::kDirect, nullptr};
   std::thread other([&] { Collectives(group[1].get(), options, kNever); });
   Collectives owner(group[0].get(), options, kNever);
   other.join();
   REQUIRE_TRUE(owner.access() == PeerAccess::kDirect);
-  std::vector<char> data(1000000);  // too many to be staged
+  std::vector<char> data(1000000);  // too large to be staged
   Operation reader(group[1].get(),
                    OperationInfo::Of("broadcast", data.size(), "", "", 0),
                    kNever);
@@ -231,7 +231,7 @@ ISOLATED_TEST(CollectivesTest, a_buffer_in_shared_memory_is_read_where_it_is) {
   ranks.Finish();
 }
 
-// As where a rank may not open the segment of another one.
+// Simulates ranks that may not open each other's segments.
 class UnmappableArenas : public SharedArenas {
  public:
   using SharedArenas::SharedArenas;
@@ -265,12 +265,12 @@ ISOLATED_TEST(CollectivesTest,
   ranks.Finish();
 }
 
-// As another user, or where the system forbids it.
+// Simulates ranks of different users, or a system that forbids direct reads.
 ISOLATED_TEST(CollectivesTest, ranks_stage_if_the_system_forbids_direct_reads) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    // No privilege is left that reads the memory of a process that is not
-    // dumpable.
+    // Without privileges, the memory of a process that is not dumpable cannot
+    // be read.
     REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
     REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
     REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
@@ -297,7 +297,7 @@ ISOLATED_TEST(CollectivesTest, direct_reads_that_fail_later_are_an_error) {
     Collectives collectives(group, {PeerAccess::kDirect, nullptr}, kNever);
     REQUIRE_TRUE(collectives.access() == PeerAccess::kDirect);
     REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
-    std::vector<char> data(1000000);  // too many to be staged
+    std::vector<char> data(1000000);  // too large to be staged
     const Outcome outcome = OutcomeOf([&] {
       collectives.AllGather(data.data(),
                             std::vector<char>(2 * data.size()).data(),
@@ -311,7 +311,7 @@ ISOLATED_TEST(CollectivesTest, direct_reads_that_fail_later_are_an_error) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, a_wrong_argument_is_an_error_and_nothing_else) {
+ISOLATED_TEST(CollectivesTest, an_invalid_argument_does_not_fail_the_group) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     Collectives collectives(group, {}, kNever);
     char data[64] = {};
@@ -396,9 +396,9 @@ ISOLATED_TEST(CollectivesTest, a_message_of_another_size_is_an_error) {
   ranks.Finish();
 }
 
-// As an asynchronous group has them: what two threads send and receive, and the
-// operations of all ranks, need not wait for each other.
-void RunOnThreadsAtOnce(GroupMemory* group, PeerAccess access) {
+// As in an asynchronous group: two threads send and receive, concurrently with
+// collective operations.
+void RunOnThreadsConcurrently(GroupMemory* group, PeerAccess access) {
   constexpr int kTimes = 50;
   constexpr uint64_t kBytes = 100000;
   Collectives collectives(group, {access, nullptr}, kNever);
@@ -430,10 +430,10 @@ void RunOnThreadsAtOnce(GroupMemory* group, PeerAccess access) {
   receiver.join();
 }
 
-ISOLATED_TEST(CollectivesTest, threads_send_receive_and_reduce_at_once) {
+ISOLATED_TEST(CollectivesTest, threads_send_receive_and_reduce_concurrently) {
   for (const auto access : {PeerAccess::kDirect, PeerAccess::kStaged}) {
     Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-      RunOnThreadsAtOnce(group, access);
+      RunOnThreadsConcurrently(group, access);
     });
     ranks.Finish();
   }

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// How a group fails: all ranks are told the same, and why.
+// How a group fails: all ranks get the same error, with the reason.
 
 #include <signal.h>
 #include <unistd.h>
@@ -37,24 +37,24 @@ class GroupFailureTest : public shared_memory_test::SharedMemoryTestCase {};
 constexpr int kSurvivors = 2;
 constexpr int kVictim = 2;  // the last rank
 
-// All ranks meet twice. Then the last one does something else, and the others
-// go on until that fails, and try once more.
+// All ranks meet twice. Then the last rank runs `victim`, and the others keep
+// meeting until that fails, and try once more.
 Ranks RanksThatLoseOne(const Ranks::Body& victim,
                        Milliseconds timeout = kNever) {
   return Ranks(kSurvivors + 1, [&](GroupMemory* group, const Channel& channel) {
     Meet(group);
     Meet(group);
     if (group->rank() == kVictim) return victim(group, channel);
-    auto meet_for_ever = [&] {
+    auto meet_forever = [&] {
       for (;;) Meet(group, timeout);
     };
-    channel.Send(OutcomeOf(meet_for_ever));
+    channel.Send(OutcomeOf(meet_forever));
     channel.Send(OutcomeOf([&] { Meet(group); }));
   });
 }
 
-// Each survivor gets this from the operation that is under way, and from the
-// next one.
+// Expects that each survivor gets this error from the operation in flight, and
+// from the next one.
 void ExpectOfSurvivors(Ranks* ranks,
                        CollectiveKind kind,
                        const std::vector<std::string>& parts,
@@ -62,7 +62,7 @@ void ExpectOfSurvivors(Ranks* ranks,
   std::string text;
   for (int rank = 0; rank < kSurvivors; ++rank) {
     for (int time = 0; time < 2; ++time) {
-      const Outcome outcome = ranks->HearOutcome(rank);
+      const Outcome outcome = ranks->ReceiveOutcome(rank);
       EXPECT_TRUE(outcome.Is(kind, about)) << outcome;
       for (const std::string& part : parts) {
         EXPECT_TRUE(outcome.Says(part)) << part << " is not in: " << outcome;
@@ -95,7 +95,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatIsKilledFailsTheOthers) {
                      "(4096 bytes, float32, sum). Start"});
 }
 
-ISOLATED_TEST(GroupFailureTest, ARankThatIsKilledInAnOperationIsSaidToBe) {
+ISOLATED_TEST(GroupFailureTest, TheErrorNamesTheOperationOfAKilledRank) {
   Ranks ranks =
       RanksThatLoseOne([](GroupMemory* group, const Channel& channel) {
         Operation operation(group, OperationInfo::Of("barrier", 0), kNever);
@@ -116,7 +116,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatIsKilledBeforeAllOperationsIsNamed) {
   });
   ranks.channel(1).Await();
   ranks[1].Kill();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
   EXPECT_TRUE(outcome.Says("It had begun no operation")) << outcome;
 }
@@ -130,12 +130,12 @@ ISOLATED_TEST(GroupFailureTest, RankZeroIsARankLikeTheOthers) {
   ranks.channel(0).Await();
   ranks[0].Kill();
   for (int rank : {1, 2}) {
-    const Outcome outcome = ranks.HearOutcome(rank);
+    const Outcome outcome = ranks.ReceiveOutcome(rank);
     EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 0)) << outcome;
   }
 }
 
-ISOLATED_TEST(GroupFailureTest, TwoRanksThatAreKilledAtOnceAreOneFailure) {
+ISOLATED_TEST(GroupFailureTest, TwoRanksKilledTogetherCauseOneFailure) {
   Ranks ranks(4, [](GroupMemory* group, const Channel& channel) {
     Meet(group);
     if (group->rank() >= 2) return AwaitDeath(group, channel);
@@ -143,14 +143,14 @@ ISOLATED_TEST(GroupFailureTest, TwoRanksThatAreKilledAtOnceAreOneFailure) {
   });
   for (int rank : {2, 3}) ranks.channel(rank).Await();
   for (int rank : {2, 3}) ranks[rank].Kill();
-  const Outcome first = ranks.HearOutcome(0);
-  const Outcome second = ranks.HearOutcome(1);
+  const Outcome first = ranks.ReceiveOutcome(0);
+  const Outcome second = ranks.ReceiveOutcome(1);
   EXPECT_EQ(first.kind, CollectiveKind::kDied);
   EXPECT_GE(first.rank, 2);
   EXPECT_STREQ(first.text, second.text);
 }
 
-ISOLATED_TEST(GroupFailureTest, AProcessThatEndsAtOnceHasDied) {
+ISOLATED_TEST(GroupFailureTest, AProcessThatEndsWithoutLeavingHasDied) {
   Ranks ranks =
       RanksThatLoseOne([](GroupMemory*, const Channel&) { _exit(0); });
   ExpectOfSurvivors(&ranks, CollectiveKind::kDied, {"ended without leaving"});
@@ -166,7 +166,7 @@ ISOLATED_TEST(GroupFailureTest, AProcessThatExitsHasLeft) {
       {"Rank 2 " + process + " has left the group", "all_reduce number 2"});
 }
 
-ISOLATED_TEST(GroupFailureTest, ARankThatDeletesItsGroupHasLeft) {
+ISOLATED_TEST(GroupFailureTest, ARankThatDestroysItsGroupHasLeft) {
   Ranks ranks = RanksThatLoseOne([](GroupMemory*, const Channel&) {});
   ExpectOfSurvivors(&ranks, CollectiveKind::kLeft, {"has left the group"});
 }
@@ -181,7 +181,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatLeavesFailsItsOwnThreads) {
   EXPECT_TRUE(outcome.Is(CollectiveKind::kLeft, 0)) << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, WhatARankHasEndedBeforeItLeavesIsThere) {
+ISOLATED_TEST(GroupFailureTest, OperationsThatARankEndedBeforeItLeftComplete) {
   const auto group = GroupInOneProcess(2);
   {
     Operation operation(group[1].get(), SomeOperation(), kNever);
@@ -194,7 +194,7 @@ ISOLATED_TEST(GroupFailureTest, WhatARankHasEndedBeforeItLeavesIsThere) {
   EXPECT_TRUE(outcome.Is(CollectiveKind::kLeft, 1)) << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, ARankThatGivesUpAnOperationFailsTheOthers) {
+ISOLATED_TEST(GroupFailureTest, ARankThatAbortsAnOperationFailsTheOthers) {
   Ranks ranks = RanksThatLoseOne([](GroupMemory* group, const Channel&) {
     try {
       Operation operation(group, SomeOperation(), kNever);
@@ -206,7 +206,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatGivesUpAnOperationFailsTheOthers) {
   });
   ExpectOfSurvivors(&ranks,
                     CollectiveKind::kAborted,
-                    {"gave up all_reduce number 3 (4096 bytes, float32, sum)"});
+                    {"aborted all_reduce number 3 (4096 bytes, float32, sum)"});
 }
 
 ISOLATED_TEST(GroupFailureTest, ARankMayAbortTheGroupForAReason) {
@@ -220,7 +220,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatIsStoppedFailsTheOthersAtTheTimeout) {
   Ranks ranks = RanksThatLoseOne(
       [](GroupMemory* group, const Channel& channel) {
         AwaitDeath(group, channel);
-        // Its own later operations fail as those of the others do.
+        // Later operations of the stopped rank fail, like those of the others.
         channel.Send(OutcomeOf([&] { Meet(group); }));
       },
       kSoon);
@@ -235,7 +235,7 @@ ISOLATED_TEST(GroupFailureTest, ARankThatIsStoppedFailsTheOthersAtTheTimeout) {
                      "2 (4096 bytes, float32, sum)"});
   kill(ranks[kVictim].pid(), SIGCONT);
   ranks.channel(kVictim).Signal();
-  const Outcome own = ranks.HearOutcome(kVictim);
+  const Outcome own = ranks.ReceiveOutcome(kVictim);
   EXPECT_TRUE(own.Is(CollectiveKind::kTimedOut, kVictim)) << own;
 }
 
@@ -247,7 +247,7 @@ ISOLATED_TEST(GroupFailureTest,
   EXPECT_TRUE(outcome.Says("rank 1 (which has not attached)")) << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, RanksThatCallDifferentOperationsAreToldWhich) {
+ISOLATED_TEST(GroupFailureTest, TheErrorOfDifferentOperationsDescribesBoth) {
   const OperationInfo others[] = {
       OperationInfo::Of("broadcast", 4096, "float32", "sum"),
       OperationInfo::Of("all_reduce", 4095, "float32", "sum"),
@@ -274,8 +274,7 @@ ISOLATED_TEST(GroupFailureTest, RanksThatCallDifferentOperationsAreToldWhich) {
   }
 }
 
-ISOLATED_TEST(GroupFailureTest,
-              ASenderAndAReceiverOfDifferentSizesAreToldThem) {
+ISOLATED_TEST(GroupFailureTest, TheErrorOfDifferentMessageSizesDescribesBoth) {
   const auto group = GroupInOneProcess(2);
   Operation send(group[0].get(), OperationInfo::Of("send", 8), 0, 1, kNever);
   Operation receive(group[1].get(), OperationInfo::Of("recv", 9), 0, 1, kNever);
@@ -288,7 +287,7 @@ ISOLATED_TEST(GroupFailureTest,
       << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, APairHearsOfTheDeathOfAnotherRank) {
+ISOLATED_TEST(GroupFailureTest, APairDetectsTheDeathOfAnotherRank) {
   Ranks ranks(3, [](GroupMemory* group, const Channel& channel) {
     Meet(group);
     if (group->rank() == 2) return AwaitDeath(group, channel);
@@ -297,7 +296,7 @@ ISOLATED_TEST(GroupFailureTest, APairHearsOfTheDeathOfAnotherRank) {
   });
   ranks.channel(2).Await();
   ranks[2].Kill();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 2)) << outcome;
 }
 
@@ -309,43 +308,43 @@ ISOLATED_TEST(GroupFailureTest, APairDoesNotNeedARankThatHasLeft) {
     outcome =
         OutcomeOf([&] { EXPECT_EQ(ReceiveNumber(group[1].get(), 0), 5); });
   });
-  // It has looked whether others are alive by then.
+  // By then the receiver has checked whether the others are alive.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   SendNumber(group[0].get(), 5, 1);
   receiver.join();
   EXPECT_FALSE(outcome.failed) << outcome;
 }
 
-// A sender of small data waits for nobody.
-ISOLATED_TEST(GroupFailureTest, ARankThatWaitsForNobodyHearsOfADeath) {
+// A sender of small data waits for no other rank.
+ISOLATED_TEST(GroupFailureTest, ARankThatNeverWaitsDetectsADeath) {
   Ranks ranks(2, [](GroupMemory* group, const Channel& channel) {
     Meet(group);
     if (group->rank() == 1) return AwaitDeath(group, channel);
     channel.Await();
-    // Longer than a rank goes on without a look at the others.
+    // Longer than the interval between two checks of the others.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     channel.Send(OutcomeOf([&] { SendNumber(group, 1, 1); }));
   });
   ranks.channel(1).Await();
   ranks[1].Kill();
   ranks.channel(0).Signal();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, ARankWhoseDescriptorIsClosedIsAliveAndSaysSo) {
+ISOLATED_TEST(GroupFailureTest, ARankWhoseDescriptorIsClosedReportsThis) {
   Ranks ranks =
       RanksThatLoseOne([](GroupMemory* group, const Channel& channel) {
         CloseAllBut(channel.fd());
         MeetUntilItFails(group, channel);
       });
-  const Outcome outcome = ranks.HearOutcome(kVictim);
+  const Outcome outcome = ranks.ReceiveOutcome(kVictim);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kClosed, kVictim)) << outcome;
   ExpectOfSurvivors(&ranks, CollectiveKind::kClosed, {"closed the group's"});
   ranks[kVictim].Finish();
 }
 
-ISOLATED_TEST(GroupFailureTest, MemoryThatCannotBeReadIsThatOfADeadRank) {
+ISOLATED_TEST(GroupFailureTest, UnreadableMemoryOfADeadRankReportsItsDeath) {
   Ranks ranks(2, [](GroupMemory* group, const Channel& channel) {
     Meet(group);
     if (group->rank() == 1) return AwaitDeath(group, channel);
@@ -358,11 +357,11 @@ ISOLATED_TEST(GroupFailureTest, MemoryThatCannotBeReadIsThatOfADeadRank) {
   ranks.channel(1).Await();
   ranks[1].Kill();
   ranks.channel(0).Signal();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
 }
 
-ISOLATED_TEST(GroupFailureTest, MemoryOfALivingRankThatCannotBeReadIsAnError) {
+ISOLATED_TEST(GroupFailureTest, UnreadableMemoryOfALivingRankAbortsTheGroup) {
   const auto group = GroupInOneProcess(2);
   Operation operation(group[0].get(), SomeOperation(), kSoon);
   const Outcome outcome =

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// What forks do to a group: nothing, and a child has no part in it.
+// A fork does not affect a group, and the child is not a member of it.
 
 #include <signal.h>
 #include <sys/syscall.h>
@@ -34,7 +34,7 @@ using CollectiveKind = CollectiveError::Kind;
 
 class GroupForkTest : public shared_memory_test::SharedMemoryTestCase {};
 
-// Runs in a child of this process, and waits for it.
+// Runs the body in a forked child, and waits for the child.
 void InChild(const std::function<void()>& body) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -44,7 +44,7 @@ void InChild(const std::function<void()>& body) {
   EXPECT_EQ(status, 0);
 }
 
-ISOLATED_TEST(GroupForkTest, AChildHasNoPartInTheGroup) {
+ISOLATED_TEST(GroupForkTest, AChildIsNotAMemberOfTheGroup) {
   auto group = GroupInOneProcess(2);
   InChild([&] {
     const Outcome meet = OutcomeOf([&] { Meet(group[0].get()); });
@@ -68,7 +68,7 @@ ISOLATED_TEST(GroupForkTest, AChildHasNoDescriptorOfTheGroup) {
   InChild([&] { EXPECT_EQ(Possessions::Now().descriptors, before); });
 }
 
-ISOLATED_TEST(GroupForkTest, AChildMayMakeAGroupOfItsOwn) {
+ISOLATED_TEST(GroupForkTest, AChildMayCreateItsOwnGroup) {
   const auto group = GroupInOneProcess(2);
   InChild([] {
     const auto own = GroupInOneProcess(2);
@@ -78,11 +78,11 @@ ISOLATED_TEST(GroupForkTest, AChildMayMakeAGroupOfItsOwn) {
   });
 }
 
-ISOLATED_TEST(GroupForkTest, AnOperationUnderWayIsTheParentsAlone) {
+ISOLATED_TEST(GroupForkTest, AnOperationInFlightBelongsToTheParentOnly) {
   const auto group = GroupInOneProcess(2);
   {
     Operation operation(group[0].get(), SomeOperation(), kNever);
-    // A copy of the operation is destroyed there.
+    // The child destroys a copy of the operation.
     InChild([&] {
       EXPECT_THROW(
           {
@@ -126,12 +126,12 @@ ISOLATED_TEST(GroupForkTest, AChildDoesNotKeepItsDeadParentAlive) {
   });
   ranks.channel(1).Await();
   ranks[1].Kill();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
 }
 
-// No handler of a fork runs in such a child, so that it has the descriptor.
-ISOLATED_TEST(GroupForkTest, AChildByCloneDoesNotKeepItsDeadParentAlive) {
+// No fork handler runs for a raw clone, so the child keeps the descriptor.
+ISOLATED_TEST(GroupForkTest, AChildOfCloneDoesNotKeepItsDeadParentAlive) {
   Ranks ranks(2, [](GroupMemory* group, const Channel& channel) {
     Meet(group);
     if (group->rank() == 0) return MeetUntilItFails(group, channel);
@@ -144,13 +144,13 @@ ISOLATED_TEST(GroupForkTest, AChildByCloneDoesNotKeepItsDeadParentAlive) {
   });
   ranks.channel(1).Await();
   ranks[1].Kill();
-  const Outcome outcome = ranks.HearOutcome(0);
+  const Outcome outcome = ranks.ReceiveOutcome(0);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
 }
 
 ISOLATED_TEST(GroupForkTest, AChildThatExitsDoesNotLeaveForItsParent) {
   const auto group = GroupInOneProcess(2);
-  InChild([] {});  // exits, with all handlers
+  InChild([] {});  // calls exit, which runs all handlers
   std::thread other([&] { Meet(group[1].get()); });
   Meet(group[0].get());
   other.join();

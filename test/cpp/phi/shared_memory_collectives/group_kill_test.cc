@@ -12,11 +12,11 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Groups whose ranks run operations of all kinds until one of them is killed,
-// at any instant. Every other rank has right results until then, and an error
-// that names the rank after that; nothing is left.
+// Groups whose ranks run operations of all kinds until one rank is killed at a
+// random instant. Every other rank gets correct results until then, and
+// afterwards an error that names the killed rank; no resources are leaked.
 //
-// GROUP_KILLS is how many are killed in all, 100 unless it is set.
+// GROUP_KILLS is the number of killed ranks in all, 100 by default.
 
 #include <algorithm>
 #include <chrono>
@@ -44,7 +44,8 @@ int Kills() {
   return given ? std::atoi(given) : 100;
 }
 
-// Any rank can tell what another one has at some place of an operation.
+// Returns the data of a rank in a round of an operation. Any rank can compute
+// it.
 uint8_t ByteOf(int rank, uint64_t number, uint64_t round) {
   return static_cast<uint8_t>(31 * rank + 7 * number + 3 * round + 1);
 }
@@ -70,7 +71,7 @@ void ExchangeInline(GroupMemory* group, uint64_t number, uint64_t size) {
   operation.End();
 }
 
-// The root waits for nobody, unless it is too far ahead.
+// The root waits for no other rank, unless it is too far ahead.
 void Broadcast(GroupMemory* group, uint64_t number, uint64_t size, int root) {
   Operation operation(
       group, OperationInfo::Of("broadcast", size, "", "", root), kNever);
@@ -85,8 +86,8 @@ void Broadcast(GroupMemory* group, uint64_t number, uint64_t size, int root) {
   operation.End();
 }
 
-// Two windows of staging memory in turn. A round writes to the one that
-// everybody has read in the round before the last.
+// Alternates between two windows of staging memory. A round writes to the
+// window that all ranks have read in the round before the last.
 void ExchangeByStaging(GroupMemory* group, uint64_t number, uint64_t size) {
   constexpr uint64_t kRounds = 5;
   Operation operation(group, OperationInfo::Of("all_to_all", size), kNever);
@@ -113,7 +114,7 @@ void Pass(GroupMemory* group, uint64_t number) {
   ASSERT_EQ(ReceiveNumber(group, previous), number + previous);
 }
 
-// All ranks choose the same.
+// Runs random operations, the same ones on all ranks.
 void Run(GroupMemory* group, uint64_t seed) {
   std::mt19937_64 random(seed);
   for (uint64_t number = 0;; ++number) {
@@ -127,7 +128,7 @@ void Run(GroupMemory* group, uint64_t seed) {
   }
 }
 
-ISOLATED_TEST(GroupKillTest, EveryOtherRankHearsOfARankThatIsKilled) {
+ISOLATED_TEST(GroupKillTest, EveryOtherRankDetectsAKilledRank) {
   ASSERT_GT(Kills(), 0);
   const Possessions before = Possessions::Now();
   std::mt19937_64 random(Seed());
@@ -148,7 +149,7 @@ ISOLATED_TEST(GroupKillTest, EveryOtherRankHearsOfARankThatIsKilled) {
     ranks[victim].Kill();
     for (int rank = 0; rank < size; ++rank) {
       if (rank == victim) continue;
-      const Outcome outcome = ranks.HearOutcome(rank);
+      const Outcome outcome = ranks.ReceiveOutcome(rank);
       const std::chrono::duration<double, std::milli> time =
           std::chrono::steady_clock::now() - start;
       times.push_back(time.count());
@@ -158,8 +159,8 @@ ISOLATED_TEST(GroupKillTest, EveryOtherRankHearsOfARankThatIsKilled) {
   }
   std::sort(times.begin(), times.end());
   std::printf(
-      "Ranks heard of a death in %.1f ms, the median; the last of 100 in %.1f "
-      "ms.\n",
+      "Ranks detected a death in %.1f ms (median), %.1f ms (99th percentile)."
+      "\n",
       times[times.size() / 2],
       times[times.size() * 99 / 100]);
   EXPECT_EQ(Possessions::Now(), before);

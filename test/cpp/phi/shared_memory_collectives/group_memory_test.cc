@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// How groups are made and joined, and what is left of them.
+// How groups are created and joined, and which resources they release.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -48,7 +48,7 @@ ISOLATED_TEST(GroupMemoryTest, AGroupOfOneRankNeedsNoOther) {
   for (uint64_t i = 0; i < 100; ++i) EXPECT_EQ(Sum(group.get(), i), i);
 }
 
-ISOLATED_TEST(GroupMemoryTest, AllRanksHaveOneIdAndOneNumber) {
+ISOLATED_TEST(GroupMemoryTest, AllRanksHaveTheSameIdAndRandomNumber) {
   const auto group = GroupInOneProcess(3);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(group[rank]->rank(), rank);
@@ -63,7 +63,7 @@ ISOLATED_TEST(GroupMemoryTest, AllRanksHaveOneIdAndOneNumber) {
   EXPECT_EQ(other->base_of(1), 0);
 }
 
-ISOLATED_TEST(GroupMemoryTest, TheNumberIsAtTheBaseOfEveryRanksProcess) {
+ISOLATED_TEST(GroupMemoryTest, TheRandomNumberIsInTheMemoryOfEveryRank) {
   Ranks ranks(2, [](GroupMemory* group, const Channel&) {
     Meet(group);
     for (int rank = 0; rank < 2; ++rank) {
@@ -75,7 +75,7 @@ ISOLATED_TEST(GroupMemoryTest, TheNumberIsAtTheBaseOfEveryRanksProcess) {
           sizeof(number)};
       const auto got =
           process_vm_readv(group->process_of(rank), &to, 1, &from, 1, 0);
-      // Some containers forbid it.
+      // Some containers forbid process_vm_readv.
       if (got != -1) {
         EXPECT_EQ(number, group->random_number());
       }
@@ -85,7 +85,7 @@ ISOLATED_TEST(GroupMemoryTest, TheNumberIsAtTheBaseOfEveryRanksProcess) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(GroupMemoryTest, AGroupHasFromOneRankToTheMost) {
+ISOLATED_TEST(GroupMemoryTest, AnUnsupportedGroupSizeIsAnError) {
   const int most = phi::distributed::GroupLayout::kMaxRanks;
   for (int size : {-1, 0, most + 1}) {
     const Outcome outcome = OutcomeOf([&] { GroupMemory::Create(size); });
@@ -103,7 +103,7 @@ ISOLATED_TEST(GroupMemoryTest, ALargeGroupMeets) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// So that no file of this process gets more memory than this.
+// Limits the size of the files of this process.
 class FilesUpTo {
  public:
   explicit FilesUpTo(uint64_t bytes) : limited_(RLIMIT_FSIZE, bytes) {
@@ -146,7 +146,7 @@ ISOLATED_TEST(GroupMemoryTest, WithoutDescriptorsThereIsAnError) {
   EXPECT_TRUE(attach.Is(CollectiveKind::kUnavailable, -1)) << attach;
 }
 
-ISOLATED_TEST(GroupMemoryTest, AnIdThatIsNoneIsNamed) {
+ISOLATED_TEST(GroupMemoryTest, AnInvalidIdIsNamed) {
   const auto group = GroupMemory::Create(2);
   for (const std::string& id : {std::string(),
                                 std::string("12"),
@@ -185,7 +185,7 @@ ISOLATED_TEST(GroupMemoryTest, ARankIsTakenOnlyOnce) {
   GroupMemory::Attach(group->id(), 2);
 }
 
-// Returns what an attempt to attach by this id says.
+// Returns the outcome of attaching with this id.
 Outcome Attempt(const std::string& id) {
   return OutcomeOf([&] { GroupMemory::Attach(id, 1); });
 }
@@ -198,7 +198,7 @@ ISOLATED_TEST(GroupMemoryTest, AGroupWhoseFirstRankIsGoneCannotBeJoined) {
     }));
     channel.Await();
   });
-  const std::string id = ranks.HearOutcome(0).text;
+  const std::string id = ranks.ReceiveOutcome(0).text;
   ranks[0].Kill();
   const Outcome outcome = Attempt(id);
   EXPECT_TRUE(outcome.Is(CollectiveKind::kUnavailable, -1)) << outcome;
@@ -223,8 +223,8 @@ ISOLATED_TEST(GroupMemoryTest, AnotherFileIsNotTakenForAGroup) {
   const Possessions before = Possessions::Now();
   FILE* const file = std::tmpfile();
   const int other = fileno(file);
-  // No file, a device, a file that is too short, one that is not sealed, and a
-  // group with another number.
+  // No file, a device, a file that is too short, a file that is not sealed, and
+  // a group with another number.
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {1000, null, other}) {
     const Outcome outcome = Attempt(IdWith(fd, number));
@@ -247,7 +247,7 @@ ISOLATED_TEST(GroupMemoryTest, AnotherFileIsNotTakenForAGroup) {
   EXPECT_EQ(Possessions::Now(), before);
 }
 
-// Returns a rank's attempt to join a copy of a group's memory.
+// Returns the outcome of joining a copy of a group's memory.
 Outcome AttemptWithCopy(uint64_t more_bytes, bool sealed) {
   const auto group = GroupMemory::Create(2);
   uint32_t process = 0;
@@ -284,7 +284,7 @@ ISOLATED_TEST(GroupMemoryTest, AGroupLeavesNeitherDescriptorsNorMappings) {
   EXPECT_EQ(Possessions::Now(), before);
 }
 
-ISOLATED_TEST(GroupMemoryTest, AWrongPairOfRanksIsNamed) {
+ISOLATED_TEST(GroupMemoryTest, AnInvalidPairOfRanksIsAnError) {
   const auto group = GroupInOneProcess(3);
   for (const auto& pair : {std::make_pair(0, 0),
                            std::make_pair(1, 2),

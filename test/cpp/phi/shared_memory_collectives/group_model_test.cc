@@ -12,18 +12,18 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The protocol of operations, explored in full: every state that the ranks of a
-// channel can come to, where each access to shared memory and each system call
-// is a step, and a rank may be killed between any two. What no order of steps
-// breaks is proven, for so many ranks, operations and deaths; versions that
+// Model checking of the protocol of operations: explores every reachable state
+// of the ranks of a channel. Each access to shared memory and each system call
+// is a step, and a rank may be killed between any two steps. This proves the
+// protocol for the given numbers of ranks, operations and deaths. Variants that
 // lack one of the precautions show that the explorer finds such faults.
 //
-// The model follows Operation and GroupMemory by hand: a change of their
-// accesses to shared memory, or of the order of them, has to be made here too.
-// Every step is sequentially consistent here. A rank that sleeps is woken, or
-// the interval after which it looks at the others ends. The latter does not
-// make up for a lack of the former: a state in which nothing but the ends of
-// intervals can come counts as an end.
+// The model is a manual copy of Operation and GroupMemory: any change to their
+// accesses to shared memory, or to the order of these, must be repeated here.
+// All steps are sequentially consistent. A sleeping rank continues when it is
+// woken, or when the interval ends after which it checks the others. The
+// interval must not hide a missing wake-up: a state in which only intervals can
+// end counts as a final state.
 
 #include <array>
 #include <cstdint>
@@ -42,23 +42,23 @@ constexpr int kMostRanks = 3;
 constexpr int kMostEntries = 2;
 
 enum class Kind : uint8_t {
-  kExchange,   // everybody reads what everybody has
-  kBroadcast,  // the others read what rank 0 has, which waits for nobody
-  kStaging,    // as kExchange, with staging memory too
+  kExchange,   // every rank reads the data of every other rank
+  kBroadcast,  // the others read the data of rank 0, which never waits
+  kStaging,    // like kExchange, but also with staging memory
 };
 
 enum class Scheme {
   kProtocol,
-  // The protocol with something left out or changed.
+  // The protocol with one step omitted or moved.
   kNoWaitForEntry,
   kNoWaitForStaging,
   kPublishBeforeWriting,
-  kNoCount,           // of those that sleep, before they look once more
-  kLookAtCountFirst,  // then publish
-  kNoCompare,         // by the system, before a rank sleeps
-  kNoWake,            // by the end of an operation
-  kNoLook,            // whether others are alive
-  kProgressFirst,     // read before the look whether its rank is alive
+  kNoCount,         // sleepers are not counted before they check once more
+  kReadCountFirst,  // the count is read before the phase is published
+  kNoCompare,       // the kernel does not compare before a rank sleeps
+  kNoWake,          // the end of an operation does not wake sleepers
+  kNoLook,          // waiting ranks do not check whether others are alive
+  kProgressFirst,   // progress is read before the check for a death
 };
 
 struct Limits {
@@ -68,7 +68,7 @@ struct Limits {
   int kills;
 };
 
-// What a rank does next.
+// The next step of a rank.
 enum At : uint8_t {
   kBegin,
   // A wait for the rank `peer`
@@ -81,7 +81,7 @@ enum At : uint8_t {
   kUncount,
   kLookAgain,
   kCheckFailure,
-  // A look whether the rank `other` is alive
+  // A check whether the rank `other` is alive
   kSeeDeath,
   kReadProgress,
   kFail,
@@ -96,7 +96,7 @@ enum At : uint8_t {
   kWake,
   kRead,
   kReadStaging,
-  // For ever
+  // Final states
   kDone,
   kFailed,
   kDead,
@@ -105,9 +105,9 @@ enum At : uint8_t {
 // What a rank waits for.
 enum Goal : uint8_t { kEntryFree, kStagingFree, kPublished };
 
-constexpr char kStale[] = "a rank reads what is not of this operation";
+constexpr char kStale[] = "a rank reads data of another operation";
 constexpr char kStuck[] = "a rank waits forever";
-constexpr char kNeedless[] = "a rank fails, and no rank that it needs is dead";
+constexpr char kNeedless[] = "a rank fails, but no rank that it needs is dead";
 
 struct Rank {
   uint8_t at;
@@ -116,10 +116,11 @@ struct Rank {
   uint8_t other;
   uint8_t operation;  // from 1
   uint8_t seen;       // progress of the peer
-  uint8_t staged;     // the last operation that has used the staging memory
-  uint8_t ends;       // the operation, else it publishes the phase
-  // In shared memory: twice the operation that the rank has ended, or one less
-  // if it has only published; and the operation whose data there is, or 0.
+  uint8_t staged;     // the last operation that used the staging memory
+  uint8_t ends;       // whether kPublish ends the operation
+  // In shared memory: `progress` is twice the operation that the rank has
+  // ended, or one less if it has only published. `entries` and `staging` have
+  // the operation whose data they contain, or 0.
   uint8_t progress;
   uint8_t sleepers;
   uint8_t entries[kMostEntries];
@@ -140,7 +141,7 @@ bool IsOver(const Rank& rank) {
   return rank.at == kDone || rank.at == kFailed || rank.at == kDead;
 }
 
-// All states that have been reached, in the order in which they were.
+// All reached states, in the order in which they were reached.
 class States {
  public:
   States() : table_(size_t{1} << 16, 0) {}
@@ -192,7 +193,7 @@ class Explorer {
   Explorer(Scheme scheme, const Limits& limits)
       : scheme_(scheme), limits_(limits) {}
 
-  // Returns what goes wrong in some order of steps; empty if nothing does.
+  // Returns a fault that occurs in some order of steps; empty if there is none.
   std::string Explore() {
     State start = {};
     for (int i = 0; i < kMostRanks; ++i) {
@@ -220,7 +221,7 @@ class Explorer {
         states_.Add(next);
         goes_on |= !SleepsOn(state, state.ranks[i]);
       }
-      // Also one that has done everything.
+      // A rank that is done may be killed, too.
       if (state.ranks[i].at != kDead && state.kills < limits_.kills) {
         State next = state;
         next.ranks[i].at = kDead;
@@ -231,8 +232,8 @@ class Explorer {
     return goes_on;
   }
 
-  // The end of an interval alone gets nobody on: the rank sleeps again, unless
-  // it finds something out.
+  // Whether a rank would only sleep again after its interval, because it would
+  // find neither a failure nor a death.
   bool SleepsOn(const State& state, const Rank& rank) const {
     return rank.at == kAsleep && !state.failed &&
            (scheme_ == Scheme::kNoLook || !IsMissing(state, rank.operation));
@@ -249,7 +250,7 @@ class Explorer {
 
   int operations() const { return static_cast<int>(limits_.operations.size()); }
 
-  // Returns whether some rank has died before it has ended the operation.
+  // Returns whether some rank died before it ended the operation.
   bool IsMissing(const State& state, int operation) const {
     for (int i = 0; i < limits_.ranks; ++i) {
       const Rank& rank = state.ranks[i];
@@ -281,7 +282,8 @@ class Explorer {
     WaitFrom(rank, index, 0);
   }
 
-  // Waits for the next rank, from `peer` on, or is done with that.
+  // Waits for the next rank, starting at `peer`; if there is none, continues
+  // after the wait.
   void WaitFrom(Rank* rank, int index, int peer) {
     while (peer < limits_.ranks && !WaitsFor(*rank, index, peer)) ++peer;
     if (peer < limits_.ranks) {
@@ -302,7 +304,7 @@ class Explorer {
   void Publish(Rank* rank, bool ends) {
     rank->ends = ends;
     rank->seen = 0;
-    rank->at = scheme_ == Scheme::kLookAtCountFirst ? kReadCount : kPublish;
+    rank->at = scheme_ == Scheme::kReadCountFirst ? kReadCount : kPublish;
   }
 
   void AfterPublishing(Rank* rank, int index) {
@@ -323,8 +325,8 @@ class Explorer {
     }
   }
 
-  // Takes one step of a rank; false if there is none. Between two sleeps it
-  // looks whether others are alive, or not.
+  // Takes one step of a rank; returns false if there is none. `looks` selects
+  // whether the rank checks the others between two sleeps.
   bool Step(State* state, int index, bool looks) {
     Rank* const rank = &state->ranks[index];
     Rank* const peer = &state->ranks[rank->peer];
@@ -369,7 +371,7 @@ class Explorer {
         break;
       case kAsleep:
       case kUncount:
-        // If it was asleep, its interval has ended.
+        // From kAsleep, this is the end of the interval.
         rank->seen = 0;
         if (scheme_ != Scheme::kNoCount) --peer->sleepers;
         rank->at = kLookAgain;
@@ -438,7 +440,7 @@ class Explorer {
       case kPublish:
         rank->progress =
             rank->ends ? EndOf(rank->operation) : PublishedIn(rank->operation);
-        if (scheme_ != Scheme::kLookAtCountFirst) {
+        if (scheme_ != Scheme::kReadCountFirst) {
           rank->at = kReadCount;
         } else if (rank->seen) {
           rank->at = kWake;
@@ -447,7 +449,7 @@ class Explorer {
         }
         break;
       case kReadCount:
-        if (scheme_ == Scheme::kLookAtCountFirst) {
+        if (scheme_ == Scheme::kReadCountFirst) {
           rank->seen = rank->sleepers > 0;
           rank->at = kPublish;
         } else if (rank->sleepers > 0 &&
@@ -483,7 +485,8 @@ class Explorer {
     return scheme_ == Scheme::kProgressFirst ? kReadProgress : kSeeDeath;
   }
 
-  // A rank is missing if it is dead and has not ended the operation: two looks.
+  // A rank is missing if it is dead and has not ended the operation, which
+  // takes two checks.
   void LookAt(Rank* rank, bool may_be_missing) {
     const bool is_first = rank->at == FirstLook();
     if (may_be_missing && is_first) {
@@ -556,7 +559,7 @@ TEST_F(GroupModelTest, ARankIsCountedBeforeItSleeps) {
 }
 
 TEST_F(GroupModelTest, TheCountIsReadAfterThePhaseIsPublished) {
-  EXPECT_EQ(WrongWith(Scheme::kLookAtCountFirst, {2, 1, {kRoot, kRoot}, 0}),
+  EXPECT_EQ(WrongWith(Scheme::kReadCountFirst, {2, 1, {kRoot, kRoot}, 0}),
             kStuck);
 }
 
@@ -568,7 +571,7 @@ TEST_F(GroupModelTest, TheEndOfAnOperationWakesThoseThatWaitForIt) {
   EXPECT_EQ(WrongWith(Scheme::kNoWake, {2, 1, {kRoot, kRoot}, 0}), kStuck);
 }
 
-TEST_F(GroupModelTest, ARankThatWaitsLooksWhetherOthersAreAlive) {
+TEST_F(GroupModelTest, AWaitingRankChecksWhetherOthersAreAlive) {
   EXPECT_EQ(WrongWith(Scheme::kNoLook, {2, 2, {kAll}, 1}), kStuck);
 }
 

@@ -12,10 +12,11 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The operations of ranks, run in every way that their memory orders allow:
-// this is the code of group_memory.cc and operation.cc with other atomics,
-// another clock and another sleep. Two ranks are in this process. The processor
-// that tests run on may order more than the code asks for.
+// The operations of two ranks in this process, run in every execution that
+// their memory orders allow. This is the code of group_memory.cc and
+// operation.cc with substituted atomics, clock and sleep. Running the code as
+// it is would not be enough: the processor may order more than the code
+// requires.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -61,7 +62,7 @@ using explored_atomic = weak_memory::Atomic<T>;
 
 namespace chrono {
 
-// Stands still unless it is moved, so that a way can be run again.
+// Stands still unless a test moves it, so that executions are repeatable.
 struct standing_clock {
   using duration = nanoseconds;
   using rep = duration::rep;
@@ -80,8 +81,8 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Both ranks, in all ways, have the group's memory at one address, by which the
-// explorer knows its words.
+// Maps the group's memory at the same address in both ranks and in all
+// executions, because the explorer identifies words by address.
 class SameMapping {
  public:
   SameMapping(int fd, uint64_t length) {
@@ -127,10 +128,10 @@ namespace {
 
 using weak_memory::Atomic;
 
-// What the system knows of the words that ranks sleep at.
+// The words on which WakeSleepers was called.
 std::set<const void*> woken;
 
-// Thrown by a rank that sleeps and that nobody has woken before.
+// Thrown by a rank that goes to sleep and was not woken before.
 struct Asleep {};
 
 }  // namespace
@@ -141,7 +142,7 @@ namespace explored {
 void SleepWhileEqual(const Atomic<uint64_t>& word,
                      uint64_t,
                      std::chrono::nanoseconds) {
-  // The system looks at the word after all that those did who have woken it.
+  // The kernel compares the word after everything that a waker did before.
   if (woken.count(&word) == 0) throw Asleep();
 }
 
@@ -170,7 +171,7 @@ class Scene {
  public:
   ~Scene() { Clear(); }
 
-  // Makes the group, without rank 1.
+  // Creates the group, without rank 1.
   void MakeGroup() {
     Clear();
     GroupOptions options;
@@ -179,7 +180,7 @@ class Scene {
     groups[0] = GroupMemory::Create(2, options);
   }
 
-  // Makes the group and an operation that both have begun.
+  // Creates the group and an operation that both ranks have begun.
   void Begin() {
     MakeGroup();
     groups[1] = GroupMemory::Attach(groups[0]->id(), 1);
@@ -189,12 +190,12 @@ class Scene {
     }
   }
 
-  // Something of rank 0 that both may use.
+  // Data of rank 0 that both ranks may access.
   Atomic<uint64_t>* data() {
     return reinterpret_cast<Atomic<uint64_t>*>(operations[0]->inline_data(0));
   }
 
-  // As rank 1. Returns whether rank 0 has published a phase.
+  // Waits as rank 1. Returns whether rank 0 has published a phase.
   bool WaitForRank0() {
     try {
       operations[1]->WaitFor(0, 1);
@@ -207,7 +208,7 @@ class Scene {
     return false;
   }
 
-  // What a rank waits for that sleeps has to wake it.
+  // Expects that a rank which sleeps was woken.
   void ExpectNoSleeper() { EXPECT_TRUE(!fell_asleep || !woken.empty()); }
 
   std::unique_ptr<GroupMemory> groups[2];
@@ -218,7 +219,8 @@ class Scene {
  private:
   void Clear() {
     for (int rank = 0; rank < 2; ++rank) {
-      // An operation that has not ended would fail the group.
+      // Leave first: destroying an operation that has not ended fails the
+      // group.
       if (groups[rank]) groups[rank]->Leave();
       operations[rank] = nullptr;
       groups[rank] = nullptr;
@@ -229,7 +231,7 @@ class Scene {
   }
 };
 
-ISOLATED_TEST(GroupOrderTest, WhoHasWaitedSeesWhatWasWrittenBefore) {
+ISOLATED_TEST(GroupOrderTest, AWaitSeesWhatWasWrittenBeforeThePhase) {
   Scene s;
   uint64_t seen = 0;
   Explorer::Explore(
@@ -279,7 +281,7 @@ ISOLATED_TEST(GroupOrderTest, ARankThatLeavesAfterTheEndHasEnded) {
   Explorer::Explore(
       [&] {
         s.Begin();
-        // So that the next check looks at the others.
+        // Makes the next CheckRanks check the others.
         std::chrono::standing_clock::time += std::chrono::seconds(1);
       },
       {[&] {
@@ -296,7 +298,7 @@ ISOLATED_TEST(GroupOrderTest, ARankThatLeavesAfterTheEndHasEnded) {
       [&] { EXPECT_EQ(s.failure, ""); });
 }
 
-// Who sleeps later sees it after the interval.
+// A rank that goes to sleep later sees this after the interval.
 ISOLATED_TEST(GroupOrderTest, ARankThatLeavesWakesThoseThatSleep) {
   Scene s;
   s.Begin();
@@ -306,7 +308,7 @@ ISOLATED_TEST(GroupOrderTest, ARankThatLeavesWakesThoseThatSleep) {
   s.ExpectNoSleeper();
 }
 
-ISOLATED_TEST(GroupOrderTest, WhoSeesThatARankHasAttachedKnowsItsProcess) {
+ISOLATED_TEST(GroupOrderTest, TheProcessOfAnAttachedRankIsVisible) {
   Scene s;
   uint64_t base = 0;
   uint32_t process = 0;

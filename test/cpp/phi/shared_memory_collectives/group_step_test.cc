@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// One rank stops where others may see what it has done so far, anywhere in what
-// it does, while another one goes on as far as it can; or it is killed there.
+// A rank is stopped or killed at each point where the other rank can observe
+// its progress, while the other rank continues as far as it can.
 
 #include <cstdint>
 #include <cstring>
@@ -37,8 +37,8 @@ class GroupStepTest : public shared_memory_test::SharedMemoryTestCase {
   }
 };
 
-// Ranks are actors, who use neither a heap nor messages: a message brings the
-// id of a group.
+// The ranks are actors that use no heap. Their message carries the id of a
+// group.
 constexpr auto kStrategy = SharingStrategy::kFileDescriptor;
 constexpr int kNumbers = 20;  // more than a rank may be ahead
 
@@ -68,9 +68,9 @@ bool IsOneOf(const Outcome& outcome,
   return outcome.Is(first, 1) || outcome.Is(second, 1);
 }
 
-// What the first rank hears, once the other one is gone.
+// The error that the first rank gets once the other one is gone.
 
-void HearOfDeath(Scene* scene) {
+void DetectDeath(Scene* scene) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1);
   });
@@ -78,7 +78,7 @@ void HearOfDeath(Scene* scene) {
   scene->good = outcome.Says("was all_reduce number ");
 }
 
-void HearOfDeathOrTimeout(Scene* scene) {
+void DetectDeathOrTimeout(Scene* scene) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1, kSoon);
   });
@@ -86,14 +86,14 @@ void HearOfDeathOrTimeout(Scene* scene) {
       IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kTimedOut);
 }
 
-void HearOfDeathOrLeave(Scene* scene) {
+void DetectDeathOrLeave(Scene* scene) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1);
   });
   scene->good = IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kLeft);
 }
 
-// One rank gives numbers, and waits for nobody until it is too far ahead.
+// One rank publishes numbers, and does not wait until it is too far ahead.
 
 void Give(int number) {
   Operation operation(group.get(), SomeOperation(), kNever);
@@ -123,7 +123,7 @@ void TakeTheOthers(Scene* scene) {
   for (int i = 1; i < kNumbers; ++i) scene->good &= Takes(i);
 }
 
-// Both have attached and met.
+// Creates a group in which both ranks have attached and met.
 void MakeGroup(Actor* first, Actor* second) {
   second->Do(Attach, first->Do(Create).message);
   first->Ask(MeetOnce);
@@ -136,7 +136,7 @@ ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereInAnOperationFailsTheOther) {
   AtEachStop(8, [&](Stop* stop) {
     Actor second(kStrategy);
     MakeGroup(&first, &second);
-    first.Ask(HearOfDeath);
+    first.Ask(DetectDeath);
     stop->Begin(&second, MeetOnce);
     second.Kill();
     EXPECT_TRUE(first.Hear().good);
@@ -150,7 +150,7 @@ ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereAheadOfTheOtherFailsIt) {
     MakeGroup(&first, &second);
     stop->Begin(&second, GiveOne);
     second.Kill();
-    EXPECT_TRUE(first.Do(HearOfDeath).good);
+    EXPECT_TRUE(first.Do(DetectDeath).good);
   });
 }
 
@@ -160,7 +160,7 @@ ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItAttachesFailsTheOther) {
     Actor second(kStrategy);
     stop->Begin(&second, Attach, first.Do(Create).message);
     second.Kill();
-    EXPECT_TRUE(first.Do(HearOfDeathOrTimeout).good);
+    EXPECT_TRUE(first.Do(DetectDeathOrTimeout).good);
   });
 }
 
@@ -169,7 +169,7 @@ ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItLeavesFailsTheOther) {
   AtEachStop(1, [&](Stop* stop) {
     Actor second(kStrategy);
     MakeGroup(&first, &second);
-    first.Ask(HearOfDeathOrLeave);
+    first.Ask(DetectDeathOrLeave);
     stop->Begin(&second, LeaveGroup);
     second.Kill();
     EXPECT_TRUE(first.Hear().good);
@@ -188,8 +188,7 @@ ISOLATED_TEST(GroupStepTest, ARankStoppedAnywhereInAnOperationMeetsTheOther) {
   });
 }
 
-ISOLATED_TEST(GroupStepTest,
-              ARankStoppedAnywhereReadsNothingOfLaterOperations) {
+ISOLATED_TEST(GroupStepTest, ARankStoppedAnywhereReadsNoDataOfLaterOperations) {
   Actor first(kStrategy);
   Actor second(kStrategy);
   AtEachStop(4, [&](Stop* stop) {
@@ -208,7 +207,7 @@ ISOLATED_TEST(GroupStepTest, AnOperationThatOthersWaitInTakesFewSystemCalls) {
   MakeGroup(&first, &second);
   const int none = second.CountCalls(DoNothing);
   first.Ask(MeetOnce);
-  // To wake the other one, and to look whether it is alive: at its lock, its
+  // To wake the other rank, and to check whether it is alive: its lock, its
   // process and the own descriptor.
   EXPECT_LE(second.CountCalls(MeetOnce), none + 8);
   EXPECT_TRUE(first.Hear().good);

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The order in which a group runs its operations, and the thread that runs
-// some of them.
+// The order in which a group runs its operations, and the thread that runs the
+// asynchronous ones.
 
 #include "paddle/phi/core/distributed/shared_memory/operation_queue.h"
 
@@ -61,7 +61,7 @@ ISOLATED_TEST(OperationQueueTest, FunctionsRunInTheOrderOfTheCalls) {
   EXPECT_EQ(found, expected);
 }
 
-ISOLATED_TEST(OperationQueueTest, StopWaitsForWhatWasAdded) {
+ISOLATED_TEST(OperationQueueTest, StopWaitsForAddedFunctions) {
   OperationQueue queue;
   for (int i = 0; i < kRounds; ++i) {
     int ran = 0;
@@ -71,8 +71,8 @@ ISOLATED_TEST(OperationQueueTest, StopWaitsForWhatWasAdded) {
   }
 }
 
-// Bounded by the time limit of the test.
-ISOLATED_TEST(OperationQueueTest, ThreadsThatStopAtOnceAllReturn) {
+// The time limit of the test bounds a deadlock.
+ISOLATED_TEST(OperationQueueTest, ConcurrentStopsAllReturn) {
   OperationQueue queue;
   std::atomic<int> ran{0};
   for (int i = 0; i < kRounds; ++i) {
@@ -82,7 +82,7 @@ ISOLATED_TEST(OperationQueueTest, ThreadsThatStopAtOnceAllReturn) {
   }
 }
 
-ISOLATED_TEST(OperationQueueTest, FunctionsThatAreAddedBesideStopsRun) {
+ISOLATED_TEST(OperationQueueTest, FunctionsAddedConcurrentlyWithStopsRun) {
   OperationQueue queue;
   std::atomic<int> ran{0};
   OnThreads(4, [&] {
@@ -94,12 +94,12 @@ ISOLATED_TEST(OperationQueueTest, FunctionsThatAreAddedBesideStopsRun) {
   EXPECT_EQ(ran, 4 * kRounds);
 }
 
-// Whatever is wrong has time to happen.
+// Gives a fault time to happen.
 void LetOthersRun() {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }
 
-// A function that has begun, and ends when it is let go.
+// A function that blocks until it is released.
 class Held {
  public:
   void operator()() {
@@ -108,7 +108,7 @@ class Held {
     ended_ = true;
   }
   void WaitForBegin() { begun_.get_future().wait(); }
-  void LetGo() { gate_.set_value(); }
+  void Release() { gate_.set_value(); }
   bool ended() const { return ended_; }
 
  private:
@@ -124,7 +124,7 @@ ISOLATED_TEST(OperationQueueTest, AddedFunctionWaitsForOneThatACallerRuns) {
   std::promise<bool> found;
   queue.Add([&] { found.set_value(held.ended()); });
   LetOthersRun();
-  held.LetGo();
+  held.Release();
   EXPECT_TRUE(found.get_future().get());
   caller.join();
 }
@@ -136,7 +136,7 @@ ISOLATED_TEST(OperationQueueTest, StopWaitsForAFunctionThatACallerRuns) {
   held.WaitForBegin();
   std::thread opener([&] {
     LetOthersRun();
-    held.LetGo();
+    held.Release();
   });
   queue.Stop();
   EXPECT_TRUE(held.ended());
@@ -151,15 +151,15 @@ ISOLATED_TEST(OperationQueueTest, AddDoesNotWaitForTheFunctionThatRuns) {
   queue.Add([&] { held(); });
   held.WaitForBegin();
   queue.Add([&] { ran = true; });
-  held.LetGo();
+  held.Release();
   queue.Stop();
   EXPECT_TRUE(ran);
 }
 
-ISOLATED_TEST(OperationQueueTest, FunctionsOfCallersThatWaitAllRun) {
+ISOLATED_TEST(OperationQueueTest, FunctionsOfAllWaitingCallersRun) {
   OperationQueue queue;
   for (int i = 0; i < 20; ++i) {
-    // The queue's thread waits, too.
+    // The queue's thread also waits.
     queue.Add([] {});
     LetOthersRun();
     Held held;
@@ -168,7 +168,7 @@ ISOLATED_TEST(OperationQueueTest, FunctionsOfCallersThatWaitAllRun) {
     held.WaitForBegin();
     std::thread opener([&] {
       LetOthersRun();
-      held.LetGo();
+      held.Release();
     });
     OnThreads(8, [&] { queue.Run([&ran] { ++ran; }); });
     EXPECT_EQ(ran, 8);
@@ -177,7 +177,7 @@ ISOLATED_TEST(OperationQueueTest, FunctionsOfCallersThatWaitAllRun) {
   }
 }
 
-ISOLATED_TEST(OperationQueueTest, FunctionAddedBesideAStopNeedsNoOtherCall) {
+ISOLATED_TEST(OperationQueueTest, FunctionAddedDuringAStopRuns) {
   OperationQueue queue;
   for (int i = 0; i < kRounds; ++i) {
     queue.Add([] {});
@@ -189,10 +189,10 @@ ISOLATED_TEST(OperationQueueTest, FunctionAddedBesideAStopNeedsNoOtherCall) {
   }
 }
 
-ISOLATED_TEST(OperationQueueTest, WhatAFunctionHoldsEndsBeforeTheNextOneRuns) {
+ISOLATED_TEST(OperationQueueTest, CapturesAreDestroyedBeforeTheNextFunction) {
   struct Slow {
     ~Slow() {
-      // It may use the queue.
+      // A destructor may use the queue.
       queue->Add([] {});
       LetOthersRun();
       *ended = true;
@@ -211,7 +211,7 @@ ISOLATED_TEST(OperationQueueTest, WhatAFunctionHoldsEndsBeforeTheNextOneRuns) {
   EXPECT_TRUE(found);
 }
 
-ISOLATED_TEST(OperationQueueTest, OneThreadRunsWhatIsAddedAfterAStop) {
+ISOLATED_TEST(OperationQueueTest, OneThreadRunsAllFunctionsAfterAStop) {
   OperationQueue queue;
   queue.Add([] {});
   queue.Stop();
@@ -225,7 +225,7 @@ ISOLATED_TEST(OperationQueueTest, OneThreadRunsWhatIsAddedAfterAStop) {
   EXPECT_EQ(threads.size(), 1u);
 }
 
-ISOLATED_TEST(OperationQueueTest, ErrorOfACallersFunctionIsThatCallers) {
+ISOLATED_TEST(OperationQueueTest, AnExceptionPropagatesToTheCallerOfRun) {
   OperationQueue queue;
   EXPECT_THROW(queue.Run([] { throw std::runtime_error("deliberate"); }),
                std::runtime_error);
@@ -234,7 +234,7 @@ ISOLATED_TEST(OperationQueueTest, ErrorOfACallersFunctionIsThatCallers) {
   EXPECT_TRUE(ran);
 }
 
-ISOLATED_TEST(OperationQueueTest, ThreadOfTheQueueAloneBlocksSignals) {
+ISOLATED_TEST(OperationQueueTest, OnlyTheQueuesThreadBlocksSignals) {
   OperationQueue queue;
   std::promise<bool> blocked;
   queue.Add([&] {

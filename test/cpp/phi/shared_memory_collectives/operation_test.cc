@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// What the ranks of a group exchange in its operations.
+// The data that the ranks of a group exchange in operations.
 
 #include <algorithm>
 #include <chrono>
@@ -36,8 +36,8 @@ class OperationTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kManyOperations = 2000;
 
-// Each rank has another number in each operation, so that what is left of an
-// earlier operation, or belongs to a later one, gives another sum.
+// Each rank has a different number in each operation, so data of an earlier or
+// later operation would give a different sum.
 uint64_t NumberOf(int rank, int operation) {
   return static_cast<uint64_t>(operation) << 20 | uint64_t{1} << rank;
 }
@@ -58,7 +58,7 @@ void MeetOften(GroupMemory* group, uint64_t seed) {
   }
 }
 
-ISOLATED_TEST(OperationTest, EveryRankGetsWhatTheOthersHavePublished) {
+ISOLATED_TEST(OperationTest, EveryRankGetsThePublishedData) {
   for (int size : {1, 2, 3, 7}) {
     Ranks ranks(size, [](GroupMemory* group, const Channel&) {
       MeetOften(group, Seed());
@@ -67,7 +67,7 @@ ISOLATED_TEST(OperationTest, EveryRankGetsWhatTheOthersHavePublished) {
   }
 }
 
-ISOLATED_TEST(OperationTest, RanksThatNeverSpinGetWhatTheOthersHavePublished) {
+ISOLATED_TEST(OperationTest, RanksThatNeverSpinGetThePublishedData) {
   GroupOptions options;
   options.spin = std::chrono::microseconds(0);
   Ranks ranks(
@@ -85,7 +85,7 @@ ISOLATED_TEST(OperationTest, TheLongestTimeoutDoesNotEndAWait) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(OperationTest, RanksOnThreadsGetWhatTheOthersHavePublished) {
+ISOLATED_TEST(OperationTest, RanksOnThreadsGetThePublishedData) {
   const auto group = GroupInOneProcess(3);
   std::vector<std::thread> threads;
   for (const auto& rank : group) {
@@ -94,7 +94,7 @@ ISOLATED_TEST(OperationTest, RanksOnThreadsGetWhatTheOthersHavePublished) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Publishes and ends operations that the other rank has not begun.
+// Runs operations that the other rank has not begun.
 void GiveNumbers(GroupMemory* group, int operations, Milliseconds timeout) {
   for (int i = 0; i < operations; ++i) {
     Operation operation(group, SomeOperation(), timeout);
@@ -148,7 +148,7 @@ ISOLATED_TEST(OperationTest, ALaterPhaseIsWaitedFor) {
   EXPECT_TRUE(outcome.Is(CollectiveKind::kTimedOut, 1)) << outcome;
 }
 
-ISOLATED_TEST(OperationTest, LocationsOfBuffersReachTheOthersAsTheyWereSet) {
+ISOLATED_TEST(OperationTest, BufferLocationsReachTheOthersUnchanged) {
   const auto group = GroupInOneProcess(2);
   Operation first(group[0].get(), SomeOperation(), kNever);
   Operation second(group[1].get(), SomeOperation(), kNever);
@@ -167,7 +167,7 @@ ISOLATED_TEST(OperationTest, LocationsOfBuffersReachTheOthersAsTheyWereSet) {
   second.End();
 }
 
-// Both ranks send a part at a time through their staging memory.
+// Both ranks exchange a chunk per operation through their staging memory.
 void ExchangeByStaging(GroupMemory* group, int operations) {
   const int rank = group->rank();
   for (int i = 0; i < operations; ++i) {
@@ -214,7 +214,7 @@ ISOLATED_TEST(OperationTest, PairsOfRanksMeetWithoutTheOthers) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(OperationTest, APairAndAllRanksMeetAtOnceOnThreads) {
+ISOLATED_TEST(OperationTest, PairsAndAllRanksMeetConcurrentlyOnThreads) {
   Ranks ranks(3, [](GroupMemory* group, const Channel&) {
     const int next = (group->rank() + 1) % group->size();
     const int previous = (group->rank() + group->size() - 1) % group->size();
@@ -261,7 +261,7 @@ ISOLATED_TEST(OperationTest, GroupsOfOneProcessDoNotMeet) {
   ranks.Finish();
 }
 
-// Everything that a rank has, with its owner: no two overlap.
+// Checks all parts of all ranks and channels.
 TEST_F(OperationTest, NoPartOfTheMemoryOverlapsAnother) {
   for (int size : {1, 2, 3, 8, 65, GroupLayout::kMaxRanks}) {
     const GroupLayout layout(size, 5000);
@@ -299,7 +299,7 @@ TEST_F(OperationTest, NoPartOfTheMemoryOverlapsAnother) {
   }
 }
 
-TEST_F(OperationTest, EveryOrderedPairOfRanksHasAChannelOfItsOwn) {
+TEST_F(OperationTest, EveryOrderedPairOfRanksHasItsOwnChannel) {
   for (int size : {2, 3, 8}) {
     const GroupLayout layout(size, 0);
     std::vector<bool> taken(layout.channels());

@@ -36,11 +36,11 @@ using phi::distributed::Operation;
 using phi::distributed::OperationInfo;
 using Milliseconds = Operation::Milliseconds;
 
-// So long that a test which waits for it has failed.
+// A timeout so long that a test that reaches it has failed.
 constexpr Milliseconds kNever{1000 * 1000};
 constexpr Milliseconds kSoon{50};
 
-// How a call has ended, for channels between processes.
+// The outcome of a call, in a form that channels between processes can carry.
 struct Outcome {
   bool Is(CollectiveError::Kind kind, int rank) const;
   bool Says(const std::string& part) const;
@@ -58,29 +58,28 @@ class Ranks {
  public:
   using Body = std::function<void(GroupMemory*, const Channel&)>;
 
-  // Each rank runs the body.
+  // Starts the processes; each rank runs the body.
   explicit Ranks(int size, const Body& body, const GroupOptions& options = {});
 
   int size() const { return static_cast<int>(workers_.size()); }
   Worker& operator[](int rank) { return *workers_[rank]; }
   const Channel& channel(int rank) { return workers_[rank]->channel(); }
-  Outcome HearOutcome(int rank) { return channel(rank).Receive<Outcome>(); }
+  Outcome ReceiveOutcome(int rank) { return channel(rank).Receive<Outcome>(); }
   void Finish();
 
  private:
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-// A group whose ranks are all in this process.
+// Returns a group whose ranks are all in this process.
 std::vector<std::unique_ptr<GroupMemory>> GroupInOneProcess(
     int size, const GroupOptions& options = {});
 
-// What the ranks of these tests say about an operation if the test is about
-// something else.
+// An arbitrary operation, for tests of something else.
 OperationInfo SomeOperation();
 
-// All ranks give a number and get the sum: one exchange of inline data. Begins
-// an operation of its own.
+// Runs an operation with inline data: each rank contributes a number, and gets
+// the sum of all numbers.
 uint64_t Sum(GroupMemory* group,
              uint64_t number,
              Milliseconds timeout = kNever);
@@ -88,7 +87,7 @@ void Meet(GroupMemory* group, Milliseconds timeout = kNever);
 // Runs operations until one fails, and sends its outcome.
 void MeetUntilItFails(GroupMemory* group, const Channel& channel);
 
-// A number from one rank to another.
+// Send a number from one rank to another.
 void SendNumber(GroupMemory* group,
                 uint64_t number,
                 int receiver,

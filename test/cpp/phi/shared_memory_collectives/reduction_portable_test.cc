@@ -12,8 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The tests of reductions again, without the instructions that only some
-// processors have.
+// Runs the reduction tests again, without AVX2 and F16C.
 #define REDUCTION_PORTABLE
 #include "paddle/phi/core/distributed/shared_memory/reduction.cc"    // NOLINT
 #include "test/cpp/phi/shared_memory_collectives/reduction_test.cc"  // NOLINT

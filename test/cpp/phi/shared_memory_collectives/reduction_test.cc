@@ -162,7 +162,7 @@ TEST(Reduction, keeps_each_value_of_the_16_bit_types) {
   }
 }
 
-// 2048 + 1 has no float16: rounded after each step, the sum would stay 2048.
+// 2048 + 1 is not a float16: rounded after each step, the sum would stay 2048.
 TEST(Reduction, rounds_16_bit_types_once) {
   const std::vector<uint16_t> k2048{0x6800};
   const std::vector<uint16_t> kOne{0x3c00};
@@ -182,7 +182,7 @@ TEST(Reduction, goes_in_the_order_of_ranks) {
             0);
 }
 
-TEST(Reduction, does_not_depend_on_how_the_thread_rounds) {
+TEST(Reduction, does_not_depend_on_the_threads_rounding_mode) {
   const std::vector<float> third{1.0f / 3};
   const std::vector<float> tenth{0.1f};
   const auto sum = [&] {
@@ -200,7 +200,7 @@ TEST(Reduction, does_not_depend_on_how_the_thread_rounds) {
   }
 }
 
-TEST(Reduction, takes_integers_modulo_their_range) {
+TEST(Reduction, wraps_integers_around) {
   const std::vector<int16_t> a{-32768, 32767};
   const std::vector<int16_t> b{-32768, 32767};
   const auto type = ElementType::kInt16;

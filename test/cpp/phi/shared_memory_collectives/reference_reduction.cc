@@ -33,8 +33,8 @@ using phi::distributed::kElementTypes;
 using phi::distributed::kReductions;
 using phi::distributed::SizeOf;
 
-// A type with few bits: of the fraction, and the exponent of the smallest
-// number that has them all.
+// A 16-bit type: the number of fraction bits, and the exponent of the smallest
+// normal number.
 struct SmallFloat {
   int fraction_bits;
   int min_exponent;
@@ -60,7 +60,7 @@ double ValueOf(uint16_t bits, const SmallFloat& format) {
                                std::max(exponent - 1, 0));
 }
 
-// Rounds to the nearest, and to the even one of two.
+// Rounds to nearest, ties to even.
 uint16_t BitsOf(double value, const SmallFloat& format) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   if (std::isnan(value)) return format.infinite + 1;
@@ -69,7 +69,7 @@ uint16_t BitsOf(double value, const SmallFloat& format) {
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
   const double units = std::nearbyint(
       std::ldexp(std::abs(value), format.fraction_bits - exponent));
-  // The bits of positive numbers are in the order of their values.
+  // The bit patterns of positive numbers are ordered like their values.
   const double bits =
       units + std::ldexp(exponent - format.min_exponent, format.fraction_bits);
   return sign | static_cast<uint16_t>(std::min<double>(bits, format.infinite));
@@ -97,7 +97,7 @@ T CombineAny(T a, T b, Reduction reduction) {
         reduction == Reduction::kSum || reduction == Reduction::kMaximum;
     return any ? a || b : a && b;
   } else if constexpr (std::is_integral_v<T>) {
-    // Wraps around, which signed numbers do not have to.
+    // Computed unsigned, because signed overflow is undefined.
     if (reduction == Reduction::kMinimum || reduction == Reduction::kMaximum) {
       return CombineOrdered(a, b, reduction);
     }
@@ -151,8 +151,8 @@ Buffer ReduceSmall(const std::vector<Buffer>& inputs,
       [&](float value) { return BitsOf(value, format); });
 }
 
-// Knuth's generator for MMIX. A Mersenne twister would take most of a test's
-// time where buffers are large.
+// Knuth's generator for MMIX. With large buffers, a Mersenne twister would take
+// most of a test's time.
 using FastRandom = std::linear_congruential_engine<uint64_t,
                                                    6364136223846793005,
                                                    1442695040888963407,
@@ -162,7 +162,7 @@ template <typename T>
 void FillWith(Buffer* buffer, const std::vector<T>& special, Random* random) {
   FastRandom fast((*random)());
   for (size_t at = 0; at < buffer->size(); at += sizeof(T)) {
-    // Its low bits alone repeat soon.
+    // The low bits have a short period.
     const uint64_t number = fast();
     const uint64_t bits = number ^ number >> 32;
     T value;

@@ -21,8 +21,7 @@
 
 #include "paddle/phi/core/distributed/shared_memory/collective_types.h"
 
-// Reductions written as plainly as can be, one element at a time, to compare
-// with, and elements to reduce.
+// Simple reference reductions, one element at a time, and elements to reduce.
 namespace shared_memory_test {
 
 using phi::distributed::ElementType;
@@ -30,16 +29,16 @@ using phi::distributed::Reduction;
 using Buffer = std::vector<char>;
 using Random = std::mt19937_64;
 
-// All pairs that can be reduced.
+// Returns all supported pairs of type and reduction.
 struct TypeAndReduction {
   ElementType type;
   Reduction reduction;
 };
 std::vector<TypeAndReduction> AllReductions();
 
-// Returns elements of which some are special: zeros of both signs, the largest
-// and the smallest numbers and, unless the type is complex, infinite ones and
-// those that are no numbers.
+// Returns elements that include special ones: zeros of both signs, the largest
+// and the smallest numbers and, unless the type is complex, infinities and
+// NaNs.
 Buffer RandomElements(ElementType type, uint64_t count, Random* random);
 
 // Returns the reduction of the inputs in their order.
@@ -47,13 +46,13 @@ Buffer ReferenceReduction(const std::vector<Buffer>& inputs,
                           ElementType type,
                           Reduction reduction);
 
-// Returns what differs between two buffers of elements, empty if nothing does.
-// Any two elements that are no numbers count as equal.
+// Describes the first difference between two buffers of elements; empty if
+// there is none. Any two NaNs count as equal.
 std::string Difference(const Buffer& actual,
                        const Buffer& expected,
                        ElementType type);
 
-// The values of 16-bit types.
+// Return the values of 16-bit types.
 double ValueOfFloat16(uint16_t bits);
 double ValueOfBFloat16(uint16_t bits);
 

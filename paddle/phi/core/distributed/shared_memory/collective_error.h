@@ -20,31 +20,31 @@
 namespace phi {
 namespace distributed {
 
-// An error of a group of processes that run collective operations in shared
-// memory. Its text says what failed, why, and how to fix it.
+// An error in a group of processes that run collective operations in shared
+// memory. The text says what failed, why, and how to fix it.
 //
-// After all kinds but kInvalid, kForked and kUnavailable the group has failed:
-// every rank gets an error of the same kind, rank and text, from its pending
-// operation and from all later ones.
+// The group has failed after an error of any kind except kInvalid, kForked and
+// kUnavailable: every rank gets an error with the same kind, rank and text from
+// its in-flight operation and from all later ones.
 class CollectiveError : public std::runtime_error {
  public:
   enum class Kind {
-    kDied,         // a rank's process has ended and had not left the group
+    kDied,         // a rank's process exited without leaving the group
     kLeft,         // a rank has left the group
-    kTimedOut,     // a rank did not come in time
+    kTimedOut,     // a rank did not arrive before the timeout
     kMismatched,   // two ranks called different operations
-    kAborted,      // a rank gave up an operation, or the group
-    kClosed,       // a rank's descriptor of the group was closed by other code
-    kInvalid,      // an argument is wrong
-    kForked,       // this process is a child of the one that joined the group
-    kUnavailable,  // this machine, or this process, cannot make or join a group
+    kAborted,      // a rank aborted an operation, or the group
+    kClosed,       // other code closed a rank's descriptor of the group
+    kInvalid,      // an argument is invalid
+    kForked,       // this process was forked from the one that joined the group
+    kUnavailable,  // this machine or process cannot create or join a group
   };
 
   CollectiveError(Kind kind, int rank, const std::string& what)
       : std::runtime_error(what), kind_(kind), rank_(rank) {}
 
   Kind kind() const { return kind_; }
-  // The rank that the error is about, -1 if there is none.
+  // The rank that the error concerns, or -1.
   int rank() const { return rank_; }
 
  private:

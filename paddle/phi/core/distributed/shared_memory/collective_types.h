@@ -39,10 +39,11 @@ constexpr int kElementTypes = 12;
 // How a collective operation reduces the elements of all ranks to one.
 //
 // Booleans are reduced as C++ adds and multiplies them: the sum and the maximum
-// are "or", the product and the minimum are "and". Integers wrap around.
-// Complex numbers have no order, so neither a minimum nor a maximum; integers
-// and booleans have no average. float16 and bfloat16 are reduced as float32,
-// and rounded once. The minimum or maximum of a NaN and a number is the NaN.
+// are a logical OR, the product and the minimum a logical AND. Integers wrap
+// around. Complex numbers are not ordered, so they have no minimum and no
+// maximum. Integers and booleans have no average. float16 and bfloat16 are
+// reduced as float32 and rounded once. The minimum or maximum of a NaN and a
+// number is the NaN.
 enum class Reduction : uint8_t { kSum, kAverage, kProduct, kMinimum, kMaximum };
 constexpr int kReductions = 5;
 
@@ -50,7 +51,7 @@ constexpr int kReductions = 5;
 
 // Returns the number of bytes of one element.
 uint64_t SizeOf(ElementType type);
-// Return the names that messages have: "float32", "sum".
+// Return the names for messages: "float32", "sum".
 const char* NameOf(ElementType type);
 const char* NameOf(Reduction reduction);
 

@@ -29,19 +29,19 @@ namespace distributed {
 
 namespace {
 
-// What a rank reads from all others at a time when it reduces: it stays in the
-// cache until it is reduced.
+// How many bytes a reducing rank reads from all others at a time. They stay in
+// the cache until they are reduced.
 constexpr uint64_t kScratchBytes = 512 << 10;
 constexpr uint64_t kMinBlockBytes = 16 << 10;
 
-// No two ranks write to one cache line of what is reduced.
+// Keeps two ranks from writing results to the same cache line.
 constexpr uint64_t kPartAlignment = 64;
 
 void CopyUnlessSame(char* to, const char* from, uint64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Returns where each part begins if they follow each other.
+// Returns the offsets of consecutive parts.
 std::vector<uint64_t> Offsets(const std::vector<uint64_t>& bytes) {
   std::vector<uint64_t> offsets;
   uint64_t sum = 0;
@@ -78,7 +78,8 @@ Collectives::Collectives(GroupMemory* group,
                          const PeerMemoryOptions& options,
                          Milliseconds timeout)
     : group_(group), memory_(group, options, timeout) {
-  // Each rank begins with another one, so that not all read from one at once.
+  // Each rank starts with a different peer, so that not all ranks read from the
+  // same one concurrently.
   for (int i = 1; i < size(); ++i) others_.push_back((rank() + i) % size());
 }
 
@@ -90,15 +91,15 @@ void Collectives::RequireRank(int rank, const char* role) const {
   if (rank >= 0 && rank < size()) return;
   ThrowInvalid(std::string("The ") + role + " is rank " + std::to_string(rank) +
                ", but the group has " + std::to_string(size()) +
-               " ranks. Pass a rank of the group, from 0 on.");
+               " ranks. Pass a rank of the group; ranks start at 0.");
 }
 
 void Collectives::RequireReducible(ElementType type, Reduction reduction) {
   if (CanReduce(type, reduction)) return;
-  ThrowInvalid(std::string("There is no ") + NameOf(reduction) + " of " +
+  ThrowInvalid(std::string("Cannot compute the ") + NameOf(reduction) + " of " +
                NameOf(type) +
-               " elements. Convert the tensor to a type of real numbers, or "
-               "choose another reduction.");
+               " elements. Convert the tensor to a real floating-point type, "
+               "or choose another reduction.");
 }
 
 void Collectives::ReducePieces(Exchange* exchange,
@@ -140,17 +141,17 @@ void Collectives::AllReduce(const void* in,
       timeout);
   const Elements elements{type, reduction};
   if (bytes <= operation.inline_bytes()) {
-    AllReduceAtOnce(&operation, Bytes(in), Bytes(out), bytes, elements);
+    AllReduceWhole(&operation, Bytes(in), Bytes(out), bytes, elements);
   } else {
     AllReduceByParts(&operation, Bytes(in), Bytes(out), bytes, elements);
   }
 }
 
-void Collectives::AllReduceAtOnce(Operation* operation,
-                                  const char* in,
-                                  char* out,
-                                  uint64_t bytes,
-                                  const Elements& elements) {
+void Collectives::AllReduceWhole(Operation* operation,
+                                 const char* in,
+                                 char* out,
+                                 uint64_t bytes,
+                                 const Elements& elements) {
   Exchange exchange(operation, memory_, others_);
   exchange.Start({{{in, {bytes}}, 1, bytes}});
   exchange.Run([](int) { return 0; },
@@ -360,14 +361,14 @@ void Collectives::AllToAll(const void* in,
                            Milliseconds timeout) {
   const size_t ranks = size();
   if (in_bytes.size() != ranks || out_bytes.size() != ranks) {
-    ThrowInvalid("alltoall has " + std::to_string(in_bytes.size()) +
+    ThrowInvalid("alltoall got " + std::to_string(in_bytes.size()) +
                  " sizes to send and " + std::to_string(out_bytes.size()) +
                  " to receive. Pass one size for each of the " +
                  std::to_string(ranks) + " ranks.");
   }
   Operation operation(group_, OperationInfo::Of("alltoall", 0), timeout);
 
-  // All ranks know all sizes, so that they agree on whether they fit together.
+  // Every rank gets all sizes, so all ranks agree on whether the sizes match.
   const uint64_t part_bytes = ranks * sizeof(uint64_t);
   char* own_table = operation.inline_data(rank());
   std::memcpy(own_table, in_bytes.data(), part_bytes);

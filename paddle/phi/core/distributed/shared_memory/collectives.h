@@ -28,54 +28,54 @@ class Exchange;
 class GroupMemory;
 class Operation;
 
-// The collective operations of one rank of a group, on host memory that is
-// contiguous.
+// The collective operations of one rank of a group, on contiguous host memory.
 //
-// Every rank calls the same operations in the same order, with the same type,
-// reduction, root and size; otherwise all ranks get an error that says which
-// rank called what. Each element is reduced in the order of ranks, whichever
-// rank does it. So the result has the same bits on all ranks and in every run.
+// Every rank must call the same operations in the same order, with the same
+// type, reduction, root and size; otherwise all ranks get an error that states
+// which rank called what. Each element is reduced in rank order, whichever rank
+// computes it, so the result is bitwise identical on all ranks and in every
+// run.
 //
-// No rank writes to the memory of another one: a rank reads what it needs, and
-// an operation ends when nobody reads this rank's memory any more. After an
-// operation has failed the buffers are the caller's alone, and the content of
-// its output is not defined.
+// No rank writes to another rank's memory: a rank reads the data that it needs,
+// and an operation returns when no other rank reads this rank's memory any
+// more. After an operation fails, no other rank accesses the caller's buffers,
+// and the content of the output is undefined.
 //
 // All functions throw CollectiveError once the group has failed: a rank has
-// died or left, has called another operation, has given up one, or did not come
-// before `timeout` had passed. They throw it, and the group does not fail, if
-// an argument is wrong.
+// died or left, has called a different operation, has aborted one, or did not
+// arrive before `timeout`. They also throw it for an invalid argument, in which
+// case the group does not fail.
 //
-// Thread-safe: operations of all ranks wait for each other, as do those of one
-// ordered pair of ranks, and no others. The caller sees to it that all ranks
-// call them in the same order.
+// Thread-safe. Collective operations are serialized, and so are operations of
+// the same ordered pair of ranks; other operations run concurrently. The caller
+// must ensure that all ranks call them in the same order.
 class Collectives {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
   // Waits for all ranks, which agree on how they read each other's memory.
-  // `group` outlives this object.
+  // `group` must outlive this object.
   Collectives(GroupMemory* group,
               const PeerMemoryOptions& options,
               Milliseconds timeout);
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
-  // Returns how memory is read that no rank can map. The same on all ranks.
+  // Returns how ranks read memory that they cannot map. The same on all ranks.
   PeerAccess access() const { return memory_.access(); }
 
-  // Buffers of one call do not overlap, except where it says so. A buffer of no
-  // bytes may be null.
+  // The buffers of one call must not overlap, except where stated. An empty
+  // buffer may be null.
 
-  // `in` may be `out`.
+  // `in` may equal `out`.
   void AllReduce(const void* in,
                  void* out,
                  uint64_t count,
                  ElementType type,
                  Reduction reduction,
                  Milliseconds timeout);
-  // Only the root's `out` is written to, and may be its `in`; that of other
-  // ranks may be null.
+  // Only the root's `out` is written, and may equal its `in`. On other ranks
+  // `out` may be null.
   void Reduce(const void* in,
               void* out,
               uint64_t count,
@@ -98,22 +98,22 @@ class Collectives {
                  void* out,
                  uint64_t bytes_per_rank,
                  Milliseconds timeout);
-  // Only the root's `out` is written to, and its `in` may be its part of it;
-  // that of other ranks may be null.
+  // Only the root's `out` is written, and the root's `in` may be its part of
+  // `out`. On other ranks `out` may be null.
   void Gather(const void* in,
               void* out,
               uint64_t bytes_per_rank,
               int root,
               Milliseconds timeout);
-  // Only the root's `in` is read, and its `out` may be its part of it; that of
-  // other ranks may be null.
+  // Only the root's `in` is read, and the root's `out` may be its part of `in`.
+  // On other ranks `in` may be null.
   void Scatter(const void* in,
                void* out,
                uint64_t bytes_per_rank,
                int root,
                Milliseconds timeout);
-  // Sends `in_bytes[k]` bytes to rank k, from the sum of the sizes before on,
-  // and receives `out_bytes[k]` bytes from it in the same way.
+  // Sends `in_bytes[k]` bytes to rank k, starting at the sum of the preceding
+  // sizes, and receives `out_bytes[k]` bytes from it in the same way.
   void AllToAll(const void* in,
                 const std::vector<uint64_t>& in_bytes,
                 void* out,
@@ -121,8 +121,8 @@ class Collectives {
                 Milliseconds timeout);
   void Barrier(Milliseconds timeout);
 
-  // Only the two ranks meet. Messages of one rank to another one are received
-  // in the order in which they are sent.
+  // Only the two ranks take part. Messages from one rank to another are
+  // received in the order in which they are sent.
   void Send(const void* data,
             uint64_t bytes,
             int receiver,
@@ -130,7 +130,7 @@ class Collectives {
   void Recv(void* data, uint64_t bytes, int sender, Milliseconds timeout);
 
  private:
-  // A reduction that this rank computes a part of.
+  // The type and reduction of an operation.
   struct Elements {
     ElementType type;
     Reduction reduction;
@@ -141,8 +141,8 @@ class Collectives {
   void RequireRank(int rank, const char* role) const;
   static void RequireReducible(ElementType type, Reduction reduction);
 
-  // Reduces a range of a piece of all ranks, `own` of this rank, to `out`,
-  // where the piece begins.
+  // Reduces a range of one piece over all ranks into the same range of `out`.
+  // `own` is this rank's piece; `own` and `out` point to the piece's beginning.
   void ReducePieces(Exchange* exchange,
                     const char* own,
                     char* out,
@@ -150,12 +150,12 @@ class Collectives {
                     uint64_t end,
                     const Elements& elements);
   // Every rank reduces all elements.
-  void AllReduceAtOnce(Operation* operation,
-                       const char* in,
-                       char* out,
-                       uint64_t bytes,
-                       const Elements& elements);
-  // Every rank reduces a part, and then reads the parts of others.
+  void AllReduceWhole(Operation* operation,
+                      const char* in,
+                      char* out,
+                      uint64_t bytes,
+                      const Elements& elements);
+  // Every rank reduces one part, then reads the other ranks' parts.
   void AllReduceByParts(Operation* operation,
                         const char* in,
                         char* out,
@@ -165,7 +165,7 @@ class Collectives {
   GroupMemory* group_;
   std::vector<int> others_;  // in the order in which this rank reads from them
   PeerMemory memory_;
-  std::vector<char> scratch_;  // used by the operation whose turn it is
+  std::vector<char> scratch_;  // used by the collective operation in flight
 };
 
 }  // namespace distributed

@@ -30,11 +30,11 @@ using Where = BufferLocation::Where;
 
 constexpr uint64_t kAlignment = 64;
 
-// How much is copied before this rank looks whether the group has failed: about
-// a millisecond's worth.
+// How many bytes are copied between two checks whether the group has failed:
+// about a millisecond's worth.
 constexpr uint64_t kCopyBytes = 4 << 20;
 
-// What is staged although others could read it directly.
+// Up to this size, buffers are staged even if others could read them directly.
 constexpr uint64_t kMaxStagedBytes = 256 << 10;
 
 }  // namespace
@@ -72,8 +72,8 @@ BufferLocation Exchange::Offer(const Pass& pass) {
     return location;
   }
   BufferLocation location = memory_.Locate(pass.offered.data, bytes);
-  // One window is filled faster than its owner hears that all have read a
-  // buffer of its own.
+  // Filling one window is faster than waiting until all others have read the
+  // buffer in place.
   if (location.where == Where::kPrivate && bytes <= kMaxStagedBytes &&
       bytes <= operation_->staging_bytes() / 2) {
     location.where = Where::kStaging;

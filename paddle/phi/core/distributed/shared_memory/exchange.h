@@ -25,38 +25,39 @@
 namespace phi {
 namespace distributed {
 
-// A buffer of this rank that other ranks read, cut into pieces that follow each
-// other: one piece that all of them read, or one piece per rank. No pieces:
-// they read nothing.
+// A buffer of this rank that other ranks read, divided into consecutive pieces:
+// one piece that all of them read, or one piece per rank. Without pieces, they
+// read nothing.
 struct OfferedBuffer {
   const char* data{nullptr};
   std::vector<uint64_t> piece_bytes;
 };
 
-// How the members of one operation read each other's buffers, in one or two
-// passes. In a pass every member may offer a buffer, and reads one piece of the
-// buffer of each other member.
+// The transfer of data between the members of one operation, in one or two
+// passes. In a pass, every member may offer a buffer, and reads one piece of
+// every other member's buffer.
 //
-// A pass has one round in which everything can be read, unless a member stages:
-// then it has as many rounds as the largest piece has windows. In a round a
-// member reads the same range of all pieces. Staging memory has two windows, so
-// that a member fills one while the others read the other one: a member that
-// has published phase r has read the windows of round r - 1, so the others may
-// then overwrite them with those of round r + 1.
+// A pass has one round in which everything can be read, unless a member stages
+// its buffer: then the pass has as many rounds as the largest piece has
+// windows. In a round, a member reads the same range of all pieces. Staging
+// memory has two windows, so a member fills one while the others read the other
+// one. A member that has published phase r has read the windows of round r - 1,
+// so the others may overwrite these with their windows of round r + 1.
 //
-// Publishing phase r means: my windows of round r are ready, and I have read
-// all earlier ones.
+// Publishing phase r means that this member's window of round r is ready, and
+// that it has read all windows of earlier rounds.
 //
 // All functions throw CollectiveError. Not thread-safe.
 class Exchange {
  public:
-  // Where a member finds its piece in another member's buffer.
+  // Returns the offset of this member's piece in another member's buffer.
   using PieceOffset = std::function<uint64_t(int rank)>;
-  // Uses a range of the pieces, by Read.
+  // Consumes a range of the pieces through Read.
   using Reader = std::function<void(uint64_t begin, uint64_t end)>;
 
-  // `pieces` is how many every buffer has that is offered: 1, or one per rank.
-  // `largest_piece` is the largest of all ranks. Both are equal on all ranks.
+  // `pieces` is the number of pieces of every offered buffer: 1, or one per
+  // rank. `largest_piece` is the largest size over all ranks. Both are equal on
+  // all ranks.
   struct Pass {
     OfferedBuffer offered;
     int pieces;
@@ -68,17 +69,19 @@ class Exchange {
            const PeerMemory& memory,
            std::vector<int> members);
 
-  // Offers the buffers and waits for all members. The first bytes of the inline
-  // data may have been filled by the caller.
+  // Offers the buffers and waits for all members. The caller may have filled
+  // the first `inline_bytes_in_use` bytes of the inline data.
   void Start(std::vector<Pass> passes, uint64_t inline_bytes_in_use = 0);
-  // Runs the next pass. `largest_piece` may have become known by Start.
+  // Runs the next pass.
   void Run(const PieceOffset& offset, const Reader& reader);
+  // For a largest piece that is known only after Start.
   void set_largest_piece(uint64_t bytes) { passes_[0].largest_piece = bytes; }
-  // Returns bytes of the piece of `rank` that this rank reads, within the range
-  // that Run has asked for. They are in `scratch` if they cannot be mapped.
+  // Returns bytes of the piece that this rank reads from `rank`, within the
+  // range that Run passed to the reader. The bytes are in `scratch` if they
+  // cannot be mapped.
   const char* Read(int rank, uint64_t begin, uint64_t bytes, char* scratch);
   void Copy(int rank, uint64_t begin, uint64_t bytes, char* to);
-  // Ends the operation, as soon as no member needs this rank's buffers.
+  // Waits until no member reads this rank's buffers, and ends the operation.
   void Finish();
 
  private:

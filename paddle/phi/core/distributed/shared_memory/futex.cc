@@ -26,7 +26,7 @@ namespace distributed {
 
 namespace {
 
-// The system compares 32 bits.
+// A futex is 32 bits wide.
 const uint32_t* LowerHalf(const std::atomic<uint64_t>& word) {
   static_assert(sizeof(word) == sizeof(uint64_t) &&
                 std::atomic<uint64_t>::is_always_lock_free);
@@ -43,7 +43,7 @@ void SleepWhileEqual(const std::atomic<uint64_t>& word,
   struct timespec time = {};
   time.tv_sec = limit.count() / kSecond;
   time.tv_nsec = limit.count() % kSecond;
-  // Every error means no more than that it did not sleep.
+  // An error means only that the thread did not sleep.
   syscall(SYS_futex,
           LowerHalf(word),
           FUTEX_WAIT,

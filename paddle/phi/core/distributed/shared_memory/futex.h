@@ -21,18 +21,18 @@
 namespace phi {
 namespace distributed {
 
-// Sleeps as long as a word in shared memory has a value in its lower half, but
-// no longer than `limit`. May return at any time.
+// Sleeps while the lower half of a word in shared memory equals that of
+// `value`, but no longer than `limit`. May return at any time.
 //
 // Thread-safe.
 void SleepWhileEqual(const std::atomic<uint64_t>& word,
                      uint64_t value,
                      std::chrono::nanoseconds limit);
-// Wakes all that sleep at a word, in all processes.
+// Wakes all threads, in all processes, that sleep on a word.
 //
 // Thread-safe.
 void WakeSleepers(const std::atomic<uint64_t>& word);
-// Tells the processor that the thread looks at a word again and again.
+// Tells the processor that the thread is polling a word.
 void Pause();
 
 }  // namespace distributed

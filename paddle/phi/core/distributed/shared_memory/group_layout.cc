@@ -22,13 +22,13 @@ namespace distributed {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kEntriesOfAll = 8;
-constexpr uint64_t kInlineBytesOfAll = 16 << 10;
+constexpr uint64_t kAllRanksEntries = 8;
+constexpr uint64_t kAllRanksInlineBytes = 16 << 10;
 // A group has many pairs, of which few are used.
-constexpr uint64_t kEntriesOfPair = 2;
-constexpr uint64_t kMaxBytesOfPair = 128 << 10;
-constexpr uint64_t kMinBytesOfPair = 4 << 10;
-constexpr uint64_t kBytesOfPairs = 16 << 20;
+constexpr uint64_t kPairEntries = 2;
+constexpr uint64_t kMaxPairBytes = 128 << 10;
+constexpr uint64_t kMinPairBytes = 4 << 10;
+constexpr uint64_t kAllPairsBytes = 16 << 20;
 
 uint64_t RoundUp(uint64_t value, uint64_t to) {
   return (value + to - 1) / to * to;
@@ -64,19 +64,19 @@ void GroupLayout::ChannelShape::SetData(uint64_t of_entry,
 
 GroupLayout::GroupLayout(int size, uint64_t staging_bytes)
     : size_(size),
-      all_(size, size, kEntriesOfAll),
-      pair_(2, 1, kEntriesOfPair),
+      all_(size, size, kAllRanksEntries),
+      pair_(2, 1, kPairEntries),
       all_at_(RoundUp(sizeof(GroupHeader) + size * sizeof(RankState), kPage)) {
-  all_.SetData(kInlineBytesOfAll, RoundUp(staging_bytes, kPage));
+  all_.SetData(kAllRanksInlineBytes, RoundUp(staging_bytes, kPage));
   pairs_at_ = all_at_ + RoundUp(all_.bytes, kPage);
   if (size > 1) {
-    // Half of what is left is staging memory.
+    // Half of the remaining bytes are staging memory.
     uint64_t data =
-        std::clamp(RoundDown(kBytesOfPairs / Pairs(size), kCacheLine),
-                   kMinBytesOfPair,
-                   kMaxBytesOfPair) -
+        std::clamp(RoundDown(kAllPairsBytes / Pairs(size), kCacheLine),
+                   kMinPairBytes,
+                   kMaxPairBytes) -
         pair_.bytes;
-    pair_.SetData(RoundDown(data / 2 / kEntriesOfPair, kCacheLine),
+    pair_.SetData(RoundDown(data / 2 / kPairEntries, kCacheLine),
                   RoundDown(data / 2, kCacheLine));
   }
   total_bytes_ = RoundUp(pairs_at_ + Pairs(size) * pair_.bytes, kPage);
@@ -87,7 +87,7 @@ uint32_t GroupLayout::channels() const {
 }
 
 uint32_t GroupLayout::PairChannel(int sender, int receiver) const {
-  // The others of a sender, without itself.
+  // The receiver's index among the ranks other than the sender.
   int other = receiver > sender ? receiver - 1 : receiver;
   return 1 + sender * (size_ - 1) + other;
 }

@@ -26,16 +26,16 @@ namespace distributed {
 // channels.
 //
 // A channel is a sequence of operations. The first channel has all ranks as
-// members; there is one more per ordered pair of ranks, with the sender as
-// member 0 and the receiver as member 1. Per channel there are the members, for
-// each of them the entries of its operations, and for each source, inline data
-// per entry and staging memory. In the first channel all members are sources;
-// of a pair it is the sender.
+// members. Each ordered pair of ranks has its own channel, with the sender as
+// member 0 and the receiver as member 1. A channel consists of its members, the
+// operation entries of each member, and, for each source, inline data per entry
+// and staging memory. In the first channel all members are sources; in a pair's
+// channel only the sender is.
 
 constexpr uint64_t kCacheLine = 64;
 
-// An operation's progress: its number in the channel, from 1, and its phase.
-// Both only grow, so a rank has passed a phase if its progress is not smaller.
+// Progress is an operation's number in the channel, from 1, and its phase. Both
+// only grow, so a rank has passed a phase if its progress is not smaller.
 constexpr int kPhaseBits = 22;
 constexpr uint64_t kEndPhase = (uint64_t{1} << kPhaseBits) - 1;
 
@@ -43,8 +43,8 @@ constexpr uint64_t ProgressOf(uint64_t sequence, uint64_t phase) {
   return sequence << kPhaseBits | phase;
 }
 
-// The header begins with what does not change. It is complete before another
-// process can know of the file.
+// The constant fields at the start of the header. They are complete before
+// another process can find the file.
 struct GroupStart {
   uint64_t magic;
   uint64_t random_number;  // of this group
@@ -58,16 +58,16 @@ struct alignas(kCacheLine) GroupHeader {
   static constexpr int kCoreWords = 16;
 
   GroupStart start;
-  // 0, or 1 + the rank whose report says why the group has failed. Set once.
+  // 0, or 1 + the rank whose report says why the group failed. Set once.
   alignas(kCacheLine) std::atomic<uint64_t> failure;
-  // The cores that any rank may run on, one bit each. Later ones don't count.
+  // The cores that any rank may run on, one bit each. Excess cores don't count.
   alignas(kCacheLine) std::atomic<uint64_t> cores[kCoreWords];
 };
 
 struct alignas(kCacheLine) RankState {
   enum : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
 
-  // Written by this rank alone, and only as long as the group has not failed.
+  // Written only by this rank, and only while the group has not failed.
   struct Report {
     uint32_t kind;
     int32_t rank;
@@ -78,12 +78,12 @@ struct alignas(kCacheLine) RankState {
   std::atomic<uint32_t> process;
   // The address of the group's memory in this rank's process.
   std::atomic<uint64_t> base;
-  // The operation that the rank has begun last, see OperationId.
+  // The last operation that the rank began, see OperationId.
   std::atomic<uint64_t> last_operation;
   Report report;
 };
 
-// The channel and the number of an operation in one word; 0 is none.
+// An operation's channel and number in one word; 0 means no operation.
 constexpr int kSequenceBits = 64 - kPhaseBits;
 
 constexpr uint64_t OperationId(uint32_t channel, uint64_t sequence) {
@@ -98,14 +98,16 @@ constexpr uint64_t SequenceOf(uint64_t id) {
 
 // One member of a channel.
 struct alignas(kCacheLine) ChannelMember {
-  // ProgressOf what the member has published. Its lower half is a futex.
+  // ProgressOf the last phase that the member published. Its lower half is a
+  // futex.
   std::atomic<uint64_t> progress;
-  // How many others sleep, or are about to, until it grows. A process that is
-  // killed stays counted, which costs its peers no more than a system call.
+  // How many other members sleep, or are about to sleep, until `progress`
+  // grows. A killed process stays counted, which costs its peers only system
+  // calls.
   std::atomic<uint32_t> sleepers;
 };
 
-// One operation of one member. The member uses its entries in turn.
+// One operation of one member. The member uses its entries cyclically.
 struct alignas(kCacheLine) OperationEntry {
   // The number of the operation; 0 while the fields that follow change.
   std::atomic<uint64_t> sequence;
@@ -114,7 +116,7 @@ struct alignas(kCacheLine) OperationEntry {
   BufferLocation output;
 };
 
-// Where things are in the memory of a group. A value.
+// The offsets of all parts of a group's memory. A value type.
 class GroupLayout {
  public:
   static constexpr int kMaxRanks = 256;
@@ -130,10 +132,10 @@ class GroupLayout {
   uint32_t PairChannel(int sender, int receiver) const;
   int members(uint32_t channel) const;
   int RankOf(uint32_t channel, int member) const;
-  // Returns the rank's place in a channel, -1 if it is no member.
+  // Returns the rank's member index in a channel, or -1 if it is not a member.
   int MemberOf(uint32_t channel, int rank) const;
 
-  // By how many operations a member can be ahead of another one.
+  // The number of operations by which one member can be ahead of another.
   uint64_t entries(uint32_t channel) const;
   uint64_t inline_bytes(uint32_t channel) const;
   uint64_t staging_bytes(uint32_t channel) const;
@@ -147,7 +149,7 @@ class GroupLayout {
   uint64_t StagingAt(uint32_t channel, int member) const;
 
  private:
-  // Of the channels of one kind: all have the same size.
+  // The layout of the channels of one kind, which all have the same size.
   struct ChannelShape {
     ChannelShape(int members, int sources, uint64_t entries);
 

@@ -47,9 +47,10 @@ namespace memory = paddle::memory::allocation;
 
 // All groups that this process has joined.
 //
-// Invariant: whoever opens the file of a group, or closes it, has the mutex. So
-// a child of fork knows all of its descriptors, and closes them at once: else
-// it would keep the kernel lock of its parent, who then never seems dead.
+// Invariant: a thread holds the mutex while it opens or closes a group's file.
+// So a child of fork knows all inherited descriptors and closes them
+// immediately. Otherwise the child would keep the parent's kernel lock, and the
+// parent would never count as dead.
 class OpenGroups {
  public:
   static OpenGroups& Instance() {
@@ -101,12 +102,12 @@ namespace {
 
 using Kind = CollectiveError::Kind;
 
-// Identifies the layout too: a change of the layout takes another number.
+// Also identifies the layout: a changed layout needs a new number.
 constexpr uint64_t kMagic = 0x31505247434c4450;  // "PDLCGRP1"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr char kFormat[] = "%" SCNu32 "-%" SCNu32 "-%" SCNx64;
 
-// What an id says.
+// The content of a group's id.
 struct GroupPlace {
   uint32_t process;
   uint32_t fd;
@@ -132,7 +133,7 @@ struct GroupPlace {
                             -1,
                             "\"" + id +
                                 "\" is not the id of a group in shared memory. "
-                                "Pass what id() returns on rank 0.");
+                                "Pass the value of id() on rank 0.");
     }
     return place;
   }
@@ -145,8 +146,8 @@ struct GroupPlace {
 [[noreturn]] void ThrowCannotMake(uint64_t bytes, const std::string& why) {
   ThrowUnavailable("Cannot reserve " + memory::HumanBytes(bytes) +
                    " of shared memory for a group: " + why +
-                   ". Let the group have less staging memory, or give the "
-                   "process or container more memory.");
+                   ". Reduce the group's staging memory, or give the process "
+                   "or container more memory.");
 }
 
 [[noreturn]] void ThrowCannotAttach(int rank,
@@ -156,9 +157,9 @@ struct GroupPlace {
                    std::to_string(getpid()) +
                    ") cannot attach to the shared memory of rank 0 (process " +
                    std::to_string(place.process) + "): " + why +
-                   ". Ranks of a group in shared memory have to run on one "
+                   ". The ranks of a group in shared memory must run on one "
                    "machine, as one user and in one PID namespace, and rank 0 "
-                   "has to live; for others, use the backend gloo.");
+                   "must be alive; otherwise use the backend gloo.");
 }
 
 void CheckSize(int size) {
@@ -166,7 +167,8 @@ void CheckSize(int size) {
   throw CollectiveError(Kind::kInvalid,
                         -1,
                         "A group in shared memory cannot have " +
-                            std::to_string(size) + " ranks. Make one of 1 to " +
+                            std::to_string(size) +
+                            " ranks. Create a group of 1 to " +
                             std::to_string(GroupLayout::kMaxRanks) + " ranks.");
 }
 
@@ -178,19 +180,19 @@ memory::FileDescriptor OpenFileOf(int rank, const GroupPlace& place) {
   } catch (const memory::SharedMemoryError&) {
     ThrowCannotAttach(rank,
                       place,
-                      "rank 0 is not dumpable, as after setuid; it can call "
-                      "prctl(PR_SET_DUMPABLE, 1)");
+                      "rank 0 is not dumpable, for example after setuid; it "
+                      "can call prctl(PR_SET_DUMPABLE, 1)");
   }
 }
 
-// Returns why a file is not the group's; empty if it is.
+// Returns why a file is not the group's memory; empty if it is.
 std::string WhyUnfit(int fd, const GroupPlace& place, const GroupStart& start) {
   struct stat file = {};
   if (fstat(fd, &file) != 0) return std::strerror(errno);
   int seals = fcntl(fd, F_GET_SEALS);
   if (start.magic != kMagic || start.random_number != place.random_number) {
     return "its descriptor " + std::to_string(place.fd) +
-           " is not this group's memory any more, or that of another version";
+           " is not this group's memory, or another version created it";
   }
   if (start.size < 1 || start.size > GroupLayout::kMaxRanks ||
       start.total_bytes != static_cast<uint64_t>(file.st_size) ||
@@ -208,15 +210,15 @@ bool IsExiting(const std::string& folder) {
   return stat && stat->IsExiting();
 }
 
-// Returns whether a process has ended or the kernel is ending it, with all of
-// its threads. To unmap its memory may take a second, and its locks are
-// released after that; or never, if a child that no handler of a fork knows of
-// has its descriptors.
+// Returns whether a process has exited, or is exiting with all of its threads.
+// Unmapping its memory may take a second, and its locks are released only
+// afterwards. They are never released if a child that was created without
+// running fork handlers holds the descriptors.
 bool IsEnding(uint32_t process) {
   if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return true;
   std::string folder = "/proc/" + std::to_string(process);
-  // Usually it is not, and one look is enough. Of a process with several
-  // threads, the first one may have ended alone.
+  // Usually the process is not exiting, and one check is enough. The main
+  // thread of a process may have exited alone.
   if (!IsExiting(folder)) return false;
   folder += "/task/";
   std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
@@ -229,18 +231,18 @@ bool IsEnding(uint32_t process) {
   return threads != nullptr;
 }
 
-// The system would end other processes before it refuses memory.
+// The kernel would kill other processes before it refuses memory.
 void CheckMemory(uint64_t bytes) {
   if (bytes <= memory::MemoryOfMachineOrContainer("") / 2) return;
   ThrowCannotMake(bytes,
-                  "that is more than half of the memory that this process may "
-                  "use");
+                  "that is more than half of the memory available to this "
+                  "process");
 }
 
-// Gives memory to the first bytes of a file. Returns false on failure, with the
-// reason in errno.
+// Allocates memory for the first bytes of a file. Returns false on failure,
+// with the reason in errno.
 bool Reserve(int fd, uint64_t bytes) {
-  // A signal undoes a call, so a long one might never finish.
+  // A signal makes fallocate undo its work, so a long call might never finish.
   constexpr uint64_t kStep = 32 << 20;
   for (uint64_t done = 0; done < bytes; done += kStep) {
     uint64_t step = std::min(bytes - done, kStep);
@@ -301,7 +303,8 @@ std::unique_ptr<GroupMemory> GroupMemory::Attach(const std::string& id,
   return OpenGroups::Instance().Add([&] {
     memory::FileDescriptor file = OpenFileOf(rank, place);
     GroupStart start = {};
-    // Read, not mapped: a file that is too short has no memory to map.
+    // Read, not mapped: accessing a mapping past the end of a short file would
+    // raise SIGBUS.
     ssize_t got = memory::RetryOnSignal(
         [&] { return pread(file.get(), &start, sizeof(start), 0); });
     if (got != sizeof(start)) start = {};
@@ -313,8 +316,8 @@ std::unique_ptr<GroupMemory> GroupMemory::Attach(const std::string& id,
           rank,
           "Rank " + std::to_string(rank) + " cannot attach to a group of " +
               std::to_string(start.size) +
-              " ranks. Pass a rank from 1 on that is smaller than that; rank 0 "
-              "makes the group.");
+              " ranks. Pass a rank that is at least 1 and smaller than the "
+              "size; rank 0 creates the group.");
     }
     return std::unique_ptr<GroupMemory>(
         new GroupMemory(std::move(file), start, id, rank));  // NOLINT
@@ -337,7 +340,7 @@ GroupMemory::GroupMemory(memory::FileDescriptor file,
       madvise(mapping_.base(), layout_.total_bytes(), MADV_DONTFORK) != 0) {
     ThrowUnavailable("Cannot map " + memory::HumanBytes(start.total_bytes) +
                      " of a group's shared memory: " + std::strerror(errno) +
-                     ". Give the process more address space or mappings.");
+                     ". Allow the process more address space or mappings.");
   }
   for (size_t i = 0; i < channels_.size(); ++i) {
     channels_[i].compared.resize(i == 0 ? layout_.size() : 2);
@@ -346,7 +349,7 @@ GroupMemory::GroupMemory(memory::FileDescriptor file,
 }
 
 GroupMemory::~GroupMemory() {
-  // Relaxed: set in a child by its only thread.
+  // Relaxed: only set in a child of fork, by its only thread.
   if (forked_.load(std::memory_order_relaxed)) return;
   Leave();
   OpenGroups::Instance().Remove(this);
@@ -354,29 +357,29 @@ GroupMemory::~GroupMemory() {
 
 void GroupMemory::TakeRank() {
   RankState* state = rank_state(rank_);
-  // The lock first: a rank without it counts as dead once it has attached.
+  // Take the lock first: an attached rank without its lock counts as dead.
   if (!memory::SetLock(file_.get(), F_WRLCK, rank_, 1) ||
       state->state.load(std::memory_order_relaxed) != RankState::kAbsent) {
     throw CollectiveError(
         Kind::kInvalid,
         rank_,
-        "Rank " + std::to_string(rank_) + " cannot be taken by process " +
-            std::to_string(getpid()) +
-            ": it is another process's, or was. Let each process pass a rank "
-            "of its own, and make a new group to start again.");
+        "Process " + std::to_string(getpid()) + " cannot join as rank " +
+            std::to_string(rank_) +
+            ": that rank is or was taken. Pass a different rank in each "
+            "process, and create a new group to start again.");
   }
   AddCores();
   state->process.store(getpid(), std::memory_order_relaxed);
   state->base.store(reinterpret_cast<uint64_t>(mapping_.base()),
                     std::memory_order_relaxed);
-  // Release: who sees the state sees the process and the address.
+  // Release: a rank that acquires this state sees the process and the address.
   state->state.store(RankState::kAttached, std::memory_order_release);
 }
 
 void GroupMemory::AddCores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  // A machine may have more cores than the set; then the ranks do not spin.
+  // Fails if the machine has more cores than the set; then ranks do not spin.
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return;
   constexpr int kBits = 64;
   for (int i = 0; i < GroupHeader::kCoreWords * kBits && i < CPU_SETSIZE; ++i) {
@@ -390,7 +393,7 @@ void GroupMemory::AddCores() {
 
 void GroupMemory::Forget() {
   file_.Close();
-  // The child has no such mapping; another one may be there.
+  // The child does not inherit the mapping; another one may be at its address.
   mapping_.Release();
   forked_.store(true, std::memory_order_relaxed);
 }
@@ -400,7 +403,7 @@ uint32_t GroupMemory::process_of(int rank) const {
 }
 
 uint64_t GroupMemory::base_of(int rank) const {
-  // Acquire, with the release in TakeRank: complete once the rank has attached.
+  // Acquire, pairs with the release in TakeRank: the base is set.
   if (rank_state(rank)->state.load(std::memory_order_acquire) ==
       RankState::kAbsent) {
     return 0;
@@ -413,7 +416,7 @@ void GroupMemory::Leave() {
       left_.exchange(true, std::memory_order_relaxed)) {
     return;
   }
-  // Release: who sees that the rank has left sees all that it has published.
+  // Release: a rank that acquires kLeft sees all phases of this rank.
   rank_state(rank_)->state.store(RankState::kLeft, std::memory_order_release);
   WakeAll();
 }
@@ -428,24 +431,24 @@ void GroupMemory::ThrowIfUnusable() const {
     throw CollectiveError(
         Kind::kForked,
         rank_,
-        "Process " + std::to_string(getpid()) +
-            " is a child of the one that is rank " + std::to_string(rank_) +
-            " of a group in shared memory, and has no part in the group. Make "
-            "the group after the fork, in each process.");
+        "Process " + std::to_string(getpid()) + " was forked from rank " +
+            std::to_string(rank_) +
+            " of a group in shared memory and is not a member of the group. "
+            "Create the group after the fork, in each process.");
   }
-  // Relaxed: a failure is read as soon as it is seen.
+  // Relaxed: ThrowFailure loads the word again, with acquire.
   if (header()->failure.load(std::memory_order_relaxed) != 0) ThrowFailure();
   if (left_.load(std::memory_order_relaxed)) {
     throw CollectiveError(Kind::kLeft,
                           rank_,
                           "Rank " + std::to_string(rank_) +
-                              " has left the group itself. Run all operations "
-                              "before it leaves.");
+                              " has left the group. Run all operations before "
+                              "leaving it.");
   }
 }
 
 void GroupMemory::ThrowFailure() const {
-  // Acquire, with the release in Fail: the report is complete.
+  // Acquire, pairs with the release in Fail: the report is complete.
   uint64_t failure = header()->failure.load(std::memory_order_acquire);
   const RankState::Report& report =
       rank_state(static_cast<int>(failure - 1))->report;
@@ -490,70 +493,71 @@ bool GroupMemory::MaySpin() const {
 }
 
 bool GroupMemory::HasLeft(int rank) const {
-  // Acquire, with the release in Leave: what the rank has published is seen.
+  // Acquire, pairs with the release in Leave: all phases that the rank
+  // published are visible.
   return rank_state(rank)->state.load(std::memory_order_acquire) ==
          RankState::kLeft;
 }
 
-bool GroupMemory::IsDead(int rank, bool look_at_process) const {
+bool GroupMemory::IsDead(int rank, bool check_process) const {
   const RankState* state = rank_state(rank);
-  // Acquire, with the release in TakeRank: a rank that has attached had taken
-  // its lock before.
+  // Acquire, pairs with the release in TakeRank: an attached rank took its lock
+  // before.
   if (rank == rank_ ||
       state->state.load(std::memory_order_acquire) != RankState::kAttached) {
     return false;
   }
   if (memory::IsLocked(file_.get(), rank) &&
-      !(look_at_process && IsEnding(process_of(rank)))) {
+      !(check_process && IsEnding(process_of(rank)))) {
     return false;
   }
-  // It may have left meanwhile. The system's lock orders the two looks: a rank
-  // that leaves says so before it closes its file.
+  // The rank may have left meanwhile. The kernel lock orders the two checks: a
+  // leaving rank stores kLeft before it closes its file.
   return state->state.load(std::memory_order_acquire) == RankState::kAttached;
 }
 
-void GroupMemory::LookAtRanks(uint32_t channel, uint64_t sequence) {
-  last_look_.store(Clock::now().time_since_epoch().count(),
-                   std::memory_order_relaxed);
-  // Its own lock stays, by the mapping, but it cannot look at those of others.
+void GroupMemory::CheckAlive(uint32_t channel, uint64_t sequence) {
+  last_check_.store(Clock::now().time_since_epoch().count(),
+                    std::memory_order_relaxed);
+  // This rank's lock stays held through the mapping, but without the descriptor
+  // it cannot check the other ranks' locks.
   if (!file_.IsIntact()) {
     return Fail(Kind::kClosed,
                 rank_,
                 "Other code has closed the group's descriptor in " +
-                    TextOf(rank_) +
-                    ", which cannot tell any more who is alive. Let code that "
-                    "closes descriptors leave those alone that it has not "
-                    "opened.");
+                    Describe(rank_) +
+                    ", which can no longer check which ranks are alive. Close "
+                    "only descriptors that the same code has opened.");
   }
-  // To look at a process costs more than to look at a lock. It is one rank's
-  // turn, and another's when other ranks look.
-  uint32_t look = looks_.fetch_add(1, std::memory_order_relaxed);
-  int turn = static_cast<int>((rank_ + 1 + look) % size());
+  // Checking a process costs more than checking a lock, so each call checks the
+  // process of only one rank. Different ranks begin with different processes.
+  uint32_t check = checks_.fetch_add(1, std::memory_order_relaxed);
+  int turn = static_cast<int>((rank_ + 1 + check) % size());
   for (int rank = 0; rank < size(); ++rank) {
     bool left = HasLeft(rank);
     if (!left && !IsDead(rank, rank == turn)) continue;
-    int place = layout_.MemberOf(channel, rank);
-    // After the look above: what a rank has published before it was gone does
-    // not get less.
-    bool has_ended =
-        place >= 0 &&
-        member(channel, place)->progress.load(std::memory_order_acquire) >=
-            ProgressOf(sequence, kEndPhase);
-    if (has_ended || (left && place < 0)) continue;
-    return FailGone(rank);
+    int member_index = layout_.MemberOf(channel, rank);
+    // Read after the check above, so that it includes everything that the rank
+    // published before it died or left. Progress never decreases.
+    bool has_ended = member_index >= 0 &&
+                     member(channel, member_index)
+                             ->progress.load(std::memory_order_acquire) >=
+                         ProgressOf(sequence, kEndPhase);
+    if (has_ended || (left && member_index < 0)) continue;
+    return FailDeadOrLeft(rank);
   }
 }
 
-void GroupMemory::LookAtRanksIfDue(uint32_t channel, uint64_t sequence) {
-  Clock::duration last(last_look_.load(std::memory_order_relaxed));
-  if (Clock::now().time_since_epoch() - last >= kLookInterval) {
-    LookAtRanks(channel, sequence);
+void GroupMemory::CheckAliveIfDue(uint32_t channel, uint64_t sequence) {
+  Clock::duration last(last_check_.load(std::memory_order_relaxed));
+  if (Clock::now().time_since_epoch() - last >= kCheckInterval) {
+    CheckAlive(channel, sequence);
   }
 }
 
 void GroupMemory::Fail(Kind kind, int rank, const std::string& text) {
   std::lock_guard<std::mutex> guard(report_mutex_);
-  // The report of this rank may be what others are reading.
+  // After a failure, other ranks may be reading this rank's report.
   if (header()->failure.load(std::memory_order_relaxed) != 0) return;
   RankState::Report* report = &rank_state(rank_)->report;
   report->kind = static_cast<uint32_t>(kind);
@@ -561,26 +565,28 @@ void GroupMemory::Fail(Kind kind, int rank, const std::string& text) {
   report->text[text.copy(report->text, sizeof(report->text) - 1)] = 0;
   report->text[0] = static_cast<char>(std::toupper(report->text[0]));
   uint64_t none = 0;
-  // Sequentially consistent, with the count in Operation::Sleep: a rank that
-  // does not see the failure before it sleeps is seen and woken. It includes
-  // release: who sees the failure sees the report.
+  // Sequentially consistent, together with the count in Operation::Sleep: if a
+  // rank does not see the failure before it sleeps, WakeAll sees its count and
+  // wakes it. Includes release: a rank that acquires the failure sees the
+  // report.
   if (header()->failure.compare_exchange_strong(
           none, rank_ + 1, std::memory_order_seq_cst)) {
     WakeAll();
   }
 }
 
-void GroupMemory::FailGone(int rank) {
+void GroupMemory::FailDeadOrLeft(int rank) {
   if (HasLeft(rank)) {
     return Fail(Kind::kLeft,
                 rank,
-                TextOf(rank) + " has left the group. " + LastOperationOf(rank) +
-                    " Let all ranks call the same operations before they "
+                Describe(rank) + " has left the group. " +
+                    LastOperationOf(rank) +
+                    " All ranks must call the same operations before they "
                     "leave.");
   }
   Fail(Kind::kDied,
        rank,
-       TextOf(rank) +
+       Describe(rank) +
            " has died: it was killed, or it ended without leaving the group. " +
            LastOperationOf(rank) + " Start all ranks again.");
 }
@@ -596,16 +602,16 @@ void GroupMemory::WakeAll() {
   }
 }
 
-std::string GroupMemory::TextOf(int rank) const {
+std::string GroupMemory::Describe(int rank) const {
   uint32_t process = process_of(rank);
   return "rank " + std::to_string(rank) +
          (process == 0 ? " (which has not attached)"
                        : " (process " + std::to_string(process) + ")");
 }
 
-std::string GroupMemory::TextOf(uint32_t channel,
-                                uint64_t sequence,
-                                const OperationInfo& info) const {
+std::string GroupMemory::Describe(uint32_t channel,
+                                  uint64_t sequence,
+                                  const OperationInfo& info) const {
   std::string text = info.name + (" number " + std::to_string(sequence));
   if (channel != GroupLayout::kAllRanks) {
     text += " from rank " + std::to_string(layout_.RankOf(channel, 0)) +
@@ -614,26 +620,26 @@ std::string GroupMemory::TextOf(uint32_t channel,
   return text + " " + info.Details();
 }
 
-std::string GroupMemory::TextOf(uint32_t channel,
-                                int rank,
-                                uint64_t sequence) const {
+std::string GroupMemory::Describe(uint32_t channel,
+                                  int rank,
+                                  uint64_t sequence) const {
   OperationEntry* source =
       entry(channel, layout_.MemberOf(channel, rank), sequence);
-  // A rank that goes on may use the entry again meanwhile. The numbers before
-  // and after tell, since it sets the number to 0 first. Acquire and release:
-  // the info is read between them. To add nothing is the way to read a word
-  // with release.
+  // The rank may go on and reuse the entry meanwhile. It sets the sequence to 0
+  // first, so comparing the sequence before and after detects the reuse.
+  // Acquire and release keep the read of the info between the two reads; the
+  // fetch_add of 0 is a read with release semantics.
   uint64_t before = source->sequence.load(std::memory_order_acquire);
   OperationInfo info = source->info;
   uint64_t after = source->sequence.fetch_add(0, std::memory_order_release);
   if (before != sequence || after != sequence) {
     return "operation number " + std::to_string(sequence);
   }
-  return TextOf(channel, sequence, info);
+  return Describe(channel, sequence, info);
 }
 
 std::string GroupMemory::LastOperationOf(int rank) const {
-  // Acquire, with the release in Operation::Begin: the entry is complete.
+  // Acquire, pairs with the release in Operation::Begin: the entry is complete.
   uint64_t last =
       rank_state(rank)->last_operation.load(std::memory_order_acquire);
   if (last == 0) return "It had begun no operation.";
@@ -644,7 +650,7 @@ std::string GroupMemory::LastOperationOf(int rank) const {
                    ProgressOf(sequence, kEndPhase);
   return std::string("The last operation that it began") +
          (has_ended ? " was " : ", and did not end, was ") +
-         TextOf(channel, rank, sequence) + ".";
+         Describe(channel, rank, sequence) + ".";
 }
 
 }  // namespace distributed

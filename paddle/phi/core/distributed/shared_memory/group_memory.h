@@ -33,52 +33,50 @@ namespace distributed {
 struct GroupOptions {
   // The staging memory of one rank. Rounded up to whole pages.
   uint64_t staging_bytes = 1 << 20;
-  // How long a rank that waits looks again and again before it sleeps. Ranks do
-  // so only if there is a core for each of them.
+  // How long a waiting rank polls before it sleeps. Ranks poll only if there is
+  // a core for each of them.
   std::chrono::microseconds spin{50};
 };
 
-// The memory that the ranks of one group have in common, and this rank's
-// membership.
+// The shared memory of one group, and this rank's membership in the group.
 //
 // Invariant: a rank that has attached and has not left is alive as long as it
-// holds the kernel lock of its byte of the file. The lock belongs to an open
-// file description that this object alone has, by its descriptor and by its
-// mapping, so the kernel drops it whatever ended the process, and not before. A
-// process that has ended, or is ending, counts as dead even if the lock is
-// still held. A group that has failed stays failed, for one reason that all
-// ranks are told in the same words.
+// holds the kernel lock on its byte of the file. The lock belongs to an open
+// file description that only this object references, through its descriptor and
+// its mapping. So the kernel releases the lock however the process ends, and
+// not before. A process that has exited, or is exiting, counts as dead even if
+// the lock is still held. A failed group stays failed, and all ranks get the
+// same reason with the same message.
 //
-// The file is a memfd: there is no file name that a killed process could leave.
-// All of its memory is reserved at the start, and its size is sealed, so that
-// touching it cannot fail. A child of fork gets neither the mapping nor the
-// descriptor; to use the object there is an error, to delete it has no effect.
-// A process that ends by exit() leaves its groups in order.
+// The file is a memfd, so a killed process cannot leave a file name behind. All
+// of its memory is reserved on creation and its size is sealed, so accessing
+// the memory cannot fail. A child of fork inherits neither the mapping nor the
+// descriptor; using the object there is an error, and destroying it has no
+// effect. A process that calls exit() leaves its groups.
 //
-// Thread-safe, except that no operation may be under way when it is destroyed.
+// Thread-safe, except that no operation may be in flight on destruction.
 class GroupMemory {
  public:
-  // Makes a group, of which the caller is rank 0. Throws CollectiveError.
+  // Creates a group with the caller as rank 0. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Create(int size,
                                              const GroupOptions& options = {});
-  // Joins the group whose id() rank 0 returned; rank 0 must not have left. A
-  // rank can join once: not again after it has left. Throws CollectiveError.
+  // Joins the group with rank 0's id(); rank 0 must not have left. A rank can
+  // join only once, even if it has left. Throws CollectiveError.
   static std::unique_ptr<GroupMemory> Attach(const std::string& id, int rank);
   // Leaves.
   ~GroupMemory();
   GroupMemory(const GroupMemory&) = delete;
   GroupMemory& operator=(const GroupMemory&) = delete;
 
-  // A short text by which other processes of this machine attach. The same on
-  // all ranks.
+  // A short text that other processes of this machine pass to Attach. The same
+  // on all ranks.
   const std::string& id() const { return id_; }
   int rank() const { return rank_; }
   int size() const { return layout_.size(); }
 
-  // The process of a rank, and the address of the group's memory in it; both
-  // are 0 before the rank has attached. At random_number_offset() from there is
-  // the group's random number, by which a reader of that process's memory can
-  // tell that it is the right one.
+  // Return a rank's process ID, and the address of the group's memory in that
+  // process; both are 0 before the rank has attached. The group's random number
+  // is at random_number_offset() from there, and identifies the right process.
   uint32_t process_of(int rank) const;
   uint64_t base_of(int rank) const;
   uint64_t random_number() const { return random_number_; }
@@ -86,11 +84,11 @@ class GroupMemory {
     return offsetof(GroupStart, random_number);
   }
 
-  // Leaves the group. Operations that need this rank fail, also those that
-  // other threads of this process wait in. Has no effect the second time.
+  // Leaves the group. Operations that need this rank fail, including operations
+  // in which other threads of this process wait. Later calls have no effect.
   void Leave();
-  // Fails the group for a reason that is about a rank. Has no effect if it has
-  // failed already. Throws CollectiveError in a child of fork.
+  // Fails the group, with a reason that concerns `rank`. Has no effect if the
+  // group has already failed. Throws CollectiveError in a child of fork.
   void Abort(int rank, const std::string& reason);
   // Throws CollectiveError if the group has failed, this rank has left, or this
   // process is a child of the one that joined.
@@ -101,23 +99,23 @@ class GroupMemory {
   friend class OpenGroups;
   using Clock = std::chrono::steady_clock;
 
-  // What this rank keeps of a channel. Guarded by the mutex, which an operation
-  // holds from its beginning to its end.
+  // This rank's private state of a channel. Guarded by the mutex, which an
+  // operation holds from its beginning to its end.
   struct ChannelState {
     std::mutex mutex;
     uint64_t sequence = 0;
-    // The last operation in which this rank has used its staging memory.
+    // The last operation in which this rank used its staging memory.
     uint64_t staged = 0;
-    // Spins in vain since the last one that met a rank, and the next waits that
-    // do not spin.
-    int vain_spins = 0;
+    // The number of unsuccessful spins since the last successful one, and the
+    // number of upcoming waits that do not spin.
+    int failed_spins = 0;
     int spins_to_skip = 0;
-    // Per member, the last operation whose infos were compared.
+    // Per member, the last operation whose OperationInfo was compared.
     std::vector<uint64_t> compared;
   };
 
-  // A rank that waits looks whether others are alive as often as this.
-  static constexpr std::chrono::milliseconds kLookInterval{5};
+  // How often a waiting rank checks whether the others are alive.
+  static constexpr std::chrono::milliseconds kCheckInterval{5};
 
   GroupMemory(paddle::memory::allocation::FileDescriptor file,
               const GroupStart& start,
@@ -125,7 +123,7 @@ class GroupMemory {
               int rank);
   void TakeRank();
   void AddCores();
-  // After a fork, in the child.
+  // Runs in the child after a fork.
   void Forget();
 
   GroupHeader* header() const;
@@ -135,31 +133,31 @@ class GroupMemory {
   char* At(uint64_t offset) const {
     return static_cast<char*>(mapping_.base()) + offset;
   }
-  // Of a channel that this rank is a member of.
+  // Requires: this rank is a member of the channel.
   ChannelState* channel_state(uint32_t channel);
 
   // Returns whether there is a core for each rank.
   bool MaySpin() const;
   bool HasLeft(int rank) const;
-  bool IsDead(int rank, bool look_at_process) const;
-  // Fails the group if a rank is gone that has not ended an operation of this
-  // rank, or a rank has died that is no member of it.
-  void LookAtRanks(uint32_t channel, uint64_t sequence);
-  // The same, if this rank has not looked for a while.
-  void LookAtRanksIfDue(uint32_t channel, uint64_t sequence);
+  bool IsDead(int rank, bool check_process) const;
+  // Fails the group if a member of the channel died or left before it ended the
+  // operation `sequence`, or if a rank that is not a member has died.
+  void CheckAlive(uint32_t channel, uint64_t sequence);
+  // Calls CheckAlive, unless the last call was less than kCheckInterval ago.
+  void CheckAliveIfDue(uint32_t channel, uint64_t sequence);
 
   void Fail(CollectiveError::Kind kind, int rank, const std::string& text);
   // Requires: the group has failed.
   [[noreturn]] void ThrowFailure() const;
-  void FailGone(int rank);
+  void FailDeadOrLeft(int rank);
   void WakeAll();
 
-  // For messages: a rank, an operation, and an operation as a rank has it.
-  std::string TextOf(int rank) const;
-  std::string TextOf(uint32_t channel,
-                     uint64_t sequence,
-                     const OperationInfo& info) const;
-  std::string TextOf(uint32_t channel, int rank, uint64_t sequence) const;
+  // For messages: a rank, an operation, and an operation as a rank recorded it.
+  std::string Describe(int rank) const;
+  std::string Describe(uint32_t channel,
+                       uint64_t sequence,
+                       const OperationInfo& info) const;
+  std::string Describe(uint32_t channel, int rank, uint64_t sequence) const;
   std::string LastOperationOf(int rank) const;
 
   paddle::memory::allocation::FileDescriptor file_;
@@ -170,13 +168,13 @@ class GroupMemory {
   std::chrono::microseconds spin_;
   int rank_;
   std::vector<ChannelState> channels_;
-  // Lets one thread of this rank report a failure.
+  // Serializes the failure reports of this rank's threads.
   std::mutex report_mutex_;
   // Relaxed: no other data is published through them.
   std::atomic<bool> left_{false};
   std::atomic<bool> forked_{false};
-  std::atomic<Clock::rep> last_look_{0};
-  std::atomic<uint32_t> looks_{0};
+  std::atomic<Clock::rep> last_check_{0};
+  std::atomic<uint32_t> checks_{0};
 };
 
 }  // namespace distributed

@@ -27,9 +27,9 @@ namespace {
 
 using Kind = CollectiveError::Kind;
 
-// How long a process whose memory is gone may take until it counts as dead.
-constexpr std::chrono::seconds kEndingTime{1};
-// A deadline that is later does not fit into its type.
+// How long a process without memory may take until it counts as dead.
+constexpr std::chrono::seconds kExitTime{1};
+// A later deadline could overflow its type.
 constexpr std::chrono::hours kLongestTimeout{24 * 365};
 
 bool IsSame(const OperationInfo& a, const OperationInfo& b, bool with_name) {
@@ -52,9 +52,10 @@ uint32_t ChannelBetween(const GroupMemory& group,
       Kind::kInvalid,
       group.rank(),
       "Rank " + std::to_string(group.rank()) + " of " +
-          std::to_string(group.size()) + " cannot send from rank " +
+          std::to_string(group.size()) +
+          " cannot take part in a transfer from rank " +
           std::to_string(sender) + " to rank " + std::to_string(receiver) +
-          ". Pass two different ranks, one of which is its own.");
+          ". Pass two different ranks, one of them the calling rank.");
 }
 
 }  // namespace
@@ -85,7 +86,7 @@ Operation::Operation(GroupMemory* group,
 }
 
 void Operation::Begin(const OperationInfo& info) {
-  // Before the mutex, which a fork may have left locked in a child.
+  // Check before locking: in a child of fork the mutex may be locked forever.
   group_->ThrowIfUnusable();
   turn_ = std::unique_lock<std::mutex>(state_->mutex);
   group_->ThrowIfUnusable();
@@ -93,22 +94,23 @@ void Operation::Begin(const OperationInfo& info) {
   deadline_ = GroupMemory::Clock::now() +
               std::min<Milliseconds>(timeout_, kLongestTimeout);
   sequence_ = state_->sequence + 1;
-  // The entry was used before, by an operation that others may not have ended.
+  // The entry belonged to an earlier operation that others may not have ended.
   uint64_t entries = group_->layout_.entries(channel_);
   if (sequence_ > entries) WaitForEnd(sequence_ - entries);
-  // A rank that needs no other one would not hear of a death.
+  // A rank that never waits would otherwise not detect a death.
   CheckRanks();
   state_->sequence = sequence_;
   OperationEntry* own = EntryOf(own_member_);
-  // A rank that writes a message about this one tells by the number whether the
-  // fields change, see GroupMemory::TextOf. Acquire and release: they change
-  // between the two. Members read the fields after they have seen a phase.
+  // GroupMemory::Describe on another rank uses the sequence to detect that the
+  // fields change. Acquire and release keep the writes to the fields between
+  // the exchange and the store. Members read the fields only after they have
+  // seen a phase.
   own->sequence.exchange(0, std::memory_order_acquire);
   own->info = info;
   own->input = {};
   own->output = {};
   own->sequence.store(sequence_, std::memory_order_release);
-  // Release: who sees the number finds the entry.
+  // Release: a rank that sees the number with acquire sees the entry.
   group_->rank_state(group_->rank())
       ->last_operation.store(OperationId(channel_, sequence_),
                              std::memory_order_release);
@@ -116,16 +118,16 @@ void Operation::Begin(const OperationInfo& info) {
 }
 
 Operation::~Operation() {
-  // A child of fork has a copy of what its parent was doing.
+  // A child of fork destroys copies of its parent's operations.
   if (!begun_ || ended_ || group_->forked_.load(std::memory_order_relaxed) ||
       group_->left_.load(std::memory_order_relaxed)) {
     return;
   }
   group_->Fail(Kind::kAborted,
                group_->rank(),
-               group_->TextOf(group_->rank()) + " gave up " + Text() +
-                   " because of an error of its own. See that rank's output, "
-                   "and start all ranks again.");
+               group_->Describe(group_->rank()) + " aborted " + Text() +
+                   " because of its own error. See that rank's output, and "
+                   "start all ranks again.");
 }
 
 void Operation::Publish(uint64_t phase) { Store(phase); }
@@ -138,9 +140,10 @@ void Operation::End() {
 
 void Operation::Store(uint64_t phase) {
   ChannelMember* own = group_->member(channel_, own_member_);
-  // Sequentially consistent, with the count in Sleep: either this sees the
-  // sleeper or the sleeper sees the phase. It includes release: who sees the
-  // phase sees what this member wrote before.
+  // Sequentially consistent, together with the count in Sleep: either this
+  // thread sees the sleeper, or the sleeper sees the phase. This includes
+  // release: a member that sees the phase with acquire sees what this member
+  // wrote before.
   own->progress.store(ProgressOf(sequence_, phase), std::memory_order_seq_cst);
   if (own->sleepers.load(std::memory_order_seq_cst) != 0) {
     WakeSleepers(own->progress);
@@ -169,32 +172,32 @@ void Operation::WaitForEnd(uint64_t sequence) {
 void Operation::WaitForMember(int member, uint64_t progress) {
   using Clock = GroupMemory::Clock;
   ChannelMember* other = group_->member(channel_, member);
-  auto has_come = [&] {
-    // Acquire, with the release in Store.
+  auto has_arrived = [&] {
+    // Acquire, pairs with the release in Store.
     return other->progress.load(std::memory_order_acquire) >= progress;
   };
-  if (has_come() || SpinUntil(*other, progress)) return;
-  Clock::time_point next_look = Clock::now() + GroupMemory::kLookInterval;
+  if (has_arrived() || SpinUntil(*other, progress)) return;
+  Clock::time_point next_check = Clock::now() + GroupMemory::kCheckInterval;
   for (;;) {
     Sleep(other, progress);
-    if (has_come()) return;
+    if (has_arrived()) return;
     group_->ThrowIfUnusable();
     Clock::time_point now = Clock::now();
-    if (now >= next_look) {
-      group_->LookAtRanks(channel_, sequence_);
+    if (now >= next_check) {
+      group_->CheckAlive(channel_, sequence_);
       group_->ThrowIfUnusable();
-      next_look = now + GroupMemory::kLookInterval;
+      next_check = now + GroupMemory::kCheckInterval;
     }
     if (now >= deadline_) ThrowTimedOut(member);
   }
 }
 
 bool Operation::SpinUntil(const ChannelMember& member, uint64_t progress) {
-  // Reading the clock takes as long as some looks.
-  constexpr int kLooks = 32;
-  // Spinning in vain takes time from other processes, of which there are then
-  // too many, or the other rank is at work for long.
-  constexpr int kMostSkipped = 16;
+  // Reading the clock takes as long as several polls.
+  constexpr int kPolls = 32;
+  // An unsuccessful spin means that there are too many processes, from which
+  // spinning takes time, or that the other rank computes for long. So back off.
+  constexpr int kMaxSkipped = 16;
   if (state_->spins_to_skip > 0) {
     --state_->spins_to_skip;
     return false;
@@ -202,35 +205,35 @@ bool Operation::SpinUntil(const ChannelMember& member, uint64_t progress) {
   if (!group_->MaySpin()) return false;
   auto end = GroupMemory::Clock::now() + group_->spin_;
   do {
-    for (int i = 0; i < kLooks; ++i) {
+    for (int i = 0; i < kPolls; ++i) {
       if (member.progress.load(std::memory_order_acquire) >= progress) {
-        state_->vain_spins = 0;
+        state_->failed_spins = 0;
         return true;
       }
       Pause();
     }
   } while (GroupMemory::Clock::now() < end);
-  ++state_->vain_spins;
-  state_->spins_to_skip = std::min(2 * state_->vain_spins, kMostSkipped);
+  ++state_->failed_spins;
+  state_->spins_to_skip = std::min(2 * state_->failed_spins, kMaxSkipped);
   return false;
 }
 
 void Operation::Sleep(ChannelMember* member, uint64_t progress) const {
-  // Sequentially consistent: see Store, and GroupMemory::Fail.
+  // Sequentially consistent: see Store and GroupMemory::Fail.
   member->sleepers.fetch_add(1, std::memory_order_seq_cst);
   uint64_t seen = member->progress.load(std::memory_order_seq_cst);
   auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
       deadline_ - GroupMemory::Clock::now());
   if (seen < progress && left.count() > 0 &&
       group_->header()->failure.load(std::memory_order_seq_cst) == 0) {
-    // A failure or Leave() just before this wakes nobody, but that is seen
-    // after the interval.
+    // A failure or Leave() just before this point does not wake this thread,
+    // but the thread sees it after the interval.
     SleepWhileEqual(
         member->progress,
         seen,
-        std::min<std::chrono::nanoseconds>(left, GroupMemory::kLookInterval));
+        std::min<std::chrono::nanoseconds>(left, GroupMemory::kCheckInterval));
   }
-  // Relaxed: to count a sleeper too many costs one system call.
+  // Relaxed: one sleeper too many in the count costs one system call.
   member->sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -241,10 +244,10 @@ void Operation::Compare(int member) {
   int rank = group_->layout_.RankOf(channel_, member);
   group_->Fail(Kind::kMismatched,
                rank,
-               group_->TextOf(group_->rank()) + " called " + Text() + ", but " +
-                   group_->TextOf(rank) + " called " +
-                   group_->TextOf(channel_, rank, sequence_) +
-                   ". Let all ranks call the same operations in the same "
+               group_->Describe(group_->rank()) + " called " + Text() +
+                   ", but " + group_->Describe(rank) + " called " +
+                   group_->Describe(channel_, rank, sequence_) +
+                   ". All ranks must call the same operations in the same "
                    "order, with the same sizes and types.");
   group_->ThrowIfUnusable();
 }
@@ -253,36 +256,36 @@ void Operation::ThrowTimedOut(int member) {
   int rank = group_->layout_.RankOf(channel_, member);
   group_->Fail(Kind::kTimedOut,
                rank,
-               group_->TextOf(group_->rank()) + " waited " +
+               group_->Describe(group_->rank()) + " waited " +
                    std::to_string(timeout_.count()) + " ms in " + Text() +
-                   " for " + group_->TextOf(rank) + ", which did not come. " +
-                   group_->LastOperationOf(rank) +
-                   " See why it is stopped, slow or elsewhere, or pass a "
+                   " for " + group_->Describe(rank) +
+                   ", which did not arrive. " + group_->LastOperationOf(rank) +
+                   " Check why it is stopped, slow or in other code, or pass a "
                    "longer timeout.");
   group_->ThrowFailure();
 }
 
 void Operation::CheckRanks() {
-  group_->LookAtRanksIfDue(channel_, sequence_);
+  group_->CheckAliveIfDue(channel_, sequence_);
   group_->ThrowIfUnusable();
 }
 
 void Operation::ThrowUnreadable(int rank, const std::string& reason) {
-  auto end = std::min(deadline_, GroupMemory::Clock::now() + kEndingTime);
+  auto end = std::min(deadline_, GroupMemory::Clock::now() + kExitTime);
   do {
-    group_->LookAtRanks(channel_, sequence_);
+    group_->CheckAlive(channel_, sequence_);
     group_->ThrowIfUnusable();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } while (GroupMemory::Clock::now() < end);
   group_->Fail(Kind::kAborted,
                rank,
-               group_->TextOf(group_->rank()) + " cannot read a buffer of " +
-                   group_->TextOf(rank) + " in " + Text() + ": " + reason);
+               group_->Describe(group_->rank()) + " cannot read a buffer of " +
+                   group_->Describe(rank) + " in " + Text() + ": " + reason);
   group_->ThrowFailure();
 }
 
 std::string Operation::Text() const {
-  return group_->TextOf(channel_, sequence_, info_);
+  return group_->Describe(channel_, sequence_, info_);
 }
 
 void Operation::set_input(const BufferLocation& location) {

@@ -25,26 +25,26 @@
 namespace phi {
 namespace distributed {
 
-// One operation of one rank: of all ranks, or of a sender and a receiver. Those
-// are its members.
+// One rank's part in one operation. The members of the operation are all ranks,
+// or a sender and a receiver.
 //
-// Invariant: the n-th operation of one member in a channel meets the n-th of
-// the others. What a member has written, into its part of the group's memory or
-// into a buffer that others read, before it publishes a phase is seen by the
-// members that have waited for this phase. What a member has in the group's
-// memory stays as it is until all members have ended the operation, even if the
-// member has gone on to later ones.
+// Invariant: a member's n-th operation in a channel matches the n-th operation
+// of the other members. Everything that a member writes before it publishes a
+// phase, to its part of the group's memory or to a buffer that others read, is
+// visible to every member that has waited for this phase. A member's data in
+// the group's memory stays unchanged until all members have ended the
+// operation, even if the member itself has gone on to later operations.
 //
-// So a member may end at once if others read nothing but its inline data or
-// staging memory. If they read a buffer of it, it waits for a later phase of
-// theirs before it ends.
+// So a member may end immediately if the others read only its inline data or
+// staging memory. If they read one of its buffers in place, the member waits
+// for a later phase of theirs before it ends.
 //
 // All functions throw CollectiveError once the group has failed: a rank has
-// died, has left or aborted, has called another operation, or did not come in
-// time. An operation that is destroyed before it has ended aborts the group.
+// died, left, aborted, called a different operation, or did not arrive before
+// the timeout. Destroying an operation that has not ended aborts the group.
 //
-// Not thread-safe. Operations of different channels may be under way on several
-// threads at once; those of one channel wait for each other.
+// Not thread-safe. Operations of different channels may be in flight
+// concurrently on several threads; operations of one channel are serialized.
 class Operation {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -63,27 +63,27 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Publishes a phase. Phases grow, from 1 to kEndPhase - 1; any may be left
-  // out.
+  // Publishes a phase. Phases increase, from 1 to kEndPhase - 1; phases may be
+  // skipped.
   void Publish(uint64_t phase);
-  // Waits until a member has published a phase, a later one or the end, and
-  // compares what the two ranks say about the operation.
+  // Waits until a member has published this phase, a later one or the end.
+  // Compares the OperationInfo of the two ranks.
   void WaitFor(int rank, uint64_t phase);
   // Waits for all other members.
   void WaitForAll(uint64_t phase);
-  // Throws if the group has failed, as a wait would. For long work between two
-  // waits; cheap.
+  // Throws if the group has failed, as a wait would. Cheap; meant for long
+  // computations between two waits.
   void CheckRanks();
-  // Fails the group because this rank cannot read a buffer of another one: it
-  // has died, else for this reason. Waits a little for the death of a process
-  // whose memory is gone already.
+  // Fails the group because this rank cannot read a buffer of `rank`: the error
+  // says that `rank` has died if it has, otherwise it has this reason. Waits
+  // briefly, because a dying process loses its memory before it counts as dead.
   [[noreturn]] void ThrowUnreadable(int rank, const std::string& reason);
-  // Publishes that this member is done with the operation and with all that
-  // belongs to it. To be called once, last.
+  // Publishes that this member has finished the operation and no longer
+  // accesses its data. Must be the last call, and called only once.
   void End();
 
-  // Set where others find this rank's buffers. To be called before the first
-  // phase is published.
+  // Set where the others find this rank's buffers. Must be called before the
+  // first phase is published.
   void set_input(const BufferLocation& location);
   void set_output(const BufferLocation& location);
   // Require: this rank has waited for the other.
@@ -94,8 +94,8 @@ class Operation {
   // has any.
   char* inline_data(int rank) const;
   uint64_t inline_bytes() const;
-  // Returns this rank's memory for data that others read part by part. Waits
-  // until no other member reads what an earlier operation has left there.
+  // Returns this rank's staging memory, for data that others read in chunks.
+  // Waits until no other member reads data of an earlier operation in it.
   // Between two ranks, only the sender has any.
   char* own_staging();
   // Requires: that rank calls own_staging().

@@ -20,21 +20,22 @@
 namespace phi {
 namespace distributed {
 
-// What a rank says about the operation that it begins. The ranks compare it,
-// and it is what error messages say about the operation. Names that are too
-// long are cut.
+// The description of an operation that a rank publishes when it begins the
+// operation. The ranks compare it, and error messages contain it. Names that
+// are too long are truncated.
 struct OperationInfo {
-  // For an operation between two ranks, the name alone is not compared.
+  // In an operation between two ranks, all fields except the name are compared.
   static OperationInfo Of(const std::string& name,
                           uint64_t bytes,
                           const std::string& element_type = "",
                           const std::string& reduction = "",
                           int root = -1);
 
-  // Returns all but the name, for messages: "(4096 bytes, float32, sum)".
+  // Returns the text for messages, without the name:
+  // "(4096 bytes, float32, sum)".
   std::string Details() const;
 
-  // Ends with a 0 each.
+  // Null-terminated.
   char name[24];
   char element_type[16];
   char reduction[12];
@@ -42,14 +43,14 @@ struct OperationInfo {
   uint64_t bytes;
 };
 
-// Where others find a buffer of this rank during an operation. The core only
-// carries it from one rank to the others.
+// Where other ranks find a buffer of this rank during an operation. Operation
+// and GroupMemory only pass it on to the other ranks.
 struct BufferLocation {
   enum class Where : uint32_t {
     kNone,
     kInline,   // in the rank's inline data
     kStaging,  // in the rank's staging memory, window by window
-    kShared,   // in a segment that `handle` names, at `address`
+    kShared,   // in the segment named by `handle`, at `address`
     kPrivate,  // in the rank's process, at `address`
   };
 

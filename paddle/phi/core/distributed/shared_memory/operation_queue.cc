@@ -23,8 +23,8 @@ namespace phi {
 namespace distributed {
 namespace {
 
-// Starts a thread that gets no signals: those are for the threads of the
-// program, which wait for them.
+// Starts a thread that blocks all signals, so that the kernel delivers signals
+// to the program's own threads, which expect them.
 template <typename Body>
 std::thread StartWithoutSignals(Body body) {
   sigset_t all, before;
@@ -44,7 +44,7 @@ void OperationQueue::Stop() {
   std::thread ending;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const uint64_t number = handed_over_;
+    const uint64_t number = submitted_;
     changed_.wait(lock, [&] { return ended_ >= number; });
     stopping_ = true;
     ending = std::move(thread_);
@@ -58,7 +58,7 @@ void OperationQueue::Stop() {
 void OperationQueue::Run(const std::function<void()>& function) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const uint64_t number = handed_over_++;
+    const uint64_t number = submitted_++;
     changed_.wait(lock, [&] { return ended_ == number; });
   }
   struct Turn {
@@ -75,8 +75,8 @@ void OperationQueue::Add(std::function<void()> function) {
     thread_ = StartWithoutSignals([this] { RunAdded(); });
     thread_runs_ = true;
   }
-  added_.emplace_back(handed_over_, std::move(function));
-  ++handed_over_;
+  added_.emplace_back(submitted_, std::move(function));
+  ++submitted_;
   changed_.notify_all();
 }
 
@@ -91,8 +91,8 @@ void OperationQueue::RunAdded() {
     added_.pop_front();
     lock.unlock();
     function();
-    // What it holds ends before its turn does, so that a caller who has waited
-    // for it finds its tensors free.
+    // Release the captured objects before the turn ends, so that after a wait
+    // no reference to the caller's tensors remains here.
     function = nullptr;
     EndTurn();
     lock.lock();

@@ -25,48 +25,50 @@
 namespace phi {
 namespace distributed {
 
-// Runs functions one after the other, in the order in which they were handed
-// over: on the caller's thread, or on a thread of the queue.
+// Runs functions one at a time, in the order in which they were submitted: on
+// the caller's thread, or on the queue's thread.
 //
-// Thread-safe, except for the destructor. In a child of fork, which does not
-// have the queue's thread, nothing may be called.
+// Thread-safe, except for the destructor. A child of fork does not have the
+// queue's thread and must not call any function.
 class OperationQueue {
  public:
   OperationQueue() = default;
-  // Stops. Requires: nobody calls any more.
+  // Stops the queue. Requires: no other call is in progress or follows.
   ~OperationQueue() { Stop(); }
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  // Runs a function on the calling thread when all earlier ones have ended.
-  // Throws what it throws.
+  // Waits until all earlier functions have returned, then runs a function on
+  // the calling thread. Exceptions of the function propagate to the caller.
   void Run(const std::function<void()>& function);
-  // Hands over a function that the queue's thread runs. It must not throw.
-  // Throws std::system_error, and does not take the function, if there is no
-  // thread and none can be started.
+  // Submits a function, which must not throw, to the queue's thread. Throws
+  // std::system_error, and does not take the function, if there is no thread
+  // and none can be started.
   void Add(std::function<void()> function);
-  // Ends the queue's thread once the functions that were handed over before
-  // have ended, those on callers' threads too. A later one starts it again.
+  // Waits until all functions submitted before have returned, including those
+  // on callers' threads, and ends the queue's thread. A later Add starts a new
+  // thread.
   void Stop();
 
  private:
   void RunAdded();
-  // Ends the turn of the function that has run.
+  // Ends the turn of the function that has returned.
   void EndTurn();
 
-  // Held by Stop: a second one would end the state that the first one's thread
-  // has yet to see.
+  // Held by Stop: a concurrent Stop would reset `stopping_` before the queue's
+  // thread has seen it.
   std::mutex stop_mutex_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // The functions that were handed over, and those that have ended. Each one
-  // has a number, the count before it, and runs when `ended_` has reached it.
-  uint64_t handed_over_ = 0;
+  // How many functions were submitted, and how many have returned. A function's
+  // number is the count of functions submitted before it; the function runs
+  // when `ended_` equals its number.
+  uint64_t submitted_ = 0;
   uint64_t ended_ = 0;
   std::deque<std::pair<uint64_t, std::function<void()>>> added_;
   bool stopping_ = false;
   bool thread_runs_ = false;
-  std::thread thread_;  // may have ended
+  std::thread thread_;  // may have exited
 };
 
 }  // namespace distributed

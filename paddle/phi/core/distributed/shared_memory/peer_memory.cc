@@ -81,9 +81,9 @@ std::string PeerMemory::CopyFrom(int rank,
                                  uint64_t address,
                                  uint64_t bytes,
                                  char* to) const {
-  // The number of the rank's process may belong to another process by now, or
-  // the process may run another program. Neither has the group's memory there.
-  // One call reads all of its parts from the same process and program.
+  // The rank's process ID may belong to another process by now, or the process
+  // may have called exec. In both cases the group's memory is not mapped at
+  // this address. One call reads both parts from the same process and program.
   uint64_t number = 0;
   const iovec local[] = {{to, bytes}, {&number, sizeof(number)}};
   const iovec remote[] = {
@@ -97,7 +97,7 @@ std::string PeerMemory::CopyFrom(int rank,
     return std::string("process_vm_readv: ") + std::strerror(errno);
   }
   if (static_cast<uint64_t>(copied) != bytes + sizeof(number)) {
-    return "process_vm_readv: the memory is not readable as a whole";
+    return "process_vm_readv: only part of the memory is readable";
   }
   if (number != group_->random_number()) return "the process has ended";
   return "";
@@ -124,10 +124,10 @@ const char* PeerBuffer::Read(uint64_t offset,
       memory_.CopyFrom(rank_, location_.address + offset, bytes, scratch);
   if (reason.empty()) return scratch;
   if (location_.where == BufferLocation::Where::kShared) {
-    reason = "its segment of shared memory cannot be mapped; " + reason;
+    reason = "its shared memory segment cannot be mapped; " + reason;
   }
   operation_->ThrowUnreadable(rank_,
-                              reason + ". Let all ranks stage their buffers.");
+                              reason + ". Make all ranks stage their buffers.");
 }
 
 }  // namespace distributed

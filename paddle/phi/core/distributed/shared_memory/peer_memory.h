@@ -28,8 +28,8 @@ namespace distributed {
 class GroupMemory;
 class Operation;
 
-// Says where memory of this process lies in memory that other processes can
-// map. Only the resolver that made it knows what it means.
+// Locates memory of this process within memory that other processes can map.
+// Opaque: only the SharedMemoryResolver interprets it.
 using SharedMemoryHandle = std::array<char, sizeof(BufferLocation::handle)>;
 
 // Finds tensors in shared memory.
@@ -38,45 +38,46 @@ using SharedMemoryHandle = std::array<char, sizeof(BufferLocation::handle)>;
 class SharedMemoryResolver {
  public:
   virtual ~SharedMemoryResolver() = default;
-  // Returns the handle of memory of this process, none if other processes
+  // Returns a handle to memory of this process, or none if other processes
   // cannot map it.
   virtual std::optional<SharedMemoryHandle> Find(const void* address,
                                                  uint64_t bytes) = 0;
-  // Returns memory of another rank, which stays mapped as long as the result
-  // lives; null if this process cannot map it. Then the memory is read
-  // directly.
+  // Maps memory of another rank, which stays mapped as long as the result
+  // lives. Returns null if this process cannot map it; the caller then reads
+  // the memory directly.
   virtual std::shared_ptr<const void> Map(const SharedMemoryHandle& handle,
                                           uint64_t bytes) = 0;
 };
 
-// How ranks read memory of each other that they cannot map.
+// How ranks read each other's memory that they cannot map.
 //
 // kStaged is the default. It needs no permission, and is faster although the
-// peer copies all data: its windows stay in the cache, and a system call that
-// reads another process looks up each page. Two ranks took 14 ms instead of
-// 19 ms for an all_reduce of 64 MiB and 8 ms instead of 15 ms for a broadcast;
-// all_gather took 12 ms both ways.
+// peer copies all data: its windows stay in the cache, whereas process_vm_readv
+// looks up each page. For 64 MiB on two ranks, an all_reduce took 14 ms instead
+// of 19 ms and a broadcast 8 ms instead of 15 ms; an all_gather took 12 ms with
+// both.
 enum class PeerAccess : uint8_t {
   kStaged,  // the peer copies it to its staging memory, which all can read
-  kDirect,  // by process_vm_readv
+  kDirect,  // with process_vm_readv
 };
 
 struct PeerMemoryOptions {
-  // With kDirect the ranks stage all the same if one of them has to, because
-  // the system forbids process_vm_readv or its options say so.
+  // With kDirect, all ranks still stage if one of them has to: because the
+  // system forbids process_vm_readv, or because its options are kStaged.
   PeerAccess access{PeerAccess::kStaged};
-  // May be null: then no memory counts as shared. All ranks have one, or none.
+  // Null means that no memory counts as shared. All ranks must have a resolver,
+  // or none.
   std::shared_ptr<SharedMemoryResolver> resolver;
 };
 
-// How the ranks of a group read each other's memory.
+// Access of one rank to the memory of the other ranks of its group.
 //
 // Thread-safe.
 class PeerMemory {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  // Waits for all ranks, which agree on the access. `group` outlives this
+  // Waits for all ranks, which agree on the access. `group` must outlive this
   // object. Throws CollectiveError.
   PeerMemory(GroupMemory* group,
              const PeerMemoryOptions& options,
@@ -86,13 +87,13 @@ class PeerMemory {
   PeerAccess access() const { return access_; }
   // Returns where other ranks find memory of this process.
   BufferLocation Locate(const char* data, uint64_t bytes) const;
-  // Returns memory that another rank has located as shared; null if this
-  // process cannot map it.
+  // Maps memory whose location another rank published as kShared. Returns null
+  // if this process cannot map it.
   std::shared_ptr<const void> Map(const BufferLocation& location) const;
 
-  // Copies memory of another rank's process. Returns what prevented it, empty
-  // if nothing did: then all bytes are of that rank's process, even if it has
-  // been killed meanwhile.
+  // Copies memory of another rank's process. Returns the reason of a failure,
+  // or an empty text on success: then all bytes come from that rank's process,
+  // even if it was killed meanwhile.
   std::string CopyFrom(int rank,
                        uint64_t address,
                        uint64_t bytes,
@@ -106,20 +107,20 @@ class PeerMemory {
   PeerAccess access_{PeerAccess::kStaged};
 };
 
-// A buffer of another rank during one operation, unless that rank stages it.
+// Another rank's buffer during one operation, if that rank does not stage it.
 //
 // Not thread-safe.
 class PeerBuffer {
  public:
-  // Requires: the operation has waited for the rank. All arguments outlive the
-  // buffer. Throws CollectiveError, as the other functions do.
+  // Requires: the operation has waited for the rank. All arguments must outlive
+  // this object. All functions throw CollectiveError.
   PeerBuffer(const PeerMemory& memory,
              Operation* operation,
              int rank,
              const BufferLocation& location);
 
-  // Returns `bytes` bytes from `offset` on: where they are if this process has
-  // mapped them, else in `scratch`.
+  // Returns `bytes` bytes, starting at `offset`: in place if this process has
+  // mapped them, otherwise in `scratch`.
   const char* Read(uint64_t offset, uint64_t bytes, char* scratch) const;
 
  private:

@@ -25,11 +25,12 @@
 #define REDUCTION_WITH_AVX2
 #endif
 
-// Inlined into a function for another processor, code is compiled for that one.
+// Code that is inlined into a function with a target attribute is compiled for
+// that target.
 #define REDUCTION_INLINE inline __attribute__((always_inline))
 
-// The output may be one of the inputs, element for element. A compiler that
-// does not know that they overlap in no other way would not vectorize.
+// The output may equal one of the inputs, but does not overlap the inputs
+// otherwise. The compiler must know this to vectorize.
 #ifdef __clang__
 #define REDUCTION_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -41,9 +42,8 @@ namespace distributed {
 
 namespace {
 
-// The loops have a length that is known when they are compiled, so that they
-// are vectorized at every level of optimization. What is computed in between
-// stays in the first cache.
+// The loops have a constant length, so they are vectorized at every
+// optimization level. Intermediate values stay in the L1 cache.
 constexpr int kTile = 512;
 
 template <typename To, typename From>
@@ -66,7 +66,7 @@ REDUCTION_INLINE void StoreAt(char* address, int i, T value) {
   std::memcpy(address + i * sizeof(T), &value, sizeof(T));
 }
 
-// A format is what elements are stored as and computed in.
+// A format defines the types in which elements are stored and computed.
 
 template <typename T>
 struct Plain {
@@ -83,10 +83,10 @@ struct Boolean {
   static REDUCTION_INLINE uint8_t Narrow(uint8_t value) { return value != 0; }
 };
 
-// The conversions of both 16-bit types have no branches, so that they are
-// vectorized.
+// The conversions of both 16-bit types have no branches, so that the compiler
+// vectorizes them.
 
-// A branch would keep the compiler from vectorizing what computes the values.
+// Selects without a branch, so that computing the values is vectorized.
 REDUCTION_INLINE uint32_t Choose(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
@@ -107,7 +107,7 @@ struct Float16 {
     return BitCast<float>(bits | (half & 0x8000u) << 16);
   }
 
-  // Rounds to the nearest value, and to the even one of two.
+  // Rounds to nearest, ties to even.
   static REDUCTION_INLINE uint16_t Narrow(float value) {
     const uint32_t bits = BitCast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffff;
@@ -132,7 +132,7 @@ struct BFloat16 {
     return BitCast<float>(static_cast<uint32_t>(value) << 16);
   }
 
-  // Rounds to the nearest value, and to the even one of two.
+  // Rounds to nearest, ties to even.
   static REDUCTION_INLINE uint16_t Narrow(float value) {
     const uint32_t bits = BitCast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -148,8 +148,9 @@ struct Complex {
   T imaginary;
 };
 
-// Integers are computed without sign and in at least 32 bits: they wrap around,
-// and what C++ would promote to a signed integer does not overflow.
+// Integers are computed unsigned and with at least 32 bits, so they wrap
+// around: C++ would promote smaller types to signed integers, which must not
+// overflow.
 template <typename T>
 REDUCTION_INLINE auto Arithmetic(T value) {
   if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(uint32_t)) {
@@ -221,8 +222,8 @@ REDUCTION_INLINE void Store(char* out,
   StoreAt<typename Format::Stored>(out, i, Format::Narrow(value));
 }
 
-// Reduces a tile of the inputs, from the byte `offset` of each on. `divisor` is
-// what the result is divided by if `kDivided`.
+// Reduces one tile of the inputs, which starts at the byte `offset` in each. If
+// `kDivided`, divides the result by `divisor`.
 template <typename Format, typename Operation, bool kDivided>
 REDUCTION_INLINE void ReduceTile(const std::vector<const char*>& inputs,
                                  uint64_t offset,
@@ -303,7 +304,7 @@ __attribute__((target("avx2,f16c"))) inline void NarrowTile(const float* floats,
   }
 }
 
-// The processor converts several times as fast as Float16 does.
+// The processor's conversion instructions are several times as fast as Float16.
 template <typename Operation, bool kDivided>
 __attribute__((target("avx2,f16c"))) void ReduceFloat16TilesWithF16c(
     const std::vector<const char*>& inputs,
@@ -330,7 +331,7 @@ __attribute__((target("avx2,f16c"))) void ReduceFloat16TilesWithF16c(
 }
 #endif
 
-// `count` elements are whole tiles.
+// Requires: `count` is a multiple of the tile size.
 template <typename Format, typename Operation, bool kDivided>
 void ReduceWholeTiles(const std::vector<const char*>& inputs,
                       char* out,
@@ -403,7 +404,8 @@ void ReduceOrdered(const std::vector<const char*>& inputs,
   }
 }
 
-// The sum and the average of complex numbers are those of their parts.
+// The sum and the average of complex numbers are computed on their real and
+// imaginary parts.
 template <typename T>
 void ReduceComplex(const std::vector<const char*>& inputs,
                    char* out,
@@ -427,8 +429,9 @@ void ReduceBooleans(const std::vector<const char*>& inputs,
   }
 }
 
-// Rounds to nearest and keeps denormal numbers, whatever the thread has been
-// set to, as long as it lives: ranks have to compute the same.
+// RAII guard: while it lives, the thread rounds to nearest and keeps denormal
+// numbers, whatever its floating-point environment was. All ranks must compute
+// the same results.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {

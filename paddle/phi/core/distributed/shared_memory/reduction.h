@@ -24,13 +24,13 @@ namespace distributed {
 
 // All functions of this file are thread-safe.
 
-// Returns whether elements of a type can be reduced like that.
+// Returns whether a reduction is defined for elements of a type.
 bool CanReduce(ElementType type, Reduction reduction);
 
-// Reduces `count` elements of each input to `out`, in the order of inputs. The
-// result depends on the inputs alone, not on how the thread is set to round.
-// The addresses need no alignment. `out` may be one of the inputs, and does not
-// overlap them otherwise.
+// Reduces `count` elements of each input into `out`, in the order of the
+// inputs. The result depends only on the inputs, not on the thread's rounding
+// mode. The addresses need no alignment. `out` may equal one of the inputs, and
+// must not overlap them otherwise.
 //
 // Requires: CanReduce(type, reduction), and at least one input.
 void ReduceElements(const std::vector<const char*>& inputs,
