@@ -64,7 +64,7 @@ LATER = {
     "multiprocessing.queues",
     "paddle.base._predictor_threads",
     "paddle.base._process_group_shm",
-    "paddle.base._program_cache",
+    "paddle.base._program_threads",
     "paddle.base._shared_storage",
     "paddle.base.process_tree",
     "paddle.base.threads.stream_pool",

@@ -46,7 +46,6 @@ from jit_threads_base import (
 import paddle
 from paddle import _C_ops, nn
 from paddle.base import core, unique_name as base_names
-from paddle.base.cpp_module import find_cpp_module
 from paddle.base.threads import programs
 from paddle.jit.api import _register_save_pre_hook
 from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
@@ -569,7 +568,7 @@ class TestForks(JitTestCase):
         self.assertEqual(in_thread(square_gradient), [6.0])
 
 
-REFUSED = "a library was loaded meanwhile"
+REFUSED = "a library of this process prevents it"
 
 
 class TestWhereThreadsAreNotSafe(JitTestCase):
@@ -577,13 +576,9 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
 
     def setUp(self):
         super().setUp()
-        native = mock.Mock(
-            wraps=find_cpp_module("_program_cache"),
-            enforce_thread_safe=mock.Mock(side_effect=RuntimeError(REFUSED)),
-        )
         for name, value in {
-            "_native": native,
-            "_returns_scopes": False,
+            "find_cpp_module": mock.Mock(side_effect=ImportError(REFUSED)),
+            "_native": None,
             "_refusal": None,
             "_only_thread": None,
         }.items():
@@ -618,7 +613,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
 
 SOURCE_BUILD = """
 import sys
-sys.modules["paddle.base._program_cache"] = None
+sys.modules["paddle.base._program_threads"] = None
 sys.path.insert(0, {folder!r})
 from concurrent_base import in_thread
 from jit_threads_base import JitTestCase, wrong_answers, wrong_gradients
@@ -638,7 +633,7 @@ case.doCleanups()
 
 
 class TestSourceBuild(unittest.TestCase):
-    """A Paddle build without the _program_cache module."""
+    """A Paddle build without the _program_threads module."""
 
     def test_a_second_thread_is_refused(self):
         folder = os.path.dirname(os.path.abspath(__file__))

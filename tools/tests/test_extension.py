@@ -84,7 +84,7 @@ def assert_defined(package, folder, define, other):
     assert sorted(modules) == [
         "_predictor_threads.dir",
         "_process_group_shm.dir",
-        "_program_cache.dir",
+        "_program_threads.dir",
         "_shared_storage.dir",
         "_thread_contexts.dir",
         "_thread_value.dir",

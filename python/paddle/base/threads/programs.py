@@ -126,29 +126,12 @@ def _unlock_in_child(was_main: bool) -> None:
 # A child must not inherit a program that another thread has half built.
 fork.wait_before(_lock, _unlock_in_parent)
 
-# Whether a run's scope is returned when its variables are freed.
-_returns_scopes = False
 _taking = threading.Lock()
 # If programs cannot run on several threads of this process: the reason, and the
 # only thread that may run them.
-_refusal: RuntimeError | None = None
+_refusal: str | None = None
 _only_thread: threading.Thread | None = None
 _checking = threading.Lock()
-
-
-def _load_native() -> None:
-    """Sets `_native`, or `_refusal` if the module does not exist. Requires: the
-    building lock."""
-    global _native, _refusal
-    if _native is not None or _refusal is not None:
-        return
-    _native = find_cpp_module("_program_cache")
-    if _native is None:
-        _refusal = RuntimeError(
-            "this Paddle was built without locks for program interpreters, a "
-            "part in C++ of the custom wheel for Linux. Run all programs on "
-            "one thread."
-        )
 
 
 def _allow_threads() -> None:
@@ -160,15 +143,17 @@ def _allow_threads() -> None:
     Raises:
         RuntimeError: as `_check_is_only_thread`.
     """
-    global _refusal, _returns_scopes
-    _load_native()
-    if _refusal is None:
+    global _native, _refusal
+    if _native is None and _refusal is None:
         try:
-            # Every time, because a library may have been loaded since.
-            _native.enforce_thread_safe()
-            _returns_scopes = True
-        except RuntimeError as error:
-            _refusal = error
+            _native = find_cpp_module("_program_threads")
+        except ImportError as error:
+            _refusal = str(error)
+        if _native is None and _refusal is None:
+            _refusal = (
+                "this Paddle was built without locks for program interpreters. "
+                "Run all programs on one thread."
+            )
     if _refusal is not None:
         _check_is_only_thread()
 
@@ -190,7 +175,7 @@ def _check_is_only_thread() -> None:
         f"Thread {thread.name!r} cannot run a program of to_static or "
         f"jit.load, since thread {_only_thread.name!r} has run one, and "
         f"programs cannot run on several threads of this process: {_refusal}"
-    ) from _refusal
+    )
 
 
 def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,11 +233,7 @@ def run_partial_grad(*args: Any) -> list[core.eager.Tensor | None]:
     engine has only one list of the nodes that lead to the inputs. Thread-safe.
     """
     with _building:
-        _load_native()
-        if _native is None:
-            return core.eager.run_partial_grad(*args)
-        # The engine copies nodes. Destroying a copy must not free its scope.
-        return _native.call_gradient(core.eager.run_partial_grad, *args)
+        return core.eager.run_partial_grad(*args)
 
 
 def make_once(
@@ -288,7 +269,7 @@ def take_scope(
     if _refusal is not None:
         _check_is_only_thread()
     scope = _take_one(scopes)
-    if scope is None and _returns_scopes:
+    if scope is None and _native is not None:
         # The scope of a call that failed before its run began.
         scope = _native.take_abandoned_scope(scopes)
     if scope is None:
@@ -306,7 +287,7 @@ def _take_one(scopes: list[core._Scope]) -> core._Scope | None:
 
 
 def _take(scope: core._Scope) -> bool:
-    if _returns_scopes:
+    if _native is not None:
         return _native.take_scope(scope.raw_address())
     with _taking:
         # A new scope is not marked as reusable, just like one in use.

@@ -12,38 +12,28 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include <pthread.h>
 #include <pybind11/pybind11.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "call_slots.h"
+#include "paddle/fluid/framework/new_executor/program_threads.h"
+#include "paddle/fluid/pybind/program_threads.h"
 #include "paddle/phi/api/include/tensor.h"
 #include "paddle/phi/common/place.h"
 #include "paddle/pir/include/core/program.h"
 
-// Makes the programs of to_static and jit.load safe to run on several threads.
-//
-// A program runs in a scope, in that scope's interpreter. The official
-// libpaddle lets two threads use the same scope, and does not lock its map of
-// interpreters. So some of its calls are redirected:
-//   - A taken scope stays taken until its last variable is freed: at the end of
-//     a forward pass without a backward pass, of a backward pass, or of a graph
-//     whose backward pass never ran.
-//   - The map is locked while it is read or changed.
-//   - Only one interpreter at a time is built, because building reads and
-//     rewrites programs that threads share.
-// Programs run in parallel.
+// Redirects calls of a libpaddle that is already built to where
+// program_threads.h is used. In a libpaddle that is built with the series, the
+// functions below use it themselves.
 
 // Paddle's wheel has no headers for these.
 namespace pir {
@@ -88,87 +78,12 @@ namespace py = pybind11;
 namespace {
 
 using paddle::framework::BlockDesc;
+using paddle::framework::InterpreterMapGuard;
+using paddle::framework::ProgramBuildGuard;
+using paddle::framework::ProgramRun;
+using paddle::framework::ReturnScope;
 using paddle::framework::Scope;
 using pir::Program;
-
-// Protects the map of interpreters, whose elements never move.
-std::mutex map_mutex;  // NOLINT
-
-// Held by the thread that builds an interpreter. Not a recursive mutex, because
-// a forked child could not unlock it. Never destroyed, because threads may
-// still build while the process exits.
-auto* build_mutex =  // NOLINT
-    std::make_unique<std::timed_mutex>().release();
-thread_local int build_depth = 0;
-// Whether the thread holds build_mutex for a fork.
-thread_local bool is_locked_for_fork = false;
-
-// Whether the run in a taken scope has begun.
-enum class Taken { kForRun, kByRun };
-
-// The taken scopes, by address.
-std::mutex taken_mutex;                             // NOLINT
-std::unordered_map<uintptr_t, Taken> taken_scopes;  // NOLINT
-
-// Releases the GIL while waiting, because the holder may need it to unlock.
-void WaitForBuildMutex() {
-  if (build_mutex->try_lock()) return;
-  if (PyGILState_Check() != 0) {
-    const py::gil_scoped_release release;
-    build_mutex->lock();
-  } else {
-    build_mutex->lock();
-  }
-}
-
-class BuildGuard {
- public:
-  BuildGuard() {
-    if (build_depth == 0) WaitForBuildMutex();
-    ++build_depth;
-  }
-  ~BuildGuard() {
-    --build_depth;
-    if (build_depth == 0) build_mutex->unlock();
-  }
-  BuildGuard(const BuildGuard&) = delete;
-  BuildGuard& operator=(const BuildGuard&) = delete;
-};
-
-// Returns false if the scope is taken already. Thread-safe.
-bool TakeScope(uintptr_t scope) {
-  const std::lock_guard<std::mutex> guard(taken_mutex);
-  return taken_scopes.emplace(scope, Taken::kForRun).second;
-}
-
-bool IsTakenForRun(uintptr_t scope) {
-  const std::lock_guard<std::mutex> guard(taken_mutex);
-  const auto found = taken_scopes.find(scope);
-  return found != taken_scopes.end() && found->second == Taken::kForRun;
-}
-
-// Returns a scope that was taken for a call that failed before its run began,
-// or None. Only the list still refers to such a scope; it now belongs to the
-// caller. Thread-safe, because nothing here releases the GIL.
-py::object TakeAbandonedScope(const py::list& scopes) {
-  for (const py::handle scope : scopes) {
-    if (Py_REFCNT(scope.ptr()) == 1 &&
-        IsTakenForRun(scope.attr("raw_address")().cast<uintptr_t>())) {
-      return py::reinterpret_borrow<py::object>(scope);
-    }
-  }
-  return py::none();
-}
-
-void BeginRun(const Scope* scope) {
-  const std::lock_guard<std::mutex> guard(taken_mutex);
-  taken_scopes[reinterpret_cast<uintptr_t>(scope)] = Taken::kByRun;
-}
-
-void ReturnScope(const Scope* scope) {
-  const std::lock_guard<std::mutex> guard(taken_mutex);
-  taken_scopes.erase(reinterpret_cast<uintptr_t>(scope));
-}
 
 // The redirected functions. Arguments whose types are in no header are passed
 // on as untyped pointers.
@@ -190,12 +105,12 @@ thread_local bool is_in_run = false;
 // The first call of each run.
 bool Has(const void* cache, const void* key) {
   is_in_run = true;
-  const std::lock_guard<std::mutex> guard(map_mutex);
+  const InterpreterMapGuard guard;
   return reinterpret_cast<decltype(&Has)>(has)(cache, key);
 }
 
 void* GetMutable(void* cache, const void* key) {
-  const std::lock_guard<std::mutex> guard(map_mutex);
+  const InterpreterMapGuard guard;
   return reinterpret_cast<decltype(&GetMutable)>(get_mutable)(cache, key);
 }
 
@@ -234,14 +149,21 @@ class OutsideRuns {
   bool was_in_run_;
 };
 
-// Calls a gradient function of paddle.grad. Thread-safe.
-py::object CallGradient(const py::object& function, const py::args& arguments) {
-  const OutsideRuns outside;
-  struct Depth {
-    Depth() { ++gradient_depth; }
-    ~Depth() { --gradient_depth; }
-  } const depth;
-  return function(*arguments);
+// Replaces the function that paddle.grad calls. The engine copies nodes there,
+// and the copies must not free the scopes that they share with the originals.
+void CountCallsOfPaddleGrad() {
+  const auto eager = py::module_::import("paddle.base.core").attr("eager");
+  constexpr char kFunction[] = "run_partial_grad";
+  const py::object function = eager.attr(kFunction);
+  eager.attr(kFunction) = py::cpp_function(
+      [function](const py::args& arguments, const py::kwargs& named) {
+        const OutsideRuns outside;
+        struct Depth {
+          Depth() { ++gradient_depth; }
+          ~Depth() { --gradient_depth; }
+        } const depth;
+        return function(*arguments, **named);
+      });
 }
 
 std::vector<paddle::Tensor> RunProgram(const void* inputs,
@@ -252,20 +174,15 @@ std::vector<paddle::Tensor> RunProgram(const void* inputs,
                                        const void* cuda_graph_attributes,
                                        const int64_t& key) {
   const OutsideRuns outside;
-  BeginRun(scopes.front());
-  try {
-    return reinterpret_cast<decltype(&RunProgram)>(run_program)(
-        inputs,
-        parameters,
-        scopes,
-        requires_gradient,
-        attributes,
-        cuda_graph_attributes,
-        key);
-  } catch (...) {
-    FreeVariablesOfFailedRun(scopes.front());
-    throw;
-  }
+  const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
+  return reinterpret_cast<decltype(&RunProgram)>(run_program)(
+      inputs,
+      parameters,
+      scopes,
+      requires_gradient,
+      attributes,
+      cuda_graph_attributes,
+      key);
 }
 
 void RunLegacyProgram(const void* inputs,
@@ -276,27 +193,16 @@ void RunLegacyProgram(const void* inputs,
                       const void* attributes,
                       const int64_t& key) {
   const OutsideRuns outside;
-  BeginRun(scopes.front());
-  try {
-    reinterpret_cast<decltype(&RunLegacyProgram)>(run_legacy_program)(
-        inputs,
-        parameters,
-        outputs,
-        scopes,
-        requires_gradient,
-        attributes,
-        key);
-  } catch (...) {
-    FreeVariablesOfFailedRun(scopes.front());
-    throw;
-  }
+  const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
+  reinterpret_cast<decltype(&RunLegacyProgram)>(run_legacy_program)(
+      inputs, parameters, outputs, scopes, requires_gradient, attributes, key);
 }
 
 std::unique_ptr<Program> Lower(
     Program* program,
     phi::Place place,  // NOLINT: the original signature.
     const std::set<std::string>& no_need_buffer_names) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   return paddle::framework::ApplyIrPass(program, place, no_need_buffer_names);
 }
 
@@ -304,7 +210,7 @@ std::unique_ptr<Program> RemoveShadowFeeds(std::unique_ptr<Program> program,
                                            const pir::Block* block,
                                            const phi::Place& place,
                                            const Scope* scope) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   return paddle::framework::ApplyRemoveShadowFeedPass(
       std::move(program), block, place, scope);
 }
@@ -318,7 +224,7 @@ std::unique_ptr<Program> TranslateForward(
     const std::vector<std::string>& input_names,
     const std::vector<paddle::Tensor>& parameters,
     const phi::Place& place) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   return paddle::framework::ConstructForwardIrProgram(
       forward, backward, output_names, inputs, input_names, parameters, place);
 }
@@ -330,7 +236,7 @@ std::unique_ptr<Program> TranslateBackward(
     const std::vector<paddle::Tensor*>& parameter_gradients,
     const Scope* scope,
     const phi::Place& place) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   return paddle::framework::ConstructBackwardIrProgram(backward,
                                                        output_gradients,
                                                        input_gradients,
@@ -345,26 +251,24 @@ void MakeInterpreter(void* self,
                      const pir::Block* block,
                      Scope* scope,
                      const void* config) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   reinterpret_cast<decltype(&MakeInterpreter)>(make_interpreter)(
       self, place, fetched, block, scope, config);
 }
 
 void BuildInstructions(void* self) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   reinterpret_cast<decltype(&BuildInstructions)>(build_instructions)(self);
 }
 
 void Analyze(void* self) {
-  const BuildGuard guard;
+  const ProgramBuildGuard guard;
   reinterpret_cast<decltype(&Analyze)>(analyze)(self);
 }
 
-// Redirects the calls, which is necessary to run programs on several threads.
-// Returns immediately if no library was loaded since the last call. Throws
-// std::runtime_error like RedirectCalls.
-void EnforceThreadSafe() {
-  static const std::vector<Redirection> redirections = {
+// Throws std::runtime_error like RedirectCalls.
+void RedirectCallsOfPrograms() {
+  const std::vector<Redirection> redirections = {
       {"_ZNK6paddle9framework24InterpreterCoreInfoCache3HasE",
        "RKNS0_27InterpreterCoreInfoCacheKeyE",
        reinterpret_cast<void*>(&Has),
@@ -438,54 +342,14 @@ void EnforceThreadSafe() {
   RedirectCalls(redirections);
 }
 
-// Called by Python before a fork, so that nothing is half built in the child,
-// unless the building thread takes longer than `seconds`. Requires: the GIL.
-void LockBuilding(double seconds) {
-  if (build_depth > 0) return;
-  const py::gil_scoped_release release;
-  is_locked_for_fork =
-      build_mutex->try_lock_for(std::chrono::duration<double>(seconds));
-}
-
-// Called by the same thread after the fork, in the parent and in the child.
-// Returns false if another thread was building.
-bool UnlockBuilding() {
-  if (build_depth > 0) return true;
-  if (!is_locked_for_fork) return false;
-  is_locked_for_fork = false;
-  build_mutex->unlock();
-  return true;
-}
-
-// Called in the child if another thread was building. The child does not have
-// that thread, so its mutex is never unlocked and must not be destroyed.
-void ReplaceBuildingLock() {
-  if (build_depth > 0) return;
-  build_mutex = std::make_unique<std::timed_mutex>().release();
-}
-
-// Called inside fork() itself, because no Python code may run while these two
-// are locked: a thread may wait for them while it holds the GIL. Their holders
-// never wait for the GIL.
-void LockMapAndScopes() {
-  map_mutex.lock();
-  taken_mutex.lock();
-}
-
-void UnlockMapAndScopes() {
-  taken_mutex.unlock();
-  map_mutex.unlock();
-}
-
 }  // namespace
 
-PYBIND11_MODULE(_program_cache, module) {
-  module.def("enforce_thread_safe", &EnforceThreadSafe);
-  module.def("take_scope", &TakeScope);
-  module.def("take_abandoned_scope", &TakeAbandonedScope);
-  module.def("call_gradient", &CallGradient);
-  module.def("lock_building", &LockBuilding);
-  module.def("unlock_building", &UnlockBuilding);
-  module.def("replace_building_lock", &ReplaceBuildingLock);
-  pthread_atfork(&LockMapAndScopes, &UnlockMapAndScopes, &UnlockMapAndScopes);
+PYBIND11_MODULE(_program_threads, module) {
+  try {
+    RedirectCallsOfPrograms();
+  } catch (const std::runtime_error& error) {
+    throw py::import_error(error.what());
+  }
+  CountCallsOfPaddleGrad();
+  paddle::pybind::BindProgramThreads(&module);
 }
