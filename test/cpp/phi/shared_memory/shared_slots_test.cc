@@ -146,7 +146,7 @@ ISOLATED_TEST(SharedSlotsTest, AFileThatCannotBeASegmentsIsToldWhy) {
   ASSERT_EQ(fchmod(memfd.get(), 0600), 0);
   EXPECT_EQ(why(memfd), "it is too small");
   ASSERT_EQ(ftruncate(memfd.get(), kReserve), 0);
-  EXPECT_EQ(why(memfd), "it can be cut short");
+  EXPECT_EQ(why(memfd), "it can be truncated");
   ASSERT_EQ(fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_EQ(why(memfd), "");
 }

@@ -92,8 +92,8 @@ std::vector<std::string> SegmentFilesOfUser() {
 }
 
 FileDescriptor MakeMemfd(const std::string& name) {
-  // Some systems refuse a memfd that could be executed; older ones do not know
-  // the flag which says that it cannot.
+  // Some systems refuse an executable memfd. Older systems do not know the flag
+  // that makes it non-executable.
   constexpr unsigned kNoExecSeal = 8;
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   long fd = syscall(  // NOLINT
@@ -135,7 +135,7 @@ std::string WhyUnfit(int fd, SharingStrategy strategy) {
   }
   if (strategy == SharingStrategy::kFileDescriptor) {
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals == -1 || !(seals & F_SEAL_SHRINK)) return "it can be cut short";
+    if (seals == -1 || !(seals & F_SEAL_SHRINK)) return "it can be truncated";
   }
   return "";
 }

@@ -87,13 +87,13 @@ std::string StartingProcesses::EnvironmentOf(const std::string& process) {
   for (; waits_left_ > 0; --waits_left_) {
     std::optional<std::string> environment = ReadFile(path);
     if (!environment) {
-      // The process is gone, or this one must not read it. After any other
-      // error, it may be of every family.
+      // The process is gone, or this process has no permission to read it.
+      // After any other error, it may belong to any family.
       incomplete_ |= errno != ENOENT && errno != ESRCH && errno != EACCES;
       return "";
     }
     if (!environment->empty()) return *environment;
-    // The environment may have come just before this question.
+    // The environment may have been set just before this check.
     if (!IsStartingProgram(process)) return ReadFile(path).value_or("");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
