@@ -82,9 +82,9 @@ struct SharedHeapStats {
 //
 // Invariant: this process's holder bit of a block is set exactly while `holds`
 // of the block's segment has an entry for it, which is as long as the block has
-// a user in this process. One mutex guards all of it and is held during fork. A
-// child of fork starts as a holder of everything that its parent holds, with
-// slots and bits of its own.
+// a user in this process. One mutex guards all of this state and is held during
+// fork. A forked child starts as a holder of everything that its parent holds,
+// with its own slots and bits. Records are the exception, see SharedRecords.
 //
 // These verbs say how memory becomes available again. All files of the core use
 // them in this sense:
