@@ -60,8 +60,7 @@ int& ValueIn(const SharedSegment& segment) {
   return *reinterpret_cast<int*>(segment.base() + kPage);
 }
 
-// Returns the body of a worker that attaches to a segment, holds its block and
-// waits.
+// Returns a worker body: it attaches to a segment, holds its block and waits.
 auto Attaching(const SharedSegment& segment) {
   return [id = segment.id()](const Channel& channel) {
     auto attached = SharedSegment::Open(id);

@@ -38,9 +38,8 @@ namespace allocation {
 // Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedBlocks {
  public:
-  // When a block is freed, its callback (see OnFree) is moved to
-  // `due_callbacks`, which the caller runs. `segment` and `due_callbacks` have
-  // to outlive this object.
+  // The callback of a freed block, see OnFree, moves to `due_callbacks`, which
+  // the caller runs. `segment` and `due_callbacks` outlive this object.
   SharedBlocks(SharedSegment* segment,
                std::vector<std::function<void()>>* due_callbacks);
 
@@ -54,21 +53,18 @@ class SharedBlocks {
   // Thread-safe.
   static uint64_t CapacityFor(uint64_t size);
 
-  // Takes a free block of a warm run, at most 1.5 times as large as requested.
-  // Returns none if there is no such block. The caller has to become its
-  // holder, or free it.
+  // Takes a free block of a warm run, at most 1.5 times as large as requested;
+  // none if there is none. The caller has to become its holder, or free it.
   std::optional<uint32_t> TakeWarm(uint64_t capacity);
   // Frees a block. Requires: it was taken and has no reference.
   void Free(uint32_t block);
-  // Takes a cold run, and creates one if needed. Returns none if the segment is
-  // full. The caller reserves its memory and calls WarmUp, or PutCold on
-  // failure.
+  // Takes a cold run, creating one if needed; none if the segment is full. The
+  // caller reserves the run's memory and calls WarmUp, or PutCold on failure.
   std::optional<uint32_t> TakeCold(uint64_t capacity);
   uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
   uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
   void PutCold(uint32_t run);
-  // Makes a run warm and takes a block of it. Requires: the run's memory is
-  // reserved.
+  // Makes a run warm and takes a block of it. Requires: its memory is reserved.
   uint32_t WarmUp(uint32_t run);
   // Registers a callback for when the block is freed.
   void OnFree(uint32_t block, std::function<void()> callback);

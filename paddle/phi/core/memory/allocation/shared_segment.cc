@@ -372,7 +372,7 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
     UnlockOthers();
     return false;
   }
-  // A child that shares the slot may also need blocks whose bits are set.
+  // Keep the blocks of all set bits: a child that shares the slot needs them.
   std::vector<SharedRange> held;
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     if (ledger_.Holds(i, slot_)) {
@@ -382,9 +382,8 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
   std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
     return a.offset < b.offset;
   });
-  // The magic number is trimmed first, before any lock is released. From its
-  // absence, a process that opened the file just before sees that the segment
-  // was detached.
+  // Trim the magic number first, before any lock is released. So a process that
+  // opened the file just before sees that the segment was detached.
   ForEachGap(held, reserve_, [&](uint64_t start, uint64_t length) {
     TrimFile(fd_.get(), start, length);
   });

@@ -131,8 +131,7 @@ class SharedSegment {
   // segment is orphaned.
   void CollectOrphaned(uint32_t first, uint32_t count, uint64_t deadline);
   // Removes the segment's name if no other process is, or can become, attached.
-  // Returns whether that is the case; then no message can open the segment any
-  // more.
+  // Returns whether that is the case; then no message can open it any more.
   bool RemoveIfAlone();
   // Reduces the segment to the pages of `kept`, which are sorted, if no other
   // process is, or can become, attached. Releases the name, the descriptor, the
@@ -150,9 +149,8 @@ class SharedSegment {
   // Announces the exit of this process, see SharedSlots::AllLeaving.
   void SetLeaving();
 
-  // From now on forked children get no slot in this segment. They keep the
-  // pages of the blocks that they hold, which the lock of this process's slot
-  // guards.
+  // From now on forked children get no slot here. They keep the pages of the
+  // blocks that they hold, and the lock of this process's slot guards them.
   void ShareSlot() { shares_slot_ = true; }
   bool shares_slot() const { return shares_slot_; }
 
