@@ -76,7 +76,7 @@ struct ChunkProperties {
   int type;
   int exported_as;
   Location location;
-  void* of_windows;
+  void* windows_metadata;
   char flags[8];
 };
 struct Access {

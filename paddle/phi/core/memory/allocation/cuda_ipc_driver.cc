@@ -200,7 +200,7 @@ struct CudaIPCDriver::ChunkFunctions {
     int type;
     int exported_as;  // the kinds of handles to which it can be exported
     Location location;
-    void* of_windows;
+    void* windows_metadata;
     char flags[8];
   };
   struct Access {
@@ -269,7 +269,7 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
 CudaIPCDriver::CudaIPCDriver()
     : call_(std::make_unique<Functions>()),
       call_chunks_(std::make_unique<ChunkFunctions>()) {
-  std::string refusals;
+  std::string load_errors;
   const Library* found = nullptr;
   void* library = nullptr;
   for (const Library& candidate : kLibraries) {
@@ -277,7 +277,7 @@ CudaIPCDriver::CudaIPCDriver()
       if (found != nullptr) break;
       library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
       if (library != nullptr) found = &candidate;
-      if (library == nullptr) refusals += std::string(" ") + dlerror() + ".";
+      if (library == nullptr) load_errors += std::string(" ") + dlerror() + ".";
     }
   }
   if (found == nullptr) {
@@ -285,7 +285,7 @@ CudaIPCDriver::CudaIPCDriver()
         Kind::kUnavailable,
         "Cannot send or receive GPU memory or events: no CUDA or HIP driver "
         "found." +
-            refusals +
+            load_errors +
             " Install one. Without it, send tensor.cpu(), and call an event's "
             "synchronize() before you tell another process.");
   }

@@ -628,9 +628,9 @@ void CudaIPCHeap::Leave() {
 void CudaIPCHeap::ChildAfterFork() {
   // The events and handles belong to the parent, and their mutexes may be
   // locked.
-  of_parent_.push_back(std::move(events_));
+  parents_objects_.push_back(std::move(events_));
   events_ = std::make_unique<CudaIPCEvents>(&records_);
-  of_parent_.push_back(std::move(handles_));
+  parents_objects_.push_back(std::move(handles_));
   handles_ = std::make_unique<CudaIPCOpenedHandles>();
   chunks_.ChildAfterFork();
   sent_.clear();

@@ -266,7 +266,7 @@ class CudaIPCHeap {
   // their mutexes.
   std::unique_ptr<CudaIPCEvents> events_;
   std::unique_ptr<CudaIPCOpenedHandles> handles_;
-  std::vector<std::shared_ptr<void>> of_parent_;
+  std::vector<std::shared_ptr<void>> parents_objects_;
   CudaIPCChunkExports chunks_;
   std::mutex mutex_;
   std::map<BlockId, std::shared_ptr<CudaIPCSentData>> sent_;

@@ -582,9 +582,9 @@ void SharedHeap::CollectIfOwnerDied(Segments::iterator it) {
   // more than everything else here. So a process that constantly receives and
   // releases tensors asks only once per interval.
   uint64_t now = CoarseNanoseconds();
-  bool asks = attached.segment->OwnerIsLeaving() ||
-              now - attached.owner_checked >= kOwnerCheckInterval;
-  if (!asks) {
+  bool check_now = attached.segment->OwnerIsLeaving() ||
+                   now - attached.owner_checked >= kOwnerCheckInterval;
+  if (!check_now) {
     if (deferred_.empty()) deferred_since_ = now;
     deferred_.insert(attached.id);
     return;

@@ -262,11 +262,11 @@ bool SharedLedger::HasTicket(uint32_t index, SharedTicket ticket) const {
 
 bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
   if (ticket.index >= kTickets || ticket.nonce == 0) return false;
-  std::atomic<uint64_t>& place = block(index).tickets[ticket.index].word;
-  uint64_t word = place.load(std::memory_order_seq_cst);
+  std::atomic<uint64_t>& stored = block(index).tickets[ticket.index].word;
+  uint64_t word = stored.load(std::memory_order_seq_cst);
   while (NonceOf(word) == ticket.nonce && UsesOf(word) != 0) {
     uint64_t left = UsesOf(word) == 1 ? 0 : word - 1;
-    if (place.compare_exchange_weak(word, left, std::memory_order_seq_cst)) {
+    if (stored.compare_exchange_weak(word, left, std::memory_order_seq_cst)) {
       return true;
     }
   }

@@ -113,8 +113,8 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
       return slot;
     }
     if (was_detached()) return std::nullopt;
-    bool looking = IsLocked(SharedLedger::kPermanentSlot);
-    found_full = looking || soon_free ? 0 : found_full + 1;
+    bool being_checked = IsLocked(SharedLedger::kPermanentSlot);
+    found_full = being_checked || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw SharedSlotsInUseError("All " +

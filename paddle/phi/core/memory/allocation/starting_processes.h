@@ -42,8 +42,8 @@ class StartingProcesses {
   bool MayJoin(uint64_t family);
 
  private:
-  void Look();
-  void LookAt(const std::string& process);
+  void InspectAll();
+  void Inspect(const std::string& process);
   // Returns the environment of a process, empty if it cannot be read. Waits
   // while the process is just starting another program (execve).
   std::string EnvironmentOf(const std::string& process);
@@ -52,7 +52,7 @@ class StartingProcesses {
   bool HasLeft(const std::string& process) const;
 
   struct stat folder_ = {};
-  bool looked_{false};
+  bool inspected_{false};
   int waits_left_{1000};    // milliseconds, for all processes together
   bool incomplete_{false};  // some process could not be inspected
   std::set<uint64_t> families_;
