@@ -27,8 +27,8 @@ namespace isolated_test {
 
 namespace {
 
-// Ends a test that waits for an event that never comes: no machine is so busy
-// that another test takes as long.
+// Ends a test that waits forever. Other tests do not take this long, even on a
+// busy machine.
 constexpr unsigned kSecondsPerTest = 900;
 
 class ThrowingListener : public ::testing::EmptyTestEventListener {
@@ -37,8 +37,8 @@ class ThrowingListener : public ::testing::EmptyTestEventListener {
   }
 };
 
-// What GoogleTest has reported for the test that runs, in this process and,
-// until it forked, in its parent.
+// Returns the number of results (failures) that GoogleTest has recorded for the
+// current test, in this process and, before the fork, in its parent.
 int Reports() {
   return ::testing::UnitTest::GetInstance()
       ->current_test_info()
@@ -48,7 +48,7 @@ int Reports() {
 
 int reports_at_start = 0;
 
-// GoogleTest owns what it is given, listeners and environments.
+// Creates an object that GoogleTest will own: a listener or an environment.
 template <typename T>
 T* Owned() {
   return std::make_unique<T>().release();
@@ -60,7 +60,8 @@ class SeedPrinter : public ::testing::Environment {
   }
 };
 
-// Lines of several processes stay whole, and a fork duplicates no output.
+// Line buffering: lines of several processes are not mixed, and a fork
+// duplicates no output.
 const int buffering = std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
 const auto* const seed_printer =
     ::testing::AddGlobalTestEnvironment(Owned<SeedPrinter>());
@@ -111,13 +112,13 @@ uint64_t Seed() {
 
 }  // namespace isolated_test
 
-// Not Paddle's main, which initializes the devices: each test forks, and in a
-// child of fork a GPU that the parent has initialized cannot be used.
+// Replaces Paddle's main, which initializes the devices: each test forks, and a
+// forked child cannot use a GPU that its parent has initialized.
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
 
-// A race or a leak must end the program in whichever process it shows.
+// A race or a leak must end the program, in whichever process it is found.
 extern "C" const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }

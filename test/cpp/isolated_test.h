@@ -19,10 +19,10 @@
 
 #include "gtest/gtest.h"
 
-// Tests of GoogleTest that run in a process of their own, since they change
-// what exists once per process. The process that runs all tests forks one child
-// per test and takes the child's exit status for the result. A test that hangs
-// is ended by a signal.
+// GoogleTest tests that each run in their own process, since they change state
+// that exists once per process. The process that runs all tests forks one child
+// per test and takes the child's exit status as the result. A signal ends a
+// test that hangs.
 namespace isolated_test {
 
 // Defines a test as TEST_F does; the child process runs its body.
@@ -36,8 +36,9 @@ namespace isolated_test {
 #define REQUIRE_TRUE(condition) [&] { ASSERT_TRUE(condition); }()
 #define REQUIRE_EQ(left, right) [&] { ASSERT_EQ(left, right); }()
 
-// What a failed ASSERT_ throws in a child process, so that it ends the test
-// from any function that the test calls. The failure has been reported by then.
+// The exception that a failed ASSERT_ throws in a child process, so that it
+// ends the test from any function that the test calls. The failure has already
+// been reported.
 class AssertionFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -45,12 +46,13 @@ class AssertionFailed : public std::runtime_error {
 
 void RunInChild(const std::function<void()>& body);
 
-// Runs the body in this process, a child of a test's, and returns the exit
-// status: success if the body returns and nothing has failed here.
+// Runs the body in this process, which is a child of a test process, and
+// returns the exit status: success if the body returns and nothing has failed
+// in this process.
 int RunToExitStatus(const std::function<void()>& body);
 
-// Whether an expectation of this process has failed. What its parent had seen
-// fail before it forked does not count.
+// Returns whether an expectation of this process has failed. Failures in its
+// parent before the fork do not count.
 bool HasFailureHere();
 
 // The seed of all random choices: the same seed leads to the same choices. It

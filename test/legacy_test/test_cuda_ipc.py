@@ -931,7 +931,7 @@ class TestExit(unittest.TestCase):
             print(holder.pid)
             """,
         )
-        self.assertIn("This process ends, and its GPU memory", done.stderr)
+        self.assertIn("other processes still use its GPU memory", done.stderr)
         self.assertIn(f"held by process {done.stdout.strip()}", done.stderr)
         self.assert_quiet(done.stderr)
 

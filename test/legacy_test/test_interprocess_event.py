@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Events that are sent to other processes: what they order, how they live.
+"""Interprocess events: how they order work, and how long they live.
 
-cuda_ipc_event_test.cc has the C++ below them. Streams here are those of the
-stand-in for the driver, whose work is late.
+cuda_ipc_event_test.cc tests the C++ code below them. Streams here belong to the
+stand-in driver, which delays their work.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from paddle.base import core, shared_storage
 from paddle.device import Event, Stream
 from paddle.device.cuda.streams import create_event
 
-# Long enough that work which does not wait comes first.
+# Long enough that work without a wait runs first.
 _DELAY_US = 30_000
 
 
 def new_event(device: int = 0, **options) -> Event:
-    """Returns an event on a GPU, made as a program makes one."""
+    """Returns an event on a GPU, created in the same way as in a program."""
     if stand_in is None:
         with paddle.device.device_guard(f"gpu:{device}"):
             return Event(**{"interprocess": True, **options})
-    # What Paddle has where it is compiled with CUDA.
+    # As in a Paddle that is compiled with CUDA.
     place = SimpleNamespace(get_device_id=lambda: device)
     current = mock.patch.object(
         paddle.framework, "_current_expected_place_", lambda: place
@@ -72,7 +72,7 @@ def new_event(device: int = 0, **options) -> Event:
 
 
 def native_of(event: Event) -> object:
-    """Returns the object in C++, of which a process has one per event."""
+    """Returns the C++ object. A process has one object per event."""
     return event.event_base._event
 
 
@@ -105,7 +105,7 @@ def new_stream() -> Stream:
 def fill_late(
     tensor: paddle.Tensor, word: int, stream: Stream, delay_us: int = _DELAY_US
 ) -> None:
-    """Has a stream set the first word of a tensor, some time from now."""
+    """Makes a stream set the first word of a tensor after a delay."""
     with _driver() as driver:
         driver.StandInSetDelay(delay_us)
         driver.cuMemsetD32Async(
@@ -117,7 +117,7 @@ def fill_late(
 
 
 def first_word(tensor: paddle.Tensor, stream: Stream) -> int:
-    """Returns the first word of a tensor, as a stream finds it."""
+    """Returns the first word of a tensor, as seen by a stream."""
     word = ctypes.c_uint32()
     address = ctypes.c_void_p(stream.stream_base.cuda_stream)
     with _driver() as driver:
@@ -143,7 +143,7 @@ def kept_is_done(kept, name):
 
 
 def open_handle(kept, device, handle):
-    # A Paddle without CUDA takes no "gpu:0".
+    # A Paddle without CUDA does not accept "gpu:0".
     place = vector(device=device).place
     kept["event"] = Event.from_ipc_handle(place, handle)
     return kept["event"].device.gpu_device_id()
@@ -180,7 +180,7 @@ def record_work_without_end(kept, event, tensor):
     stream = new_stream()
     fill_late(tensor, 5, stream, delay_us=10**9)
     stream.record_event(event)
-    # To drop one of them would wait for the work.
+    # Dropping one of them would wait for the work.
     kept.update(stream=stream, event=event, tensor=tensor)
 
 
@@ -194,7 +194,7 @@ def send_back(kept):
 
 
 class TestSending(GpuTestCase):
-    """An event that comes back is the one that was sent."""
+    """An event that is sent back to its process is the same event."""
 
     def new_peer(self, **kept) -> Peer:
         cls = type(self)
@@ -222,12 +222,12 @@ class TestSending(GpuTestCase):
         self.assert_comes_back(event, Event.from_ipc_handle(place, handle))
 
     def test_queue_carries_an_event_and_back(self):
-        self.carry_by_queue("Queue")
+        self.send_through_queue("Queue")
 
     def test_simple_queue_carries_an_event_and_back(self):
-        self.carry_by_queue("SimpleQueue")
+        self.send_through_queue("SimpleQueue")
 
-    def carry_by_queue(self, kind: str) -> None:
+    def send_through_queue(self, kind: str) -> None:
         there, back = self.queues[kind]
         event = new_event()
         there.put(event)
@@ -249,16 +249,16 @@ class TestOrder(GpuTestCase):
         self.stream = new_stream()
         self.event = new_event()
         for name in ("tensor", "event"):
-            # Before the base looks for memory that is left.
+            # This runs before the base class checks for leaked memory.
             self.addCleanup(vars(self).pop, name)
 
-    def test_stream_of_a_receiver_waits_for_a_record_before_the_send(self):
+    def test_receiver_stream_waits_for_a_record_before_the_send(self):
         fill_late(self.tensor, 7, self.stream)
         self.event.record(self.stream)
         word = self.peer.call(word_after, self.event, self.tensor)
         self.assertEqual(word, 7)
 
-    def test_stream_of_a_receiver_waits_for_a_record_after_the_send(self):
+    def test_receiver_stream_waits_for_a_record_after_the_send(self):
         self.peer.call(keep, "event", self.event)
         fill_late(self.tensor, 7, self.stream)
         self.event.record(self.stream)
@@ -271,7 +271,7 @@ class TestOrder(GpuTestCase):
         word = self.peer.call(word_after_synchronize, self.event, self.tensor)
         self.assertEqual(word, 7)
 
-    def test_stream_of_the_sender_waits_for_a_record_of_the_receiver(self):
+    def test_sender_stream_waits_for_a_record_of_the_receiver(self):
         self.peer.call(fill_late_and_record, self.event, self.tensor, 7)
         self.event.wait(self.stream)
         self.assertEqual(first_word(self.tensor, self.stream), 7)
@@ -287,7 +287,7 @@ class TestLifetime(GpuTestCase):
         with self.another_peer(event=new_event()) as peer:
             self.assertTrue(peer.call(kept_is_done, "event"))
 
-    def test_event_outlives_its_use_by_the_sender(self):
+    def test_event_lives_as_long_as_its_receiver_keeps_it(self):
         event = new_event()
         self.peer.call(keep, "event", event)
         del event
@@ -328,7 +328,7 @@ class TestLifetime(GpuTestCase):
             self.assertEqual(gpu.to_cpu(tensor).tolist(), [3.0] * 1000)
 
     @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
-    def test_child_of_fork_is_told_to_be_started_by_spawn(self):
+    def test_error_in_forked_child_recommends_spawn(self):
         event = new_event()
         queue = multiprocessing.get_context("fork").SimpleQueue()
         process = multiprocessing.get_context("fork").Process(
@@ -349,7 +349,7 @@ def put_error_of_query(queue, event):
 
 
 class TestRefusals(GpuTestCase):
-    def test_event_that_was_not_made_for_it_is_refused(self):
+    def test_event_without_interprocess_is_refused(self):
         event = Event.__new__(Event)
         event.device = None
         event.event_base = core.CUDAEvent.__new__(core.CUDAEvent)
@@ -359,7 +359,7 @@ class TestRefusals(GpuTestCase):
         with self.assertRaisesRegex(ValueError, "interprocess=True"):
             event.ipc_handle()
 
-    def test_paddle_without_shared_memory_says_so(self):
+    def test_paddle_without_shared_memory_reports_the_reason(self):
         event = Event.__new__(Event)
         event.device = None
         event.event_base = core.CUDAEvent.__new__(core.CUDAEvent)
@@ -382,7 +382,7 @@ class TestRefusals(GpuTestCase):
         ):
             queue.get()
 
-    def test_event_cannot_measure_time_too(self):
+    def test_interprocess_event_cannot_measure_time(self):
         with self.assertRaisesRegex(ValueError, "enable_timing=True"):
             new_event(enable_timing=True)
 
@@ -409,7 +409,7 @@ class TestRefusals(GpuTestCase):
         self.assertIn("it is on GPU 1", caught.exception.message)
         self.assertEqual(self.peer.call(open_handle, 1, handle), 1)
 
-    def test_device_that_is_no_gpu_is_refused(self):
+    def test_device_other_than_a_gpu_is_refused(self):
         handle = new_event().ipc_handle()
         with self.assertRaisesRegex(ValueError, "on a GPU.*'cpu'"):
             Event.from_ipc_handle("cpu", handle)

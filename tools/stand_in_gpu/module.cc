@@ -12,10 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Tensors on a GPU for a Paddle that was built without: their storage has a GPU
-// place, is memory of the stand-in for the driver, and goes through Paddle's
-// RetryAllocator, as on a GPU. The CPU can read the device memory of the
-// stand-in.
+// GPU tensors for a Paddle that was built without GPU support. Their storage
+// has a GPU place, is allocated by the stand-in driver, and goes through
+// Paddle's RetryAllocator, as on a GPU. The CPU can read the stand-in's device
+// memory.
 
 #include <atomic>
 #include <cstring>
@@ -56,8 +56,8 @@ class StandInAllocator : public Allocator {
   explicit StandInAllocator(int device) : device_(device) {}
 
   bool IsAllocThreadSafe() const override { return true; }
-  // From now on memory is made of chunks of one granule, as that of the
-  // virtual-memory allocator is made of larger ones.
+  // Allocates later memory in chunks of one granule. (The virtual-memory
+  // allocator uses larger chunks.)
   void UseChunks(bool used, bool exportable) {
     uses_chunks_ = used;
     exportable_ = exportable;
@@ -134,7 +134,7 @@ const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
   return static_cast<const phi::DenseTensor&>(*tensor.impl());
 }
 
-// A tensor like another, over other memory.
+// Returns a tensor with the metadata of `like`, over another storage.
 phi::DenseTensor Over(std::shared_ptr<phi::Allocation> storage,
                       const phi::DenseTensor& like) {
   return phi::DenseTensor(std::move(storage), like.meta());
@@ -168,7 +168,8 @@ PYBIND11_MODULE(stand_in_gpu, module) {
     std::memcpy(copy->ptr(), like.Holder()->ptr(), like.Holder()->size());
     return ToPython(Over(copy, like));
   });
-  // A tensor over the memory of `base`, of which `like` is a view elsewhere.
+  // Returns a tensor over the memory of `base` with the metadata of `like`,
+  // which is a view in other memory.
   module.def("view",
              [](const paddle::Tensor& base, const paddle::Tensor& like) {
                return ToPython(

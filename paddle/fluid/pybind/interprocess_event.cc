@@ -44,7 +44,7 @@ CudaInterprocessEvent::Stream StreamAt(uintptr_t address) {
 }  // namespace
 
 void BindInterprocessEvent(py::module* m) {
-  // Streams are the addresses that CUDAStream.cuda_stream has.
+  // Streams are passed as the addresses that CUDAStream.cuda_stream returns.
   py::class_<CudaInterprocessEvent, std::shared_ptr<CudaInterprocessEvent>>(
       *m, "InterprocessEvent")
       .def(py::init([](int device) {

@@ -27,7 +27,7 @@ namespace shared_memory_test {
 namespace {
 
 constexpr size_t kRunsOnOneCourse = 8;
-// AtSomeStops takes every so many-th stop.
+// AtSomeStops takes every kStride-th stop.
 constexpr size_t kStride = 8;
 
 struct Request {
@@ -53,9 +53,9 @@ void ActAsTold(const Channel& channel, SharingStrategy strategy) {
   }
 }
 
-// Keeps this thread and another process on one CPU while it lives, where the
-// system allows it. Each single step of a process on another CPU would wake
-// that CPU up, which takes longer than the step.
+// Keeps this thread and another process on one CPU as long as the object
+// exists, if the system allows it. Each single step of a process on another CPU
+// would wake up that CPU, which takes longer than the step.
 class OnOneCPU {
  public:
   explicit OnOneCPU(pid_t other) : other_(other) {
@@ -131,14 +131,14 @@ bool Actor::Begin(Act act,
                   Course* course) {
   OnOneCPU here(worker_.pid());
   std::vector<uint64_t>& known = course->instructions;
-  // A breakpoint misses what an act does only now and then, such as the first
-  // time, so some runs go instruction by instruction from the start.
+  // Breakpoints miss instructions that an act executes only sometimes, for
+  // example the first time. So some runs single-step from the start.
   if (course->runs++ % kRunsOnOneCourse == 0) known.clear();
   worker_.channel().Send(Request{act, message, true});
   REQUIRE_EQ(StopSignal(), SIGSTOP);
   for (size_t i = 0; i < known.size() && i <= n; ++i) {
     if (RunTo(known[i])) continue;
-    known.clear();  // the act has taken another course this time
+    known.clear();  // the act has taken another course in this run
     return false;
   }
   while (known.size() <= n) {
@@ -147,7 +147,7 @@ bool Actor::Begin(Act act,
         course->is_whole = true;
         return false;
       }
-    } while (!IsAtWhatOthersSee());
+    } while (!IsAtVisibleInstruction());
     known.push_back(Registers().rip);
   }
   return true;
@@ -187,9 +187,9 @@ void Actor::SetCodeAt(uint64_t instruction, uint64_t code) {
   ASSERT_EQ(ptrace(PTRACE_POKETEXT, worker_.pid(), instruction, code), 0);
 }
 
-// Whether the next instruction is an atomic one, which the ledger is made of,
-// or a call to the system.
-bool Actor::IsAtWhatOthersSee() {
+// Returns whether the next instruction is an atomic one, as in the ledger's
+// operations, or a system call.
+bool Actor::IsAtVisibleInstruction() {
   const uint64_t code = CodeAt(Registers().rip);
   const bool has_prefix = (code & 0xf0) == 0x40;
   const uint64_t opcode = (has_prefix ? code >> 8 : code) & 0xff;
@@ -198,14 +198,14 @@ bool Actor::IsAtWhatOthersSee() {
          (code & 0xffff) == 0x050f;  // syscall
 }
 
-// Executes one instruction; false if it was the last one of the act.
+// Executes one instruction. Returns false if it was the last one of the act.
 bool Actor::Step() {
   Go(PTRACE_SINGLESTEP);
   return StopSignal() != SIGSTOP;
 }
 
-// Goes on, by one instruction or more, until this one is the next; false if the
-// act has ended before.
+// Executes one or more instructions, until `instruction` is the next one.
+// Returns false if the act ends before that.
 bool Actor::RunTo(uint64_t instruction) {
   if (!Step()) return false;
   user_regs_struct registers = Registers();
@@ -218,7 +218,7 @@ bool Actor::RunTo(uint64_t instruction) {
   SetCodeAt(instruction, code);
   if (!is_there) return false;
   registers = Registers();
-  --registers.rip;  // it stands behind the breakpoint
+  --registers.rip;  // it points behind the breakpoint
   REQUIRE_EQ(registers.rip, instruction);
   REQUIRE_EQ(ptrace(PTRACE_SETREGS, worker_.pid(), nullptr, &registers), 0);
   return true;

@@ -26,7 +26,7 @@
 
 namespace shared_memory_test {
 
-// What a process that acts has, is asked and answers.
+// The state of an acting process: its blocks, its input, and its answer.
 struct Scene {
   SharingStrategy strategy;
   SharedMessage message;
@@ -35,7 +35,8 @@ struct Scene {
   bool good;
 };
 
-// All processes are forked from one, so that an address is good in each.
+// All processes are forked from one process, so a function address is valid in
+// each of them.
 using Act = void (*)(Scene*);
 
 struct Answer {
@@ -43,16 +44,16 @@ struct Answer {
   bool good;
 };
 
-// The instructions of an act that others can see the effect of, in their order,
-// as far as they are known from runs of it.
+// The instructions of an act whose effect other processes can see, in their
+// order, as far as they are known from earlier runs of the act.
 struct Course {
   std::vector<uint64_t> instructions;
-  bool is_whole = false;  // a run of it came to its end
+  bool is_whole = false;  // a run has reached the end of the act
   int runs = 0;
 };
 
-// A process that acts as it is told, and that a test can step through. The
-// stepping is for processors of the x86-64 kind, of which it knows a little.
+// A process that executes acts for a test, which can single-step it. Stepping
+// works only on x86-64, whose instructions it partly decodes.
 class Actor {
  public:
   explicit Actor(SharingStrategy strategy);
@@ -62,17 +63,18 @@ class Actor {
   Actor& operator=(const Actor&) = delete;
 
   Answer Do(Act act, const SharedMessage& message = {});
-  // The two halves of it: others may act in between.
+  // The two halves of Do: other processes may act in between.
   void Ask(Act act, const SharedMessage& message = {});
   Answer Hear();
   // Does the act and counts its system calls.
   int CountCalls(Act act, const SharedMessage& message = {});
 
-  // Does the act up to its n-th instruction, counted from 0, that others can
-  // see the effect of; false if it has no such instruction and is done. Runs by
-  // breakpoints as far as the course is known, and notes what it learns.
+  // Does the act up to its n-th visible instruction, counted from 0: one whose
+  // effect other processes can see. Returns false if there is no such
+  // instruction; then the act is done. Uses breakpoints as far as the course is
+  // known, and adds new instructions to the course.
   bool Begin(Act act, const SharedMessage& message, size_t n, Course* course);
-  // Does the rest.
+  // Does the rest of the act.
   void Complete();
   Answer End();
 
@@ -84,7 +86,7 @@ class Actor {
   user_regs_struct Registers();
   uint64_t CodeAt(uint64_t instruction);
   void SetCodeAt(uint64_t instruction, uint64_t code);
-  bool IsAtWhatOthersSee();
+  bool IsAtVisibleInstruction();
   bool Step();
   bool RunTo(uint64_t instruction);
   void Go(__ptrace_request how);
@@ -92,7 +94,7 @@ class Actor {
   Worker worker_;
 };
 
-// One stop of an act, which a test goes to in one run of its own.
+// One stop of an act. A test runs once for each stop.
 class Stop {
  public:
   Stop(size_t number, Course* course) : number_(number), course_(course) {}
@@ -106,19 +108,19 @@ class Stop {
   size_t number_;
   Course* course_;
   Actor* actor_ = nullptr;
-  bool is_amid_ = false;  // the act has this stop
+  bool is_amid_ = false;  // the actor has stopped within the act
 };
 
-// Calls `run` for every stop of the act that it begins, and once more, for the
-// whole act. It stages a situation, begins the act, does what could hurt, and
-// completes the act or kills its actor. Fails if there are not more stops than
-// `more_than`.
+// Calls `run` for every stop of the act that `run` begins, and once more for
+// the whole act. `run` sets up a situation, begins the act, lets other
+// processes interfere, and completes the act or kills its actor. Fails if there
+// are not more stops than `more_than`.
 void AtEachStop(size_t more_than, const std::function<void(Stop*)>& run);
-// The same for some of the stops of a long act, which differ from run to run of
-// the program.
+// Like AtEachStop, for only some of the stops of a long act. The choice differs
+// from run to run of the program.
 void AtSomeStops(size_t more_than, const std::function<void(Stop*)>& run);
 
-// Whether there can be any stepping; some containers forbid it.
+// Returns whether processes can be traced; some containers forbid it.
 bool CanTrace();
 
 }  // namespace shared_memory_test

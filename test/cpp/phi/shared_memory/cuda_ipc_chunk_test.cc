@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Memory that is mapped in chunks, as the virtual-memory allocator makes it,
-// between processes: each test is one thing that holds for it.
+// Memory that is mapped in chunks, as by the virtual-memory allocator, between
+// processes. Each test checks one property.
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -42,12 +42,13 @@ class CudaIPCChunkTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kSlow = 30000;  // microseconds
 
-// The part of memory that is granule `n` of it.
+// Returns granule `n` of the memory.
 CudaIPCMemory GranuleOf(const CudaIPCMemory& memory, int n) {
   return PartOf(memory, n * Granule(), Granule());
 }
 
-// Receives a message, looks at the content, and holds the tensor until told.
+// Receives a message, checks the content, and holds the tensor until the test
+// signals.
 void Hold(const Channel& channel) {
   Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
   channel.Send(HasContent(storage->memory, 1));
@@ -99,7 +100,7 @@ TEST_BOTH(CudaIPCChunkTest, ATensorInSeveralChunksArrivesAndBothSeeWrites) {
   End(&receiver);
 }
 
-TEST_BOTH(CudaIPCChunkTest, APartOfChunksArrivesAndNoMoreIsMapped) {
+TEST_BOTH(CudaIPCChunkTest, APartOfTheChunksArrivesAndOnlyItsChunksAreMapped) {
   Worker receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(storage->memory.size, 2 * Granule());
@@ -126,7 +127,7 @@ TEST_BOTH(CudaIPCChunkTest, APartOfChunksArrivesAndNoMoreIsMapped) {
   End(&receiver);
 }
 
-TEST_BOTH(CudaIPCChunkTest, TensorsInOneChunkMapItOnceAndTheLastUnmapsIt) {
+TEST_BOTH(CudaIPCChunkTest, TensorsInOneChunkMapItOnceAndTheLastOneUnmapsIt) {
   Worker receiver([](const Channel& channel) {
     std::array<Storage, 3> storages;
     for (Storage& storage : storages) {
@@ -164,7 +165,7 @@ TEST_BOTH(CudaIPCChunkTest, TensorsInOneChunkMapItOnceAndTheLastUnmapsIt) {
   End(&receiver);
 }
 
-TEST_BOTH(CudaIPCChunkTest, MemoryThatItsProcessDroppedLivesAsLongAsAReceiver) {
+TEST_BOTH(CudaIPCChunkTest, MemoryDroppedByItsOwnerLivesAsLongAsAReceiver) {
   Worker receiver(Hold);
   const Storage first = AllocateFilledInChunks({1});
   MessageOf(first, strategy, {});  // makes what all tensors need
@@ -184,7 +185,7 @@ TEST_BOTH(CudaIPCChunkTest, MemoryThatItsProcessDroppedLivesAsLongAsAReceiver) {
   End(&receiver);
 }
 
-TEST_BOTH(CudaIPCChunkTest, AKilledReceiversMemoryComesBack) {
+TEST_BOTH(CudaIPCChunkTest, MemoryOfAKilledReceiverIsReclaimed) {
   Worker receiver(Hold);
   Storage storage = AllocateFilledInChunks({1, 1});
   receiver.channel().Send(MessageOf(storage, strategy));
@@ -218,7 +219,7 @@ TEST_BOTH(CudaIPCChunkTest, AReceiverKeepsTheMemoryOfAKilledOwner) {
   EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(CudaIPCChunkTest, ATensorIsSentOnByAReceiverAndHomeAgain) {
+TEST_BOTH(CudaIPCChunkTest, AReceiverForwardsATensorAndReturnsItToItsOwner) {
   Worker last([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_TRUE(HasContent(storage->memory, 1));
@@ -249,7 +250,7 @@ TEST_BOTH(CudaIPCChunkTest, ATensorIsSentOnByAReceiverAndHomeAgain) {
   End(&middle);
 }
 
-TEST_BOTH(CudaIPCChunkTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+TEST_BOTH(CudaIPCChunkTest, AReceiverWaitsForUnfinishedWorkOfTheSender) {
   Worker receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
@@ -267,7 +268,7 @@ TEST_BOTH(CudaIPCChunkTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
   End(&receiver);
 }
 
-// Memory of GPU 0, as work of GPU 1 uses it.
+// Returns memory of GPU 0 for use in work on GPU 1.
 CudaIPCMemory OnOtherDevice(const CudaIPCMemory& memory) {
   return {1, memory.data, memory.size};
 }
@@ -310,7 +311,7 @@ TEST_BOTH(CudaIPCChunkTest, AReceiverDropsChunksWhenAllItsDevicesAreDone) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCChunkTest, ChunksThatCameHomeAreFreedWhenAllDevicesAreDone) {
+TEST_BOTH(CudaIPCChunkTest, ReturnedChunksAreFreedWhenAllDevicesAreDone) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_PEER_ACCESS", "1", 1);
   Storage storage = AllocateFilledInChunks({1});
@@ -324,11 +325,12 @@ TEST_BOTH(CudaIPCChunkTest, ChunksThatCameHomeAreFreedWhenAllDevicesAreDone) {
   Fill(used, 2, stream);
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  // Late work would end this process: the stand-in unmaps without a wait.
+  // Unfinished work would end this process: the stand-in unmaps without
+  // waiting.
   CudaIPCDriver::Instance().Synchronize(1);
 }
 
-TEST_BOTH(CudaIPCChunkTest, DroppingChunksUsesNoDeviceThatWasNotUsed) {
+TEST_BOTH(CudaIPCChunkTest, DroppingChunksDoesNotUseUnusedDevices) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -346,7 +348,7 @@ TEST_BOTH(CudaIPCChunkTest, DroppingChunksUsesNoDeviceThatWasNotUsed) {
   End(&receiver);
 }
 
-TEST_BOTH(CudaIPCChunkTest, ChunksThatAreNotToBeExportedGetNoRecord) {
+TEST_BOTH(CudaIPCChunkTest, NonExportableChunksGetNoRecord) {
   const CudaIPCMemory memory = AllocateChunks({1, 1}, false);
   const Storage storage = StorageIn(memory, [] {});
   const Possessions before = Possessions::Now();
@@ -356,7 +358,7 @@ TEST_BOTH(CudaIPCChunkTest, ChunksThatAreNotToBeExportedGetNoRecord) {
   FreeChunks(memory);
 }
 
-TEST_BOTH(CudaIPCChunkTest, MemoryThatReachesOutOfTheChunksGetsNoRecord) {
+TEST_BOTH(CudaIPCChunkTest, MemoryBeyondTheChunksGetsNoRecord) {
   const CudaIPCMemory chunks = AllocateChunks({1});
   const Storage storage = StorageIn({0, chunks.data, chunks.size + 1}, [] {});
   EXPECT_FALSE(Share(storage, strategy));
@@ -364,7 +366,7 @@ TEST_BOTH(CudaIPCChunkTest, MemoryThatReachesOutOfTheChunksGetsNoRecord) {
   FreeChunks(chunks);
 }
 
-TEST_BOTH(CudaIPCChunkTest, AChildOfForkKeepsNoDescriptorOfAChunk) {
+TEST_BOTH(CudaIPCChunkTest, AForkedChildKeepsNoDescriptorOfAChunk) {
   const Storage first = AllocateFilledInChunks({1});
   const Storage storage = AllocateFilledInChunks({1, 1, 1});
   MessageOf(first, strategy, {});  // makes what all tensors need
@@ -381,9 +383,9 @@ TEST_BOTH(CudaIPCChunkTest, AChildOfForkKeepsNoDescriptorOfAChunk) {
   EXPECT_EQ(status, 0);
 }
 
-// It has no record any more by which the child could find its descriptors.
-TEST_BOTH(CudaIPCChunkTest,
-          AChildOfForkKeepsNoDescriptorOfATensorThatCameHome) {
+// The tensor has no record any more through which the child could find its
+// descriptors.
+TEST_BOTH(CudaIPCChunkTest, AForkedChildKeepsNoDescriptorOfAReturnedTensor) {
   const Storage first = AllocateFilledInChunks({1});
   Storage storage = AllocateFilledInChunks({1, 1, 1});
   MessageOf(first, strategy, {});  // makes what all tensors need
@@ -404,7 +406,7 @@ TEST_BOTH(CudaIPCChunkTest,
   EXPECT_TRUE(HasContent(home->memory, 1));
 }
 
-TEST_BOTH(CudaIPCChunkTest, AProgramThatIsStartedInheritsNoDescriptor) {
+TEST_BOTH(CudaIPCChunkTest, AStartedProgramInheritsNoDescriptor) {
   const Storage storage = AllocateFilledInChunks({1});
   const auto inherited = [] {
     std::vector<int> found;
@@ -419,7 +421,7 @@ TEST_BOTH(CudaIPCChunkTest, AProgramThatIsStartedInheritsNoDescriptor) {
   EXPECT_EQ(StorageOf(message), storage);
 }
 
-ISOLATED_TEST(CudaIPCChunkTest, AnotherProcessOfTheOwnersNumberIsRefused) {
+ISOLATED_TEST(CudaIPCChunkTest, AnotherProcessWithTheOwnersNumberIsRefused) {
   Worker receiver([](const Channel& channel) {
     DeviceHeap();
     auto handle = channel.Receive<paddle::memory::allocation::CudaIPCHandle>();
@@ -471,8 +473,8 @@ ISOLATED_TEST(CudaIPCChunkTest, AClosedDescriptorOfTheOwnerIsGone) {
   End(&receiver);
 }
 
-// As by code that closes all descriptors of its process.
-ISOLATED_TEST(CudaIPCChunkTest, ADescriptorThatOtherCodeClosedIsMadeAgain) {
+// This happens if code closes all descriptors of its process.
+ISOLATED_TEST(CudaIPCChunkTest, ADescriptorClosedByOtherCodeIsCreatedAgain) {
   DeviceHeap();
   const CudaIPCMemory memory = AllocateChunks({1});
   CudaIPCChunkExports exports;
@@ -490,9 +492,9 @@ ISOLATED_TEST(CudaIPCChunkTest, ADescriptorThatOtherCodeClosedIsMadeAgain) {
   FreeChunks(memory);
 }
 
-// A range is mapped once, in the size of the first record.
-TEST_BOTH(CudaIPCChunkTest, ARecordOfAnotherSizeThanIsMappedIsRefused) {
-  // Where the size of the range, and of its first chunk, are in a record.
+// A range is mapped once, with the size in the first record.
+TEST_BOTH(CudaIPCChunkTest, ARecordWithAnotherSizeThanTheMappingIsRefused) {
+  // The offsets, in a record, of the size of the range and of its first chunk.
   constexpr std::array<uint64_t, 2> kSizes = {96, 120};
   Worker receiver([&](const Channel& channel) {
     const Storage first = StorageOf(channel.Receive<CudaIPCMessage>());
@@ -526,11 +528,11 @@ TEST_BOTH(CudaIPCChunkTest, ARecordOfAnotherSizeThanIsMappedIsRefused) {
   End(&receiver);
 }
 
-// Whichever byte of it is changed, the receiver stays intact.
-TEST_BOTH(CudaIPCChunkTest, ARecordThatMakesNoSenseIsRefused) {
+// The receiver stays intact, whichever byte of the record is changed.
+TEST_BOTH(CudaIPCChunkTest, AnInvalidRecordIsRefused) {
   NEEDS_STAND_IN;
-  // Where the number of the chunks, the size of the first one, and the size of
-  // the second one are in a record.
+  // The offsets, in a record, of the number of chunks, the size of the first
+  // one, and the size of the second one.
   constexpr std::array<uint64_t, 3> kChecked = {112, 120, 136};
   constexpr uint64_t kRecord = 152;
   Worker receiver([&](const Channel& channel) {

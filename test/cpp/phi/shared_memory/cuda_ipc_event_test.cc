@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Events that a program sends to other processes. What they order is fills of
-// memory, which a slow stream does late.
+// Events that a program sends to other processes. They order memory fills,
+// which a slow stream delays.
 
 #include <cstdlib>
 #include <functional>
@@ -66,7 +66,7 @@ bool BecomesDone(const Event& event) {
   _exit(isolated_test::HasFailureHere() ? EXIT_FAILURE : EXIT_SUCCESS);
 }
 
-// A process that receives an event, and holds it until it is told to drop it.
+// A process that receives an event, and holds it until Drop.
 class Holder : public Worker {
  public:
   Holder()
@@ -178,7 +178,7 @@ TEST_BOTH(CudaIPCEventTest, ASendersStreamWaitsForTheRecordOfAReceiver) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, AReceiverIsToldWhenTheWorkIsDone) {
+TEST_BOTH(CudaIPCEventTest, AReceiverSeesWhenTheWorkIsDone) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {
     const Event event = ReceiveEvent(channel);
@@ -190,7 +190,7 @@ TEST_BOTH(CudaIPCEventTest, AReceiverIsToldWhenTheWorkIsDone) {
   const Storage storage = AllocateFilled(kMiB, 1);
   const Stream stream = MakeStream();
   SetDelay(10 * kSlow);
-  // A receiver on a busy machine may look when the work is done.
+  // On a busy machine, the work may be done before the receiver checks.
   constexpr int kMostTries = 50;
   int tries = 0;
   bool is_done = true;
@@ -206,8 +206,7 @@ TEST_BOTH(CudaIPCEventTest, AReceiverIsToldWhenTheWorkIsDone) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest,
-          AnEventThatItsProcessDroppedLivesAsLongAsAReceiver) {
+TEST_BOTH(CudaIPCEventTest, AnEventDroppedByItsOwnerLivesAsLongAsAReceiver) {
   Holder receiver;
   Event event = MakeEvent();
   receiver.Give(event, strategy);
@@ -226,7 +225,7 @@ TEST_BOTH(CudaIPCEventTest, AnEventThatNobodyElseHasEndsWithItsObject) {
   receiver.Give(event, strategy);
   receiver.Drop();
   event.reset();
-  // At once: not only when Stats, or another event, collects.
+  // It is destroyed immediately, not only when Stats or another event collects.
   EXPECT_TRUE(!HasStandIn() || CallsOf("cuEventDestroy") == 1);
   EXPECT_EQ(Heap().Stats().used, 0);
   MakeEvent().reset();  // never sent
@@ -266,7 +265,7 @@ TEST_BOTH(CudaIPCEventTest, AMessageThatNobodyReceivesExpires) {
   EXPECT_TRUE(Says(error, "expired"));
 }
 
-TEST_BOTH(CudaIPCEventTest, AMessageToItsOwnProcessBringsItsOwnEvent) {
+TEST_BOTH(CudaIPCEventTest, AMessageToTheSameProcessReturnsTheSameEvent) {
   // A driver refuses to open a handle in the process that made it.
   Event event = MakeEvent();
   EXPECT_EQ(EventOf(event->Send(strategy)), event);
@@ -301,7 +300,7 @@ TEST_BOTH(CudaIPCEventTest, AnEventReceivedTwiceIsOneObject) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, AnEventIsSentOnByAReceiverAndHomeAgain) {
+TEST_BOTH(CudaIPCEventTest, AReceiverForwardsAnEventAndReturnsItToItsOwner) {
   Worker last([](const Channel& channel) {
     const Event event = ReceiveEvent(channel);
     EXPECT_TRUE(BecomesDone(event));
@@ -333,7 +332,7 @@ TEST_BOTH(CudaIPCEventTest, AKilledReceiversEventEnds) {
   EXPECT_TRUE(UsesNothing());
 }
 
-TEST_BOTH(CudaIPCEventTest, AnEventOfAKilledProcessIsAnErrorInEveryUse) {
+TEST_BOTH(CudaIPCEventTest, EveryUseOfAnEventOfAKilledProcessFails) {
   Worker receiver([](const Channel& channel) {
     const auto message = channel.Receive<SharedMessage>();
     Event event = EventOf(message);
@@ -480,7 +479,7 @@ ISOLATED_TEST(CudaIPCEventTest, AnEventThatTheDriverCannotOpenLeavesNothing) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, AnEventThatIsNotOnTheDeviceStaysInItsMessage) {
+TEST_BOTH(CudaIPCEventTest, AMessageForAnotherDeviceCanBeReceivedAgain) {
   NEEDS_STAND_IN;
   Worker receiver([](const Channel& channel) {
     const auto message = channel.Receive<SharedMessage>();
@@ -525,7 +524,7 @@ TEST_BOTH(CudaIPCEventTest, AnEventArrivesOnItsDeviceWhateverItsNumber) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, AChildOfForkCannotUseAnEventAndKeepsNothing) {
+TEST_BOTH(CudaIPCEventTest, AForkedChildCannotUseAnEventAndKeepsNothing) {
   Event event = MakeEvent();
   Event unsent = MakeEvent();
   const SharedMessage message = event->Send(strategy);
@@ -557,7 +556,7 @@ TEST_BOTH(CudaIPCEventTest, AChildOfForkCannotUseAnEventAndKeepsNothing) {
   child.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, AChildOfForkOfAReceiverKeepsNothing) {
+TEST_BOTH(CudaIPCEventTest, AForkedChildOfAReceiverKeepsNothing) {
   Worker receiver([](const Channel& channel) {
     Event event = ReceiveEvent(channel);
     Worker child([&](const Channel& child_channel) {
@@ -583,7 +582,7 @@ TEST_BOTH(CudaIPCEventTest, AChildOfForkOfAReceiverKeepsNothing) {
   receiver.Finish();
 }
 
-TEST_BOTH(CudaIPCEventTest, EventsAndTensorsAreNotTakenForEachOther) {
+TEST_BOTH(CudaIPCEventTest, EventsAndTensorsAreNotConfused) {
   const Event event = MakeEvent();
   const auto no_tensor = ErrorOf([&] {
     StorageOf(CudaIPCMessage{event->Send(strategy), {}, 0});
@@ -603,7 +602,7 @@ TEST_BOTH(CudaIPCEventTest, EventsAndTensorsAreNotTakenForEachOther) {
   EXPECT_TRUE(event->IsDone());
 }
 
-ISOLATED_TEST(CudaIPCEventTest, WhereTheDriverMakesNoMoreEventsTheErrorSaysSo) {
+ISOLATED_TEST(CudaIPCEventTest, AnExhaustedDriverIsReportedAsTheError) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_EVENTS", "1", 1);
   Holder receiver;
@@ -614,15 +613,15 @@ ISOLATED_TEST(CudaIPCEventTest, WhereTheDriverMakesNoMoreEventsTheErrorSaysSo) {
   EXPECT_EQ(KindOf(error), Kind::kExhausted);
   EXPECT_TRUE(Says(error, "Drop some"));
   receiver.Drop();
-  // What others have dropped is found.
+  // Events that other processes have dropped are collected.
   EXPECT_TRUE(MakeEvent()->IsDone());
   receiver.End();
 }
 
-// Destroyed when the driver has shut down.
+// Destroyed after the driver has shut down.
 std::vector<Event> events_at_exit;
 
-TEST_BOTH(CudaIPCEventTest, AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
+TEST_BOTH(CudaIPCEventTest, AnExitingProcessMakesNoMoreDriverCalls) {
   Worker receiver([](const Channel& channel) {
     events_at_exit.push_back(ReceiveEvent(channel));
     channel.Signal();

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Threads of two processes that send, receive and drop one event at once.
+// Threads of two processes concurrently send, receive and drop one event.
 
 #include <atomic>
 #include <functional>
@@ -106,7 +106,7 @@ TEST_BOTH(CudaIPCEventThreadTest, ThreadsShareOneEventOfTheirOwnProcess) {
     for (int thread = 0; thread < kThreads; ++thread) {
       messages.push_back(event->Send(strategy));
     }
-    event.reset();  // the first thread brings it back, and the last one ends it
+    event.reset();  // the first thread recreates it, and the last one ends it
     std::atomic<int> next{0};
     InThreadsAtOnce([&] {
       EXPECT_TRUE(

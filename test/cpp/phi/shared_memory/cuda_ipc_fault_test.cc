@@ -12,9 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Each function of the driver fails, at each call of it in turn, in each
-// operation on memory of devices. The operation then works all the same or says
-// clearly what failed; nothing is lost or left, and the next attempt works.
+// In each operation on device memory, each call of each driver function is made
+// to fail, one at a time. The operation then either succeeds anyway or reports
+// clearly what failed. Nothing is lost or left behind, and the next attempt
+// succeeds.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -77,8 +78,8 @@ struct Fault {
   int code;
 };
 
-// Two processes, one of which may meet a fault; each may go on when the other
-// has said so.
+// Two processes, one of which may have a fault. Each continues when the other
+// one signals.
 class Connection {
  public:
   Connection() {
@@ -99,15 +100,15 @@ class Connection {
   int ends_[2];
 };
 
-// Runs an attempt and a peer of it for each fault, in processes of their own,
-// until the attempt says that the fault did not happen any more. Returns how
-// many did.
+// Runs an attempt and its peer for each fault, in separate processes, until the
+// attempt reports that the fault did not happen any more. Returns how many
+// faults happened.
 int ForEachFault(
     const std::function<bool(const Fault&, const Channel&)>& attempt,
     const std::function<void(const Channel&)>& peer) {
   int faults = 0;
   for (const char* function : kFunctions) {
-    // The first call that no attempt makes: with every code it is the same.
+    // The first call that no attempt makes. It is the same for every code.
     int end = kMostCalls;
     for (int code : {kOutOfMemory, kInvalidHandle, kUnknown}) {
       for (int n = 1; n < end; ++n) {
@@ -122,7 +123,7 @@ int ForEachFault(
           tested.Finish();
           other.Finish();
         } catch (const isolated_test::AssertionFailed&) {
-          // It has been reported.
+          // The failure has already been reported.
         }
         if (isolated_test::HasFailureHere()) {
           std::printf("  when call %d of %s returned %d\n", n, function, code);
@@ -159,7 +160,7 @@ Result Try(const Fault& fault, const std::function<void()>& operation) {
   return {happened, error};
 }
 
-// What the driver exports: an allocation by one handle, or its chunks.
+// What the driver exports: an allocation, with one handle, or its chunks.
 enum class Memory { kAllocation, kChunks };
 
 // Four tests: with both strategies, in both kinds of memory.
@@ -171,7 +172,7 @@ enum class Memory { kAllocation, kChunks };
   TEST_BOTH(fixture, name##InChunks) { name(strategy, Memory::kChunks); } \
   void name(SharingStrategy strategy, Memory kind)
 
-// Returns a tensor that is freed without a call of the driver.
+// A tensor that is freed without a driver call.
 class Tensor {
  public:
   explicit Tensor(Memory kind)
@@ -187,7 +188,7 @@ class Tensor {
 
   const Storage& storage() const { return storage_; }
 
-  // The stand-in checks, too, that nobody else uses the memory.
+  // The stand-in also checks that no other process uses the memory.
   void Free() {
     storage_.reset();
     EXPECT_TRUE(is_free_);
@@ -202,7 +203,7 @@ class Tensor {
   Storage storage_;
 };
 
-// Sends a tensor, lets the other use it and frees it.
+// Sends a tensor, lets the other process use it, and frees it.
 void SendOnce(const Channel& channel, SharingStrategy strategy, Memory kind) {
   Tensor tensor(kind);
   channel.Send(MessageOf(tensor.storage(), strategy));
@@ -213,7 +214,7 @@ void SendOnce(const Channel& channel, SharingStrategy strategy, Memory kind) {
 
 TEST_ALL(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
   NEEDS_STAND_IN;
-  // A tensor that is lost would be missed here.
+  // A lost tensor would be noticed here.
   setenv("STAND_IN_EVENTS", "1", 1);
   const auto send = [&](const Fault& fault, const Channel& channel) {
     DeviceHeap();

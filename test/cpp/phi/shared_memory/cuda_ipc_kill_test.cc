@@ -12,10 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Processes that receive memory of one device, look at it, send it on and drop
-// it, and are killed at any instant. It must not be freed while somebody uses
-// it, for which the driver's stand-in ends a process, and in the end all of it
-// must be.
+// Processes receive memory of one device, check it, forward it and drop it, and
+// are killed at any instant. The memory must not be freed while any process
+// uses it (the stand-in driver then ends the process), and in the end all of it
+// must be freed.
 
 #include <array>
 #include <cstdint>
@@ -101,7 +101,7 @@ class Sharer {
     const Storage storage = Below(2) == 0 ? Allocate(4 * (1 + Below(5000)))
                                           : AllocateInChunks({1, 1});
     Fill(storage->memory, word, stream_);
-    // A process that expects a tensor from one that was killed need not wait.
+    // A process that expects a tensor from a killed process need not wait.
     EXPECT_TRUE(HasContent(storage->memory, word, stream_));
     held_.push_back({storage, word});
   }
@@ -118,7 +118,7 @@ class Sharer {
       held_.push_back({storage, mail.word});
       ++board_->received;
     } catch (const SharedMemoryError& error) {
-      // A descriptor is gone with the process that sent it; a file is not.
+      // A descriptor ends with the process that sent it; a file does not.
       if (strategy_ == SharingStrategy::kFileDescriptor &&
           error.kind() == Kind::kGone) {
         return;

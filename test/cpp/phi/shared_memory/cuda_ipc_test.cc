@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Memory of devices between processes: each test is one thing that holds for
-// it. The kernels here are fills, which a slow stream does late.
+// Device memory between processes. Each test checks one property. The kernels
+// are memory fills, which a slow stream delays.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 class CudaIPCTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kSlow = 30000;   // microseconds
-constexpr int kUnknown = 999;  // an error of the driver's
+constexpr int kUnknown = 999;  // a driver error
 
 ::testing::AssertionResult Says(const std::optional<SharedMemoryError>& error,
                                 const std::string& text) {
@@ -59,7 +59,7 @@ std::optional<SharedMemoryError> ErrorOfReceiving(
 }
 
 // Ends a child of a process that has used a device, without a leak check:
-// memory that only threads of the parent refer to would seem leaked.
+// memory to which only threads of the parent refer would seem leaked.
 [[noreturn]] void EndChild() {
   _exit(isolated_test::HasFailureHere() ? EXIT_FAILURE : EXIT_SUCCESS);
 }
@@ -69,9 +69,9 @@ void End(Worker* worker) {
   worker->Finish();
 }
 
-// A process that works together with the test, mostly to receive what that
-// sends. When its body has returned, it waits for the end of the test, so that
-// its own end changes nothing that the test looks at.
+// A process that works together with the test, usually to receive its messages.
+// After its body has returned, it waits for the end of the test, so that its
+// own end changes nothing that the test checks.
 class Peer : public Worker {
  public:
   explicit Peer(const std::function<void(const Channel&)>& body)
@@ -80,7 +80,7 @@ class Peer : public Worker {
           channel.Signal();
           channel.Await();
         }) {}
-  // Ends it, unless it has ended or the test has failed.
+  // Ends the process, unless it has ended or the test has failed.
   ~Peer() noexcept(false) {
     if (pid() > 0 && std::uncaught_exceptions() == 0) End(this);
   }
@@ -98,7 +98,7 @@ class Peer : public Worker {
   }
   // Waits until the body has returned.
   void AwaitDone() const { channel().Await(); }
-  // Lets a body go on that waits, and waits until it has returned.
+  // Lets a waiting body continue, and waits until it has returned.
   void Continue() const {
     channel().Signal();
     AwaitDone();
@@ -117,7 +117,7 @@ class Holder : public Peer {
           EXPECT_TRUE(SharesNothing());
         }) {}
 
-  // Sends it a new tensor and returns that once it is received.
+  // Sends the process a new tensor, and returns the tensor once it is received.
   Storage SendNew(SharingStrategy strategy) const {
     Storage storage = Peer::SendNew(strategy);
     AwaitReceived();
@@ -206,8 +206,7 @@ TEST_BOTH(CudaIPCTest, TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
   FreeMemory(all);
 }
 
-TEST_BOTH(CudaIPCTest,
-          MemoryThatItsProcessDroppedLivesAsLongAsAReceiverHoldsIt) {
+TEST_BOTH(CudaIPCTest, MemoryDroppedByItsOwnerLivesAsLongAsAReceiverHoldsIt) {
   Holder receiver;
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
@@ -227,14 +226,14 @@ TEST_BOTH(CudaIPCTest,
   EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(CudaIPCTest, MemoryThatItsReceiverDroppedFirstIsFreedWithItsTensor) {
+TEST_BOTH(CudaIPCTest, MemoryDroppedFirstByItsReceiverIsFreedWithItsTensor) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   receiver.Drop();
   const uint64_t left = FreeBytes();
   EXPECT_TRUE(HasContent(storage->memory, 1));
   EXPECT_EQ(DeviceHeap().Stats().limbo, 0);
-  storage.reset();  // at once, without Collect
+  storage.reset();  // frees immediately, without Collect
   EXPECT_GE(FreeBytes(), left + kMiB);
   EXPECT_EQ(DeviceHeap().Stats().sent, 0);
 }
@@ -256,14 +255,14 @@ TEST_BOTH(CudaIPCTest, MemoryLivesAsLongAsAMessageCarriesIt) {
   EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsItsOwnTensor) {
+TEST_BOTH(CudaIPCTest, AMessageToTheSameProcessReturnsTheSameTensor) {
   const Storage storage = AllocateFilled(kMiB, 1);
   EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
   EXPECT_EQ(DeviceHeap().Stats().handles, 0);
   EXPECT_EQ(DeviceHeap().Stats().received, 0);
 }
 
-TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
+TEST_BOTH(CudaIPCTest, AMessageToTheSameProcessBringsBackDroppedMemory) {
   Storage storage = AllocateFilled(kMiB, 1);
   const uint64_t left = FreeBytes();
   const char* data = storage->memory.data;
@@ -283,7 +282,7 @@ TEST_BOTH(CudaIPCTest, AMessageToItsOwnProcessBringsMemoryBackThatWasDropped) {
   EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(CudaIPCTest, MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
+TEST_BOTH(CudaIPCTest, ReturnedMemoryIsFreedWhenTheWorkOnItIsDone) {
   NEEDS_STAND_IN;
   bool done_when_freed = false;
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
@@ -305,7 +304,7 @@ TEST_BOTH(CudaIPCTest, MemoryThatCameBackIsFreedWhenTheWorkOnItIsDone) {
   EXPECT_TRUE(done_when_freed);
 }
 
-TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
+TEST_BOTH(CudaIPCTest, ATensorIsForwardedDroppedAndReturnedToItsOwner) {
   Peer last([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     EXPECT_TRUE(HasContent(storage->memory, 1));
@@ -333,8 +332,8 @@ TEST_BOTH(CudaIPCTest, ATensorIsSentOnByWhoHasDroppedItAndHomeAgain) {
   EXPECT_TRUE(Eventually(SharesNothing));
 }
 
-// A file has a name; a descriptor would be gone with the process that sent it.
-ISOLATED_TEST(CudaIPCTest, ATensorThatWasSentOnOutlivesTheForwarder) {
+// Uses a file, since a descriptor would end with the process that sent it.
+ISOLATED_TEST(CudaIPCTest, AForwardedTensorOutlivesTheForwarder) {
   const SharingStrategy strategy = SharingStrategy::kFileSystem;
   Holder last;
   Peer middle([&](const Channel& channel) {
@@ -350,7 +349,7 @@ ISOLATED_TEST(CudaIPCTest, ATensorThatWasSentOnOutlivesTheForwarder) {
   last.Drop();
 }
 
-TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtTheNextSend) {
+TEST_BOTH(CudaIPCTest, MemoryOfAKilledReceiverIsReclaimedAtTheNextSend) {
   Holder receiver;
   Peer other([](const Channel&) {});
   Storage storage = AllocateFilled(kMiB, 1);
@@ -367,7 +366,7 @@ TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtTheNextSend) {
   EXPECT_GE(FreeBytes(), left + kMiB);
 }
 
-TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtACollection) {
+TEST_BOTH(CudaIPCTest, MemoryOfAKilledReceiverIsReclaimedByCollect) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   storage.reset();
@@ -375,7 +374,7 @@ TEST_BOTH(CudaIPCTest, AKilledReceiversMemoryComesBackAtACollection) {
   EXPECT_TRUE(Eventually(SharesNothing));
 }
 
-TEST_BOTH(CudaIPCTest, AMessageThatNobodyReceivesIsGivenUpWhenAskedFor) {
+TEST_BOTH(CudaIPCTest, AMessageThatNobodyReceivesExpiresOnDemand) {
   Worker late([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
@@ -424,7 +423,7 @@ TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
   Peer receiver([&](const Channel& channel) {
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
     EXPECT_EQ(KindOf(error), Kind::kGone);
-    // A descriptor is gone with its process, and with it what is known of it.
+    // A descriptor ends with its process, so the reason is not known.
     EXPECT_TRUE(strategy == SharingStrategy::kFileDescriptor ||
                 Says(error, "has ended"));
   });
@@ -433,7 +432,7 @@ TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
     Storage storage = StorageOf(message);
     channel.Signal();
     channel.Await();
-    // It is attached to the record's segment, so it knows the reason.
+    // The process is attached to the record's segment, so it knows the reason.
     storage.reset();
     EXPECT_TRUE(SharesNothing());
     EXPECT_TRUE(Says(ErrorOfReceiving(message), "has ended") ||
@@ -454,8 +453,8 @@ TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
   holder.Continue();
 }
 
-// Sends a storage while work on it is under way; with `names_stream`, of which
-// stream.
+// Sends a storage while work on it is in progress. With `names_stream`, passes
+// the stream of the work.
 void SendEarly(SharingStrategy strategy, bool names_stream) {
   Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -476,15 +475,15 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
   receiver.AwaitDone();
 }
 
-TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkThatTheSenderHasNotDoneYet) {
+TEST_BOTH(CudaIPCTest, AReceiverWaitsForUnfinishedWorkOfTheSender) {
   SendEarly(strategy, true);
 }
 
-TEST_BOTH(CudaIPCTest, AReceiverSeesTheWorkOfAllStreamsWhenTheSenderNamesNone) {
+TEST_BOTH(CudaIPCTest, WithoutAStreamTheReceiverSeesTheWorkOfAllStreams) {
   SendEarly(strategy, false);
 }
 
-TEST_BOTH(CudaIPCTest, WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
+TEST_BOTH(CudaIPCTest, TheReceiverOfAForwardedTensorSeesTheFirstSendersWork) {
   Peer last([](const Channel& channel) {
     const Stream stream = MakeStream();
     const Storage storage =
@@ -507,8 +506,8 @@ TEST_BOTH(CudaIPCTest, WhoReceivesAForwardedTensorSeesTheFirstSendersWork) {
   last.AwaitDone();
 }
 
-// Many sends, on two streams in turn: an event that is used again does not let
-// a receiver go too early.
+// Sends many times, alternating between two streams: a reused event does not
+// let a receiver continue too early.
 void SendManyOnTwoStreams(SharingStrategy strategy, int count) {
   Peer receiver([&](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -551,9 +550,9 @@ TEST_BOTH(CudaIPCTest, WithoutEventsTheSenderWaitsForItsWork) {
   EXPECT_EQ(DeviceHeap().Stats().events, 0);
 }
 
-// Returns whether a message can be received while work that came after it goes
-// on, even by a slow receiver. Also returns false if this process did not run
-// for as long as the work takes.
+// Returns whether a message can be received, even by a slow receiver, while
+// work that was submitted after it is still running. Also returns false if this
+// process did not run for as long as the work takes.
 bool IsReceivedBeforeLaterWork() {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   const Stream later = MakeStream();
@@ -565,7 +564,7 @@ bool IsReceivedBeforeLaterWork() {
   const Storage storage = AllocateFilled(kMiB, 1);
   const Storage other = Allocate(4);
   const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
-  // Otherwise its event would stay in use for its own work.
+  // Otherwise the event would stay in use for its own work.
   EXPECT_TRUE(HasContent(storage->memory, 1));
   std::vector<CudaIPCMessage> late;
   auto send_on = [&] {
@@ -589,7 +588,7 @@ bool IsReceivedBeforeLaterWork() {
   return before;
 }
 
-ISOLATED_TEST(CudaIPCTest, AReceiverWaitsForNothingThatCameAfterItsMessage) {
+ISOLATED_TEST(CudaIPCTest, AReceiverDoesNotWaitForWorkAfterItsMessage) {
   NEEDS_STAND_IN;
   int tries = 0;
   // A busy machine may take longer than the later work does.
@@ -599,7 +598,7 @@ ISOLATED_TEST(CudaIPCTest, AReceiverWaitsForNothingThatCameAfterItsMessage) {
   EXPECT_LT(tries, kMostTries);
 }
 
-ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOneEventAlone) {
+ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOnlyOneEvent) {
   const Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, SharingStrategy::kFileSystem);
   for (int i = 0; i < 100; ++i) {
@@ -610,7 +609,7 @@ ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOneEventAlone) {
   EXPECT_LT(DeviceHeap().Stats().events, 10);
 }
 
-ISOLATED_TEST(CudaIPCTest, AnEventWhoseMessageWasReceivedIsUsedAgain) {
+ISOLATED_TEST(CudaIPCTest, AnEventIsReusedOnceItsMessageIsReceived) {
   const Storage storage = AllocateFilled(kMiB, 1);
   for (int i = 0; i < 100; ++i) {
     StorageOf(MessageOf(storage, SharingStrategy::kFileSystem));
@@ -619,8 +618,8 @@ ISOLATED_TEST(CudaIPCTest, AnEventWhoseMessageWasReceivedIsUsedAgain) {
   EXPECT_LT(DeviceHeap().Stats().events, 10);
 }
 
-ISOLATED_TEST(CudaIPCTest, EventsOfOthersAreClosedInTurn) {
-  static constexpr size_t kMessages = 50;  // each with an event of its own
+ISOLATED_TEST(CudaIPCTest, TheOldestEventsOfOthersAreClosed) {
+  static constexpr size_t kMessages = 50;  // each with its own event
   constexpr size_t kSenders = 1 + CudaIPCEvents::kMaxOpened / kMessages;
   std::vector<std::unique_ptr<Peer>> senders;
   for (size_t i = 0; i < kSenders; ++i) {
@@ -646,11 +645,11 @@ ISOLATED_TEST(CudaIPCTest, EventsOfOthersAreClosedInTurn) {
   EXPECT_TRUE(SharesNothing());
 }
 
-TEST_BOTH(CudaIPCTest, AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
+TEST_BOTH(CudaIPCTest, AReceiverReleasesItsReferenceOnceItsWorkIsDone) {
   Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
-    // It keeps the handle open: to close it would wait for the work.
+    // This keeps the handle open: closing it would wait for the work.
     const Storage other = StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     SetDelay(kSlow);
     Fill(storage->memory, 2, stream);
@@ -674,10 +673,9 @@ TEST_BOTH(CudaIPCTest, AReceiverHasDoneItsWorkWhenItsReferenceGoes) {
   receiver.AwaitDone();
 }
 
-ISOLATED_TEST(CudaIPCTest,
-              WithoutADriverTheErrorSaysSoAndMemoryOfTheHostIsShared) {
+ISOLATED_TEST(CudaIPCTest, AMissingDriverIsReportedAndHostMemoryIsShared) {
   if (std::getenv("LD_LIBRARY_PATH") != nullptr) {
-    // A program looks up where libraries are when it starts.
+    // A program reads the library path when it starts.
     Worker without([](const Channel&) {
       unsetenv("LD_LIBRARY_PATH");
       execl("/proc/self/exe",
@@ -706,7 +704,7 @@ ISOLATED_TEST(CudaIPCTest,
   EXPECT_TRUE(HasContent(block, 1));
 }
 
-TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AForkedChildCannotUseADeviceAndKeepsNothing) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
   Storage dropped = AllocateFilled(kMiB, 1);
@@ -729,7 +727,7 @@ TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
     EXPECT_EQ(stats.handles, 0);
     EXPECT_EQ(stats.events, 0);
     EXPECT_TRUE(DeviceHeap().Describe().empty());
-    // The memory is not its own to free.
+    // The child does not own the memory, and must not free it.
     EXPECT_FALSE(DeviceHeap().ReleaseOwned(address, [] { ADD_FAILURE(); }));
     channel.Signal();
     channel.Await();
@@ -746,7 +744,7 @@ TEST_BOTH(CudaIPCTest, AChildOfForkCannotUseADeviceAndKeepsNothing) {
   End(&child);
 }
 
-// Whether a thread of this process waits for another.
+// Returns whether a thread of this process is waiting.
 bool IsAsleep(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   std::string text;
@@ -756,7 +754,7 @@ bool IsAsleep(pid_t thread) {
 }
 
 ISOLATED_TEST(CudaIPCTest,
-              AChildOfForkCannotUseADeviceThatOnlyAnotherThreadCouldNotUse) {
+              AForkedChildCannotUseADeviceThatOneThreadFailedToUse) {
   NEEDS_STAND_IN;
   const auto use = [] { CudaIPCDriver::Instance(); };
   const int calls = CallsOf("cuInit");
@@ -780,7 +778,7 @@ ISOLATED_TEST(CudaIPCTest,
   child.Finish();
 }
 
-TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
+TEST_BOTH(CudaIPCTest, AForkedChildOfAReceiverKeepsNothing) {
   Peer receiver([](const Channel& channel) {
     Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     Worker child([&](const Channel& child_channel) {
@@ -803,8 +801,9 @@ TEST_BOTH(CudaIPCTest, AChildOfForkOfAReceiverKeepsNothing) {
   receiver.Continue();
 }
 
-// Blocks that such a child inherits are permanent, but it inherits no record.
-TEST_BOTH(CudaIPCTest, AChildOfForkWithoutDescriptorsKeepsNothing) {
+// Blocks that such a child inherits are kept permanently, but it inherits no
+// record.
+TEST_BOTH(CudaIPCTest, AForkedChildWithoutDescriptorsKeepsNothing) {
   Storage storage = AllocateFilled(kMiB, 1);
   MessageOf(storage, strategy);
   Worker child(
@@ -819,9 +818,9 @@ TEST_BOTH(CudaIPCTest, AChildOfForkWithoutDescriptorsKeepsNothing) {
   End(&child);
 }
 
-// A tensor that a thread releases while another forks must not stay with the
-// child.
-TEST_BOTH(CudaIPCTest, AForkWhileATensorIsGivenBackKeepsNothing) {
+// If one thread releases a tensor while another one forks, the child must not
+// keep the tensor.
+TEST_BOTH(CudaIPCTest, AForkWhileATensorIsReleasedKeepsNothing) {
   NEEDS_STAND_IN;
   Peer receiver([](const Channel& channel) {
     const Stream stream = MakeStream();
@@ -935,7 +934,7 @@ ISOLATED_TEST(CudaIPCTest, ADeviceWithoutAccessToTheMemoryIsRefused) {
   receiver.AwaitDone();
 }
 
-TEST_BOTH(CudaIPCTest, AReceiverThatSeesNoDeviceIsToldWhy) {
+TEST_BOTH(CudaIPCTest, AReceiverThatSeesNoDeviceGetsTheReason) {
   Peer receiver([](const Channel& channel) {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     const auto error = ErrorOfReceiving(channel.Receive<CudaIPCMessage>());
@@ -982,8 +981,8 @@ TEST_BOTH(CudaIPCTest, MemoryThatHasNoHandleGetsNoRecord) {
   EXPECT_TRUE(SharesNothing());
 }
 
-// Whichever byte of it is changed, the receiver stays intact.
-TEST_BOTH(CudaIPCTest, ARecordThatMakesNoSenseIsRefused) {
+// The receiver stays intact, whichever byte of the record is changed.
+TEST_BOTH(CudaIPCTest, AnInvalidRecordIsRefused) {
   NEEDS_STAND_IN;
   Peer receiver([](const Channel& channel) {
     const auto message = channel.Receive<CudaIPCMessage>();
@@ -1009,7 +1008,7 @@ TEST_BOTH(CudaIPCTest, ARecordThatMakesNoSenseIsRefused) {
   receiver.AwaitDone();
 }
 
-TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
+TEST_BOTH(CudaIPCTest, HostMemoryIsNotTakenForDeviceMemory) {
   Peer receiver([](const Channel& channel) {
     auto message = channel.Receive<CudaIPCMessage>();
     const auto error = ErrorOfReceiving(message);
@@ -1038,7 +1037,7 @@ TEST_BOTH(CudaIPCTest, MemoryOfTheHostIsNoDevicesMemory) {
   }
 }
 
-TEST_BOTH(CudaIPCTest, ThousandTensorsInLimboAreWarnedOfOnce) {
+TEST_BOTH(CudaIPCTest, AThousandTensorsInLimboCauseOneWarning) {
   const int count = CudaIPCHeap::kCrowded;
   Peer receiver([&](const Channel& channel) {
     std::vector<Storage> storages;
@@ -1077,7 +1076,7 @@ TEST_BOTH(CudaIPCTest, ThousandTensorsInLimboAreWarnedOfOnce) {
   DeviceHeap().SetWarning(nullptr);
 }
 
-TEST_BOTH(CudaIPCTest, ItCanBeSaidWhoHoldsWhat) {
+TEST_BOTH(CudaIPCTest, DescribeListsTheHolders) {
   Holder receiver;
   const Storage storage = AllocateFilled(kMiB, 1);
   EXPECT_TRUE(DeviceHeap().Describe().empty());
@@ -1096,10 +1095,10 @@ TEST_BOTH(CudaIPCTest, ItCanBeSaidWhoHoldsWhat) {
   EXPECT_TRUE(DeviceHeap().Describe().empty());
 }
 
-// Destroyed when the driver has shut down.
+// Destroyed after the driver has shut down.
 std::vector<Storage> storages_at_exit;
 
-TEST_BOTH(CudaIPCTest, AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
+TEST_BOTH(CudaIPCTest, AnExitingProcessMakesNoMoreDriverCalls) {
   Worker receiver([](const Channel& channel) {
     for (int i = 0; i < 3; ++i) {
       storages_at_exit.push_back(StorageOf(channel.Receive<CudaIPCMessage>()));
@@ -1120,7 +1119,7 @@ TEST_BOTH(CudaIPCTest, AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
     receiver.channel().Send(MessageOf(storages_at_exit.back(), strategy));
   }
   receiver.channel().Await();
-  storages_at_exit.pop_back();  // others have it
+  storages_at_exit.pop_back();  // other processes still have it
   DeviceHeap().Leave();
   EXPECT_EQ(warnings.size(), 1);
   EXPECT_PRED_FORMAT2(
@@ -1136,7 +1135,7 @@ TEST_BOTH(CudaIPCTest, AProcessThatExitsMakesNoMoreCallsOfTheDriver) {
   End(&receiver);
 }
 
-ISOLATED_TEST(CudaIPCTest, AProcessThatExitsSendsAndReceivesNoMore) {
+ISOLATED_TEST(CudaIPCTest, AnExitingProcessSendsAndReceivesNothing) {
   const Storage storage = AllocateFilled(kMiB, 1);
   const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
   DeviceHeap().Leave();
@@ -1147,8 +1146,8 @@ ISOLATED_TEST(CudaIPCTest, AProcessThatExitsSendsAndReceivesNoMore) {
   }
 }
 
-TEST_BOTH(CudaIPCTest, NothingIsLeftOfWhatWasSentAndReceived) {
-  // On their way at once, so that each has an event.
+TEST_BOTH(CudaIPCTest, SendingAndReceivingLeavesNothing) {
+  // All in flight at the same time, so that each has an event.
   static constexpr int kMessages = 40;
   Peer receiver([](const Channel& channel) {
     std::optional<Possessions> before;

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Threads of one process, and of two, that share memory of a device at once.
+// Threads of one process, and of two, concurrently share device memory.
 
 #include <atomic>
 #include <cstdint>
@@ -41,7 +41,7 @@ void InThreads(const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// The same, all at one moment.
+// Runs the body in several threads, which start at the same moment.
 void InThreadsAtOnce(const std::function<void()>& body) {
   std::atomic<int> ready{0};
   InThreads([&](int) {
@@ -70,7 +70,7 @@ Held MakeHeld(std::mt19937_64* random, Stream stream) {
   return {storage, word};
 }
 
-TEST_BOTH(CudaIPCThreadTest, ThreadsSendReceiveAndDropAtOnce) {
+TEST_BOTH(CudaIPCThreadTest, ThreadsSendReceiveAndDropConcurrently) {
   ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);

@@ -89,8 +89,8 @@ CudaIPCHeap& DeviceHeap() {
   static CudaIPCHeap& heap = []() -> CudaIPCHeap& {
     Heap();
     CudaIPCHeap& instance = CudaIPCHeap::Instance();
-    // First, since handlers at exit run backwards. That there may be no driver
-    // is for others to say.
+    // Do this first, since exit handlers run in reverse order. If there is no
+    // driver, the code under test reports that.
     if (Library() != nullptr) CallFunction<int>("cuInit", 0u);
     std::atexit([] { CudaIPCHeap::Instance().Leave(); });
     return instance;

@@ -26,8 +26,8 @@
 // How tests use GPU memory: through the driver, as a program that uses the GPU
 // would, and through the heap under test, as Paddle does.
 //
-// A process that uses a device must not be forked from one that has used it. So
-// a test makes all of its workers first.
+// A process that uses a device must not be forked from a process that has used
+// it. So a test starts all of its workers first.
 namespace shared_memory_test {
 
 using paddle::memory::allocation::CudaIPCData;
@@ -39,7 +39,7 @@ using paddle::memory::allocation::CudaIPCMessage;
 using paddle::memory::allocation::CudaIPCStats;
 using Stream = CudaIPCDriver::Stream;
 
-// Ends a test that needs the driver to do what a real one cannot be made to do.
+// Ends a test that needs behavior that a real driver cannot be made to show.
 #define NEEDS_STAND_IN                                \
   do {                                                \
     if (!::shared_memory_test::HasStandIn()) {        \
@@ -53,24 +53,25 @@ bool HasStandIn();
 void FailCall(const std::string& function, int nth, int code);
 int CallsOf(const std::string& function);
 void HoldCalls(const std::string& function, bool held);
-// Makes the streams of this process take so long for each fill. Has no effect
+// Makes the streams of this process take this long for each fill. Has no effect
 // without the stand-in.
 void SetDelay(int microseconds);
 
-// The heap of this process, which leaves it before the driver shuts down.
+// The heap of this process. The process calls Leave before the driver shuts
+// down.
 CudaIPCHeap& DeviceHeap();
 // Returns whether, after a collection, this process shares nothing with others.
 bool SharesNothing();
 
-// Makes a non-blocking stream that lives as long as the process.
+// Creates a non-blocking stream that lives as long as the process.
 Stream MakeStream(int device = 0);
 uint64_t FreeBytes(int device = 0);
 
-// Memory that is not a tensor's.
+// Allocates memory that does not belong to a tensor.
 CudaIPCMemory AllocateMemory(uint64_t size, int device = 0);
 void FreeMemory(const CudaIPCMemory& memory);
-// Memory as the virtual-memory allocator makes it: in chunks, which are mapped
-// one after the other, each of so many granules of the driver's.
+// Allocates memory as the virtual-memory allocator does: in chunks of these
+// numbers of driver granules, mapped at consecutive addresses.
 CudaIPCMemory AllocateChunks(const std::vector<int>& granules,
                              bool exportable = true);
 void FreeChunks(const CudaIPCMemory& memory);
@@ -85,8 +86,8 @@ bool HasContent(const CudaIPCMemory& memory,
                 uint32_t word,
                 Stream stream = nullptr);
 
-// The storage of a tensor. Its memory is freed or released with it, or later if
-// others still need it.
+// The storage of a tensor. Its memory is freed or released with this object, or
+// later if other processes still need it.
 class DeviceStorage {
  public:
   explicit DeviceStorage(const CudaIPCMemory& memory) : memory(memory) {}
@@ -101,13 +102,13 @@ using Storage = std::shared_ptr<DeviceStorage>;
 Storage Allocate(uint64_t size, int device = 0);
 Storage AllocateFilled(uint64_t size, uint32_t word);
 Storage AllocateInChunks(const std::vector<int>& granules);
-// Makes a storage in memory of the caller, who says how to free it.
+// Creates a storage in memory of the caller, which `free` frees.
 Storage StorageIn(const CudaIPCMemory& memory,
                   const std::function<void()>& free);
-// Gives memory of this process a record; false if it cannot have one.
+// Creates a record for memory of this process; false if that is not possible.
 bool Share(const Storage& storage, SharingStrategy strategy);
-// Returns a message for the byte at the offset, ready once the stream's work is
-// done.
+// Returns a message for the byte at the offset. The memory is ready once the
+// stream's work is done.
 CudaIPCMessage MessageOf(const Storage& storage,
                          SharingStrategy strategy,
                          std::optional<Stream> stream = nullptr,

@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-// Calls of the driver of a GPU, whichever is there, that the code under test
-// has no use for.
+// Calls of the GPU driver, real or stand-in, that the tests need but the code
+// under test does not.
 namespace driver_calls {
 
 inline void* Library() {
@@ -32,7 +32,7 @@ inline void* Library() {
   return library;
 }
 
-// The arguments have to be of the function's own types.
+// The arguments must have exactly the types of the function's parameters.
 template <typename Result, typename... Arguments>
 Result CallFunction(const std::string& name, Arguments... arguments) {
   void* const function = Library() ? dlsym(Library(), name.c_str()) : nullptr;
@@ -48,8 +48,8 @@ void Call(const std::string& name, Arguments... arguments) {
   }
 }
 
-// Makes the context of a device current, as long as this lives. The driver was
-// started before.
+// Makes the context of a device current as long as this object exists.
+// Requires: the driver is initialized.
 class Context {
  public:
   explicit Context(int device) {
@@ -76,7 +76,7 @@ struct ChunkProperties {
   int type;
   int exported_as;
   Location location;
-  void* of_windows;
+  void* windows_metadata;
   char flags[8];
 };
 struct Access {
@@ -92,8 +92,8 @@ inline ChunkProperties PropertiesOfChunk(int device, bool exportable) {
   return {kPinned, exported_as, {kOnDevice, device}, nullptr, {}};
 }
 
-// Chunks are of a multiple of this size. Requires, as the functions below: the
-// context of the device is current.
+// Returns the size of which chunk sizes are multiples. Requires, like the
+// functions below: the context of the device is current.
 inline size_t Granule(int device) {
   const ChunkProperties properties = PropertiesOfChunk(device, true);
   size_t granule = 0;
@@ -101,16 +101,15 @@ inline size_t Granule(int device) {
   return granule;
 }
 
-// Lets a device use chunks that are mapped, of any device that it has access
-// to.
+// Lets a device use mapped chunks of any device to which it has access.
 inline void MakeAccessible(char* base, size_t size, int device) {
   constexpr int kReadWrite = 3;
   const Access access = {PropertiesOfChunk(device, true).location, kReadWrite};
   Call("cuMemSetAccess", base, size, &access, size_t{1});
 }
 
-// Makes chunks of these sizes, in bytes, and maps them one after the other, as
-// the virtual-memory allocator does. Returns the first address.
+// Creates chunks of these sizes, in bytes, and maps them at consecutive
+// addresses, as the virtual-memory allocator does. Returns the first address.
 inline char* AllocateChunks(int device,
                             const std::vector<size_t>& sizes,
                             bool exportable) {

@@ -31,7 +31,7 @@ namespace {
 
 struct Plan {
   std::string function;
-  int calls_left;  // until it happens; less than 1 afterwards
+  int calls_left;  // until the interception; less than 1 afterwards
   Calls calls;
   std::function<int()> action;
 };
@@ -57,7 +57,7 @@ bool Fails(const char* function) {
   return error != 0;
 }
 
-// Returns the function that the name would mean without this file.
+// Returns the function to which the name would refer without this file.
 template <typename Function>
 Function* Next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));

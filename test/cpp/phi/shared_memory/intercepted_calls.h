@@ -20,17 +20,19 @@
 
 namespace shared_memory_test {
 
-// In a program that is linked with this, calls of some system functions pass
-// through here, where a test can replace a call or act just before it.
+// In a program that is linked with this file, calls of some system functions
+// pass through it. A test can make such a call fail, or act just before it.
 
-// Returns their names. A call of fallocate that takes memory away is "punch".
+// Returns the names of these functions. A call of fallocate that frees memory
+// is "punch".
 const std::vector<std::string>& InterceptedFunctions();
 
 enum class Calls { kOne, kAllFromThenOn };
 
 // Runs an action at the n-th call of a function, counted from 1 and from now
-// on. The call fails with the error that the action returns, and is made if
-// that is 0. One interception at a time; a child of fork inherits it.
+// on. If the action returns an error, the call fails with it; if it returns 0,
+// the call is made. There is one interception at a time; a forked child
+// inherits it.
 class Interception {
  public:
   Interception(const std::string& function,

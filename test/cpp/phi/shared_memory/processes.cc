@@ -30,7 +30,7 @@ namespace shared_memory_test {
 
 namespace {
 
-// Returns a word for a place that differs between neighbours and seeds.
+// Returns a word that differs between neighbouring indices and between seeds.
 uint64_t WordAt(uint64_t seed, uint64_t index) {
   return (seed + 1) * 0x9e3779b97f4a7c15 ^ index * 0xff51afd7ed558ccd;
 }

@@ -44,13 +44,13 @@ using paddle::memory::allocation::SharingStrategy;
   }                                                               \
   void name(::shared_memory_test::SharingStrategy strategy)
 
-// The heap of this process, which is in the family of the test, and leaves it
-// when the process exits, as Paddle's does.
+// Returns the heap of this process. It joins the family of the test, and leaves
+// it when the process exits, as in Paddle.
 SharedHeap& Heap();
 // Returns whether, after a collection, no process holds a block of this one.
 bool UsesNothing();
 
-// Fills a block with content that depends on the seed; checks that content.
+// Fill a block with content that depends on the seed, and check that content.
 void Fill(const SharedBlock& block, uint64_t seed);
 bool HasContent(const SharedBlock& block, uint64_t seed);
 
@@ -65,7 +65,8 @@ std::string PathOf(const SharedMessage& message);
 // Returns how many bytes of memory a file occupies.
 uint64_t BytesOfFile(const std::string& path);
 
-// The descriptors of a process, and its mappings and files of shared memory.
+// The number of descriptors of a process, and its mappings and files of shared
+// memory.
 struct Possessions {
   static Possessions Now();
   bool operator==(const Possessions& other) const;
@@ -77,13 +78,14 @@ struct Possessions {
 };
 std::ostream& operator<<(std::ostream& out, const Possessions& possessions);
 
-// The descriptors that a process may have besides its standard streams.
+// The range of descriptors that a process may have besides its standard
+// streams.
 constexpr int kFirstDescriptor = 3;
 constexpr int kLastDescriptor = 60;
 
 void CloseAllBut(int kept);
 
-// Lowers a limit on this process as long as it exists.
+// Lowers a limit of this process as long as the object exists.
 class Limited {
  public:
   Limited(int resource, uint64_t limit);
@@ -96,7 +98,8 @@ class Limited {
   rlimit before_;
 };
 
-// Lets only `spare` more descriptors be opened as long as it exists.
+// Allows only `spare` more descriptors to be opened as long as the object
+// exists.
 class FewDescriptors {
  public:
   explicit FewDescriptors(int spare);

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Blocks of one segment: which ones are taken, freed and used again.
+// Blocks of one segment: which ones are taken, freed and reused.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,7 +35,7 @@ using paddle::memory::allocation::SharingStrategy;
 
 class SharedBlocksTest : public SharedMemoryTestCase {};
 
-// The blocks of a segment that has room for a block of the size.
+// A segment that has room for a block of the size, and its blocks.
 struct Owner {
   explicit Owner(uint64_t room)
       : segment(SharedSegment::Create(SharingStrategy::kFileDescriptor,
@@ -107,7 +107,7 @@ ISOLATED_TEST(SharedBlocksTest, SmallBlocksShareAPage) {
   EXPECT_GT(owner.blocks.reserved(), kSharedPage);
 }
 
-ISOLATED_TEST(SharedBlocksTest, ABlockIsUsedAgainOnceNobodyHoldsIt) {
+ISOLATED_TEST(SharedBlocksTest, ABlockIsReusedOnceNobodyHoldsIt) {
   Owner owner(kMiB);
   const uint32_t block = owner.Take(kSharedPage);
   owner.blocks.FreeReleased();
@@ -150,7 +150,7 @@ ISOLATED_TEST(SharedBlocksTest, TrimmedMemoryIsTakenAgainAtTheSameAddresses) {
   EXPECT_EQ(owner.Take(8 * kSharedPage), block);
 }
 
-ISOLATED_TEST(SharedBlocksTest, TheRunThatWasUsedLastIsKept) {
+ISOLATED_TEST(SharedBlocksTest, TheMostRecentlyUsedRunIsKept) {
   Owner owner(kMiB);
   const uint32_t first = owner.Take(8 * kSharedPage);
   const uint32_t last = owner.Take(4 * kSharedPage);
@@ -169,7 +169,7 @@ ISOLATED_TEST(SharedBlocksTest, AFullSegmentGivesNoBlock) {
   EXPECT_TRUE(owner.blocks.TakeCold(kSharedPage).has_value());
 }
 
-ISOLATED_TEST(SharedBlocksTest, WhatIsToBeDoneForAFreedBlockBecomesDueOnce) {
+ISOLATED_TEST(SharedBlocksTest, TheCallbackOfAFreedBlockBecomesDueOnce) {
   Owner owner(kMiB);
   const uint32_t block = owner.Take(64);
   owner.blocks.OnFree(block, [] {});
@@ -180,7 +180,7 @@ ISOLATED_TEST(SharedBlocksTest, WhatIsToBeDoneForAFreedBlockBecomesDueOnce) {
   EXPECT_EQ(owner.due_callbacks.size(), 1);
 }
 
-ISOLATED_TEST(SharedBlocksTest, OnlyTheMessagesOfRecordsExpireWithThem) {
+ISOLATED_TEST(SharedBlocksTest, ExpireRecordsExpiresOnlyMessagesOfRecords) {
   Owner owner(kMiB);
   const uint32_t tensor = owner.Take(64);
   const uint32_t record = owner.Take(64);

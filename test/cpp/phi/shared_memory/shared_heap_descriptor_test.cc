@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A process may close descriptors that it does not know, as one that becomes a
-// daemon does. It still lives, and so do its blocks.
+// A process may close descriptors that it does not know, for example when it
+// becomes a daemon. The process is still alive, and so are its blocks.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -57,7 +57,7 @@ TEST_BOTH(SharedHeapDescriptorTest, AReceiverWithoutDescriptorsKeepsItsBlock) {
 }
 
 TEST_BOTH(SharedHeapDescriptorTest,
-          SmallBlocksAreMadeAfterDescriptorsWereClosed) {
+          SmallBlocksCanBeCutAfterDescriptorsWereClosed) {
   for (int before : {1, 16}) {
     Worker worker([&](const Channel& channel) {
       for (int i = 0; i < before; ++i) Heap().Allocate(strategy, 20);
@@ -68,7 +68,8 @@ TEST_BOTH(SharedHeapDescriptorTest,
     });
     worker.Finish();
   }
-  // Without its descriptors it could not leave its family, so others clean up.
+  // Without its descriptors the process could not leave its family, so others
+  // clean up.
   EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Files().empty();
@@ -164,7 +165,7 @@ int TakeNumbers(int kept) {
 }
 
 TEST_BOTH(SharedHeapDescriptorTest,
-          FilesThatTookTheNumbersOfDescriptorsAreLeftAlone) {
+          FilesWithReusedDescriptorNumbersAreNotTouched) {
   Worker worker([&](const Channel& channel) {
     const SharedBlock idle = AllocateFilled(strategy, 4 * kMiB, 1);
     const SharedBlock held = AllocateFilled(strategy, kMiB, 2);
@@ -188,9 +189,9 @@ TEST_BOTH(SharedHeapDescriptorTest,
   worker.Finish();
 }
 
-// Locks that the receiver can take on those files say nothing about the owner.
+// If the receiver can lock those files, this says nothing about the owner.
 TEST_BOTH(SharedHeapDescriptorTest,
-          AReceiverWithoutDescriptorsTakesNoLivingCreatorForDead) {
+          AReceiverWithoutDescriptorsTakesNoLivingOwnerForDead) {
   Worker worker([](const Channel& channel) {
     const SharedBlock block =
         Heap().Receive(channel.Receive<SharedMessage>()).block;

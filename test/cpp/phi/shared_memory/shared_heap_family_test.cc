@@ -66,7 +66,7 @@ ISOLATED_TEST(SharedHeapFamilyTest, JoiningRemovesTheFilesOfADeadFamily) {
   EXPECT_EQ(FilesOf(Family(1)).size(), 1);
   sender.Kill();
   EXPECT_TRUE(Eventually([] {
-    Heap().Collect({});  // the kernel may take a moment to end a process
+    Heap().Collect({});  // the kernel may need a moment to end a process
     return FilesOf(Family(1)).empty();
   }));
 }
@@ -115,8 +115,7 @@ ISOLATED_TEST(SharedHeapFamilyTest, LeavingRemovesNoFileOfAnotherFamily) {
   EXPECT_TRUE(Files().empty());
 }
 
-ISOLATED_TEST(SharedHeapFamilyTest,
-              AFileOfTheFamilyThatNobodyNeedsIsRemovedByCollect) {
+ISOLATED_TEST(SharedHeapFamilyTest, CollectRemovesAnUnneededFileOfTheFamily) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 0); });
   sender.channel().Receive<SharedMessage>();
   Heap();
@@ -130,7 +129,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
   }));
 }
 
-// Another program, which never joins a family. It waits to be ended.
+// Another program, which never joins a family. It runs until it is killed.
 class Program {
  public:
   explicit Program(std::string variable) {
@@ -149,8 +148,8 @@ class Program {
                                    environment.data());
     close(ends[1]);
     REQUIRE_EQ(error, 0);
-    // Like Python's subprocess: until the new program has taken the place of
-    // the copy of this one. Its environment may come a little later.
+    // Wait like Python's subprocess: until the new program has replaced the
+    // forked copy of this one. Its environment may be set a little later.
     char none;
     EXPECT_EQ(read(ends[0], &none, 1), 0);
     close(ends[0]);
@@ -182,7 +181,7 @@ std::string VariableOf(uint64_t family) {
   return variable;
 }
 
-// Sends a message as a process that exits, or is killed, thereafter.
+// Sends a message from a process that exits afterwards.
 SharedMessage SendAndLeave(int family) {
   Worker sender([&](const Channel& channel) { SendOnce(channel, family); });
   const auto message = sender.channel().Receive<SharedMessage>();
@@ -198,7 +197,7 @@ void SendAndBeKilled(int family) {
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AMessageOutlivesItsSenderForAProcessThatIsYetToJoin) {
+              AMessageOutlivesItsSenderForAProcessThatMayStillJoin) {
   const Program program(VariableOf(Family(1)));
   const SharedMessage message = SendAndLeave(1);
   EXPECT_EQ(FilesOf(Family(1)).size(), 1);
@@ -210,7 +209,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AFileThatWasKeptForAProcessIsRemovedOnceThatHasEnded) {
+              AFileKeptForAProcessIsRemovedOnceTheProcessHasEnded) {
   const Program program(VariableOf(Family(1)));
   SendAndLeave(1);
   Heap().Collect({});
@@ -223,7 +222,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AFileOfAKilledProcessStaysForOneThatIsYetToJoin) {
+              AFileOfAKilledProcessStaysForAProcessThatMayStillJoin) {
   const Program program(VariableOf(Family(1)));
   SendAndBeKilled(1);
   for (int i = 0; i < 20; ++i) Heap().Collect({});
@@ -237,7 +236,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
 
 ISOLATED_TEST(SharedHeapFamilyTest,
               AFileStaysForAProcessThatIsJustBeingStarted) {
-  // Forks from a process of its own, so that senders inherit no family.
+  // Uses a separate process, so that senders inherit no family.
   Worker collector([](const Channel& channel) {
     Heap();
     while (channel.SaysMore()) {
@@ -251,8 +250,8 @@ ISOLATED_TEST(SharedHeapFamilyTest,
     collector.channel().Await();
   };
   for (int round = 0; round < 20; ++round) {
-    // It lives until the program is there, since any process of the user, also
-    // one that is not of this test, removes the file of a tree without any.
+    // The sender lives until the program has started: any process of the user,
+    // even outside this test, removes the files of a tree without processes.
     Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
     sender.channel().Receive<SharedMessage>();
     const Program program(VariableOf(Family(1)));
@@ -269,7 +268,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,
-              MessagesThatAreGivenUpKeepNoFileForAProcessThatIsYetToJoin) {
+              ExpiredMessagesKeepNoFileForAProcessThatMayStillJoin) {
   const Program program(VariableOf(Family(1)));
   SendAndLeave(1);
   EXPECT_TRUE(Eventually([] {
@@ -279,7 +278,7 @@ ISOLATED_TEST(SharedHeapFamilyTest,
 }
 
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AFileWithoutMessagesIsRemovedWhoeverIsYetToJoin) {
+              AFileWithoutMessagesIsRemovedEvenIfAProcessMayStillJoin) {
   const Program program(VariableOf(Family(1)));
   Worker sender([](const Channel&) {
     Join(1);
@@ -299,7 +298,7 @@ ISOLATED_TEST(SharedHeapFamilyTest, ProcessesOfOtherFamiliesKeepNoFile) {
   EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-ISOLATED_TEST(SharedHeapFamilyTest, AFileHasAccessForItsUserAlone) {
+ISOLATED_TEST(SharedHeapFamilyTest, OnlyItsUserHasAccessToAFile) {
   const SharedBlock block = Heap().Allocate(SharingStrategy::kFileSystem, 1);
   struct stat file = {};
   ASSERT_EQ(stat(PathOf(MessageOf(block)).c_str(), &file), 0);
@@ -370,8 +369,8 @@ ISOLATED_TEST(SharedHeapFamilyTest,
   unlink(name.c_str());
 }
 
-// Its header counts blocks that the file has no room for.
-ISOLATED_TEST(SharedHeapFamilyTest, AFileThatWasCutShortDoesNoHarm) {
+// The header counts more blocks than the file has room for.
+ISOLATED_TEST(SharedHeapFamilyTest, ATruncatedFileDoesNoHarm) {
   std::string header(SharedLedger::HeaderBytes(SharedLedger::kMinReserve), ' ');
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2000; ++i) {
@@ -393,9 +392,9 @@ ISOLATED_TEST(SharedHeapFamilyTest, AFileThatWasCutShortDoesNoHarm) {
   sender.Finish();
 }
 
-// A process that looks has the locks of all slots for a moment.
+// A process that checks holds the locks of all slots for a moment.
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AReceiverFindsAPlaceWhileAnotherLooksWhetherTheFileCanGo) {
+              AReceiverFindsASlotWhileAnotherChecksIfTheFileCanBeRemoved) {
   static constexpr int kMessages = 300;
   Worker sender([](const Channel& channel) {
     const SharedBlock block =
@@ -424,10 +423,10 @@ ISOLATED_TEST(SharedHeapFamilyTest,
   looker.Finish();
 }
 
-// Tests that make calls fail, here and in other programs, remove no file of the
-// processes that run beside them.
+// So tests that make calls fail, here and in other programs, remove no files of
+// concurrent processes.
 ISOLATED_TEST(SharedHeapFamilyTest,
-              AFileStaysIfAProcessCannotBeLookedAtForAnUnusualReason) {
+              AFileStaysIfInspectingAProcessFailsForAnUnusualReason) {
   const Program program(VariableOf(Family(1)));
   SendAndBeKilled(1);
   Heap();

@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Each call to the system fails in turn, in each operation. The operation then
-// works all the same or says clearly what failed; nothing is left half done,
-// and the next attempt works.
+// In each operation, each system call is made to fail, one at a time. The
+// operation then either succeeds anyway or reports clearly what failed. Nothing
+// is left half done, and the next attempt succeeds.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,12 +54,12 @@ struct Fault {
   }
 };
 
-// Runs an attempt for each fault in a process of its own, until the attempt
-// says that the fault did not happen any more. Returns how many did.
+// Runs an attempt for each fault in its own process, until the attempt reports
+// that the fault did not happen any more. Returns how many faults happened.
 int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
   int faults = 0;
   for (const std::string& function : InterceptedFunctions()) {
-    // The first call that no attempt makes: with every error it is the same.
+    // The first call that no attempt makes. It is the same for every error.
     int end = kMostCalls;
     for (int error : {ENOSPC, EMFILE, ENOMEM, EPERM, EINTR}) {
       for (Calls calls : {Calls::kOne, Calls::kAllFromThenOn}) {
@@ -86,7 +86,7 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
             worker.channel().Signal();
             worker.Finish();
           } catch (const isolated_test::AssertionFailed&) {
-            // It has been reported.
+            // The failure has already been reported.
           }
           if (happened) {
             ++faults;
@@ -100,10 +100,10 @@ int ForEachFault(const std::function<bool(const Fault&)>& attempt) {
   return faults;
 }
 
-// Returns whether the error says what failed, and on which object.
+// Returns whether the error names what failed and the object.
 bool IsClear(const SharedMemoryError& error, const Fault& fault) {
   const std::string text = error.what();
-  // fstat and the like: a file of which nothing is known is not a segment's.
+  // As for fstat: a file that cannot be inspected is not accepted as a segment.
   if (fault.function == "fcntl") return true;
   return text.find(std::strerror(fault.error)) != std::string::npos &&
          (text.find("/dev/shm") != std::string::npos ||
@@ -122,7 +122,7 @@ struct State {
   }
 };
 
-// One operation that may fail, and then must leave no trace.
+// Runs one operation, which may fail and then must leave no trace.
 bool Attempt(const Fault& fault,
              const std::function<void()>& operation,
              const std::function<void()>& undo,
@@ -156,7 +156,7 @@ TEST_BOTH(SharedHeapFaultTest, AFaultInTheFirstAllocationLeavesNothing) {
         [&] { block = AllocateFilled(strategy, 100, 1); },
         [&] { Heap().Release(block); },
         false);
-    // One segment, whichever attempt made it.
+    // There is one segment, whichever attempt created it.
     const Possessions now = Possessions::Now();
     EXPECT_EQ(Heap().Stats().segments, 1);
     EXPECT_EQ(Heap().Stats().used, 0);
@@ -181,7 +181,7 @@ TEST_BOTH(SharedHeapFaultTest, AFaultInALargeAllocationLeavesNothing) {
         fault,
         [&] { block = Heap().Allocate(strategy, 33 * kMiB); },
         [&] {
-          // A page without memory would end the process here.
+          // If a page had no memory, this would end the process.
           block.data[0] = block.data[block.capacity - 1] = 1;
           Heap().Release(block);
           Heap().Collect({});
@@ -196,7 +196,7 @@ TEST_BOTH(SharedHeapFaultTest, AFaultInALargeAllocationLeavesNothing) {
 TEST_BOTH(SharedHeapFaultTest, AFaultWhileTheLedgerGrowsLeavesNothing) {
   const int faults = ForEachFault([&](const Fault& fault) {
     const SharedBlock kept = AllocateFilled(strategy, 4096, 1);
-    // A page of the ledger is full of 16.
+    // A page of the ledger holds 16 entries.
     for (int i = 1; i < 16; ++i) AllocateFilled(strategy, 4096, 1);
     SharedBlock block;
     const bool happened = Attempt(
@@ -277,7 +277,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInReleasingOrCollectingIsAnError) {
   sender.Finish();
 }
 
-// The fault may be in the parent or in the child: both go on with it.
+// The fault may happen in the parent or in the child. Both have to continue.
 TEST_BOTH(SharedHeapFaultTest, NoFaultInAForkIsAnError) {
   const int faults = ForEachFault([&](const Fault& fault) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
@@ -291,7 +291,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInAForkIsAnError) {
         bool good = HasContent(block, 1);
         Heap().Release(block);
         good &= HasContent(second, 2);
-        // The parent does not see what happens only here.
+        // The parent does not see a fault that happens only in the child.
         _exit(good ? (interception->Happened() ? 2 : 0) : 1);
       }
       waitpid(child, &status, 0);
@@ -311,7 +311,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInAForkIsAnError) {
   EXPECT_GT(faults, 3);
 }
 
-// Its place then depends on a descriptor, which may be closed.
+// Its slot then depends on a descriptor, which may be closed.
 TEST_BOTH(SharedHeapFaultTest, AChildThatCannotMapAgainKeepsItsBlocks) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   auto interception = Fault{"mmap", 1, ENOMEM, Calls::kOne}.Start();
@@ -331,13 +331,12 @@ TEST_BOTH(SharedHeapFaultTest, AChildThatCannotMapAgainKeepsItsBlocks) {
   child.Finish();
 }
 
-TEST_BOTH(SharedHeapFaultTest,
-          WantOfPrivateMemoryDuringAnAllocationLeavesAWorkingHeap) {
+TEST_BOTH(SharedHeapFaultTest, RunningOutOfPrivateMemoryLeavesAWorkingHeap) {
   const SharedBlock kept = AllocateFilled(strategy, 100, 1);
   const State before = State::Now();
   bool thrown = false;
   {
-    // The first is of the block: while the kernel is at work, the lock is free.
+    // The first call is for the block; during it, the mutex is unlocked.
     const Interception interception(
         "fallocate", 1, Calls::kOne, []() -> int { throw std::bad_alloc(); });
     try {
@@ -347,7 +346,8 @@ TEST_BOTH(SharedHeapFaultTest,
     }
   }
   EXPECT_TRUE(thrown);
-  // Another thread finds the lock free, and nothing counted that is not there.
+  // Another thread finds the mutex unlocked, and no memory counted that does
+  // not exist.
   std::thread([&] {
     Heap().Release(AllocateFilled(strategy, 9 * kMiB, 2));
     Heap().Collect({});
@@ -356,7 +356,7 @@ TEST_BOTH(SharedHeapFaultTest,
   EXPECT_TRUE(HasContent(kept, 1));
 }
 
-TEST_BOTH(SharedHeapFaultTest, NoFaultInTakingASegmentApartLosesABlock) {
+TEST_BOTH(SharedHeapFaultTest, NoFaultInDetachingASegmentLosesABlock) {
   const auto send = [&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -370,7 +370,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInTakingASegmentApartLosesABlock) {
     const auto message = living.channel().Receive<SharedMessage>();
     bool happened = false;
     {
-      // So the descriptor of the dead one's segment is wanted.
+      // Now the descriptor of the dead owner's segment is needed.
       const FewDescriptors few(strategy == SharingStrategy::kFileSystem ? 0
                                                                         : 1);
       const auto interception = fault.Start();
@@ -388,7 +388,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInTakingASegmentApartLosesABlock) {
     Heap().Release(received);
     Heap().Release(held);
     living.Kill();
-    // The kernel may take a moment to end a process.
+    // The kernel may need a moment to end a process.
     EXPECT_TRUE(Eventually([] {
       Heap().Collect(0.0);
       return Heap().Stats().attached == 0;
@@ -400,7 +400,7 @@ TEST_BOTH(SharedHeapFaultTest, NoFaultInTakingASegmentApartLosesABlock) {
   EXPECT_GT(faults, 10);
 }
 
-TEST_BOTH(SharedHeapFaultTest, AnAllocationThatFailsHalfwayGivesBackWhatItHad) {
+TEST_BOTH(SharedHeapFaultTest, AnAllocationThatFailsHalfwayReleasesItsMemory) {
   const SharedBlock large = Heap().Allocate(strategy, 100 * kMiB);
   const std::string path = PathOf(MessageOf(large));
   Heap().Release(large);

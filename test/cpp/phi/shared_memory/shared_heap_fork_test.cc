@@ -12,7 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A child of fork holds what its parent held, and either may end first.
+// A forked child holds the blocks that its parent held, and either process may
+// end first.
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -35,7 +36,7 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 class SharedHeapForkTest : public shared_memory_test::SharedMemoryTestCase {};
 
-// Fills all memory that nobody holds with other content.
+// Overwrites all memory that nobody holds.
 void Overwrite(SharingStrategy strategy) {
   for (int i = 0; i < 8; ++i) AllocateFilled(strategy, kMiB, 99);
 }
@@ -115,7 +116,7 @@ TEST_BOTH(SharedHeapForkTest, AChildKeepsTheBlocksOfADeadParent) {
   EXPECT_TRUE(HasContent(received, 1));
 }
 
-TEST_BOTH(SharedHeapForkTest, ParentAndChildAllocateApart) {
+TEST_BOTH(SharedHeapForkTest, ParentAndChildAllocateSeparately) {
   const SharedBlock before = AllocateFilled(strategy, 4096, 1);
   Worker child([&](const Channel& channel) {
     std::vector<SharedBlock> blocks;
@@ -218,7 +219,7 @@ TEST_BOTH(SharedHeapForkTest, AForkLeavesTheParentWhatItHad) {
   EXPECT_TRUE(UsesNothing());
 }
 
-TEST_BOTH(SharedHeapForkTest, ManyForksDoNotUseUpThePlaces) {
+TEST_BOTH(SharedHeapForkTest, ManyForksDoNotUseUpTheSlots) {
   const SharedBlock block = AllocateFilled(strategy, 64, 1);
   for (int i = 0; i < 600; ++i) {
     const pid_t child = fork();
@@ -395,8 +396,7 @@ TEST_BOTH(SharedHeapForkTest,
   child.Finish();
 }
 
-TEST_BOTH(SharedHeapForkTest,
-          AForkSucceedsThoughTheHeaderOfASegmentWasWrittenOver) {
+TEST_BOTH(SharedHeapForkTest, AForkSucceedsEvenIfASegmentHeaderWasOverwritten) {
   Worker worker([&](const Channel&) {
     Worker sender([&](const Channel& channel) {
       channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));

@@ -90,10 +90,9 @@ TEST_BOTH(SharedHeapHandleTest, AMessageWithAWrongSegmentIsRefused) {
   sender.Finish();
 }
 
-// A file that can be cut short would be a trap: to touch the missing part
-// kills.
-ISOLATED_TEST(SharedHeapHandleTest,
-              ACopyOfADescriptorThatCanBeCutShortIsRefused) {
+// A file that can be truncated is dangerous: touching the missing part kills
+// the process.
+ISOLATED_TEST(SharedHeapHandleTest, ACopyThatCanBeTruncatedIsRefused) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileDescriptor, kMiB, 1)));
@@ -165,8 +164,7 @@ TEST_BOTH(SharedHeapHandleTest, AWrongTicketOpensNoBlockThatIsGone) {
 }
 
 // The other slots are locked as if their processes were alive.
-TEST_BOTH(SharedHeapHandleTest,
-          AProcessThatFindsNoPlaceIsRefusedUntilThereIsOne) {
+TEST_BOTH(SharedHeapHandleTest, AProcessIsRefusedUntilASlotIsFree) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();

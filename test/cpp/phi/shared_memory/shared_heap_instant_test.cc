@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Something happens just before a certain system call: the one instant that
-// chance might never choose.
+// An event happens just before a certain system call: an instant that random
+// tests might never hit.
 
 #include <signal.h>
 #include <unistd.h>
@@ -38,8 +38,8 @@ constexpr int kMostCalls = 1000;
 
 enum Request { kSendOne, kLookWhetherAllIsClean, kEnd };
 
-// Sends blocks without keeping them, and tells whether they, or blocks of dead
-// processes, are still in use.
+// Sends blocks on request without keeping them. Also reports on request whether
+// all of them, and all blocks of dead processes, become unused.
 void Survive(const Channel& channel, SharingStrategy strategy) {
   const SharedBlock kept = AllocateFilled(strategy, kMiB, 2);
   const size_t files = Files().size();
@@ -61,7 +61,7 @@ void Survive(const Channel& channel, SharingStrategy strategy) {
   }
 }
 
-// All that a process does with shared memory here.
+// Runs all operations of shared memory once.
 void Live(SharingStrategy strategy, const SharedMessage& message) {
   const SharedBlock received = Heap().Receive(message).block;
   EXPECT_TRUE(HasContent(received, 1));
@@ -73,7 +73,7 @@ void Live(SharingStrategy strategy, const SharedMessage& message) {
     channel.Send(HasContent(received, 1) && HasContent(own, 3));
     Heap().Release(received);
   });
-  // It may be the one that is killed.
+  // The child may be the process that is killed.
   if (child.channel().SaysMore()) {
     EXPECT_TRUE(child.channel().Receive<bool>());
   }
@@ -115,7 +115,7 @@ TEST_BOTH(SharedHeapInstantTest, AProcessKilledBeforeAnyCallLeavesNothing) {
   survivor.Finish();
 }
 
-// Like a process that looked for messages before this one was received.
+// As if another process removed the file after an earlier check for messages.
 ISOLATED_TEST(SharedHeapInstantTest, AFileThatIsRemovedWhileItIsOpenedIsGone) {
   Worker sender([](const Channel& channel) {
     channel.Send(

@@ -12,8 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Processes that send, receive and send on, and are killed at any instant.
-// Those that live must not notice, and in the end nothing may be left.
+// Processes send, receive and forward blocks, and are killed at any instant.
+// The surviving processes must not be disturbed, and in the end nothing may be
+// left.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -115,7 +116,7 @@ class Sharer {
       held_.push_back({block, mail.seed});
       ++board_->received;
     } catch (const SharedMemoryError& error) {
-      // A descriptor is gone with the process that sent it; a file is not.
+      // A descriptor ends with the process that sent it; a file does not.
       if (strategy_ == SharingStrategy::kFileDescriptor &&
           error.kind() == Kind::kGone) {
         return;
@@ -131,7 +132,7 @@ class Sharer {
     held_.pop_back();
   }
 
-  // A child that checks all blocks it has, if it is not killed before.
+  // Forks a child that checks all blocks it has, if it is not killed before.
   void Fork() {
     const pid_t child = fork();
     ASSERT_GE(child, 0);

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Messages between processes that are not related by fork, also when one of the
-// processes dies.
+// Messages between processes that are not related by fork, including cases in
+// which one of the processes dies.
 
 #include <cstdint>
 #include <string>
@@ -28,8 +28,8 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 class SharedHeapMessageTest : public shared_memory_test::SharedMemoryTestCase {
 };
 
-// Receives one message, tells whether it has the content of a seed and waits
-// before it releases it.
+// Receives one message, reports whether it has the content of a seed, and waits
+// before it releases the block.
 void ReceiveOnce(const Channel& channel) {
   const auto received = Heap().Receive(channel.Receive<SharedMessage>());
   channel.Send(HasContent(received.block, 1));
@@ -39,8 +39,8 @@ void ReceiveOnce(const Channel& channel) {
   channel.Await();
 }
 
-// Says which error receiving a message meets.
-void ReceiveInVain(const Channel& channel) {
+// Receives a message, and reports the error.
+void SendErrorOfReceiving(const Channel& channel) {
   const auto message = channel.Receive<SharedMessage>();
   const auto kind = KindOf([&] { Heap().Receive(message); });
   EXPECT_EQ(kind, Kind::kGone);
@@ -74,12 +74,12 @@ TEST_BOTH(SharedHeapMessageTest, ABlockIsFreeWhenItsLastHolderReleasesIt) {
   EXPECT_EQ(Heap().Stats().messages, 0);
   worker.channel().Signal();
   worker.channel().Await();
-  EXPECT_EQ(Heap().Stats().used, 0);  // at once, without Collect
+  EXPECT_EQ(Heap().Stats().used, 0);  // immediately, without Collect
   worker.channel().Signal();
   worker.Finish();
 }
 
-TEST_BOTH(SharedHeapMessageTest, AKilledReceiverGivesBackWhatItHeld) {
+TEST_BOTH(SharedHeapMessageTest, BlocksOfAKilledReceiverAreReclaimed) {
   Worker worker(ReceiveOnce);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
@@ -89,7 +89,7 @@ TEST_BOTH(SharedHeapMessageTest, AKilledReceiverGivesBackWhatItHeld) {
   EXPECT_TRUE(Eventually(UsesNothing));
 }
 
-TEST_BOTH(SharedHeapMessageTest, ABlockIsSentOnByWhoReceivedIt) {
+TEST_BOTH(SharedHeapMessageTest, AReceiverForwardsABlock) {
   Worker last(ReceiveOnce);
   Worker middle([](const Channel& channel) {
     const auto received = Heap().Receive(channel.Receive<SharedMessage>());
@@ -112,7 +112,7 @@ TEST_BOTH(SharedHeapMessageTest, ABlockIsSentOnByWhoReceivedIt) {
   last.Finish();
 }
 
-TEST_BOTH(SharedHeapMessageTest, AReceivedBlockOutlivesItsCreator) {
+TEST_BOTH(SharedHeapMessageTest, AReceivedBlockOutlivesItsOwner) {
   Worker sender([&](const Channel& channel) {
     channel.Send(MessageOf(AllocateFilled(strategy, kMiB, 1)));
     channel.Await();
@@ -135,7 +135,7 @@ TEST_BOTH(SharedHeapMessageTest, AReceivedBlockOutlivesItsCreator) {
 }
 
 ISOLATED_TEST(SharedHeapMessageTest,
-              TheLastReceiverRemovesTheFileOfADeadCreator) {
+              TheLastReceiverRemovesTheFileOfADeadOwner) {
   Worker sender([](const Channel& channel) {
     channel.Send(
         MessageOf(AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1)));
@@ -146,10 +146,10 @@ ISOLATED_TEST(SharedHeapMessageTest,
   sender.Kill();
   EXPECT_EQ(Files().size(), 1);
   Heap().Release(received);
-  EXPECT_TRUE(Files().empty());  // at once, without Collect
+  EXPECT_TRUE(Files().empty());  // immediately, without Collect
 }
 
-TEST_BOTH(SharedHeapMessageTest, MemoryOfADeadCreatorGoesBackBlockByBlock) {
+TEST_BOTH(SharedHeapMessageTest, MemoryOfADeadOwnerIsReturnedBlockByBlock) {
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 2; ++i) {
       channel.Send(MessageOf(AllocateFilled(strategy, 2 * kMiB, i)));
@@ -173,7 +173,7 @@ TEST_BOTH(SharedHeapMessageTest, MemoryOfADeadCreatorGoesBackBlockByBlock) {
   EXPECT_TRUE(HasContent(blocks[1], 1));
 }
 
-TEST_BOTH(SharedHeapMessageTest, TwoReceiversLetGoOfADeadCreator) {
+TEST_BOTH(SharedHeapMessageTest, TwoReceiversReleaseBlocksOfADeadOwner) {
   Worker sender([&](const Channel& channel) {
     const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
     channel.Send(MessageOf(block));
@@ -248,8 +248,8 @@ ISOLATED_TEST(SharedHeapMessageTest, AMessageInADescriptorIsGoneWithItsSender) {
                       std::string(error->what()));
 }
 
-TEST_BOTH(SharedHeapMessageTest, AGivenUpMessageIsGoneForTheReceiver) {
-  Worker worker(ReceiveInVain);
+TEST_BOTH(SharedHeapMessageTest, AnExpiredMessageIsGoneForTheReceiver) {
+  Worker worker(SendErrorOfReceiving);
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
@@ -277,7 +277,7 @@ TEST_BOTH(SharedHeapMessageTest,
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   worker.channel().Send(MessageOf(block));
   worker.channel().Await();
-  worker.channel().Signal();  // held here, by nobody there
+  worker.channel().Signal();  // held by this process, not by the worker
   worker.Finish();
 }
 

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A process that receives from many others: the costs while they are alive and
-// when they are dead, and blocks whose segment was detached.
+// A process receives from many others: the costs while these are alive and
+// after they have died, and blocks whose segment was detached.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -43,30 +43,31 @@ class SharedHeapSendersTest : public shared_memory_test::SharedMemoryTestCase {
 };
 
 constexpr uint64_t kSmall = 20;  // bytes
-// More segments than a process keeps whole once their owners are dead, and how
-// many it keeps whole at most.
+// More segments than a process keeps complete once their owners are dead, and
+// the maximum that it keeps complete.
 constexpr int kMany = 40;
 constexpr int kWhole = 28;
-// So few descriptors that they are short when segments of 16 dead senders are
-// attached.
+// A descriptor limit at which descriptors are short when segments of 16 dead
+// senders are attached.
 constexpr rlim_t kShort = 28;
 
 SharedRecords Records() { return SharedRecords(&Heap()); }
 
-// Makes processes that send one block each. It is forked before the test has
-// anything in shared memory, so that they inherit nothing.
+// Starts processes that send one block each. Its own process is forked before
+// the test has any shared memory, so that the senders inherit nothing.
 class Senders {
  public:
   explicit Senders(SharingStrategy strategy)
       : worker_(
             [strategy](const Channel& channel) { Serve(channel, strategy); }) {}
 
-  // The message of a new sender, which holds its block until it is killed.
+  // Returns the message of a new sender, which holds its block until it is
+  // killed.
   SharedMessage Start(uint64_t size, uint64_t seed) {
     worker_.channel().Send(Order{size, seed});
     return worker_.channel().Receive<SharedMessage>();
   }
-  // Kills all; afterwards the kernel has ended them.
+  // Kills all senders, and waits until the kernel has ended them.
   void Kill() {
     worker_.channel().Send(Order{});
     worker_.channel().Await();
@@ -120,8 +121,8 @@ SharedBlock ReceiveFrom(Senders* senders, uint64_t size, uint64_t seed) {
   return block;
 }
 
-// Blocks of dead senders, received while descriptors are short; the segment of
-// the first, at least, is detached.
+// Returns blocks of dead senders, received while descriptors are short. At
+// least the segment of the first block is detached.
 std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   std::vector<SharedBlock> blocks;
@@ -133,7 +134,7 @@ std::vector<SharedBlock> ReceiveFromDead(Senders* senders, uint64_t size) {
   return blocks;
 }
 
-TEST_BOTH(SharedHeapSendersTest, TensorsOfManyDeadSendersCostTheirPagesAlone) {
+TEST_BOTH(SharedHeapSendersTest, TensorsOfManyDeadSendersCostOnlyTheirPages) {
   constexpr int kSenders = 600;
   Senders senders(strategy);
   Heap();
@@ -182,7 +183,7 @@ TEST_BOTH(SharedHeapSendersTest, ALimitOnAddressesLeavesRoomForManySenders) {
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, ASegmentHasAddressesInTheMeasureOfItsUse) {
+TEST_BOTH(SharedHeapSendersTest, TheAddressesOfSegmentsGrowWithTheirUse) {
   Heap();
   const uint64_t before = Addresses();
   Heap().Allocate(strategy, kSmall);
@@ -195,7 +196,7 @@ TEST_BOTH(SharedHeapSendersTest, ASegmentHasAddressesInTheMeasureOfItsUse) {
 }
 
 TEST_BOTH(SharedHeapSendersTest,
-          AnAttachmentWithoutAddressesIsAnErrorOfThatMessageAlone) {
+          AttachingWithoutAddressesFailsForThatMessageOnly) {
   Senders senders(strategy);
   const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = senders.Start(kSmall, 2);
@@ -213,7 +214,7 @@ TEST_BOTH(SharedHeapSendersTest,
 }
 
 TEST_BOTH(SharedHeapSendersTest,
-          AnAttachmentWithoutDescriptorsIsAnErrorOfThatMessageAlone) {
+          AttachingWithoutDescriptorsFailsForThatMessageOnly) {
   Senders senders(strategy);
   const SharedBlock kept = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = senders.Start(kSmall, 2);
@@ -230,14 +231,15 @@ TEST_BOTH(SharedHeapSendersTest,
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, DescriptorsOfDeadSendersAreGivenUpForTheNext) {
+TEST_BOTH(SharedHeapSendersTest,
+          DescriptorsOfDeadSendersAreReleasedForTheNext) {
   Senders dead(strategy);
   Senders living(strategy);
   const SharedBlock kept = ReceiveFrom(&dead, kSmall, 1);
   dead.Kill();
   const SharedMessage message = living.Start(kSmall, 2);
   {
-    // To open a memfd takes a second one for a moment.
+    // Opening a memfd needs a second descriptor for a moment.
     const FewDescriptors few(strategy == SharingStrategy::kFileSystem ? 0 : 1);
     EXPECT_TRUE(HasContent(Heap().Receive(message).block, 2));
   }
@@ -248,8 +250,9 @@ TEST_BOTH(SharedHeapSendersTest, DescriptorsOfDeadSendersAreGivenUpForTheNext) {
   dead.Finish();
 }
 
-// Counts calls of fcntl while blocks are released: each look at a slot is one.
-int LooksAtSlots(SharingStrategy strategy, int count) {
+// Returns the number of fcntl calls while blocks are released. Each check of a
+// slot is one call.
+int CountSlotChecks(SharingStrategy strategy, int count) {
   Senders senders(strategy);
   std::vector<SharedBlock> blocks;
   for (int i = 0; i < count; ++i) {
@@ -267,15 +270,15 @@ int LooksAtSlots(SharingStrategy strategy, int count) {
 }
 
 TEST_BOTH(SharedHeapSendersTest,
-          ToDropATensorCostsTheSameHoweverManyDeadSendersThereAre) {
-  const int few = LooksAtSlots(strategy, 25);
-  const int many = LooksAtSlots(strategy, 100);
+          DroppingATensorCostsTheSameHoweverManyDeadSendersThereAre) {
+  const int few = CountSlotChecks(strategy, 25);
+  const int many = CountSlotChecks(strategy, 100);
   EXPECT_GT(few, 0);
   EXPECT_LE(many, 5 * few);
 }
 
 TEST_BOTH(SharedHeapSendersTest,
-          ToAttachCostsTheSameHoweverManySendersThereAre) {
+          AttachingCostsTheSameHoweverManySendersThereAre) {
   Senders senders(strategy);
   const auto looks = [&](int count) {
     int calls = 0;
@@ -290,13 +293,13 @@ TEST_BOTH(SharedHeapSendersTest,
     return calls;
   };
   const int first = looks(20);
-  const int then = looks(80);  // among them those that look at all
+  const int then = looks(80);  // including the checks of all segments
   EXPECT_GT(first, 0);
   EXPECT_LE(then, 10 * first);
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, ABlockThatIsLeftAloneIsStillKnown) {
+TEST_BOTH(SharedHeapSendersTest, ADetachedBlockIsStillKnown) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kMiB, 7);
   const SharedBlock block = Heap().Receive(message).block;
@@ -326,7 +329,7 @@ TEST_BOTH(SharedHeapSendersTest, ABlockThatIsLeftAloneIsStillKnown) {
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, WhatIsBoundToABlockThatIsLeftAloneIsFound) {
+TEST_BOTH(SharedHeapSendersTest, AStorageBoundToADetachedBlockIsFound) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 7);
   const SharedBlock block = Heap().Receive(message).block;
@@ -338,22 +341,21 @@ TEST_BOTH(SharedHeapSendersTest, WhatIsBoundToABlockThatIsLeftAloneIsFound) {
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest,
-          ABlockThatIsLeftAloneIsSentFromMemoryOfTheSender) {
+TEST_BOTH(SharedHeapSendersTest, ADetachedBlockHasToBeMovedBeforeItIsSent) {
   Senders senders(strategy);
   const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kSmall);
-  EXPECT_FALSE(Heap().Send(blocks[0].data));  // so that its bytes are moved
+  EXPECT_FALSE(Heap().Send(blocks[0].data));  // its bytes have to be moved
   EXPECT_TRUE(HasContent(blocks[0], 0));
   EXPECT_TRUE(Heap().Send(blocks.back().data).has_value());
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, BlocksOfOneDeadSenderGoOneByOne) {
+TEST_BOTH(SharedHeapSendersTest, BlocksOfOneDeadSenderAreReleasedOneByOne) {
   Senders others(strategy);
   std::vector<SharedMessage> messages;
   Worker sender([&](const Channel& channel) {
     for (int i = 0; i < 20; ++i) {
-      // Of half a page, and of pages.
+      // Half a page, or three pages.
       const uint64_t size = i % 2 == 0 ? 2000 : 3 * kSharedPage;
       channel.Send(MessageOf(AllocateFilled(strategy, size, i)));
     }
@@ -385,7 +387,7 @@ TEST_BOTH(SharedHeapSendersTest, BlocksOfOneDeadSenderGoOneByOne) {
   others.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, ParentAndChildShareABlockThatIsLeftAlone) {
+TEST_BOTH(SharedHeapSendersTest, ParentAndChildShareADetachedBlock) {
   Senders senders(strategy);
   const std::vector<SharedBlock> blocks = ReceiveFromDead(&senders, kMiB);
   const SharedBlock block = blocks[0];
@@ -395,7 +397,8 @@ TEST_BOTH(SharedHeapSendersTest, ParentAndChildShareABlockThatIsLeftAlone) {
     channel.Signal();
     channel.Await();
     EXPECT_TRUE(HasContent(block, 88));
-    // A block that neither can move is refused with an error that says so.
+    // Sending a block that neither process can move is refused with a clear
+    // error.
     const auto error = ErrorOf([&] { Heap().Send(block.data); });
     EXPECT_EQ(KindOf(error), Kind::kUnavailable);
     Heap().Release(block);
@@ -415,15 +418,14 @@ TEST_BOTH(SharedHeapSendersTest, ParentAndChildShareABlockThatIsLeftAlone) {
   child.channel().Signal();
   child.channel().Await();
   EXPECT_TRUE(
-      HasContent(block, 88));  // the child's release is the child's alone
+      HasContent(block, 88));  // the child's release affects only the child
   Heap().Release(blocks[1]);
   child.channel().Signal();
   child.Finish();
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest,
-          AChildThatInheritsNoRecordsKeepsNoneThatAreLeftAlone) {
+TEST_BOTH(SharedHeapSendersTest, AChildKeepsNoDetachedRecords) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 1);
   const SharedBlock record = Records().Receive(message).block;
@@ -441,7 +443,7 @@ TEST_BOTH(SharedHeapSendersTest,
   senders.Finish();
 }
 
-TEST_BOTH(SharedHeapSendersTest, ASegmentThatAMessageNeedsIsNotTakenApart) {
+TEST_BOTH(SharedHeapSendersTest, ASegmentThatAMessageNeedsIsNotDetached) {
   Senders senders(strategy);
   const SharedBlock block = ReceiveFrom(&senders, kSmall, 1);
   const SharedMessage message = MessageOf(block);
@@ -481,7 +483,7 @@ TEST_BOTH(SharedHeapSendersTest,
   other.channel().Send(*sent);
   other.channel().Await();
   other.Kill();
-  // Now this process alone is attached, also if it had closed the descriptor.
+  // Now only this process is attached, even if it had closed the descriptor.
   Heap().Release(block);
   for (const SharedBlock& each : more) Heap().Release(each);
   EXPECT_TRUE(Eventually([] {
@@ -493,7 +495,7 @@ TEST_BOTH(SharedHeapSendersTest,
 
 TEST_BOTH(SharedHeapSendersTest,
           AProcessThatForksAllTheTimeKeepsFewSegmentsWhole) {
-  // As a pool does whose workers end after a task each, while others work.
+  // Like a pool whose workers end after one task each, while others work.
   constexpr int kRounds = 80;
   Senders senders(strategy);
   Heap();
@@ -527,7 +529,7 @@ TEST_BOTH(SharedHeapSendersTest,
 }
 
 TEST_BOTH(SharedHeapSendersTest,
-          AChildHasWhatItsParentAndAThirdProcessHaveOfADeadSender) {
+          AChildSharesABlockOfADeadSenderWithItsParentAndAThirdProcess) {
   Senders senders(strategy);
   Senders living(strategy);
   Worker third([&](const Channel& channel) {
@@ -557,7 +559,7 @@ TEST_BOTH(SharedHeapSendersTest,
   });
   child.channel().Await();
   EXPECT_TRUE(HasContent(block, 77));
-  EXPECT_TRUE(Heap().Send(block.data).has_value());  // the parent has its place
+  EXPECT_TRUE(Heap().Send(block.data).has_value());  // the parent has its slot
   Heap().Release(block);
   Heap().Collect(0.0);
   third.channel().Signal();
@@ -583,7 +585,7 @@ ISOLATED_TEST(SharedHeapSendersTest,
   }
   EXPECT_EQ(Heap().Stats().detached, 0);
   EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kWhole);
-  // A child has it too, and either can send it on to share it.
+  // A child has it too, and both can forward it.
   Worker child([&](const Channel& channel) {
     const auto sent = Heap().Send(blocks[0].data);
     ASSERT_TRUE(sent.has_value());
@@ -599,15 +601,16 @@ ISOLATED_TEST(SharedHeapSendersTest,
   senders.Finish();
 }
 
-// Two messages of one sender, of which this process has received the first.
+// Two messages of one sender. This process has received only the first.
 struct HalfReceived {
   SharedBlock block;
   SharedMessage other;
 };
 
-// Of senders that have been killed. A child that is forked while descriptors
-// are short gets the pages of these blocks alone, since the segments are needed
-// for the messages that are under way.
+// Receives the first of two messages of each sender, and then kills the
+// senders. The segments are still needed for the other messages, so a child
+// that is forked while descriptors are short gets only the pages of the
+// received blocks.
 std::vector<HalfReceived> ReceiveHalf() {
   struct Pair {
     SharedMessage first;
@@ -630,14 +633,14 @@ std::vector<HalfReceived> ReceiveHalf() {
 }
 
 ISOLATED_TEST(SharedHeapSendersTest,
-              AChildThatHasPagesAloneReceivesOtherBlocksOfTheirSegments) {
+              AChildWithOnlyPagesReceivesOtherBlocksOfTheirSegments) {
   const std::vector<HalfReceived> received = ReceiveHalf();
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   Worker child([&](const Channel& channel) {
     const SharedBlock other = Heap().Receive(received[0].other).block;
     EXPECT_TRUE(HasContent(other, 100));
     EXPECT_TRUE(HasContent(received[0].block, 0));
-    // The block that its parent has received meanwhile and sends on.
+    // The block that the parent has received meanwhile and forwards.
     const auto sent_on = channel.Receive<SharedMessage>();
     EXPECT_TRUE(HasContent(Heap().Receive(sent_on).block, 101));
     Heap().Release(other);
@@ -649,7 +652,7 @@ ISOLATED_TEST(SharedHeapSendersTest,
 }
 
 ISOLATED_TEST(SharedHeapSendersTest,
-              AMessageOfABlockOfWhichAChildHasThePagesIsReceivedThere) {
+              AChildWithOnlyPagesOfABlockReceivesAMessageOfIt) {
   const std::vector<HalfReceived> received = ReceiveHalf();
   const Limited descriptors(RLIMIT_NOFILE, kShort);
   Worker child([&](const Channel& channel) {
@@ -663,7 +666,7 @@ ISOLATED_TEST(SharedHeapSendersTest,
 }
 
 ISOLATED_TEST(SharedHeapSendersTest,
-              TheLastOfAFamilyRemovesFilesOfWhichItHasPagesAlone) {
+              TheLastOfAFamilyRemovesFilesOfWhichItHasOnlyPages) {
   int to_child[2];
   int from_child[2];
   ASSERT_EQ(pipe(to_child), 0);

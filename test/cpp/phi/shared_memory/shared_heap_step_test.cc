@@ -12,10 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// One process stops where others may see what it has done so far, anywhere in
-// an operation, while another does what could hurt it; or it is killed there.
-// The kernel's tracing does the stepping, so nothing in the code under test
-// knows of it.
+// One process is stopped, anywhere in an operation, where others may see the
+// effect of its work so far. There another process acts in a way that could
+// disturb it, or it is killed. Stepping uses the kernel's tracing (ptrace), so
+// the code under test does not know of it.
 
 #include <chrono>
 #include <cstdint>
@@ -37,7 +37,7 @@ class SharedHeapStepTest : public shared_memory_test::SharedMemoryTestCase {
   }
 };
 
-// What actors do.
+// The acts of actors.
 
 constexpr uint64_t kSize = 4096;
 
@@ -57,7 +57,7 @@ void MakeAndRelease(Scene* scene) {
   Release(scene);
 }
 
-// A message that cannot be received any more is a good answer, too.
+// An error that the message cannot be received any more is also a good answer.
 void Receive(Scene* scene) {
   try {
     scene->block = Heap().Receive(scene->message).block;
@@ -72,7 +72,7 @@ void CheckAndRelease(Scene* scene) {
   Release(scene);
 }
 
-// Whatever was received is as it was.
+// If a block was received, it still has its content.
 void CheckIfAny(Scene* scene) {
   if (scene->has_block) CheckAndRelease(scene);
 }
@@ -93,10 +93,10 @@ void FreeWhatNobodyHas(Scene*) { Heap().Stats(); }
 
 void Collect(Scene*) { Heap().Collect({}); }
 
-// So that the family lives as long as this process does.
+// Keeps the family alive as long as this process.
 constexpr Act JoinFamily = Collect;
 
-// Nothing is known of processes that are dead, nor of their memory.
+// Checks that no dead process, and none of its memory, is left.
 void CollectAndLook(Scene* scene) {
   scene->good = Eventually([] {
     Heap().Collect({});
@@ -126,7 +126,7 @@ void CheckThatNothingIsUsed(Scene* scene) {
   scene->good = Heap().Stats().used == 0;
 }
 
-// After the death of another.
+// Checks this after the death of another process.
 bool IsUnusedAfterCollections(std::optional<double> message_timeout) {
   return Eventually([&] {
     Heap().Collect(message_timeout);
@@ -138,21 +138,22 @@ void CollectUntilNothingIsUsed(Scene* scene) {
   scene->good = IsUnusedAfterCollections(0.0);
 }
 
-// What the other held; messages do not expire.
+// Waits until the blocks that the other process held are free; messages do not
+// expire.
 void CollectUntilNothingIsHeld(Scene* scene) {
   scene->good = IsUnusedAfterCollections({});
 }
 
 std::unique_ptr<FewDescriptors> few;
 
-// From then on an actor has no descriptor left for the next message: to receive
-// it, it takes the segments of dead senders apart.
+// From now on an actor has no descriptor left for the next message. To receive
+// it, the actor detaches segments of dead senders.
 void Starve(Scene* scene) {
   few = std::make_unique<FewDescriptors>(
       scene->strategy == SharingStrategy::kFileSystem ? 0 : 1);
 }
 
-// Nothing is taken apart that another process was faster to attach to.
+// A segment is not detached if another process was faster and attached to it.
 void ReceiveIfThereIsRoom(Scene* scene) {
   const auto kind =
       KindOf([&] { scene->block = Heap().Receive(scene->message).block; });
@@ -171,11 +172,11 @@ void AllocateMore(Scene* scene) {
 
 void DoNothing(Scene*) {}
 
-// Situations. Each returns the message by which a block went.
+// Situations. Each returns the message that carried a block.
 
 SharedMessage Send(Actor* owner) { return owner->Do(MakeAndRelease).message; }
 
-// The owner, too, holds the block that it sends.
+// The owner also holds the block that it sends.
 SharedMessage SendAndKeep(Actor* owner) { return owner->Do(Make).message; }
 
 SharedMessage LetHold(Actor* holder, const SharedMessage& message) {
@@ -254,7 +255,7 @@ TEST_BOTH(SharedHeapStepTest,
     const SharedMessage received = LetDrop(&receiver, SendAndKeep(&owner));
     owner.Do(Release);
     stop->Begin(&owner, FreeWhatNobodyHas);
-    EXPECT_TRUE(receiver.Do(Receive, received).good);  // it, or nothing
+    EXPECT_TRUE(receiver.Do(Receive, received).good);  // the block, or nothing
     stop->Complete();
     owner.Do(Overwrite);
     EXPECT_TRUE(receiver.Do(CheckIfAny).good);
@@ -262,7 +263,7 @@ TEST_BOTH(SharedHeapStepTest,
   });
 }
 
-TEST_BOTH(SharedHeapStepTest, WhatAReceiverStoppedAnywhereReleasesIsFree) {
+TEST_BOTH(SharedHeapStepTest, ABlockReleasedByAReceiverStoppedAnywhereIsFree) {
   Actor owner(strategy);
   Actor receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
@@ -291,7 +292,7 @@ TEST_BOTH(SharedHeapStepTest,
   AtEachStop(3, [&](Stop* stop) {
     Actor receiver(strategy);
     LetHold(&receiver, Send(&owner));
-    // So that it has seen its own release: only that of the other is left.
+    // Now the owner has seen its own release; only the receiver's is left.
     owner.Do(FreeWhatNobodyHas);
     stop->Begin(&receiver, Release);
     receiver.Kill();
@@ -314,7 +315,8 @@ TEST_BOTH(SharedHeapStepTest, AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
   });
 }
 
-// What is left of a dead process is everybody's, but only one gives it back.
+// All processes may reclaim the references of a dead process, but only one
+// does.
 TEST_BOTH(SharedHeapStepTest,
           AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
   AtEachStop(10, [&](Stop* stop) {
@@ -337,7 +339,7 @@ TEST_BOTH(SharedHeapStepTest,
   });
 }
 
-// Its sender is dead, so that only the message keeps the file.
+// The sender is dead, so only the message keeps the file.
 ISOLATED_TEST(SharedHeapStepTest,
               AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
   AtEachStop(10, [](Stop* stop) {
@@ -358,11 +360,11 @@ ISOLATED_TEST(SharedHeapStepTest,
   });
 }
 
-// A process looks whether others are dead when it attaches to one more segment:
-// some hundreds of stops.
+// A process checks which others are dead when it attaches to one more segment.
+// This has some hundreds of stops.
 
 TEST_BOTH(SharedHeapStepTest,
-          AProcessKilledAnywhereWhileItTakesASegmentApartLeavesNothing) {
+          AProcessKilledAnywhereWhileDetachingASegmentLeavesNothing) {
   AtSomeStops(30, [&](Stop* stop) {
     Actor dead(strategy);
     Actor living(strategy);
@@ -381,7 +383,7 @@ TEST_BOTH(SharedHeapStepTest,
 }
 
 TEST_BOTH(SharedHeapStepTest,
-          AProcessThatAttachesWhileAnotherTakesTheSegmentApartGetsItOrNothing) {
+          AProcessThatAttachesWhileAnotherDetachesTheSegmentGetsItOrNothing) {
   int apart = 0;
   AtSomeStops(30, [&](Stop* stop) {
     Actor dead(strategy);
@@ -391,13 +393,13 @@ TEST_BOTH(SharedHeapStepTest,
     late.Do(JoinFamily);
     const SharedMessage sent = LetHold(&receiver, SendAndKeep(&dead));
     const SharedMessage next = Send(&living);
-    // A pickle of the receiver's that was loaded before, by which its own
-    // descriptor can be opened.
+    // A pickle of the receiver that was already loaded, through which the
+    // receiver's descriptor can be opened.
     const SharedMessage loaded = receiver.Do(SendAndReceive, sent).message;
     dead.Kill();
     receiver.Do(Starve);
     stop->Begin(&receiver, ReceiveIfThereIsRoom, next);
-    // It waits for the receiver where that has the locks.
+    // The late process waits while the receiver holds the locks.
     late.Ask(Receive, loaded);
     EXPECT_TRUE(stop->Complete().good);
     EXPECT_TRUE(late.Hear().good);
@@ -409,7 +411,7 @@ TEST_BOTH(SharedHeapStepTest,
 }
 
 TEST_BOTH(SharedHeapStepTest,
-          AProcessKilledAnywhereWhileItBuriesAnotherLeavesTheRestToDo) {
+          AProcessKilledAnywhereWhileReapingAnotherLeavesTheRestToOthers) {
   AtSomeStops(10, [&](Stop* stop) {
     Actor owner(strategy);
     Actor stranger(strategy);
@@ -419,7 +421,7 @@ TEST_BOTH(SharedHeapStepTest,
     LetHold(&first, Send(&owner));
     first.Kill();
     const SharedMessage next = Send(&stranger);
-    // With no descriptor left, it looks for dead processes in all segments.
+    // With no descriptor left, it checks all segments for dead processes.
     second.Do(Starve);
     stop->Begin(&second, ReceiveIfThereIsRoom, next);
     second.Kill();
@@ -431,13 +433,13 @@ TEST_BOTH(SharedHeapStepTest,
 TEST_BOTH(SharedHeapStepTest, AMessageOfAWarmBlockTakesNoSystemCall) {
   Actor owner(strategy);
   Actor receiver(strategy);
-  // One to keep, so that the receiver stays in need of the segment; and one
-  // that leaves a block to use again.
+  // One block is kept, so that the receiver still needs the segment; another
+  // one is released, so that its block can be reused.
   LetHold(&receiver, SendAndKeep(&owner));
   LetDrop(&receiver, Send(&owner));
   const int none = owner.CountCalls(DoNothing);
-  // A memfd is opened by the number of its descriptor, so it is looked whether
-  // that is there: when a block is taken, and when it is sent.
+  // A memfd is opened by its descriptor number, so the sender checks that the
+  // descriptor is open: when a block is taken, and when it is sent.
   const int looks = strategy == SharingStrategy::kFileSystem ? 0 : 1;
   const SharedMessage message = Send(&owner);
   EXPECT_EQ(receiver.CountCalls(ReceiveAndRelease, message), none);
@@ -447,7 +449,7 @@ TEST_BOTH(SharedHeapStepTest, AMessageOfAWarmBlockTakesNoSystemCall) {
 }
 
 TEST_BOTH(SharedHeapStepTest,
-          AReceiverThatDropsAllTimeAndAgainSeldomAsksForTheSender) {
+          AReceiverThatDropsAllBlocksOftenSeldomChecksTheSender) {
   static constexpr int kMessages = 200;
   Actor owner(strategy);
   Actor receiver(strategy);
@@ -461,7 +463,7 @@ TEST_BOTH(SharedHeapStepTest,
   }
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
-  // At most every 10 ms, with a look at the descriptor and one at the lock.
+  // At most every 10 ms, with one check of the descriptor and one of the lock.
   EXPECT_LE(calls, 2 * (seconds.count() / 0.01 + 2));
 }
 

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The heap of one process: its blocks, their costs, and what can be sent.
+// The heap of one process: its blocks, their costs, and sending them.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 class SharedHeapTest : public shared_memory_test::SharedMemoryTestCase {};
 
-TEST_BOTH(SharedHeapTest, ABlockHasTheSizeThatWasAskedForOrALittleMore) {
+TEST_BOTH(SharedHeapTest, ABlockHasTheRequestedSizeOrALittleMore) {
   for (uint64_t size : {0, 1, 63, 64, 65, 4095, 4096, 4097, 1000003}) {
     const SharedBlock block = AllocateFilled(strategy, size, size);
     const uint64_t unit = size < 4096 ? 64 : 4096;
@@ -50,7 +50,7 @@ TEST_BOTH(SharedHeapTest, BlocksDoNotOverlap) {
   }
 }
 
-TEST_BOTH(SharedHeapTest, AReleasedBlockIsUsedAgain) {
+TEST_BOTH(SharedHeapTest, AReleasedBlockIsReused) {
   for (uint64_t size : {100, 5000, 3000000}) {
     const SharedBlock first = Heap().Allocate(strategy, size);
     Heap().Release(first);
@@ -60,7 +60,7 @@ TEST_BOTH(SharedHeapTest, AReleasedBlockIsUsedAgain) {
   }
 }
 
-TEST_BOTH(SharedHeapTest, StrategiesHaveSegmentsOfTheirOwn) {
+TEST_BOTH(SharedHeapTest, EachStrategyHasItsOwnSegments) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const SharedBlock other =
       Heap().Allocate(strategy == SharingStrategy::kFileSystem
@@ -106,7 +106,7 @@ TEST_BOTH(SharedHeapTest, AnAddressInNoHeldBlockIsNotSent) {
   EXPECT_FALSE(Heap().Send(block.data));
 }
 
-TEST_BOTH(SharedHeapTest, AMessageToOneselfFindsWhatIsBoundToTheBlock) {
+TEST_BOTH(SharedHeapTest, AMessageToTheSameProcessFindsTheBoundStorage) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const auto storage = std::make_shared<int>(1);
   EXPECT_TRUE(Heap().Bind(block, storage, [] { return true; }));
@@ -117,14 +117,14 @@ TEST_BOTH(SharedHeapTest, AMessageToOneselfFindsWhatIsBoundToTheBlock) {
   EXPECT_EQ(Heap().Stats().used, 0);
 }
 
-TEST_BOTH(SharedHeapTest, WhatRefusesToBeBoundIsNotFound) {
+TEST_BOTH(SharedHeapTest, AStorageThatRefusesToBeBoundIsNotFound) {
   const SharedBlock block = Heap().Allocate(strategy, 100);
   const auto storage = std::make_shared<int>(1);
   EXPECT_FALSE(Heap().Bind(block, storage, [] { return false; }));
   EXPECT_EQ(Heap().Receive(MessageOf(block)).storage, nullptr);
 }
 
-TEST_BOTH(SharedHeapTest, AMessageToOneselfIsAUserMoreOnceNothingIsBound) {
+TEST_BOTH(SharedHeapTest, AMessageToTheSameProcessAddsAUserOnceNothingIsBound) {
   const SharedBlock block = AllocateFilled(strategy, 100, 1);
   const auto received = Heap().Receive(MessageOf(block));
   EXPECT_EQ(received.storage, nullptr);
@@ -135,7 +135,7 @@ TEST_BOTH(SharedHeapTest, AMessageToOneselfIsAUserMoreOnceNothingIsBound) {
   EXPECT_EQ(Heap().Stats().blocks, 0);
 }
 
-TEST_BOTH(SharedHeapTest, TheFiguresTellWhatIsInUseAndWhatIsKept) {
+TEST_BOTH(SharedHeapTest, StatsReportUsedAndCachedMemory) {
   const SharedBlock large = Heap().Allocate(strategy, kMiB);
   const SharedBlock small = Heap().Allocate(strategy, 64);
   MessageOf(large);
@@ -154,7 +154,7 @@ TEST_BOTH(SharedHeapTest, TheFiguresTellWhatIsInUseAndWhatIsKept) {
   EXPECT_GT(stats.reserved, stats.used);
 }
 
-TEST_BOTH(SharedHeapTest, CollectingGivesIdleMemoryToTheSystem) {
+TEST_BOTH(SharedHeapTest, CollectReturnsIdleMemoryToTheSystem) {
   const SharedBlock kept = AllocateFilled(strategy, 100, 1);
   const std::string path = PathOf(MessageOf(kept));
   const uint64_t before = BytesOfFile(path);
@@ -171,7 +171,7 @@ TEST_BOTH(SharedHeapTest, CollectingGivesIdleMemoryToTheSystem) {
   EXPECT_TRUE(HasContent(again, 3));
 }
 
-TEST_BOTH(SharedHeapTest, ABlockInFlightIsNotGivenToTheSystem) {
+TEST_BOTH(SharedHeapTest, ABlockInFlightIsNotReturnedToTheSystem) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
@@ -181,7 +181,7 @@ TEST_BOTH(SharedHeapTest, ABlockInFlightIsNotGivenToTheSystem) {
   EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
 }
 
-TEST_BOTH(SharedHeapTest, AMessageThatIsGivenUpIsGone) {
+TEST_BOTH(SharedHeapTest, AnExpiredMessageIsGone) {
   const SharedBlock block = AllocateFilled(strategy, kMiB, 1);
   const SharedMessage message = MessageOf(block);
   Heap().Release(block);
@@ -192,7 +192,7 @@ TEST_BOTH(SharedHeapTest, AMessageThatIsGivenUpIsGone) {
   EXPECT_EQ(Heap().Stats().used, 0);
 }
 
-TEST_BOTH(SharedHeapTest, TheLimitIsKeptAndNamed) {
+TEST_BOTH(SharedHeapTest, TheLimitIsEnforcedAndReported) {
   Heap().SetLimit(4 * kMiB);
   const SharedBlock block = Heap().Allocate(strategy, 3 * kMiB);
   MessageOf(block);

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Threads of one process, and of two, that share at once.
+// Threads of one process, and of two, share blocks concurrently.
 
 #include <array>
 #include <atomic>
@@ -41,8 +41,8 @@ void InThreads(const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Stands for a tensor's storage: it is bound to a block, and releases it with
-// its last user.
+// Represents a tensor's storage. It is bound to a block, and releases the block
+// with its last user.
 struct Storage {
   Storage(const SharedBlock& block, uint64_t seed) : block(block), seed(seed) {}
   ~Storage() { Heap().Release(block); }
@@ -70,7 +70,7 @@ std::shared_ptr<Storage> Open(const Mail& mail) {
   return std::static_pointer_cast<Storage>(received.storage);
 }
 
-TEST_BOTH(SharedHeapThreadTest, ThreadsSendReceiveAndDropAtOnce) {
+TEST_BOTH(SharedHeapThreadTest, ThreadsSendReceiveAndDropConcurrently) {
   ThreadMailbox<Mail> mailbox;
   InThreads([&](int index) {
     std::mt19937_64 random(Seed() * kThreads + index);
@@ -140,8 +140,7 @@ TEST_BOTH(SharedHeapThreadTest, ThreadsReceiveWhatThreadsOfAnotherProcessSend) {
   receiver.Finish();
 }
 
-TEST_BOTH(SharedHeapThreadTest,
-          ThreadsThatAskForMoreThanTheLimitAllGetAnAnswer) {
+TEST_BOTH(SharedHeapThreadTest, ThreadsThatExceedTheLimitGetABlockOrAnError) {
   constexpr uint64_t kSize = 1 << 20;
   Heap().SetLimit(4 * kSize);
   std::atomic<int> refused{0};

@@ -12,18 +12,19 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The protocol of the reference counts, explored in full: every state that
-// three processes can bring one block to, where each atomic operation is a step
-// and a process may be killed between any two. What no order of steps breaks is
-// proven, for so many messages, loads and deaths; versions that lack one of the
-// precautions show that the explorer finds such faults.
+// Explores the protocol of the reference counts exhaustively: every state to
+// which three processes can bring one block. Each atomic operation is a step,
+// and a process may be killed between any two steps. A property that holds in
+// every state is proven for these numbers of messages, loads and deaths.
+// Variants without one of the precautions show that the explorer finds such
+// faults.
 //
-// The model follows SharedLedger and SharedHeap by hand: a change of their
-// atomic operations, or of the order of them, has to be made here too. Every
-// operation is sequentially consistent here; shared_ledger_order_test has the
-// orders that the code states. When a message was sent is written with the step
-// before the one that makes its ticket. Messages expire here at any time, so
-// that what may happen to one that ends with its owner is included.
+// The model is a manual copy of SharedLedger and SharedHeap: a change of their
+// atomic operations, or of their order, has to be made here too. In the model,
+// every operation is sequentially consistent; shared_ledger_order_test checks
+// the memory orders of the code. The time of a message is written in the step
+// before the step that creates its ticket. Messages may expire at any time
+// here, which includes messages that end with their owner.
 
 #include <algorithm>
 #include <cstdint>
@@ -49,20 +50,20 @@ constexpr size_t kTableSize = size_t{1} << 25;
 
 enum class Scheme {
   kLedger,
-  // The same for memory of a device: a receiver looks at the ticket, and
-  // redeems it when it is ready to use the memory.
+  // The same for device memory: a receiver checks the ticket, and redeems it
+  // when it is ready to use the memory.
   kTicketLast,
-  // The ledger with something left out.
+  // The ledger without one of its precautions.
   kTicketFirst,  // redeemed before the holder bit is set
   kNoEpoch,
-  kNoDeciding,    // mark in the generation
-  kNoLock,        // that says who is dead
-  kNoNews,        // of a reaped slot
-  kExpireAtOnce,  // without a mark, after which the time is read again
-  // One count in shared memory in place of the ledger: a sender adds one, who
-  // drops subtracts one.
+  kNoDeciding,       // without the mark in the generation
+  kNoLock,           // without the lock that shows which processes are dead
+  kNoReleasedMarks,  // of a reaped slot
+  kExpireAtOnce,     // without marking the ticket and reading the time again
+  // One counter in shared memory in place of the ledger: a sender increments
+  // it, and a process that drops the block decrements it.
   kCounter,
-  kResetCounter,  // to the owner's own count, after a death
+  kResetCounter,  // reset to the owner's own count after a death
 };
 
 struct Limits {
@@ -75,7 +76,7 @@ struct Limits {
   uint8_t places = kPlaces;
 };
 
-// What a process does next.
+// The next step of a process.
 enum At : uint8_t {
   kIdle,
   // IssueTicket
@@ -103,7 +104,7 @@ enum At : uint8_t {
   kNews,
   kFreeSlot,
   // FreeReleased, TryFree
-  kSeeNews,
+  kSeeReleasedMarks,
   kTakeMark,
   kDecide,
   kReadEpoch,
@@ -143,8 +144,8 @@ struct Message {
   uint8_t given_up : 1;
 };
 
-// Of a number that is only compared with an earlier value, the model keeps
-// whether it has changed.
+// For a number that is only compared with an earlier value, the model stores
+// only whether it has changed.
 struct State {
   Actor actors[kProcesses];
   Message messages[kMessages];
@@ -159,10 +160,10 @@ struct State {
   uint8_t c_before_b : 1;  // in the order of their slots, for who reads them
   uint8_t counter : 3;
   uint8_t sent : 2;
-  uint8_t more_loads : 2;  // left, like what follows
+  uint8_t more_loads : 2;  // left, like the members below
   uint8_t kills : 3;
   uint8_t expiries : 3;
-  // Messages that were sent by the ticket that expires, since it was looked at.
+  // Messages that were sent with the expiring ticket since it was checked.
   uint8_t young : 3;
   uint8_t padding[1];
 };
@@ -224,13 +225,13 @@ bool IsPast(const State& s, uint8_t index) {
          });
 }
 
-// Maps states whose difference cannot matter any more to one.
+// Maps states whose difference no longer matters to one state.
 State Canonical(State s) {
   for (uint8_t i = 0; i < kMessages; ++i) {
     if (IsPast(s, i)) s.messages[i] = {};
   }
   if (!AnyActor(s, IsExpiring)) s.young = 0;
-  // B and C are alike.
+  // B and C are interchangeable.
   State other = s;
   std::swap(other.actors[kB], other.actors[kC]);
   other.holders = (s.holders & 1) | (s.holders & 2) << 1 | (s.holders & 4) >> 1;
@@ -241,8 +242,7 @@ State Canonical(State s) {
   return std::memcmp(&s, &other, sizeof(State)) < 0 ? s : other;
 }
 
-// One atomic operation of a process, with what it does by itself before the
-// next one.
+// One atomic operation of a process, with the private work that follows it.
 struct Step {
   Step(const State& before, uint8_t who)
       : after(before), who(who), about(before.actors[who].about) {}
@@ -294,15 +294,16 @@ class Model {
     }
   }
 
-  // Whether nobody living has anything to do but to take back what is lost, and
-  // doing so does not free the block.
+  // Returns whether the block is kept forever: the living processes have
+  // nothing left to do except to reclaim lost references, and that does not
+  // free it.
   bool IsKept(State s) const {
     if (!s.in_use || AnyActor(s, [](const Actor& actor) {
           return actor.at != kIdle || actor.uses != 0;
         })) {
       return false;
     }
-    // A counter is never told that a message is lost. That is left out here.
+    // A counter cannot detect that a message is lost. That case is left out.
     if (Counts() && AnyMessage(s, [](const Message& message) {
           return message.generation != 0 && message.loads == 0;
         })) {
@@ -332,7 +333,7 @@ class Model {
   }
   At CollectAt(uint8_t who) const {
     if (Counts()) return kFree;
-    return who == kA ? kSeeNews : DecideAt();
+    return who == kA ? kSeeReleasedMarks : DecideAt();
   }
 
   // Begins something new in an idle process, with its first step.
@@ -404,8 +405,8 @@ class Model {
     }
   }
 
-  // The kernel gives the lock of a slot to one process at a time, and to none
-  // while the one that took the slot lives.
+  // The kernel grants the lock of a slot to one process at a time, and to no
+  // process while the one that took the slot is alive.
   bool CanReap(const State& s, uint8_t who, uint8_t dead) const {
     if (who == dead || s.actors[dead].reaped) return false;
     if (!s.actors[dead].dead && scheme_ != Scheme::kNoLock) return false;
@@ -419,7 +420,7 @@ class Model {
     return who == kA ||
            (s.actors[kA].dead && !AnyActor(s, [](const Actor& actor) {
               return IsExpiring(actor) ||
-                     (actor.at >= kSeeNews && actor.at <= kFree);
+                     (actor.at >= kSeeReleasedMarks && actor.at <= kFree);
             }));
   }
 
@@ -488,7 +489,7 @@ class Model {
     Actor& actor = step->actor();
     Message& message = s.messages[actor.about];
     uint8_t& ticket = s.tickets[message.place];
-    // Says when, before the ticket is there.
+    // Writes the time before the ticket exists.
     const auto says_when = [&] {
       bool expires = AnyActor(s, [&](const Actor& other) {
         return IsExpiring(other) && other.about == message.place;
@@ -639,7 +640,7 @@ class Model {
         return;
       case kDrop: {
         s.holders &= ~(1 << actor.about);
-        bool silent = scheme_ == Scheme::kNoNews && last == kFreeSlot;
+        bool silent = scheme_ == Scheme::kNoReleasedMarks && last == kFreeSlot;
         return step->To(silent ? last : kMark, "clears the holder bit of @");
       }
       case kMark:
@@ -661,7 +662,7 @@ class Model {
     if (s.c_before_b && (word == kB || word == kC)) word ^= kB ^ kC;
     step->about = word;
     switch (actor.at) {
-      case kSeeNews:
+      case kSeeReleasedMarks:
         step->To(s.news ? kTakeMark : kIdle, "looks for news of releases");
         s.news = false;
         break;
@@ -730,7 +731,7 @@ class Model {
   const Limits limits_;
 };
 
-// All states that a model can reach, and a shortest path to each wrong one.
+// All states that a model can reach, and a shortest path to each faulty state.
 class Explorer {
  public:
   Explorer(Scheme scheme, const Limits& limits) : model_(scheme, limits) {
@@ -739,7 +740,8 @@ class Explorer {
     for (uint32_t i = 0; i < states_.size(); ++i) {
       if (model_.IsKept(states_[i])) found_.try_emplace(kKept, i);
       model_.Steps(states_[i], &steps);
-      // Most of the time is that of cache misses: those of all steps overlap.
+      // Most of the time goes to cache misses; this overlaps those of all
+      // steps.
       for (Step& step : steps) {
         step.after = Canonical(step.after);
         __builtin_prefetch(&table_[SpotOf(step.after)]);
@@ -752,7 +754,7 @@ class Explorer {
     std::printf("  %zu states\n", states_.size());
   }
 
-  // Prints the steps that lead there too.
+  // Also prints the steps that lead to the fault.
   bool Finds(const std::string& wrong) const {
     auto found = found_.find(wrong);
     if (found == found_.end()) return false;
@@ -829,18 +831,20 @@ class Explorer {
   std::map<std::string, uint32_t> found_;  // the state before
 };
 
-// Of messages, more loads, kills, of A too, expiries and blocks.
+// Limits: messages, additional loads, kills, whether A may be killed, expiries,
+// and blocks.
 constexpr Limits kLarge = {3, 1, 1, false, 1, 2};
 constexpr Limits kCreatorDies = {2, 1, 1, true, 1, 2};
 constexpr Limits kTwoDie = {2, 1, 2, true, 0, 1};
 constexpr Limits kSmall = {2, 1, 0, false, 0, 1};
 constexpr Limits kSmallWithDeath = {1, 0, 1, false, 0, 1};
 
-ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsRightInEveryOrderOfSteps) {
+ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsCorrectInEveryOrderOfSteps) {
   EXPECT_TRUE(Explorer(Scheme::kLedger, kLarge).FindsNothing(kLostToTwin));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, TheLedgerIsRightWhoeverIsKilled) {
+ISOLATED_TEST(SharedLedgerModelTest,
+              TheLedgerIsCorrectWhicheverProcessIsKilled) {
   EXPECT_TRUE(Explorer(Scheme::kLedger, kCreatorDies).FindsNothing());
   EXPECT_TRUE(Explorer(Scheme::kLedger, kTwoDie).FindsNothing());
 }
@@ -864,43 +868,44 @@ ISOLATED_TEST(SharedLedgerModelTest,
   EXPECT_TRUE(explorer.Finds(kLost));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, WhoLooksForReferencesMustCompareTheEpoch) {
+ISOLATED_TEST(SharedLedgerModelTest, AScanForReferencesMustCompareTheEpoch) {
   EXPECT_TRUE(Explorer(Scheme::kNoEpoch, kSmall).Finds(kFreedInUse));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, WhoFreesMustMarkTheGenerationFirst) {
+ISOLATED_TEST(SharedLedgerModelTest, FreeingMustMarkTheGenerationFirst) {
   EXPECT_TRUE(Explorer(Scheme::kNoDeciding, kSmall).Finds(kFreedInUse));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, WhoReapsMustKnowThatTheProcessIsDead) {
+ISOLATED_TEST(SharedLedgerModelTest, ReapingMustEnsureThatTheProcessIsDead) {
   EXPECT_TRUE(Explorer(Scheme::kNoLock, kSmallWithDeath).Finds(kFreedInUse));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, WhoReapsMustSayThatBlocksWereReleased) {
-  EXPECT_TRUE(Explorer(Scheme::kNoNews, kSmallWithDeath).Finds(kKept));
+ISOLATED_TEST(SharedLedgerModelTest, ReapingMustMarkBlocksAsReleased) {
+  EXPECT_TRUE(Explorer(Scheme::kNoReleasedMarks, kSmallWithDeath).Finds(kKept));
 }
 
 ISOLATED_TEST(SharedLedgerModelTest,
-              WhoExpiresATicketMustMarkItAndReadTheTimeAgain) {
+              ExpiringATicketMustMarkItAndReadTheTimeAgain) {
   constexpr Limits kOnePlace = {3, 0, 0, false, 1, 1, 1};
   EXPECT_TRUE(Explorer(Scheme::kLedger, kOnePlace).FindsNothing());
   EXPECT_TRUE(Explorer(Scheme::kExpireAtOnce, kOnePlace).Finds(kYoung));
 }
 
 ISOLATED_TEST(SharedLedgerModelTest,
-              ACounterKeepsABlockForEverWhenAReceiverIsKilled) {
+              ACounterKeepsABlockForeverWhenAReceiverIsKilled) {
   EXPECT_TRUE(
       Explorer(Scheme::kCounter, {1, 0, 0, false, 0, 1}).FindsNothing());
   EXPECT_TRUE(Explorer(Scheme::kCounter, kSmallWithDeath).Finds(kKept));
 }
 
-ISOLATED_TEST(SharedLedgerModelTest, ACounterResetAtADeathFreesWhatOthersHold) {
+ISOLATED_TEST(SharedLedgerModelTest,
+              ACounterResetAtADeathFreesABlockThatOthersHold) {
   EXPECT_TRUE(Explorer(Scheme::kResetCounter, {2, 0, 1, false, 0, 1})
                   .Finds(kFreedInUse));
 }
 
 ISOLATED_TEST(SharedLedgerModelTest,
-              ACounterFreesWhatIsHeldWhenAPickleIsLoadedTwice) {
+              ACounterFreesAHeldBlockWhenAPickleIsLoadedTwice) {
   Explorer explorer(Scheme::kCounter, kSmall);
   EXPECT_TRUE(explorer.Finds(kFreedInUse));
   EXPECT_TRUE(explorer.Finds(kOther));

@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The reference counts, run in every way that their memory orders allow: this
-// is the code of shared_ledger.cc with other atomics. The processor that tests
-// run on may order more than the code asks for.
+// Runs the reference counts in every execution that their memory orders allow.
+// This is the code of shared_ledger.cc with replaced atomics. The processor on
+// which tests run may order accesses more strongly than the code requires.
 
 #include <algorithm>
 #include <array>
@@ -55,7 +55,7 @@ constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 constexpr auto kSeqCst = std::memory_order_seq_cst;
 
-// Returns whether some way of running two threads leads to the outcome.
+// Returns whether some execution of two threads leads to the outcome.
 bool CanBe(const std::function<void()>& prepare,
            const std::function<void()>& first,
            const std::function<void()>& second,
@@ -65,7 +65,7 @@ bool CanBe(const std::function<void()>& prepare,
   return can_be;
 }
 
-// Two atomics, what was read of them, and a third thing that is written.
+// Two atomics, and the values that were read from them.
 struct Litmus {
   Atomic<uint64_t> x{};
   Atomic<uint64_t> y{};
@@ -89,7 +89,7 @@ bool APassedMessageCanBeStale(std::memory_order write, std::memory_order read) {
 }
 
 ISOLATED_TEST(SharedLedgerOrderTest,
-              TheExplorerKnowsThatAReleaseAndAnAcquirePassAMessage) {
+              TheExplorerKnowsThatAReleaseSynchronizesWithAnAcquire) {
   EXPECT_FALSE(APassedMessageCanBeStale(kRelease, kAcquire));
   EXPECT_FALSE(APassedMessageCanBeStale(kSeqCst, kSeqCst));
   EXPECT_TRUE(APassedMessageCanBeStale(kRelaxed, kAcquire));
@@ -111,12 +111,13 @@ bool BothCanMissTheOther(std::memory_order order) {
 }
 
 ISOLATED_TEST(SharedLedgerOrderTest,
-              TheExplorerKnowsThatOfTwoOrderedWritersOneSeesTheOther) {
+              TheExplorerKnowsThatOfTwoSeqCstWritersOneSeesTheOther) {
   EXPECT_FALSE(BothCanMissTheOther(kSeqCst));
   EXPECT_TRUE(BothCanMissTheOther(kRelaxed));
 }
 
-// x is passed by the first writer of y, whose mark the second replaces.
+// The first writer of y publishes x. The second writer replaces its mark in y.
+// Returns whether a thread that acquires both marks may miss x.
 bool AReplacedMarkCanBeStale(const std::function<void(Litmus*)>& replace) {
   Litmus t;
   bool can_be = false;
@@ -134,8 +135,9 @@ bool AReplacedMarkCanBeStale(const std::function<void(Litmus*)>& replace) {
   return can_be;
 }
 
-ISOLATED_TEST(SharedLedgerOrderTest,
-              TheExplorerKnowsThatOnlyAWriteWhichReadsPassesOnWhatItReplaces) {
+ISOLATED_TEST(
+    SharedLedgerOrderTest,
+    TheExplorerKnowsThatOnlyAReadModifyWriteContinuesAReleaseSequence) {
   EXPECT_FALSE(
       AReplacedMarkCanBeStale([](Litmus* t) { t->y.fetch_or(2, kRelaxed); }));
   EXPECT_TRUE(
@@ -187,8 +189,7 @@ class Scene {
   uint64_t seen_releases_{0};
 };
 
-ISOLATED_TEST(SharedLedgerOrderTest,
-              ABlockThatIsDroppedIsFreedWithTheNewsOfIt) {
+ISOLATED_TEST(SharedLedgerOrderTest, ADroppedBlockIsFreedOnceItsMarkIsTaken) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -203,7 +204,7 @@ ISOLATED_TEST(SharedLedgerOrderTest,
 }
 
 ISOLATED_TEST(SharedLedgerOrderTest,
-              ABlockThatTwoDropIsFreedWithTheNewsOfTheLast) {
+              ABlockDroppedByTwoIsFreedOnceTheLastMarkIsTaken) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -221,7 +222,7 @@ ISOLATED_TEST(SharedLedgerOrderTest,
 }
 
 ISOLATED_TEST(SharedLedgerOrderTest,
-              ABlockOfADeadProcessIsFreedBesideAnotherThatDropsIt) {
+              ABlockIsFreedWhileOneHolderIsReapedAndAnotherDropsIt) {
   Scene s;
   Explorer::Explore(
       [&] {
@@ -268,9 +269,9 @@ ISOLATED_TEST(SharedLedgerOrderTest,
       });
 }
 
-// The word of the ticket that it shares may have its old value again.
+// The word of the shared ticket may have its old value again (ABA).
 ISOLATED_TEST(SharedLedgerOrderTest,
-              AMessageThatSharesAnOldTicketIsNotGivenUpWithThat) {
+              AMessageThatSharesAnOldTicketDoesNotExpireWithIt) {
   Scene s;
   SharedTicket old{};
   SharedTicket fresh{};
@@ -292,7 +293,7 @@ ISOLATED_TEST(SharedLedgerOrderTest,
 }
 
 ISOLATED_TEST(SharedLedgerOrderTest,
-              AnOldMessageIsGivenUpUnlessItIsReceivedMeanwhile) {
+              AnOldMessageExpiresUnlessItIsReceivedMeanwhile) {
   Scene s;
   SharedTicket ticket{};
   bool received = false;
@@ -307,7 +308,7 @@ ISOLATED_TEST(SharedLedgerOrderTest,
       [&] {
         EXPECT_FALSE(s.ledger.RedeemTicket(0, ticket));
         EXPECT_FALSE(s.ledger.Referenced(0));
-        // A receiver shows that it is done by releasing its hold.
+        // A receiver that is done releases its hold, which sets the mark.
         EXPECT_TRUE(received || s.ledger.TakeReleased(0) == 1);
       });
 }

@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Threads play processes that share one ledger, each with a slot of its own.
-// The content of a block is plain memory, so the thread sanitizer sees whether
-// the ledger alone orders one use of a block after another.
+// Threads act as processes that share one ledger, each with its own slot. The
+// content of a block is plain memory, so the thread sanitizer checks that the
+// ledger alone establishes happens-before between uses of a block.
 
 #include <algorithm>
 #include <array>
@@ -47,7 +47,7 @@ constexpr uint32_t kPlayers = 4;
 constexpr uint32_t kBlocks = 16;
 constexpr int kRounds = 8000;
 
-// In different words of a block's holders.
+// These slots are in different words of a block's holders.
 constexpr std::array<uint32_t, kPlayers> kSlots = {2, 3, 100, 511};
 
 struct Letter {
@@ -137,7 +137,7 @@ void Post(World* world, Random* random, uint32_t block, uint64_t generation) {
   }
 }
 
-// A process that receives, uses, sends on and drops blocks.
+// A process that receives, uses, forwards and drops blocks.
 class Player {
  public:
   Player(World* world, uint32_t number)
@@ -213,7 +213,7 @@ class Player {
     ledger_.ReleaseHolder(block, slot_);
   }
 
-  // Leaves its slot as it is, and the next process takes it.
+  // Leaves the slot as it is; the next process takes it.
   void Die() {
     held_.clear();
     ledger_.ReapSlot(slot_);
@@ -309,7 +309,7 @@ void Play(bool troubles) {
   EXPECT_TRUE(owner.AllAreFree());
 }
 
-// Runs a body again and again in a thread, while another runs here.
+// Repeats `body` in another thread, while this thread runs the other function.
 void Against(const std::function<void()>& body,
              const std::function<void()>& other) {
   constexpr int kTimes = 1000000;
@@ -322,8 +322,8 @@ void Against(const std::function<void()>& body,
   thread.join();
 }
 
-// The ledger is read word by word; the reference must not slip by on its way
-// from a word that is yet to be read to one that was.
+// The ledger is read word by word. A reference must not escape by moving from a
+// word that was not read yet to a word that was already read.
 ISOLATED_TEST(SharedLedgerStressTest, AReferenceThatMovesIsAlwaysSeen) {
   World world(false);
   SharedLedger& ledger = world.ledger;
@@ -345,8 +345,8 @@ ISOLATED_TEST(SharedLedgerStressTest, AReferenceThatMovesIsAlwaysSeen) {
   EXPECT_EQ(ledger.generation(0), generation);
 }
 
-// A process that sets a bit without a ticket meets one that frees the block.
-ISOLATED_TEST(SharedLedgerStressTest, ABlockThatStillIsStaysAsItIs) {
+// One process sets a bit without a ticket while another one frees the block.
+ISOLATED_TEST(SharedLedgerStressTest, ABlockStaysAsItIsWhileStillIsHolds) {
   World world(false);
   SharedLedger& ledger = world.ledger;
   Content& content = world.contents[0];

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The reference counts alone, on memory that is not a segment: each operation.
+// Each operation of the reference counts, on memory that is not a segment.
 
 #include <array>
 #include <cstddef>
@@ -73,11 +73,11 @@ class Book : private Memory, public SharedLedger {
   }
 };
 
-ISOLATED_TEST(SharedLedgerTest, ZeroedMemoryIsNoLedger) {
+ISOLATED_TEST(SharedLedgerTest, ZeroedMemoryIsNotALedger) {
   EXPECT_FALSE(SharedLedger::Start{}.Valid());
 }
 
-ISOLATED_TEST(SharedLedgerTest, ALedgerWhoseNumbersCannotBeIsNone) {
+ISOLATED_TEST(SharedLedgerTest, ALedgerWithImpossibleNumbersIsInvalid) {
   using Start = SharedLedger::Start;
   const std::function<void(Start*)> damages[] = {
       [](Start* start) { start->magic ^= 1; },
@@ -101,8 +101,7 @@ ISOLATED_TEST(SharedLedgerTest, ALedgerWhoseNumbersCannotBeIsNone) {
   }
 }
 
-ISOLATED_TEST(SharedLedgerTest,
-              ALedgerHasRoomForBlocksInTheMeasureOfItsSegment) {
+ISOLATED_TEST(SharedLedgerTest, TheRoomForBlocksGrowsWithTheSegment) {
   for (uint64_t reserve : {SharedLedger::kMinReserve,
                            kReserve,
                            uint64_t{1} << 36,
@@ -116,11 +115,11 @@ ISOLATED_TEST(SharedLedgerTest,
               SharedLedger::HeaderBytes(reserve) +
                   blocks * SharedLedger::BlockBytes());
   }
-  // The memory that a process with one small tensor needs.
+  // A process with one small tensor needs this memory.
   EXPECT_LE(SharedLedger::HeaderBytes(kReserve), 2 * kSharedPage);
 }
 
-ISOLATED_TEST(SharedLedgerTest, ALedgerTellsWhichSegmentItIsOf) {
+ISOLATED_TEST(SharedLedgerTest, ALedgerIdentifiesItsSegment) {
   Book ledger(0);
   EXPECT_TRUE(ledger.Begin().Valid());
   EXPECT_EQ(ledger.Begin().family, 1);
@@ -145,7 +144,7 @@ ISOLATED_TEST(SharedLedgerTest, TheSlotLimitCoversTheHighestSlotEverTaken) {
   EXPECT_EQ(ledger.slot_limit(), kOther + 1);
 }
 
-ISOLATED_TEST(SharedLedgerTest, ALedgerIsOrphanedWhenItIsTold) {
+ISOLATED_TEST(SharedLedgerTest, SetOrphanedOrphansALedger) {
   Book ledger(0);
   EXPECT_FALSE(ledger.orphaned());
   ledger.SetOrphaned();
@@ -220,7 +219,7 @@ ISOLATED_TEST(SharedLedgerTest, ATicketThatWasNotIssuedIsRefused) {
   EXPECT_FALSE(ledger.RedeemTicket(1, ticket));
   EXPECT_FALSE(ledger.RedeemTicket(0, {ticket.index, 6}));
   EXPECT_FALSE(ledger.RedeemTicket(0, {ticket.index, 0}));
-  // It is not reduced to the number of tickets either.
+  // The index is not reduced modulo the number of tickets either.
   for (uint32_t index = ticket.index + 1; index < 1000; ++index) {
     EXPECT_FALSE(ledger.RedeemTicket(0, {index, 5}));
   }
@@ -244,7 +243,7 @@ ISOLATED_TEST(SharedLedgerTest, AnyNumberOfMessagesCarryABlock) {
   EXPECT_TRUE(ledger.TryFree(0));
 }
 
-ISOLATED_TEST(SharedLedgerTest, OnlyMessagesSentBeforeADeadlineAreGivenUp) {
+ISOLATED_TEST(SharedLedgerTest, OnlyMessagesSentBeforeADeadlineExpire) {
   Book ledger(1);
   const SharedTicket old = ledger.IssueTicket(0, 5, 100);
   const SharedTicket young = ledger.IssueTicket(0, 6, 101);
@@ -255,7 +254,7 @@ ISOLATED_TEST(SharedLedgerTest, OnlyMessagesSentBeforeADeadlineAreGivenUp) {
   EXPECT_TRUE(ledger.RedeemTicket(0, young));
 }
 
-ISOLATED_TEST(SharedLedgerTest, ATicketThatMessagesShareIsAsOldAsTheLast) {
+ISOLATED_TEST(SharedLedgerTest, ASharedTicketIsAsOldAsItsLastMessage) {
   Book ledger(1);
   for (uint32_t nonce = 1; nonce <= 64; ++nonce) {
     ledger.IssueTicket(0, nonce, nonce);
@@ -264,7 +263,7 @@ ISOLATED_TEST(SharedLedgerTest, ATicketThatMessagesShareIsAsOldAsTheLast) {
   EXPECT_EQ(ledger.TicketCount(0), 64);
 }
 
-ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorEndsWithItAndNoEarlier) {
+ISOLATED_TEST(SharedLedgerTest, AMessageOfTheOwnerExpiresWithItAndNotEarlier) {
   Book ledger(1);
   const SharedTicket bound =
       ledger.IssueTicket(0, 5, 100, MessageLife::kUntilOwnerEnds);
@@ -276,7 +275,7 @@ ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorEndsWithItAndNoEarlier) {
   EXPECT_TRUE(ledger.RedeemTicket(0, other));
 }
 
-ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorIsRedeemedAsAnyOther) {
+ISOLATED_TEST(SharedLedgerTest, AMessageOfTheOwnerIsRedeemedLikeAnyOther) {
   Book ledger(1);
   const SharedTicket bound =
       ledger.IssueTicket(0, 0xffffffff, 1, MessageLife::kUntilOwnerEnds);
@@ -287,7 +286,7 @@ ISOLATED_TEST(SharedLedgerTest, AMessageOfTheCreatorIsRedeemedAsAnyOther) {
 }
 
 ISOLATED_TEST(SharedLedgerTest,
-              ATicketThatMessagesShareLivesAsLongAsTheOneThatLivesLongest) {
+              ASharedTicketLivesAsLongAsItsLongestLivedMessage) {
   Book ledger(1);
   constexpr uint32_t kPlaces = 8;
   for (uint32_t nonce = 1; nonce <= kPlaces; ++nonce) {
@@ -314,7 +313,7 @@ ISOLATED_TEST(SharedLedgerTest, ReapingASlotDropsItsHoldsAndNoOthers) {
   EXPECT_TRUE(ledger.Referenced(2));
 }
 
-ISOLATED_TEST(SharedLedgerTest, WhatMayFreeABlockIsNewsOnce) {
+ISOLATED_TEST(SharedLedgerTest, EachReleaseOfABlockIsMarkedOnce) {
   Book ledger(130);
   ledger.AddHolder(129, kOther);
   ledger.IssueTicket(129, 5, 1);
@@ -332,8 +331,9 @@ ISOLATED_TEST(SharedLedgerTest, WhatMayFreeABlockIsNewsOnce) {
   EXPECT_TRUE(is_news());
 }
 
-// The process may have been killed between the release of a hold and its mark.
-ISOLATED_TEST(SharedLedgerTest, ReapingASlotIsNewsOfEveryBlock) {
+// The process may have been killed between clearing its bit and setting the
+// mark.
+ISOLATED_TEST(SharedLedgerTest, ReapingASlotMarksEveryBlock) {
   Book ledger(130);
   ledger.SetSlot(kOther, SharedLedger::kTaken, 1);
   const uint64_t count = ledger.release_count();
@@ -343,7 +343,7 @@ ISOLATED_TEST(SharedLedgerTest, ReapingASlotIsNewsOfEveryBlock) {
   EXPECT_EQ((ledger.TakeReleased(2) & 3), 3);
 }
 
-ISOLATED_TEST(SharedLedgerTest, ACreatorKilledWhileItDecidedLeavesAGoodBlock) {
+ISOLATED_TEST(SharedLedgerTest, AnOwnerKilledInsideTryFreeLeavesAValidBlock) {
   Book ledger(1);
   const uint64_t generation = ledger.generation(0);
   ledger.AddHolder(0, kOther);

@@ -12,7 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Descriptors and locks: when a descriptor is closed, and who has a lock.
+// Descriptors and locks: when a descriptor is closed, and which one holds a
+// lock.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ FileDescriptor NewFile() {
   return file;
 }
 
-// Opens a file another time, with locks of its own.
+// Opens a file again, with its own locks.
 FileDescriptor Again(const FileDescriptor& file) {
   return OpenFile("/proc/self/fd/" + std::to_string(file.get()), O_RDWR);
 }
@@ -72,7 +73,7 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, AMovedDescriptorHasOneOwner) {
 }
 
 ISOLATED_TEST(SharedMemoryDescriptorTest,
-              ANumberThatRefersToAnotherFileByNowIsNotClosed) {
+              ANumberThatNowRefersToAnotherFileIsNotClosed) {
   FileDescriptor next;
   {
     const FileDescriptor lost = NewFile();
@@ -106,7 +107,7 @@ ISOLATED_TEST(SharedMemoryDescriptorTest,
   EXPECT_TRUE(file.SameFile(other));
 }
 
-ISOLATED_TEST(SharedMemoryDescriptorTest, FilesAreToldApartEvenOnceClosed) {
+ISOLATED_TEST(SharedMemoryDescriptorTest, FilesAreDistinguishedEvenOnceClosed) {
   FileDescriptor file = NewFile();
   const FileDescriptor again = Again(file);
   const FileDescriptor other = NewFile();
@@ -118,12 +119,12 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, FilesAreToldApartEvenOnceClosed) {
   EXPECT_FALSE(file.SameFile(again));
 }
 
-ISOLATED_TEST(SharedMemoryDescriptorTest, WhyAFileCannotBeOpenedIsInErrno) {
+ISOLATED_TEST(SharedMemoryDescriptorTest, ErrnoSaysWhyAFileCannotBeOpened) {
   EXPECT_FALSE(static_cast<bool>(OpenFile("/dev/shm/is/not/there", O_RDONLY)));
   EXPECT_EQ(errno, ENOENT);
 }
 
-ISOLATED_TEST(SharedMemoryDescriptorTest, ProgramsThatAreStartedInheritNone) {
+ISOLATED_TEST(SharedMemoryDescriptorTest, StartedProgramsInheritNoDescriptor) {
   const FileDescriptor file = OpenFile("/dev/null", O_RDONLY);
   EXPECT_EQ(fcntl(file.get(), F_GETFD), FD_CLOEXEC);
 }
@@ -154,7 +155,7 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, ALockExcludesOtherDescriptions) {
   EXPECT_TRUE(SetLock(again.get(), F_WRLCK, 4, 1));
 }
 
-ISOLATED_TEST(SharedMemoryDescriptorTest, SeveralCanHaveALockToRead) {
+ISOLATED_TEST(SharedMemoryDescriptorTest, SeveralCanHoldAReadLock) {
   const FileDescriptor file = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
   const FileDescriptor again = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
   const int64_t byte = static_cast<int64_t>(Family() >> 2);
@@ -163,7 +164,7 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, SeveralCanHaveALockToRead) {
   EXPECT_TRUE(IsLocked(again.get(), byte));
 }
 
-ISOLATED_TEST(SharedMemoryDescriptorTest, ALockGoesWithAKilledProcess) {
+ISOLATED_TEST(SharedMemoryDescriptorTest, ALockEndsWithAKilledProcess) {
   const FileDescriptor file = NewFile();
   Worker worker([&file](const Channel& channel) {
     const FileDescriptor again = Again(file);

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// What the core asks the system: files, processes, errors, random bits, and how
-// much memory there is.
+// System information that the core uses: files, processes, errors, random bits,
+// and the amount of memory.
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -72,7 +72,7 @@ std::string FolderOf(pid_t process) {
   return "/proc/" + std::to_string(process);
 }
 
-ISOLATED_TEST(SharedMemorySystemTest, AFileOfAnySizeIsReadWhole) {
+ISOLATED_TEST(SharedMemorySystemTest, AFileOfAnySizeIsReadCompletely) {
   const Folder folder;
   for (size_t size : {0, 1, 4096, 10000}) {
     folder.Write("/file", std::string(size, 'x'));
@@ -83,7 +83,7 @@ ISOLATED_TEST(SharedMemorySystemTest, AFileOfAnySizeIsReadWhole) {
 }
 
 ISOLATED_TEST(SharedMemorySystemTest, AProcessThatRunsIsNotDead) {
-  // The name stands in the same line, before the state.
+  // The name is in the same line, before the state.
   prctl(PR_SET_NAME, ") Z (");
   const auto stat = ReadProcessStat(FolderOf(getpid()));
   ASSERT_TRUE(stat.has_value());
@@ -107,7 +107,7 @@ ISOLATED_TEST(SharedMemorySystemTest, AProcessThatHasEndedIsDead) {
   EXPECT_FALSE(EffectiveUserOf(process).has_value());
 }
 
-ISOLATED_TEST(SharedMemorySystemTest, TheFlagsOfAProcessAreTold) {
+ISOLATED_TEST(SharedMemorySystemTest, TheFlagsOfAProcessAreRead) {
   const Folder folder;
   auto with_flags = [&folder](uint32_t flags) {
     folder.Write("/stat",
@@ -122,7 +122,7 @@ ISOLATED_TEST(SharedMemorySystemTest, TheFlagsOfAProcessAreTold) {
   EXPECT_FALSE(with_flags(0x200000).IsExiting());
 }
 
-ISOLATED_TEST(SharedMemorySystemTest, AStatusThatIsCutOffIsUnknown) {
+ISOLATED_TEST(SharedMemorySystemTest, ATruncatedStatusIsUnknown) {
   const Folder folder;
   for (const char* text : {"", "7 (name", "7 (name) S 1 1"}) {
     folder.Write("/stat", text);
@@ -136,7 +136,7 @@ ISOLATED_TEST(SharedMemorySystemTest, TheUserOfAProcessIsTheEffectiveOne) {
   const uint32_t nobody = 65534;
   ASSERT_EQ(seteuid(nobody), 0);
   EXPECT_EQ(EffectiveUserOf(getpid()), nobody);
-  // A sanitizer looks at the memory of its process at the end.
+  // A sanitizer inspects the memory of its process at exit.
   ASSERT_EQ(seteuid(0), 0);
   prctl(PR_SET_DUMPABLE, 1);
 }
@@ -158,7 +158,8 @@ ISOLATED_TEST(SharedMemorySystemTest, AnErrorThatHasARemedyNamesIt) {
   EXPECT_NE(TextOf(EOPNOTSUPP).find("set_sharing_strategy"), std::string::npos);
 }
 
-ISOLATED_TEST(SharedMemorySystemTest, WhatIsUsedUpIsToldFromOtherErrors) {
+ISOLATED_TEST(SharedMemorySystemTest,
+              ExhaustionIsDistinguishedFromOtherErrors) {
   auto kind = [](int error) {
     return KindOf([error] {
       errno = error;
@@ -188,7 +189,7 @@ ISOLATED_TEST(SharedMemorySystemTest, RandomBitsDiffer) {
   EXPECT_EQ(drawn.count(0), 0);
 }
 
-// The files by which a process finds the limits of its control groups.
+// The files in which a process finds the limits of its control groups.
 class Root : public Folder {
  public:
   explicit Root(const std::string& groups) {
@@ -208,7 +209,7 @@ ISOLATED_TEST(SharedMemorySystemTest,
 }
 
 ISOLATED_TEST(SharedMemorySystemTest,
-              TheLeastLimitOfAControlGroupAndThoseAboveItCounts) {
+              TheLowestLimitOfAControlGroupAndItsParentsCounts) {
   const Root root("0::/above/own\n");
   root.Write("/sys/fs/cgroup/above/own/memory.max", "max\n");
   EXPECT_EQ(root.Memory(), kMachine);

@@ -27,10 +27,11 @@ namespace shared_memory_test {
 
 namespace {
 
-// No machine is so busy that what a test waits for takes as long.
+// A condition that a test waits for becomes true sooner, even on a busy
+// machine.
 constexpr auto kLong = std::chrono::seconds(120);
 
-// Distinct for each test of each program that runs.
+// Differs between all tests of all programs that run at the same time.
 uint64_t test_family = 0;
 
 std::vector<std::string> FilesWith(const std::string& prefix) {
@@ -54,7 +55,7 @@ std::string NamePrefix(const char* format, uint64_t value) {
 }  // namespace
 
 void SharedMemoryTestCase::SetUp() {
-  // The program's own number first, by which Files() finds its files.
+  // The process number comes first, so that Files() finds the program's files.
   static uint16_t number = 0;
   test_family = static_cast<uint64_t>(getpid()) << 32 |
                 static_cast<uint64_t>(++number) << 16;

@@ -25,19 +25,20 @@ namespace shared_memory_test {
 
 using isolated_test::Seed;
 
-// Each test runs in a process of its own, since there is one heap per process;
-// a file that it leaves in /dev/shm fails it.
+// Each test runs in its own process, since there is one heap per process. A
+// test that leaves a file in /dev/shm fails.
 class SharedMemoryTestCase : public ::testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
 };
 
-// The family of the processes of the test that runs; `other` ones are
-// unrelated.
+// Returns the family of the current test's processes. Other values of `other`
+// give unrelated families.
 uint64_t Family(int other = 0);
 
-// The names of the files that processes of the test have in /dev/shm.
+// Return the names of the files in /dev/shm that belong to processes of the
+// test, or to a family.
 std::vector<std::string> Files();
 std::vector<std::string> FilesOf(uint64_t family);
 

@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Segments: who can attach to one, and what becomes of it.
+// Segments: attaching to them, and their lifetime.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -45,7 +45,7 @@ constexpr uint64_t kReserve = SharedLedger::kMinReserve;
 // A page for values, after the ledger.
 const uint64_t kPage = SharedLedger::LedgerBytes(kReserve);
 
-// Makes a segment with one block, the page for values, which this process
+// Creates a segment with one block, the page for values, which this process
 // holds.
 std::unique_ptr<SharedSegment> NewSegment(SharingStrategy strategy) {
   auto segment = SharedSegment::Create(strategy, Family(), kReserve);
@@ -60,7 +60,7 @@ int& ValueIn(const SharedSegment& segment) {
   return *reinterpret_cast<int*>(segment.base() + kPage);
 }
 
-// What a worker does that attaches to a segment, holds its block and waits.
+// Returns a worker body: it attaches to a segment, holds its block and waits.
 auto Attaching(const SharedSegment& segment) {
   return [id = segment.id()](const Channel& channel) {
     auto attached = SharedSegment::Open(id);
@@ -140,7 +140,7 @@ ISOLATED_TEST(SharedSegmentTest, AFileThatWasChangedIsRefusedAndNamed) {
   unlink(path.c_str());
 }
 
-ISOLATED_TEST(SharedSegmentTest, TheDeathOfTheOwnerIsSeenByWhoIsAttached) {
+ISOLATED_TEST(SharedSegmentTest, AttachedProcessesSeeTheDeathOfTheOwner) {
   Worker owner([](const Channel& channel) {
     auto segment = NewSegment(kFile);
     channel.Send(segment->id());
@@ -213,7 +213,7 @@ ISOLATED_TEST(SharedSegmentTest, ADetachedSegmentLeavesThePagesThatAreKept) {
   EXPECT_EQ(KindOf([&] { SharedSegment::Open(id); }), Kind::kGone);
 }
 
-ISOLATED_TEST(SharedSegmentTest, AChildOfForkHoldsABlockByASlotOfItsOwn) {
+ISOLATED_TEST(SharedSegmentTest, AForkedChildHoldsABlockWithItsOwnSlot) {
   auto segment = NewSegment(kMemfd);
   segment->PrepareFork({0});
   Worker child([&](const Channel& channel) {

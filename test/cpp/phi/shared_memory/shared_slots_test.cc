@@ -62,7 +62,7 @@ class Book {
   int fd() const { return file_.get(); }
   SharedLedger& ledger() { return ledger_; }
   SharedSlots slots() { return SharedSlots(fd(), &ledger_); }
-  // Opens the file another time, as another process does.
+  // Opens the file again, as another process does.
   Book Again() const {
     return Book(OpenFile("/proc/self/fd/" + std::to_string(fd()), O_RDWR));
   }
@@ -81,7 +81,7 @@ class Book {
 
 Book NewBook() { return Book(MakeMemfd("test")); }
 
-// A file of the family Family(1) that others see.
+// Returns a file of the family Family(1) that other processes see.
 Book NamedBook() {
   return Book(OpenFile(SegmentPath(SegmentName(Family(1), 1)),
                        O_RDWR | O_CREAT | O_EXCL));
@@ -92,7 +92,7 @@ bool Found(const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// What a worker does that takes a slot, holds the block 0 and waits.
+// Returns the body of a worker that takes a slot, holds block 0 and waits.
 auto Taking(const Book& book, uint32_t first) {
   return [&book, first](const Channel& channel) {
     Book again = book.Again();
@@ -104,7 +104,7 @@ auto Taking(const Book& book, uint32_t first) {
   };
 }
 
-ISOLATED_TEST(SharedSlotsTest, TheNameOfAFileHasItsFamily) {
+ISOLATED_TEST(SharedSlotsTest, AFileNameContainsItsFamily) {
   const std::string name = SegmentName(Family(), 7);
   EXPECT_EQ(FamilyInName(name), Family());
   const std::string user = std::to_string(geteuid());
@@ -124,7 +124,7 @@ ISOLATED_TEST(SharedSlotsTest, TheFilesOfTheUserAreFound) {
   unlink(SegmentPath(name).c_str());
 }
 
-ISOLATED_TEST(SharedSlotsTest, AMemfdIsOpenedByItsNumberAndNothingElseIs) {
+ISOLATED_TEST(SharedSlotsTest, OnlyAMemfdIsOpenedByItsNumber) {
   const FileDescriptor memfd = MakeMemfd("test");
   EXPECT_TRUE(OpenMemfdOf(getpid(), memfd.get()).SameFile(memfd));
   int ends[2];
@@ -135,7 +135,7 @@ ISOLATED_TEST(SharedSlotsTest, AMemfdIsOpenedByItsNumberAndNothingElseIs) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-ISOLATED_TEST(SharedSlotsTest, AFileThatCannotBeASegmentsIsToldWhy) {
+ISOLATED_TEST(SharedSlotsTest, WhyUnfitNamesTheReason) {
   auto why = [](const FileDescriptor& file) {
     return WhyUnfit(file.get(), SharingStrategy::kFileDescriptor);
   };
@@ -146,7 +146,7 @@ ISOLATED_TEST(SharedSlotsTest, AFileThatCannotBeASegmentsIsToldWhy) {
   ASSERT_EQ(fchmod(memfd.get(), 0600), 0);
   EXPECT_EQ(why(memfd), "it is too small");
   ASSERT_EQ(ftruncate(memfd.get(), kReserve), 0);
-  EXPECT_EQ(why(memfd), "it can be cut short");
+  EXPECT_EQ(why(memfd), "it can be truncated");
   ASSERT_EQ(fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_EQ(why(memfd), "");
 }
@@ -159,7 +159,7 @@ ISOLATED_TEST(SharedSlotsTest, TheStartOfALedgerIsReadFromTheFile) {
   EXPECT_EQ(ReadLedgerStart(book.fd()).family, Family(1));
 }
 
-ISOLATED_TEST(SharedSlotsTest, WhatIsTrimmedTakesNoMemoryAndKeepsItsAddresses) {
+ISOLATED_TEST(SharedSlotsTest, TrimmedRangesTakeNoMemoryAndKeepTheirAddresses) {
   const FileDescriptor file = MakeMemfd("test");
   ASSERT_EQ(fallocate(file.get(), 0, 0, 4 * kSharedPage), 0);
   TrimFile(file.get(), kSharedPage, 2 * kSharedPage);
@@ -175,7 +175,7 @@ ISOLATED_TEST(SharedSlotsTest, AFailedMappingIsEmpty) {
   EXPECT_EQ(errno, EBADF);
 }
 
-ISOLATED_TEST(SharedSlotsTest, EachProcessTakesASlotOfItsOwn) {
+ISOLATED_TEST(SharedSlotsTest, EachProcessTakesItsOwnSlot) {
   Book book = NewBook();
   book.ledger().AppendBlock(0, 64);
   Worker worker(Taking(book, kFirst));
@@ -222,9 +222,9 @@ ISOLATED_TEST(SharedSlotsTest, ADeadOwnerLeavesTheSegmentOrphaned) {
   EXPECT_TRUE(book.ledger().orphaned());
 }
 
-ISOLATED_TEST(SharedSlotsTest, AProcessNumberThatIsUsedAgainKeepsNoSlot) {
+ISOLATED_TEST(SharedSlotsTest, AReusedProcessNumberKeepsNoSlot) {
   Book book = NewBook();
-  // As if this process had got the number of one that has ended.
+  // As if this process had the number of a process that has ended.
   book.ledger().SetSlot(kFirst, SharedLedger::kTaken, getpid());
   EXPECT_TRUE(book.slots().ReapIfDead(kFirst));
 }
@@ -309,9 +309,9 @@ ISOLATED_TEST(SharedSlotsTest, AFileOfTheFamilyStaysUntilItsMessagesExpire) {
   EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-ISOLATED_TEST(SharedSlotsTest, ALockThatOtherCodeDroppedIsTakenAgain) {
+ISOLATED_TEST(SharedSlotsTest, ALockThatOtherCodeReleasedIsTakenAgain) {
   SharedFamily family(Family());
-  // The number of the descriptor is the next one to be given away.
+  // The lock's descriptor has the number before the next free one.
   const int fd = OpenFile("/dev/null", O_RDONLY).get() - 1;
   ASSERT_EQ(close(fd), 0);
   family.EnsureLocked();
@@ -329,8 +329,8 @@ ISOLATED_TEST(SharedSlotsTest, TheLastToLeaveAFamilyRemovesItsFiles) {
   EXPECT_TRUE(FilesOf(Family(1)).empty());
 }
 
-// Starts a program with a family in its environment that has a folder open so
-// often, and ends it when the object goes.
+// Starts a program that has a family in its environment, and has a folder open
+// this many times. The destructor ends it.
 class Program {
  public:
   Program(const std::string& family, int folder, int count) {
@@ -346,7 +346,7 @@ class Program {
              const_cast<char**>(variables));
       _exit(1);
     }
-    // Until then it has the environment of this process.
+    // Until the program has started, it has the environment of this process.
     const std::string file = "/proc/" + std::to_string(pid_) + "/environ";
     REQUIRE_TRUE(Eventually([&] {
       return ReadFile(file).value_or("").find(variable) != std::string::npos;
@@ -379,7 +379,7 @@ ISOLATED_TEST(SharedSlotsTest, AProgramMayJoinTheFamilyItWasStartedWith) {
   EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));
 }
 
-ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsFamilyMayNotJoinIt) {
+ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsFamilyMayNotJoinItAgain) {
   const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
   const Program program(FamilyName(), folder.get(), 2);
   EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));

@@ -12,40 +12,42 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A stand-in for NVIDIA's driver, libcuda.so.1, where there is no GPU: it lets
-// the code that shares memory of devices between processes be tested for how
-// it uses the driver. It is no emulator of a GPU: memory is set and copied, and
-// nothing computes. A pointer of a device is an address of the host, so a test
-// may look at what is there, and another address in each process.
+// A stand-in for NVIDIA's driver, libcuda.so.1, for machines without a GPU.
+// With it, tests check how the code that shares device memory between processes
+// uses the driver. It does not emulate a GPU: it sets and copies memory, but
+// computes nothing. A device pointer is a host address, so tests can inspect
+// the memory. The address differs between processes.
 //
-// It keeps the rules of the driver that such code depends on:
-//  - no use in a child of fork; a current context, for each thread, for all
-//    but devices, contexts and names of errors;
-//  - handles are not opened by the process that made them, twice in a process,
-//    on another device, or when what they name is gone;
-//  - work of streams is done later, by a thread of its own for each stream;
-//    freeing memory waits for all of it;
-//  - an event that nobody has recorded is complete, and so is one whose
-//    recorder is dead; a wait is for the record that was the last one when it
-//    was asked for;
-//  - memory that is mapped in chunks lives as long as a process has it mapped
-//  or
-//    has a descriptor of it; the descriptor itself has to be passed, and a file
-//    that was opened again through it is refused.
-// It is as strict as any version of the driver: what only some allow fails.
+// It enforces the driver's rules on which such code depends:
+//  - The driver cannot be used in a forked child. Each thread needs a current
+//    context for all calls except those about devices, contexts and error
+//    names.
+//  - A handle cannot be opened by the process that created it, twice in a
+//    process, on another device, or after its memory or event is gone.
+//  - Stream work is done later, by one thread per stream. Freeing memory waits
+//    for all of it.
+//  - An event that was never recorded is complete, and so is one whose recorder
+//    is dead. A wait is for the last record at the time of the call.
+//  - Memory in chunks lives as long as any process has it mapped or has a
+//    descriptor of it. The descriptor itself has to be passed; a file that was
+//    opened again through it is refused.
+// It is as strict as the strictest driver version: calls that only some
+// versions allow fail.
 //
-// What a driver would leave undefined ends the process with status 86 and a
-// line on stderr, "stand-in: violation: ...": memory is freed, or an event is
-// destroyed, while another process has it open, or there is a call after the
-// driver has shut down.
+// Behavior that a driver leaves undefined ends the process with status 86 and a
+// line on stderr, "stand-in: violation: ...". This happens if memory is freed,
+// or an event is destroyed, while another process has it open, or if there is a
+// call after the driver has shut down.
 //
-// The environment decides about:
-//  - STAND_IN_DEVICES: the number of devices, 2; each has 8 GiB a process;
-//  - CUDA_VISIBLE_DEVICES: which of them, by number, and in which order;
-//  - STAND_IN_EVENTS: how many events a process can make, 200;
-//  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle;
-//  - STAND_IN_PEER_ACCESS: chunks mapped while it is 1 may be made accessible
-//    for all devices, rather than for their own;
+// Environment variables:
+//  - STAND_IN_DEVICES: the number of devices, 2 by default; each has 8 GiB per
+//    process.
+//  - CUDA_VISIBLE_DEVICES: which devices are visible, by number, in this order.
+//  - STAND_IN_EVENTS: how many events a process can create, 200 by default.
+//  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle.
+//  - STAND_IN_PEER_ACCESS: chunks mapped while it is 1 can be made accessible
+//  for
+//    all devices, not only for their own.
 //  - STAND_IN_DELAY_US and STAND_IN_FAIL: see the header.
 
 #include "test/cpp/phi/shared_memory/stand_in_driver.h"
@@ -103,7 +105,7 @@ struct CUuuid {
   char bytes[16];
 };
 
-// Of memory and of events.
+// The handle of memory or of an event.
 struct CUipcHandle {
   char bytes[64];
 };
@@ -128,7 +130,7 @@ struct CUmemAccessDesc {
 
 namespace stand_in {
 
-// It is its own primary context, the only one that it has.
+// A device. It is also its own primary context, the only context that it has.
 struct Device {
   int ordinal;
   int physical;  // the same in every process
@@ -182,7 +184,7 @@ constexpr Error kErrors[] = {
     {kNotReady, "CUDA_ERROR_NOT_READY", "work is not done yet"},
 };
 
-// Null if the function is none of those above.
+// Returns null if there is no error with this code.
 const Error* ErrorOf(CUresult code) {
   const Error* found = std::find_if(
       std::begin(kErrors), std::end(kErrors), [code](const Error& error) {
@@ -244,7 +246,7 @@ uint64_t Random() {
 struct Function {
   const char* name;
   std::atomic<int> calls{0};
-  // The number of the call that is to fail, if it is still to come.
+  // The number of the call that will fail, if it has not happened yet.
   std::atomic<int> failing_call{0};
   std::atomic<CUresult> failure{kSuccess};
   std::atomic<bool> held{false};
@@ -295,7 +297,7 @@ Function functions[] = {
     {"cuGetErrorString"},
 };
 
-// It allocates nothing: a child of fork may find the heap locked forever.
+// Allocates nothing: in a forked child, the heap may be locked forever.
 Function& FunctionNamed(std::string_view name) {
   for (Function& function : functions) {
     if (name == function.name) return function;
@@ -304,19 +306,19 @@ Function& FunctionNamed(std::string_view name) {
       "\". Name one, without its version.");
 }
 
-// What has to have happened before a call.
+// The requirements of a call.
 enum class Needs { kNothing, kInitialization, kContext };
 
 struct State;
 
-// No lock guards these: a child of fork has to find them whatever other threads
-// of its parent were doing.
+// No lock guards these: a forked child has to be able to read them whatever
+// other threads of its parent were doing.
 std::atomic<pid_t> initialized_by{0};
 std::atomic<State*> state{nullptr};
 std::atomic<bool> shut_down{false};
 std::atomic<int> delay_us{0};
 
-// Trivial, since calls come even after the destructors of a thread.
+// Trivially destructible, since calls come even after a thread's destructors.
 struct ContextStack {
   static constexpr int kDepth = 64;
   Device* contexts[kDepth];
@@ -324,12 +326,12 @@ struct ContextStack {
 };
 thread_local ContextStack stack = {};
 
-// Set once there is a state.
+// Set once the state exists.
 State& Now() { return *state; }
 Device* CurrentDevice() { return stack.contexts[stack.depth - 1]; }
 
-// Every function of the driver begins with it, and returns what it returns
-// unless that is 0.
+// Every driver function calls this first. If the result is not 0, the function
+// returns it.
 CUresult Begin(std::string_view name, Needs needs) {
   Function& function = FunctionNamed(name.substr(0, name.rfind("_v2")));
   if (shut_down) {
@@ -362,7 +364,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     changed_.notify_all();
   }
 
-  // Waits for the work that was given so far.
+  // Waits for the work that was submitted so far.
   void Synchronize() {
     std::unique_lock<std::mutex> lock(mutex_);
     uint64_t wanted = submitted_;
@@ -393,14 +395,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t completed_{0};
 };
 
-// ---- Regions: what memory and events are in ---------------------------------
+// ---- Regions: they contain memory or an event -------------------------------
 
 enum class Kind : int32_t { kMemory, kEvent, kChunk };
 
 struct Identity {
   uint64_t id;
   uint64_t size;
-  int32_t device;  // its physical number: processes may see other ones
+  int32_t device;  // its physical number; processes may see other numbers
   Kind kind;
 };
 
@@ -419,14 +421,14 @@ struct Header {
   std::atomic<bool> freed;
 };
 
-// Held where a child of fork would get what is not for it.
+// Held while a fork would give the child a descriptor that it must not have.
 std::mutex no_fork;
 
-// A file in memory, mapped by its maker and by processes that opened its
-// handle. An opener has a read lock on the first byte for as long as its
-// mapping exists: the mapping alone keeps the open file that has the lock,
-// since the descriptor is closed and children of fork get no mapping. So the
-// lock goes even if the opener is killed.
+// A file in memory, mapped by its creator and by processes that opened its
+// handle. An opener has a read lock on the first byte as long as its mapping
+// exists: only the mapping keeps the open file that has the lock, since the
+// descriptor is closed and forked children do not inherit the mapping. So the
+// lock is released even if the opener is killed.
 class Region {
  public:
   // Returns null if the system has no more.
@@ -445,7 +447,7 @@ class Region {
     return std::unique_ptr<Region>(new Region(device, fd, exportable, header));
   }
 
-  // A region of another process, for the current context.
+  // Opens a region of another process for the current context.
   static CUresult Open(const CUipcHandle& bytes,
                        Kind kind,
                        std::unique_ptr<Region>* opened) {
@@ -454,7 +456,7 @@ class Region {
     if (handle.pid == getpid()) return kInvalidContext;
     std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" +
                        std::to_string(handle.fd);
-    // A child of fork must not get the descriptor, and with it the lock.
+    // A forked child must not get the descriptor, and with it the lock.
     std::lock_guard<std::mutex> guard(no_fork);
     int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd == -1) return kInvalidHandle;
@@ -485,20 +487,21 @@ class Region {
     return bytes;
   }
 
-  // Keeps other processes from opening what is of this process's making; false
-  // if one of them has it open.
+  // Prevents other processes from opening a region that this process created.
+  // Returns false if one of them has it open.
   bool ExcludeOpeners() {
-    // A lock, rather than a look for them: nobody opens the region between the
-    // look and the end. It goes with the file.
+    // Take the lock instead of only checking it, so that nobody opens the
+    // region between the check and the end. The lock ends with the file.
     if (!Lock(fd_, F_WRLCK)) return false;
     header_->freed = true;
     return true;
   }
 
-  // Ends memory of this process's making; false if another one has it open.
+  // Frees memory that this process created. Returns false if another process
+  // has it open.
   bool Free() {
     if (!ExcludeOpeners()) return false;
-    // Only pages that were ever touched, which may be few.
+    // Overwrite only pages that were ever touched, which may be few.
     off_t at = kPage;
     while ((at = lseek(fd_, at, SEEK_DATA)) != -1) {
       off_t end = lseek(fd_, at, SEEK_HOLE);
@@ -541,8 +544,8 @@ class Region {
   }
 
   static Header* Map(int fd, size_t size) {
-    // The hint is there for addresses to differ between processes, even if one
-    // was forked from the other.
+    // The hint makes addresses differ between processes, even if one was forked
+    // from the other.
     uintptr_t hint = (uintptr_t{1} << 44) + (Random() >> 36) * 16 * kPage;
     void* mapped = mmap(reinterpret_cast<void*>(hint),
                         kPage + size,
@@ -561,10 +564,10 @@ class Region {
   Header* const header_;
 };
 
-// ---- Chunks: memory that is mapped at addresses of its own ------------------
+// ---- Chunks: memory that is mapped at its own addresses ---------------------
 
-// Where the descriptors that the driver makes for chunks stand in their file. A
-// file that is opened again through one stands at its start.
+// The file position of the descriptors that the driver creates for chunks. A
+// file that is opened again through such a descriptor has position 0.
 constexpr off_t kExportedAt = 4711;
 
 // A file in memory, which lives as long as a process has it open or mapped.
@@ -579,7 +582,7 @@ class Chunk {
     std::shared_ptr<Chunk> made(new Chunk(
         fd, {Random(), size, physical, Kind::kChunk}, exportable_as, true));
     const Identity& identity = made->identity_;
-    // The identity follows the memory, whose addresses have to be of pages.
+    // The identity follows the memory, which has to start at a page.
     if (ftruncate(fd, size + sizeof(identity)) != 0 ||
         pwrite(fd, &identity, sizeof(identity), size) != sizeof(identity)) {
       return nullptr;
@@ -587,7 +590,7 @@ class Chunk {
     return made;
   }
 
-  // Returns null if the descriptor is none that Export has made.
+  // Returns null if Export did not create the descriptor.
   static std::shared_ptr<Chunk> Import(int descriptor) {
     Identity identity = {};
     const off_t end = lseek(descriptor, 0, SEEK_CUR) == kExportedAt
@@ -668,7 +671,7 @@ struct EventData {
 };
 static_assert(std::atomic<Record>::is_always_lock_free);
 
-// Whether the process has ended, even if its parent does not know yet.
+// Returns whether the process has ended, even if its parent does not know yet.
 bool IsDead(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
@@ -685,7 +688,7 @@ class Event {
   explicit Event(std::unique_ptr<Region> region) : region_(std::move(region)) {}
 
   const Region& region() const { return *region_; }
-  // Requires: this process has made the event.
+  // Requires: this process created the event.
   bool ExcludeOpeners() { return region_->ExcludeOpeners(); }
 
   Record Last() const { return data().last; }
@@ -726,19 +729,19 @@ class Event {
 
 // ---- The state of a process -------------------------------------------------
 
-// Made once and never destroyed: the threads of streams outlive everything.
+// Created once and never destroyed: the stream threads outlive everything.
 struct State {
   std::vector<std::unique_ptr<Device>> devices;
   int event_limit;
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::map<CUdeviceptr, std::unique_ptr<Region>> memory;
   std::map<CUmemGenericAllocationHandle, ChunkHandle> chunk_handles;
   std::map<CUdeviceptr, size_t> reserved;
   std::map<CUdeviceptr, MappedChunk> mapped;
   std::map<CUevent, std::shared_ptr<Event>> events;
   std::map<CUstream, std::shared_ptr<Stream>> streams;
-  // With the default ones.
+  // Including the default streams.
   std::vector<std::shared_ptr<Stream>> all_streams;
 
   std::shared_ptr<Stream> AddStream(Device* device) {
@@ -756,7 +759,7 @@ std::vector<int> VisibleDevices() {
     for (int i = 0; i < count; ++i) visible.push_back(i);
     return visible;
   }
-  // An error hides all that follow it, as in the driver.
+  // An invalid number hides all numbers after it, as in the driver.
   std::istringstream numbers(list);
   for (int number; numbers >> number && number >= 0 && number < count;) {
     visible.push_back(number);
@@ -818,7 +821,7 @@ bool IsMemory(CUdeviceptr address, size_t size, const Device* device) {
   return true;
 }
 
-// Returns the chunks that together are mapped at exactly these addresses; none
+// Returns the chunks that together are mapped at exactly these addresses; empty
 // if there are none.
 std::vector<CUdeviceptr> MappedExactly(CUdeviceptr address, size_t size) {
   std::vector<CUdeviceptr> found;
@@ -833,8 +836,8 @@ std::vector<CUdeviceptr> MappedExactly(CUdeviceptr address, size_t size) {
   return found;
 }
 
-// Returns a handle of a chunk, one reference of which is the caller's: the one
-// that it has, if it has one.
+// Returns a handle of a chunk, with one reference for the caller. If the chunk
+// already has a handle, returns that one.
 CUmemGenericAllocationHandle HandleOf(const std::shared_ptr<Chunk>& chunk) {
   for (auto& [handle, known] : Now().chunk_handles) {
     if (known.chunk != chunk) continue;
@@ -846,7 +849,7 @@ CUmemGenericAllocationHandle HandleOf(const std::shared_ptr<Chunk>& chunk) {
   return handle;
 }
 
-// Gives addresses back what they had before a chunk was mapped: no memory.
+// Restores addresses to the state before a chunk was mapped: no memory.
 bool Blank(CUdeviceptr address, size_t size) {
   return mmap(reinterpret_cast<void*>(address),
               size,
@@ -914,8 +917,9 @@ void Synchronize(Device* device) {
   for (const auto& stream : streams) stream->Synchronize();
 }
 
-// Takes the memory at the address out of the state once there is no more work
-// for its device. Null if it is not `own` memory, or opened, as asked for.
+// Waits until its device has no more work, and removes the memory at the
+// address from the state. Returns null if the memory is not `own` (or opened)
+// memory, as requested.
 std::unique_ptr<Region> TakeMemory(CUdeviceptr base, bool own) {
   Device* device = nullptr;
   {
@@ -935,7 +939,8 @@ std::unique_ptr<Region> TakeMemory(CUdeviceptr base, bool own) {
   return region;
 }
 
-// Gives the stream work on so many bytes of memory of devices at each address.
+// Submits work to the stream, on this many bytes of device memory at each
+// address.
 CUresult Submit(CUstream stream,
                 std::initializer_list<CUdeviceptr> addresses,
                 size_t size,
@@ -1491,7 +1496,7 @@ CUresult cuEventDestroy_v2(CUevent event) {
   if (found->second->region().own() && !found->second->ExcludeOpeners()) {
     Violation("cuEventDestroy of an event that another process has open");
   }
-  // Work that was given before still uses it.
+  // Work that was submitted before still uses the event.
   Now().events.erase(found);
   return kSuccess;
 }

@@ -14,24 +14,24 @@
 
 #pragma once
 
-// What a test can do to the stand-in for the driver, in its own process. A
-// function of the driver is named without its version: cuMemAlloc.
+// Controls the stand-in driver from a test, in its own process. Driver
+// functions are named without their version: cuMemAlloc.
 extern "C" {
 
-// Has the n-th call of the function, counted from 1 and from now on, return the
-// code and do nothing. It replaces an earlier wish for the same function. The
-// environment variable STAND_IN_FAIL=function:n:code wishes for one at load.
+// Makes the n-th call of the function, counted from 1 and from now on, return
+// the code and do nothing. Replaces an earlier setting for the same function.
+// The environment variable STAND_IN_FAIL=function:n:code sets this at load.
 void StandInFail(const char* function, int nth, int code);
 
-// How often this process has called the function; a child of fork starts at 0.
+// Returns how often this process has called the function. A forked child starts
+// at 0.
 int StandInCalls(const char* function);
 
-// From now on, or no more, a call of the function waits before it does
-// anything.
+// While `held`, calls of the function block before they do anything.
 void StandInHold(const char* function, bool held);
 
 // From now on streams wait this long before they set or copy memory. The
-// environment variable STAND_IN_DELAY_US says it at load.
+// environment variable STAND_IN_DELAY_US sets this at load.
 void StandInSetDelay(int microseconds);
 
 }  // extern "C"

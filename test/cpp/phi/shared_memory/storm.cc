@@ -43,7 +43,7 @@ Board* MakeBoard() {
   return new (page) Board;
 }
 
-// A process that ends by itself has failed.
+// Returns whether a process has ended by itself, which is a failure.
 bool Ended(const Worker& worker) {
   siginfo_t info = {};
   waitid(P_PID, worker.pid(), &info, WEXITED | WNOHANG | WNOWAIT);
@@ -65,8 +65,8 @@ void Storm(int processes,
   for (int i = 0; i < processes; ++i) workers.push_back(start(i));
   std::mt19937_64 random(Seed());
   for (int kills = 0; kills < kKills; ++kills) {
-    // By progress, not by time alone: on a busy machine, processes that are
-    // killed would have done nothing yet.
+    // Wait for progress, not only for time: on a busy machine, the killed
+    // processes might have done nothing yet.
     const uint64_t goal = board->received + random() % kMostMessagesBetween;
     REQUIRE_TRUE(Eventually([&] { return board->received >= goal; }));
     std::this_thread::sleep_for(

@@ -26,11 +26,11 @@
 
 #include "test/cpp/phi/shared_memory/processes.h"
 
-// Helpers for tests in which many processes share at once.
+// Helpers for tests in which many processes share concurrently.
 namespace shared_memory_test {
 
-// A queue that processes share and that the death of one leaves intact: a pipe,
-// since it takes and gives each mail as a whole.
+// A queue between processes that stays intact when one of them is killed. It is
+// a pipe, since writes and reads of a mail are atomic.
 template <typename Mail>
 class ProcessMailbox {
  public:
@@ -80,7 +80,7 @@ class ThreadMailbox {
 
 enum Stage { kSharing, kDraining, kCollecting, kLeaving };
 
-// The state that all processes of a storm see.
+// The state that all processes of a storm share.
 struct Board {
   std::atomic<int> stage{kSharing};
   std::atomic<int> drained{0};
@@ -88,16 +88,17 @@ struct Board {
   std::atomic<uint64_t> received{0};
 };
 
-// Has so many processes share, and kills and replaces all but the first at
-// random: each time after some messages were received and a pause. Then those
-// that are left are to drain what is under way, to collect and to leave, each
-// stage when all are done with the one before. `share` runs in each, and is
-// told which it is and how many were started so far. It counts in `received`.
+// Runs `share` in this number of processes, and kills and replaces processes
+// other than the first at random, each time after some received messages and a
+// pause. Then the remaining processes drain the messages in flight, collect and
+// leave; each stage begins when all processes have finished the previous one.
+// The arguments of `share` are the board, the index of the process, and the
+// number of processes started so far. It counts messages in `received`.
 void Storm(int processes,
            const std::function<void(Board*, int, uint64_t)>& share);
 
-// Runs one process of a storm: `step` again and again, `drain` at the end of
-// that, and then collect until nothing is left.
+// Runs one process of a storm: repeats `step` until the sharing ends, calls
+// `drain`, and then repeats `collect` until it returns true.
 void TakePart(Board* board,
               const std::function<void()>& step,
               const std::function<void()>& drain,

@@ -52,7 +52,7 @@ void View::Join(const View& other) {
   }
 }
 
-// Contexts of this one thread of the machine.
+// The explored threads, which are contexts (coroutines) of one real thread.
 class Explorer::Threads {
  public:
   explicit Threads(const std::vector<std::function<void()>>& bodies) {
@@ -76,7 +76,7 @@ class Explorer::Threads {
     return numbers;
   }
 
-  // Runs one up to its next operation that others may see or be seen by.
+  // Runs one thread up to its next operation on an Atomic that others use.
   void Resume(uint32_t number) {
     entered_ = current_ = all_[number].get();
     ASSERT_EQ(swapcontext(&main_, &current_->context), 0);
@@ -116,7 +116,7 @@ uint64_t Explorer::Explore(const std::function<void()>& prepare,
     prepare();
     explorer.Run(threads);
     if (explorer.more_shared_) {
-      // What was private in the ways so far is not: from the start.
+      // An Atomic that only one thread used so far is shared: start again.
       explorer.more_shared_ = false;
       explorer.choices_.clear();
       ways = 0;
@@ -203,7 +203,8 @@ void Explorer::See(const Location& location, uint32_t write, Order order) {
   View& view = states_[current_].view;
   view.Raise(location.number, write);
   if (Acquires(order)) view.Join(location.writes[write].view);
-  // What it reads is before it in the order of such operations.
+  // The write that it reads precedes it in the order of sequentially consistent
+  // operations.
   if (order == std::memory_order_seq_cst)
     ordered_.Raise(location.number, write);
 }
@@ -250,8 +251,8 @@ uint64_t Explorer::ReadAndChange(const void* atomic,
                                  bool* changed) {
   Location& location = At(atomic, initial, true);
   BeginOrdered(order);
-  // The last write, which it changes; or one before that it finds to be another
-  // than expected.
+  // It reads the last write, and changes it; or it reads an earlier write whose
+  // value is not the expected one, and fails.
   std::vector<uint32_t> readable;
   uint32_t last = location.writes.size() - 1;
   readable.push_back(last);
@@ -263,7 +264,8 @@ uint64_t Explorer::ReadAndChange(const void* atomic,
   uint64_t read = location.writes[write].value;
   *changed = change(read, &next);
   See(location, write, order);
-  // What came with the write that is changed comes with this one, too.
+  // A read-modify-write continues the release sequence of the write that it
+  // replaces.
   if (*changed) Append(&location, next, order, location.writes[write].view);
   return read;
 }

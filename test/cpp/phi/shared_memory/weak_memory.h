@@ -24,19 +24,21 @@
 #include <type_traits>
 #include <vector>
 
-// Runs a few threads in every way that the memory orders of C++ allow.
+// Explores the executions of a few threads that the C++ memory model allows.
 //
-// Threads are run one at a time and change over before each operation on an
-// Atomic that more than one uses. Each write of an Atomic is kept. Which of
-// them a load may return depends on what its thread knows of: its own writes,
-// and what it came to know by an acquire of a release. A write that is
-// sequentially consistent is known to loads that are so, too, from the next
-// such operation of its thread on, and no earlier unless it is read: until then
-// nothing orders it with what comes after it.
+// Only one thread runs at a time. The explorer may switch threads before each
+// operation on an Atomic that more than one thread uses. It keeps all writes of
+// an Atomic. A load may return any write that is not older than one that its
+// thread knows. A thread knows its own writes, the writes that it has read,
+// and, after an acquire that synchronizes with a release, all writes that the
+// releasing thread knew. All sequentially consistent loads know a sequentially
+// consistent write from the next sequentially consistent operation of its
+// thread on, and not earlier unless it is read: until then nothing orders the
+// write before the operations that follow it.
 //
-// Not every behavior that C++ allows is tried: the writes of one Atomic are in
-// the order in which they were run, and no load returns a write that was not
-// run yet.
+// Some executions that C++ allows are not explored: the modification order of
+// an Atomic is always the order in which its writes were run, and no load
+// returns a write that was not run yet.
 namespace weak_memory {
 
 using Order = std::memory_order;
@@ -56,24 +58,24 @@ class View {
 
 class Explorer {
  public:
-  // What an operation on an Atomic makes of the value that it reads; it is
-  // refused where the value is another than expected.
+  // Computes the new value of an Atomic from the value that was read. Returns
+  // false if there is no write because the value is not the expected one.
   using Change = std::function<bool(uint64_t before, uint64_t* after)>;
 
-  // Runs `prepare`, the threads in one way, and `settle`; and so on for each
-  // way. What is an Atomic must be at the same address each time. Returns the
-  // number of ways.
+  // For each execution, runs `prepare`, the threads, and `settle`. Each Atomic
+  // must have the same address in all executions. Returns the number of
+  // executions ("ways").
   static uint64_t Explore(const std::function<void()>& prepare,
                           const std::vector<std::function<void()>>& threads,
                           const std::function<void()>& settle);
 
-  // That which explores now and runs threads; none while only one thing runs.
+  // Returns the explorer that is running threads now; null if there is none.
   static Explorer* Running();
 
   uint64_t Load(const void* atomic, uint64_t initial, Order order);
   void Store(const void* atomic, uint64_t initial, uint64_t value, Order order);
-  // Returns the value that was read; `changed` says whether it was changed,
-  // too.
+  // Returns the value that was read. Sets `changed` to whether a new value was
+  // written.
   uint64_t ReadAndChange(const void* atomic,
                          uint64_t initial,
                          const Change& change,
@@ -85,7 +87,7 @@ class Explorer {
 
   struct Write {
     uint64_t value;
-    View view;  // that an acquire brings
+    View view;  // that an acquire load of this write joins to its thread's
   };
   struct Location {
     uint32_t number;
@@ -93,8 +95,8 @@ class Explorer {
   };
   struct Thread {
     View view;
-    // The last of its sequentially consistent writes, while nothing says that
-    // it is before what comes next in the order of those.
+    // The thread's last sequentially consistent write, as long as it is not yet
+    // ordered before later sequentially consistent operations.
     bool has_pending;
     uint32_t pending_location;
     uint32_t pending_write;
@@ -107,10 +109,11 @@ class Explorer {
   Explorer() = default;
 
   void Run(const std::vector<std::function<void()>>& threads);
-  // The next way; false if there is none.
+  // Selects the next execution. Returns false if there is none.
   bool Advance();
   uint32_t Choose(uint32_t count);
-  // Lets others run, if others use the location; then `number` may be used.
+  // Returns the location of an Atomic. If other threads use it too, lets them
+  // run first.
   Location& At(const void* atomic, uint64_t initial, bool writes);
   void BeginOrdered(Order order);
   void Append(Location* location, uint64_t value, Order order, View view);
@@ -121,10 +124,10 @@ class Explorer {
   size_t depth_{0};
   std::map<const void*, Location> locations_;
   std::vector<Thread> states_;
-  View ordered_;  // by the sequentially consistent operations
+  View ordered_;  // the view that sequentially consistent operations share
   uint32_t current_{0};
   Threads* threads_{nullptr};
-  // Over all ways.
+  // The members below are kept for all executions.
   struct Use {
     std::set<uint32_t> threads;
     bool written;
@@ -132,14 +135,14 @@ class Explorer {
   std::map<const void*, Use> uses_;
   std::set<const void*> shared_;
   bool more_shared_{false};
-  // Values after the threads, which are then written back.
+  // Functions that write the final values back after an execution.
   std::map<const void*, std::function<void(uint64_t)>> write_back_;
 
   template <typename T>
   friend class Atomic;
 };
 
-// In the place of std::atomic, of its size.
+// Replaces std::atomic, and has the same size.
 template <typename T>
 class Atomic {
  public:
@@ -199,7 +202,7 @@ class Atomic {
     value_ = value;
     return true;
   }
-  // Never fails without a reason: its caller would only try again.
+  // Never fails spuriously: the caller would only try again.
   bool compare_exchange_weak(T& expected,  // NOLINT(runtime/references)
                              T value,
                              Order order) {

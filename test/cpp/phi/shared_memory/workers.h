@@ -32,7 +32,7 @@ using Kind = SharedMemoryError::Kind;
 
 constexpr int64_t kMiB = 1 << 20;
 
-// Returns the error that the call throws; none if it throws nothing.
+// Returns the error that the call throws; none if it does not throw.
 std::optional<SharedMemoryError> ErrorOf(const std::function<void()>& call);
 std::optional<Kind> KindOf(const std::function<void()>& call);
 std::optional<Kind> KindOf(const std::optional<SharedMemoryError>& error);
@@ -40,8 +40,8 @@ std::optional<Kind> KindOf(const std::optional<SharedMemoryError>& error);
 // One end of a connection between processes, which carries values in order.
 class Channel {
  public:
-  // A worker waits as long as the test runs. The test itself waits only so long
-  // and then fails, which ends its workers.
+  // A worker waits as long as the test runs. The test itself waits only for
+  // this time and then fails, which ends its workers.
   static constexpr int kPatienceMilliseconds = 20000;
   static constexpr int kNoEnd = -1;
 
@@ -66,8 +66,8 @@ class Channel {
   void Await() const { Receive<char>(); }
   // Returns whether there is something to receive.
   bool HasMore() const;
-  // Waits until there is something to receive, and returns true, or until all
-  // processes that have the other end are gone, and returns false.
+  // Waits until there is something to receive, and then returns true. If all
+  // processes that have the other end are gone, returns false.
   bool SaysMore() const;
   void AwaitEnd() const { ASSERT_FALSE(SaysMore()); }
   int fd() const { return fd_; }
@@ -80,8 +80,8 @@ class Channel {
   int patience_;
 };
 
-// A forked process. If it is made before this one has used its heap, it is as
-// unrelated as a spawned one.
+// A forked process. If it is created before this process has used its heap, it
+// inherits nothing, like a spawned process.
 class Worker {
  public:
   // The process succeeds if the body returns and all of its checks hold. If
@@ -94,10 +94,10 @@ class Worker {
 
   const Channel& channel() const { return channel_; }
   pid_t pid() const { return pid_; }
-  // Closes the channel and waits, not forever, for the process to succeed.
+  // Closes the channel and waits, with a timeout, for the process to succeed.
   void Finish();
   void Kill();
-  // Waits until it ends, or stops because it is traced.
+  // Waits until the process ends, or stops because it is traced.
   int AwaitChange();
 
  private:

@@ -47,8 +47,8 @@ SharedRecords Records() { return SharedRecords(&SharedHeap::Instance()); }
   throw SharedMemoryError(
       Kind::kGone,
       "Cannot use a received event: the process that made it has ended, and "
-      "the event with it. Keep a process that sends events alive until nobody "
-      "uses them any more.");
+      "the event with it. Keep a process that sends events alive until no "
+      "process uses them any more.");
 }
 
 void EnforceOwnerAlive(const SharedBlock& record) {
@@ -62,8 +62,9 @@ void EnforceOwnerAlive(const SharedBlock& record) {
                           "handlers run.");
 }
 
-// Destroys an event if the driver still works. If it fails, the event stays as
-// long as this process, which keeps others that use it right.
+// Destroys an event if the driver may still be called. If the driver fails, the
+// event stays as long as this process, which is safe for other processes that
+// use it.
 void Destroy(int device, CudaIPCDriver::Event event) {
   try {
     CudaIPCHeap::Instance().CallDriver(
@@ -80,9 +81,9 @@ EventRecord ReadRecord(const SharedBlock& block) {
   if (record.magic != kEventMagic) {
     throw SharedMemoryError(
         Kind::kInvalid,
-        "The handle of an event does not refer to one: its block is not a "
-        "valid record of an event. It was damaged, or made by another version "
-        "of Paddle; call ipc_handle() again.");
+        "The handle of an event does not refer to an event: its block is not a "
+        "valid event record. It was damaged, or made by another version of "
+        "Paddle; call ipc_handle() again.");
   }
   return record;
 }
@@ -120,8 +121,8 @@ SharedHeap::Received ReceiveRecord(const SharedMessage& message) {
 
 // The events of this process that have a record.
 //
-// Thread-safe. While its mutex is held, SharedHeap's may be taken, never the
-// other way round.
+// Thread-safe. Lock order: this mutex before SharedHeap's, never the other way
+// round.
 class CudaInterprocessEvent::Registry {
  public:
   using Pointer = std::shared_ptr<CudaInterprocessEvent>;
@@ -138,16 +139,16 @@ class CudaInterprocessEvent::Registry {
   void AddMade(const SharedBlock& record, const Pointer& event) {
     std::lock_guard<std::mutex> guard(mutex_);
     events_[IdOf(record)] = {event, 1, Made{event->device_, event->event_}};
-    // No other process has the event open any more.
+    // When the record is freed, no other process has the event open any more.
     Records().OnFree(record, [this, id = IdOf(record)] {
       Made made = Remove(id);
       Destroy(made.device, made.event);
     });
   }
 
-  // Returns the object of a record. If this process has made the event and has
-  // dropped it, a new one, whose use of the record is the caller's. None if the
-  // record is unknown.
+  // Returns the object of a record; null if the record is unknown. If this
+  // process created the event and has dropped its object, returns a new object,
+  // which takes over the caller's use of the record.
   Pointer Find(const SharedBlock& record, bool* is_new) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto known = events_.find(IdOf(record));
@@ -164,8 +165,8 @@ class CudaInterprocessEvent::Registry {
     return event;
   }
 
-  // Adds a received event, unless another thread was faster. Returns the one
-  // that is there afterwards.
+  // Adds a received event, unless another thread was faster. Returns the
+  // registered event.
   Pointer AddReceived(const SharedBlock& record, const Pointer& event) {
     std::lock_guard<std::mutex> guard(mutex_);
     Entry& entry = events_[IdOf(record)];
@@ -176,8 +177,8 @@ class CudaInterprocessEvent::Registry {
     return event;
   }
 
-  // Notes that an object ends; false in a child of fork, which does not have
-  // the record.
+  // Notes that an object ends. Returns false in a forked child, which does not
+  // have the record.
   bool EndObject(const SharedBlock& record) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto known = events_.find(IdOf(record));
@@ -197,14 +198,14 @@ class CudaInterprocessEvent::Registry {
   };
   struct Entry {
     std::weak_ptr<CudaInterprocessEvent> object;
-    // Those that have not ended: this one, and others that end at this moment.
+    // Objects that have not ended: this one, and others that are just ending.
     size_t objects = 0;
-    std::optional<Made> made;  // if this process has made it
+    std::optional<Made> made;  // if this process created the event
   };
 
   Registry() {
-    // SharedHeap registered its handlers before, so that its mutex is locked
-    // after this one.
+    // Register SharedHeap's fork handlers first. Handlers that prepare a fork
+    // run in reverse order, so SharedHeap's mutex is locked after this one.
     SharedHeap::Instance();
     pthread_atfork([] { Instance().mutex_.lock(); },
                    [] { Instance().mutex_.unlock(); },
@@ -260,7 +261,7 @@ std::shared_ptr<CudaInterprocessEvent> CudaInterprocessEvent::Make(int device) {
     throw SharedMemoryError(
         Kind::kExhausted,
         "Cannot make an event on GPU " + std::to_string(device) +
-            ": its driver makes no more that processes can share. Drop some, "
+            ": the driver cannot create more interprocess events. Drop some, "
             "also in the processes that have received them.");
   }
   return Registry::Pointer(new CudaInterprocessEvent(device, *made));
@@ -284,7 +285,7 @@ std::shared_ptr<CudaInterprocessEvent> CudaInterprocessEvent::Receive(
     }
     event = Open(record, found, content.handle);
   } catch (...) {
-    // Nobody will receive it again.
+    // The message will not be received again.
     if (!is_elsewhere) Records().RedeemTicket(message);
     SharedHeap::Instance().Release(record);
     throw;
@@ -335,7 +336,7 @@ CudaInterprocessEvent::~CudaInterprocessEvent() {
     try {
       if (!CudaIPCHeap::Instance().CallDriver(close)) return;
     } catch (const SharedMemoryError&) {
-      // The streams may not be done with it: this process stays a holder.
+      // Streams may still use the event, so this process stays a holder.
       return;
     }
   }
@@ -355,7 +356,7 @@ void CudaInterprocessEvent::CallDriver(const Call& call) {
 void CudaInterprocessEvent::EnsureRecord(SharingStrategy strategy) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (record_) return;
-  // A child of fork cannot use the event, so it must not keep it either.
+  // A forked child cannot use the event, so it must not keep it either.
   SharedBlock record = Records().Allocate(strategy, sizeof(EventRecord));
   EventRecord content = {
       kEventMagic, CudaIPCDriver::Instance().Uuid(device_), *handle_};

@@ -26,30 +26,30 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// An event of a GPU that a program sends to other processes, each of which may
-// record it, ask whether it is done, and have streams wait for it. The events
-// that messages of tensors bring along are those of CudaIPCEvents.
+// A GPU event that a program sends to other processes. Each process may record
+// it, query it, and make streams wait for it. CudaIPCEvents has the events that
+// accompany tensor messages.
 //
 // Like GPU memory, an event that was sent has a record (SharedRecords). The
 // driver's event is destroyed once no process holds the record and no message
-// carries it, since a driver leaves undefined what happens to those who use it
-// later. It goes with the process that made it.
+// carries it, since drivers leave any later use undefined. The event ends with
+// the process that created it.
 //
 // Invariant: a process has at most one object for a record, and each object is
 // one user of its record.
 //
-// Thread-safe. In a child of fork all functions throw, and the destructor does
+// Thread-safe. In a forked child all functions throw, and the destructor does
 // nothing.
 class CudaInterprocessEvent
     : public std::enable_shared_from_this<CudaInterprocessEvent> {
  public:
   using Stream = CudaIPCDriver::Stream;
 
-  // Makes an event. It is done until it is recorded.
+  // Creates an event. It counts as done until it is recorded.
   static std::shared_ptr<CudaInterprocessEvent> Make(int device);
-  // Receives an event: the object that this process has already, if it has one.
-  // Throws, and leaves the message to be received again, if the event is not on
-  // `device`; none stands for any device.
+  // Receives an event. If this process already has an object for it, returns
+  // that object. If the event is not on `device` (none: any device), throws,
+  // and the message can be received again.
   static std::shared_ptr<CudaInterprocessEvent> Receive(
       const SharedMessage& message, std::optional<int> device);
 
@@ -60,13 +60,14 @@ class CudaInterprocessEvent
   ~CudaInterprocessEvent();
 
   int device() const { return device_; }
-  // Returns a message, which keeps the event until it is received or expires.
+  // Returns a message, which keeps the event alive until it is received or
+  // expires.
   SharedMessage Send(SharingStrategy strategy);
-  // Records the event on a stream of its device, in the place of an earlier
-  // record.
+  // Records the event on a stream of its device, and replaces an earlier
+  // recording.
   void Record(Stream stream);
-  // Makes a stream of any device wait for the work that was there when the
-  // event was last recorded, in whichever process.
+  // Makes a stream of any device wait for the work that was submitted before
+  // the last recording of the event, by whichever process.
   void Wait(int device, Stream stream);
   // Returns whether that work is done.
   bool IsDone();
@@ -92,8 +93,8 @@ class CudaInterprocessEvent
   const int device_;
   const CudaIPCDriver::Event event_;
   const bool is_received_;
-  std::optional<CudaIPCHandle> handle_;  // if it was made by this object
-  std::mutex mutex_;                     // of what follows
+  std::optional<CudaIPCHandle> handle_;  // if this object created the event
+  std::mutex mutex_;                     // guards the members below
   std::optional<SharedBlock> record_;    // once it was sent; it never changes
   std::set<int> used_on_;                // devices
 };

@@ -51,9 +51,8 @@ constexpr char kOwnerIsElsewhere[] =
     " Its owner has ended, or is in another PID namespace; share one with it "
     "(docker run --pid), or send tensor.cpu() instead.";
 
-// Takes descriptors of another process. A descriptor of a chunk cannot be
-// opened again through /proc/<pid>/fd, as a memfd can: what it refers to goes
-// with the open file.
+// Takes descriptors of another process. Unlike a memfd, a chunk cannot be
+// opened again through /proc/<pid>/fd: it belongs to the open file.
 class DescriptorsOf {
  public:
   explicit DescriptorsOf(const CudaIPCChunkOwner& owner)
@@ -65,8 +64,8 @@ class DescriptorsOf {
   // Throws if the process does not own the descriptor.
   FileDescriptor Take(int64_t fd) const {
     FileDescriptor taken = TakeAny(fd);
-    // Only now: a process that calls execve stays the same one, but gives the
-    // numbers of its descriptors to other files.
+    // Check only now: after execve, the process number stays the same, but the
+    // descriptor numbers may refer to other files.
     EnforceOwner();
     return taken;
   }
@@ -100,10 +99,10 @@ class DescriptorsOf {
       throw SharedMemoryError(
           Kind::kUnavailable,
           doing +
-              " is not permitted: it takes the right to trace that process. "
+              " is not permitted: it needs permission to trace that process. "
               "Set kernel.yama.ptrace_scope to 0, or start the container with "
-              "--cap-add=SYS_PTRACE. Where it has that right, the process does "
-              "not own the memory." +
+              "--cap-add=SYS_PTRACE. If it has the permission, that process "
+              "does not own the memory." +
               kOwnerIsElsewhere);
     }
     if (errno == ENOSYS) {
@@ -149,7 +148,7 @@ CudaIPCChunkExports::DescriptorOf(int device, char* chunk) {
   std::optional<int> fd = CudaIPCDriver::Instance().ExportChunk(device, chunk);
   if (!fd) return std::nullopt;
   auto descriptor = std::make_shared<FileDescriptor>(*fd);
-  // A program that this process starts would keep the memory.
+  // Otherwise a program that this process starts would keep the memory.
   fcntl(*fd, F_SETFD, FD_CLOEXEC);
   known = descriptor;
   return descriptor;

@@ -31,42 +31,44 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Which process owns chunks: its number, and a descriptor of a file with random
-// bits, since the number may belong to another process by now, or in another
-// container.
+// Identifies the process that owns chunks: its process number, and a descriptor
+// of a file with random bits. The number alone is not enough: it may belong to
+// another process by now, or in another container.
 struct CudaIPCChunkOwner {
   uint32_t pid;
   int32_t identity_fd;
   uint64_t identity;
 };
 
-// The chunks of this process that others may map. The driver has no handle for
-// memory of the virtual-memory allocator. It has descriptors, one for each
-// chunk that it has mapped, and a tensor lies in one chunk or in several that
-// follow each other.
+// The chunks of this process that other processes may map. The driver has no
+// handle for memory of the virtual-memory allocator. Instead it has one
+// descriptor for each mapped chunk. A tensor is in one chunk or in several
+// adjacent ones.
 //
-// Invariant: a chunk has one descriptor, however many tensors lie in it.
+// Invariant: a chunk has one descriptor, however many tensors are in it.
 //
 // Thread-safe.
 class CudaIPCChunkExports {
  public:
   struct Exported {
-    // The handle names the chunks: no other ones of a living process have it.
+    // The handle identifies the chunks: no other chunks of a living process
+    // have the same handle.
     CudaIPCDriver::Exported range;
     std::vector<CudaIPCDriver::Chunk> chunks;
     // Others can map the chunks as long as these exist.
     std::vector<std::shared_ptr<FileDescriptor>> descriptors;
   };
 
-  // Returns none if the driver does not export the memory: it was allocated by
-  // other means than chunks, or as memory that is not to be exported.
+  // Returns none if the driver does not export the memory: it is not in chunks,
+  // or its chunks were not created to be exported.
   //
   // Requires: the memory stays allocated as long as the descriptors exist.
   std::optional<Exported> Export(int device, char* address, uint64_t size);
 
-  // The caller's handlers for fork. The child closes all descriptors: they
-  // would keep the memory, also where a thread that it does not have, or a
-  // tensor that it cannot use, owns them.
+  // Fork handlers, which the caller registers. The child closes all
+  // descriptors, since they would keep the memory allocated. This includes
+  // descriptors that belong to threads that the child does not have, or to
+  // tensors that it cannot use.
   void BeforeFork();
   void ParentAfterFork();
   void ChildAfterFork();
@@ -82,8 +84,8 @@ class CudaIPCChunkExports {
   std::map<std::pair<int, char*>, std::weak_ptr<FileDescriptor>> descriptors_;
 };
 
-// Maps the chunks that a handle names one after the other and returns their
-// first address.
+// Maps the chunks of a handle at consecutive addresses and returns the first
+// address.
 //
 // Thread-safe. Requires: their owner is alive, or this throws.
 char* MapChunks(int device,

@@ -54,8 +54,9 @@ constexpr int kPosixDescriptor = 1;
 constexpr int kOnDevice = 1;
 constexpr int kReadWrite = 3;
 
-// Relaxed: the thread that forks has written or read `in_use` before, and the
-// child has one thread when its handler writes `used_before_fork`.
+// Relaxed is enough: the forking thread itself has written or read `in_use`
+// before, and the child has one thread when its handler writes
+// `used_before_fork`.
 std::atomic<bool> in_use{false};
 std::atomic<bool> used_before_fork{false};
 
@@ -72,11 +73,12 @@ std::atomic<bool> used_before_fork{false};
 // order of CudaIPCDriver::Functions.
 //
 // Why not phi::dynload: its wrappers include the headers of a GPU toolkit, so
-// they exist only in a Paddle that is built for GPUs, and they list none of the
-// IPC calls. They are one set per vendor, chosen at compile time. They also do
-// not check that the library or a function was found, and sharing has to report
-// that as an error. Here one table, filled at first use, serves every build of
-// Paddle, both vendors, and the stand-in driver of tests that have no Paddle.
+// they exist only in a Paddle that is built for GPUs, and they have none of the
+// IPC calls. There is one set per vendor, chosen at compile time. They also do
+// not check whether the library and its functions were found, but sharing has
+// to report that as an error. Here one table, filled at first use, serves every
+// build of Paddle, both vendors, and the stand-in driver of tests without
+// Paddle.
 struct Library {
   std::array<const char*, 2> names;
   std::array<const char*, 21> functions;
@@ -141,8 +143,9 @@ constexpr Library kLibraries[] = {
       "hipStreamWaitEvent",
       "hipDrvGetErrorName",
       "hipDrvGetErrorString"},
-     // HIP before ROCm 7.1 imports a chunk by a pointer to the descriptor, and
-     // later ones by its number. Neither has been run, so there are no chunks.
+     // HIP before ROCm 7.1 takes a pointer to the descriptor when it imports a
+     // chunk; later versions take its number. Neither has been run, so chunks
+     // are not supported.
      {}},
 };
 
@@ -195,9 +198,9 @@ struct CudaIPCDriver::ChunkFunctions {
   };
   struct Properties {
     int type;
-    int exported_as;  // the kinds of handles that it can be exported as
+    int exported_as;  // the kinds of handles to which it can be exported
     Location location;
-    void* of_windows;
+    void* windows_metadata;
     char flags[8];
   };
   struct Access {
@@ -248,9 +251,10 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
   if (handler != 0) throw std::bad_alloc();
   if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
   static CudaIPCDriver& driver = *[] {
-    // Set it before the driver starts: a child that is forked meanwhile cannot
-    // use it. Only one thread at a time runs this, so a thread that fails
-    // cannot reset the flag of another one that has started the driver.
+    // Set the flag before the driver starts: a child that is forked meanwhile
+    // cannot use the driver. Only one thread at a time runs this, so a thread
+    // that fails cannot reset the flag after another one has started the
+    // driver.
     in_use.store(true, std::memory_order_relaxed);
     try {
       return std::unique_ptr<CudaIPCDriver>(new CudaIPCDriver).release();
@@ -265,7 +269,7 @@ CudaIPCDriver& CudaIPCDriver::Instance() {
 CudaIPCDriver::CudaIPCDriver()
     : call_(std::make_unique<Functions>()),
       call_chunks_(std::make_unique<ChunkFunctions>()) {
-  std::string refusals;
+  std::string load_errors;
   const Library* found = nullptr;
   void* library = nullptr;
   for (const Library& candidate : kLibraries) {
@@ -273,7 +277,7 @@ CudaIPCDriver::CudaIPCDriver()
       if (found != nullptr) break;
       library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
       if (library != nullptr) found = &candidate;
-      if (library == nullptr) refusals += std::string(" ") + dlerror() + ".";
+      if (library == nullptr) load_errors += std::string(" ") + dlerror() + ".";
     }
   }
   if (found == nullptr) {
@@ -281,7 +285,7 @@ CudaIPCDriver::CudaIPCDriver()
         Kind::kUnavailable,
         "Cannot send or receive GPU memory or events: no CUDA or HIP driver "
         "found." +
-            refusals +
+            load_errors +
             " Install one. Without it, send tensor.cpu(), and call an event's "
             "synchronize() before you tell another process.");
   }
@@ -323,10 +327,9 @@ void CudaIPCDriver::Enforce(int code, const char* doing) const {
   const char* text = nullptr;
   call_->GetErrorName(code, &name);
   call_->GetErrorString(code, &text);
-  std::string failure = std::string(doing) +
-                        " failed: " + (name ? name : "unknown") + " (" +
-                        std::to_string(code) + "), " +
-                        (text ? text : "an error without a text") + ".";
+  std::string failure =
+      std::string(doing) + " failed: " + (name ? name : "unknown") + " (" +
+      std::to_string(code) + "), " + (text ? text : "no description") + ".";
   switch (code) {
     case kOutOfMemory:
       throw SharedMemoryError(Kind::kExhausted, failure);
@@ -450,7 +453,7 @@ std::optional<int> CudaIPCDriver::ExportChunk(int device, char* address) {
   if (code == kSuccess && is_exportable) {
     code = call_chunks_->Export(&fd, handle, kPosixDescriptor, 0);
   }
-  // The descriptor, as well as the mapping, keeps the chunk.
+  // The descriptor and the mapping keep the chunk alive.
   call_chunks_->Release(handle);
   Enforce(code, "Making a descriptor of GPU memory");
   return is_exportable ? std::optional(fd) : std::nullopt;
@@ -477,13 +480,13 @@ char* CudaIPCDriver::MapChunks(
   try {
     for (const Chunk& chunk : chunks) {
       const FileDescriptor descriptor = take(chunk.fd);
-      // The driver takes the number itself in place of a pointer.
+      // The driver takes the descriptor number itself in place of a pointer.
       void* fd = reinterpret_cast<void*>(intptr_t{descriptor.get()});
       ChunkFunctions::Handle handle = 0;
       Enforce(call.Import(&handle, fd, kPosixDescriptor),
               "Importing GPU memory of another process");
       const int code = call.Map(base + mapped, chunk.size, 0, handle, 0);
-      // The mapping keeps the chunk.
+      // The mapping keeps the chunk alive.
       call.Release(handle);
       Enforce(code, "Mapping GPU memory of another process");
       mapped += chunk.size;
@@ -507,7 +510,7 @@ void CudaIPCDriver::UnmapChunks(int device, char* base, uint64_t size) {
   Current current(this, device);
   Enforce(call_chunks_->Unmap(base, size),
           "Unmapping GPU memory of another process");
-  // Where it fails, only addresses are lost; the memory is not mapped any more.
+  // If this fails, only addresses are lost; the memory is no longer mapped.
   call_chunks_->Unreserve(base, size);
 }
 
@@ -567,7 +570,7 @@ void CudaIPCDriver::SynchronizeChunks() {
     int exists = 0;
     Enforce(call_chunks_->PrimaryContextState(devices_[i].id, &flags, &exists),
             "Asking whether a GPU is in use");
-    // A device without a context has no work, and a context takes memory.
+    // A device without a context has no work. Creating one would take memory.
     if (exists) Synchronize(static_cast<int>(i));
   }
 }

@@ -42,8 +42,8 @@ bool CudaIPCEvents::Create(int device, std::deque<Created>* events) {
 }
 
 bool CudaIPCEvents::FindFree(int device, std::deque<Created>* events) {
-  // Mostly the first one is free, or one near it. All are looked at only when
-  // the driver makes no more.
+  // Usually the first event, or one near it, is free. All events are checked
+  // only when no more can be created.
   constexpr size_t kNear = 8;
   for (size_t i = 0; i < events->size(); ++i) {
     if (i == kNear && Create(device, events)) return true;
@@ -99,7 +99,7 @@ Event CudaIPCEvents::Find(int device, const CudaIPCStamp& stamp) {
     try {
       driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
     } catch (const SharedMemoryError&) {
-      // Its process may be gone. The event is not needed here any more.
+      // Its process may be gone, and the event is no longer needed here.
     }
   }
   Event event = driver.OpenEvent(device, stamp.event);

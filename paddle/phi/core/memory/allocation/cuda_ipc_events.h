@@ -28,8 +28,8 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// When memory is ready to be used: once the work is done that was there when
-// the event was recorded. A `process` of 0 means: the work was already done.
+// Says when memory is ready to be used: once the work that was submitted before
+// the event was recorded is done. If `process` is 0, it was already done.
 struct CudaIPCStamp {
   uint64_t process;  // a random number of the process that recorded the event
   CudaIPCHandle event;
@@ -39,11 +39,12 @@ struct CudaIPCStamp {
 //
 // Invariant: an event is recorded again only when the work of its last message
 // is done and that message was received or has expired. So a receiver waits for
-// the work that was there when the message was sent, and for no later work. A
-// process that loads a pickle twice may wait for more work, never for less.
+// the work that was submitted before the message was sent, and for no later
+// work. A process that loads a pickle twice may wait for more work, never for
+// less.
 //
-// Thread-safe. The mutex is held during calls of the driver, which do not wait
-// for a device here.
+// Thread-safe. The mutex is held during driver calls, none of which waits for a
+// device.
 class CudaIPCEvents {
  public:
   static constexpr size_t kMaxCreated = 1000;  // per device
@@ -52,15 +53,15 @@ class CudaIPCEvents {
   // `records` outlives this object.
   explicit CudaIPCEvents(SharedRecords* records) : records_(records) {}
 
-  // Records an event that is free; none if there is none and the driver makes
-  // no more. The caller calls Sent next.
+  // Records a free event. Returns none if there is no free event and the driver
+  // cannot create more. The caller has to call Sent next.
   std::optional<CudaIPCStamp> Record(int device, CudaIPCDriver::Stream stream);
-  // Says which message carries the stamp; none if no message was sent after
+  // Notes which message carries the stamp; none if no message was sent after
   // all.
   void Sent(int device,
             const CudaIPCStamp& stamp,
             const std::optional<SharedMessage>& message);
-  // Makes a stream wait for the work of a stamp.
+  // Makes a stream wait for the work that a stamp stands for.
   void Wait(int device,
             CudaIPCDriver::Stream stream,
             const CudaIPCStamp& stamp);
@@ -77,7 +78,7 @@ class CudaIPCEvents {
   // Requires, for all functions below: the mutex is held.
   bool IsFree(int device, const Created& created);
   bool Create(int device, std::deque<Created>* events);
-  // Brings an event that is free to the end; false if there is none.
+  // Moves a free event to the end; returns false if there is none.
   bool FindFree(int device, std::deque<Created>* events);
   CudaIPCDriver::Event Find(int device, const CudaIPCStamp& stamp);
 

@@ -46,8 +46,8 @@ char* CudaIPCOpenedHandles::Open(
     throw SharedMemoryError(
         SharedMemoryError::Kind::kInvalid,
         "A received tensor is in " + std::to_string(opened.mapped) +
-            " bytes of chunks of GPU memory, of which another received tensor "
-            "has mapped " +
+            " bytes of chunks of GPU memory, but another received tensor with "
+            "the same handle is in " +
             std::to_string(known->second.mapped) +
             ". Its record was damaged; send the tensor again.");
   }
@@ -64,7 +64,7 @@ void CudaIPCOpenedHandles::Close(int device, const CudaIPCHandle& handle) {
     return;
   }
   // The driver may wait for all work on the device here. Threads that use other
-  // handles must not wait too.
+  // handles must not have to wait.
   known->second.closing = true;
   lock.unlock();
   std::exception_ptr failure;

@@ -29,28 +29,30 @@ namespace allocation {
 
 // The handles of other processes' GPU memory that this process has opened.
 //
-// Invariant: a handle is open once, however many tensors lie in its memory, and
-// is closed with the last of them: a driver refuses to open a handle twice.
+// Invariant: a handle is open only once, however many tensors are in its
+// memory, and is closed with the last of them. Drivers refuse to open a handle
+// twice.
 //
-// Thread-safe. The mutex is not held while a handle is closed, which may wait
-// for a device; a thread that opens the same handle meanwhile waits for that.
+// Thread-safe. The mutex is not held while a handle is being closed, which may
+// wait for a device. A thread that opens the same handle meanwhile waits until
+// it is closed.
 class CudaIPCOpenedHandles {
  public:
-  // Opens a handle, or uses it once more, and returns the first address of its
-  // allocation in this process. A handle that names chunks maps them; throws if
-  // it is open with chunks of another size.
+  // Opens a handle, or adds a use if it is already open, and returns the first
+  // address of its allocation in this process. If the handle stands for chunks,
+  // maps them; throws if it is already open with chunks of another total size.
   char* Open(int device,
              const CudaIPCHandle& handle,
              const std::vector<CudaIPCDriver::Chunk>& chunks);
-  // Ends one use. Throws, and leaves the handle open for another try, if the
-  // driver fails to close it. Requires: the caller has opened it.
+  // Ends one use. If the driver fails to close the handle, throws and leaves it
+  // open, so that the caller can retry. Requires: the caller has opened it.
   void Close(int device, const CudaIPCHandle& handle);
   uint64_t count();
 
  private:
   struct Opened {
     char* base;
-    uint64_t mapped;  // bytes, of chunks; 0 for a handle of the driver's
+    uint64_t mapped;  // bytes of chunks; 0 for a driver handle
     uint64_t uses;
     bool closing;
   };

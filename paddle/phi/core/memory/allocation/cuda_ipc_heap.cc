@@ -33,9 +33,10 @@ using Stream = CudaIPCDriver::Stream;
 
 constexpr uint64_t kRecordMagic = 0x3243504944444450;  // "PDDDIPC2"
 
-// How long the exit waits for calls of the driver that are under way.
+// How long the exit waits for driver calls that are in progress.
 constexpr std::chrono::seconds kExitPatience(5);
-// Between two tries of a release that the driver failed: each may wait.
+// The time between two attempts at a release in which the driver failed: each
+// attempt may wait for a device.
 constexpr std::chrono::seconds kRetryInterval(1);
 
 // The content of a record, before its chunks.
@@ -47,8 +48,8 @@ struct CudaIPCRecord {
   uint64_t chunks;  // 0 for memory that the driver has a handle for
 };
 
-// Reads the chunks that follow a record in its block. Returns false if they
-// are not of the size of the record.
+// Reads the chunks that follow a record in its block. Returns false if their
+// total size differs from the size in the record.
 bool ReadChunks(const CudaIPCRecord& record,
                 const SharedBlock& block,
                 std::vector<CudaIPCDriver::Chunk>* chunks) {
@@ -99,8 +100,9 @@ CudaIPCHeap::CudaIPCHeap()
   // SharedHeap registered its handlers before, so in the child they run first.
   pthread_atfork(
       [] {
-        // First: the driver may be in a call of an export, which must not have
-        // to wait for a callback that waits for the other mutex.
+        // Lock this mutex first: another thread may be in a driver call of an
+        // export. That call may wait for a callback, which must not have to
+        // wait for the other mutex.
         Instance().chunks_.BeforeFork();
         Instance().mutex_.lock();
       },
@@ -137,7 +139,7 @@ bool CudaIPCHeap::Share(SharingStrategy strategy,
   auto sent = std::make_shared<CudaIPCSentData>();
   sent->memory = memory;
   sent->uses = 1;
-  // A child of fork cannot use the memory, so it must not keep it either.
+  // A forked child cannot use the memory, so it must not keep it either.
   const uint64_t count = in_chunks ? in_chunks->chunks.size() : 0;
   const uint64_t chunk_bytes = count * sizeof(CudaIPCDriver::Chunk);
   sent->block =
@@ -175,7 +177,7 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
   if (!data) return std::nullopt;
   RetryDeferredIfDue();
   if (HasLimbo()) records_.Collect({});
-  // Before the message is made, so that a failure leaves none behind.
+  // Stamp before the message is created, so that a failure leaves none behind.
   CudaIPCStamp stamp = Stamp(*data, stream);
   std::optional<SharedMessage> record;
   try {
@@ -192,9 +194,9 @@ std::optional<CudaIPCMessage> CudaIPCHeap::Send(const void* address,
 
 CudaIPCStamp CudaIPCHeap::Stamp(const CudaIPCData& data,
                                 std::optional<Stream> stream) {
-  // An event goes with the process that recorded it, and memory with its owner.
+  // An event ends with the process that recorded it, and memory with its owner.
   // So an event of the owner lasts as long as it is needed. If this process is
-  // not the owner, it may be gone when the message is received: then wait here.
+  // not the owner, it may be gone when the message is received, so wait here.
   std::optional<CudaIPCStamp> stamp;
   bool made_here = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
   if (made_here && stream) {
@@ -264,7 +266,7 @@ void CudaIPCHeap::EnforceOwnerAlive(const SharedBlock& block) {
       Kind::kGone,
       "Cannot use a received tensor: the process that owns its GPU memory has "
       "ended, and the memory with it. Keep a process that sends GPU tensors "
-      "alive until nobody uses them any more.");
+      "alive until no process uses them any more.");
 }
 
 void CudaIPCHeap::EnforceNotLeaving() {
@@ -309,12 +311,12 @@ std::shared_ptr<CudaIPCReceivedData> CudaIPCHeap::Open(
   const uint64_t wanted = exported.offset + record.size;
   std::optional<CudaIPCDriver::Allocation> found;
   try {
-    // Chunks were mapped in the size that the record gives them.
+    // For chunks, the mapping has the size that the record states.
     if (chunks.empty()) {
       found = CudaIPCDriver::Instance().AllocationAt(device, base);
     }
   } catch (const SharedMemoryError&) {
-    // A driver need not tell the size of what another process has allocated.
+    // A driver need not report the size of another process's allocation.
   }
   if (found && found->base + found->size < base + wanted) {
     handles_->Close(device, exported.handle);
@@ -374,7 +376,7 @@ CudaIPCHeap::Received CudaIPCHeap::Receive(
     if (received.data) Release(received.data);
     throw;
   }
-  // Last: from now on the sender may record the event again.
+  // Redeem the ticket last: from now on the sender may record the event again.
   records_.RedeemTicket(message.record);
   return received;
 }
@@ -411,7 +413,7 @@ void CudaIPCHeap::Bind(const CudaIPCData& data, std::weak_ptr<void> storage) {
 void CudaIPCHeap::Release(const std::shared_ptr<CudaIPCData>& data) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    // A storage that is not known is the parent's: this process was forked.
+    // An unknown storage belongs to the parent: this process was forked.
     if (leaving_ || Known(data->block) != data || --data->uses > 0) return;
     if (received_.erase(IdOf(data->block)) != 0) {
       auto address = by_address_.find(data->memory.data);
@@ -448,7 +450,7 @@ void CudaIPCHeap::Free(const CudaIPCSentData& data) {
     limbo_.Remove(&data);
     by_address_.erase(data.memory.data);
     sent_.erase(ended);
-    // The exit of the process frees the memory, which needs no call.
+    // The process exit frees the memory; no driver call is needed.
     if (leaving_) return;
     ++driver_calls_;
   }
@@ -608,7 +610,7 @@ void CudaIPCHeap::Leave() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     leaving_ = true;
-    // A device whose work never ends must not keep the process.
+    // A device whose work never ends must not prevent the exit.
     driver_call_done_.wait_for(
         lock, kExitPatience, [this] { return driver_calls_ == 0; });
     warn = warn_;
@@ -616,17 +618,19 @@ void CudaIPCHeap::Leave() {
   }
   if (!others.empty()) {
     warn(
-        "This process ends, and its GPU memory with it, which other processes "
-        "still use. Keep it alive until they have dropped it.\n" +
+        "This process is exiting while other processes still use its GPU "
+        "memory, which ends with it. Keep it alive until they have dropped the "
+        "memory.\n" +
         others);
   }
 }
 
 void CudaIPCHeap::ChildAfterFork() {
-  // Their events and handles are the parent's, and their mutexes may be locked.
-  of_parent_.push_back(std::move(events_));
+  // The events and handles belong to the parent, and their mutexes may be
+  // locked.
+  parents_objects_.push_back(std::move(events_));
   events_ = std::make_unique<CudaIPCEvents>(&records_);
-  of_parent_.push_back(std::move(handles_));
+  parents_objects_.push_back(std::move(handles_));
   handles_ = std::make_unique<CudaIPCOpenedHandles>();
   chunks_.ChildAfterFork();
   sent_.clear();

@@ -52,10 +52,10 @@ struct CudaIPCMessage {
   uint64_t offset;  // in the memory
 };
 
-// A storage on a GPU that this process uses and others may use too.
+// A GPU storage that this process uses and other processes may use too.
 //
-// Its record (SharedRecords) is a block in host memory that says where the
-// memory is. A process that holds the record may use the memory.
+// Its record (SharedRecords) is a block in host memory that says where the GPU
+// memory is. A process that holds the record may use the GPU memory.
 //
 // Invariant: this process is a user of the record as long as `uses` is not 0.
 struct CudaIPCData {
@@ -64,18 +64,18 @@ struct CudaIPCData {
   CudaIPCMemory memory;
   SharedBlock block;  // the record
   uint64_t uses;
-  // In chunks, which several devices may have access to.
+  // Whether the memory is in chunks, to which several devices may have access.
   bool in_chunks{false};
 };
 
-// A storage that this process owns. Its memory is freed when the record is, so
-// never while another process holds it or a message carries it.
+// A storage that this process owns. Its memory is freed when its record is
+// freed, so never while another process holds it or a message carries it.
 struct CudaIPCSentData : CudaIPCData {
   std::function<void()> free;  // set once it is released here
-  // A message brought it back to its owner. Paddle's allocator does not know of
-  // streams that were used on it since.
+  // Whether this process has received its own storage in a message. Paddle's
+  // allocator does not know the streams that have used the storage since.
   bool received_here{false};
-  // By which others map its chunks, if it lies in chunks.
+  // For memory in chunks: the descriptors by which others map the chunks.
   std::vector<std::shared_ptr<FileDescriptor>> descriptors;
 };
 
@@ -84,7 +84,7 @@ struct CudaIPCReceivedData : CudaIPCData {
   CudaIPCHandle base;
 };
 
-// The storages that this process owns and has released, and others still use.
+// The storages that this process owns and has released, but others still use.
 //
 // Not thread-safe. Requires, for all functions: the mutex of CudaIPCHeap is
 // held.
@@ -104,7 +104,7 @@ class CudaIPCSentDataLimbo {
 struct CudaIPCStats {
   uint64_t sent;  // storages of this process that were sent
   uint64_t sent_bytes;
-  uint64_t limbo;  // of those, storages that only others use
+  uint64_t limbo;  // of those, storages that only other processes use
   uint64_t limbo_bytes;
   uint64_t received;  // storages of other owners
   uint64_t received_bytes;
@@ -115,16 +115,16 @@ struct CudaIPCStats {
 // The GPU memory that the calling process shares with others. SharedHeap has
 // the table of verbs (Release, Free, Collect, ...) that is used here too.
 //
-// Invariant: a storage is in `sent_` or `received_`, by the identity of its
-// record, exactly as long as this process, or for a sent one any process or
-// message, needs the record.
+// Invariant: a received storage is in `received_` exactly as long as this
+// process needs its record. A sent storage is in `sent_` exactly as long as any
+// process or message needs its record. The key is the record's identity.
 //
-// Thread-safe. Neither a call of the driver nor code of a tensor runs while the
-// mutex is held: a driver may wait for a callback that frees a tensor. While
-// the mutex is held, SharedHeap's may be taken, never the other way round.
+// Thread-safe. No driver call and no code of a tensor runs while the mutex is
+// held, since the driver may wait for a callback that frees a tensor. Lock
+// order: this mutex before SharedHeap's, never the other way round.
 class CudaIPCHeap {
  public:
-  // With this many storages in limbo there is a warning, once per process.
+  // The number of storages in limbo that causes a warning, once per process.
   static constexpr uint64_t kCrowded = 1000;
 
   // Returns the heap of the calling process, which is never destroyed.
@@ -132,10 +132,10 @@ class CudaIPCHeap {
   // Thread-safe. The first call registers handlers for fork.
   static CudaIPCHeap& Instance();
 
-  // Gives memory of this process a record, so that it can be sent. `take_over`
-  // arranges that ReleaseOwned is called before `storage` frees the memory; it
-  // is not called if another thread was faster. Returns false if the driver
-  // does not export the memory.
+  // Creates a record for memory of this process, so that it can be sent.
+  // `take_over` arranges that ReleaseOwned is called before `storage` frees the
+  // memory; it is not called if another thread was faster. Returns false if the
+  // driver does not export the memory.
   //
   // Thread-safe. Requires: the caller keeps `storage` alive meanwhile.
   bool Share(SharingStrategy strategy,
@@ -143,9 +143,10 @@ class CudaIPCHeap {
              std::weak_ptr<void> storage,
              const std::function<void()>& take_over);
   // Returns a message for the memory at an address. The receiver waits for the
-  // work queued on `stream` at this call. Without a stream, and for memory of
-  // another process, this call itself waits for the work of all streams of this
-  // process on the device. Returns none if the memory has no record.
+  // work that is queued on `stream` at the time of this call. Without a stream,
+  // and for memory of another process, this call itself waits for the work of
+  // all streams of this process on the device. Returns none if the memory has
+  // no record.
   //
   // Thread-safe. Requires: the caller keeps the memory alive meanwhile.
   std::optional<CudaIPCMessage> Send(
@@ -153,7 +154,8 @@ class CudaIPCHeap {
 
   struct Received {
     // The storage that has the memory in this process. If it is empty, the
-    // caller makes one for `data`, calls Bind, and Release at its end.
+    // caller creates one for `data` and calls Bind, and calls Release when that
+    // storage ends.
     std::shared_ptr<void> storage;
     std::shared_ptr<CudaIPCData> data;
   };
@@ -166,22 +168,23 @@ class CudaIPCHeap {
   // Thread-safe.
   void Bind(const CudaIPCData& data, std::weak_ptr<void> storage);
 
-  // Releases one use of received memory. With the last one, waits for all work
-  // of this process on the device, for chunks on all devices, and releases the
+  // Releases one use of received memory. After the last use, waits for all work
+  // of this process on the device (for chunks: on all devices) and releases the
   // record.
   //
-  // Thread-safe. Requires: the caller gives devices no more work on it.
+  // Thread-safe. Requires: the caller submits no more work on the memory.
   void Release(const std::shared_ptr<CudaIPCData>& data);
-  // Releases memory that Share has given a record. `free` is called once nobody
-  // else needs it, perhaps at once. Returns false, and ignores `free`, in a
-  // child of fork, which does not have the record: then the caller frees.
+  // Releases memory for which Share has created a record. `free` is called once
+  // no other process or message needs the memory, perhaps immediately. In a
+  // forked child, which does not have the record, returns false and ignores
+  // `free`; then the caller frees the memory.
   //
   // Thread-safe.
   bool ReleaseOwned(const void* data, std::function<void()> free);
 
-  // Collects records and calls `free` of storages that nobody needs. Messages
-  // sent longer ago than the timeout, in seconds, expire. Returns the bytes
-  // that were freed.
+  // Collects records and calls `free` of storages that nobody needs any more.
+  // Messages sent longer ago than the timeout, in seconds, expire. Returns the
+  // number of bytes that were freed.
   //
   // Thread-safe.
   uint64_t Collect(std::optional<double> message_timeout);
@@ -197,15 +200,16 @@ class CudaIPCHeap {
   // may release the GIL. Thread-safe.
   void SetBlockingCallWrapper(
       std::function<void(const std::function<void()>&)> wrap);
-  // Makes a call of the driver. One that may take as long as the work on a
-  // device is made, in Python, without the GIL. Returns false, and makes no
-  // call, once the process is leaving.
+  // Runs `call`, which calls the driver. If it may wait for work on a device
+  // (`may_block`), it runs in the wrapper of SetBlockingCallWrapper, in Python
+  // without the GIL. Once the process is leaving, returns false and does not
+  // run `call`.
   //
   // Thread-safe. Requires: the caller holds no lock if the call may block.
   bool CallDriver(const std::function<void()>& call, bool may_block = true);
   // Announces that this process is about to exit. From then on, sends and
-  // receives throw, and releases have no effect: the driver may shut down.
-  // Waits a few seconds for calls of the driver that are under way.
+  // receives throw, and releases have no effect, since the driver may shut
+  // down. Waits a few seconds for driver calls that are in progress.
   //
   // Thread-safe.
   void Leave();
@@ -219,11 +223,11 @@ class CudaIPCHeap {
   static BlockId IdOf(const SharedBlock& block) {
     return {block.segment, block.index, block.generation};
   }
-  // Returns the storage of a record; none if it is unknown. Requires: the mutex
+  // Returns the storage of a record; null if it is unknown. Requires: the mutex
   // is held.
   std::shared_ptr<CudaIPCData> Known(const SharedBlock& block) const;
   std::shared_ptr<CudaIPCData> Find(const void* address);
-  // Returns when this process's work on the memory is done.
+  // Returns a stamp for this process's work on the memory.
   CudaIPCStamp Stamp(const CudaIPCData& data,
                      std::optional<CudaIPCDriver::Stream> stream);
   int DeviceOf(const SharedBlock& block);
@@ -231,19 +235,20 @@ class CudaIPCHeap {
             int device,
             CudaIPCDriver::Stream stream,
             const CudaIPCStamp& stamp);
-  // Turns the caller's use of the record into a use of its known storage; none
-  // if the record is unknown.
+  // Turns the caller's use of the record into a use of its known storage.
+  // Returns null if the record is unknown.
   std::shared_ptr<CudaIPCData> Use(const SharedBlock& block);
   std::shared_ptr<CudaIPCData> UseOrOpen(const SharedBlock& block);
   std::shared_ptr<CudaIPCReceivedData> Open(const SharedBlock& block);
-  // Does what Release does after the last use. Keeps the storage in `deferred_`
-  // if the driver fails.
+  // Completes Release after the last use. If the driver fails, keeps the
+  // storage in `deferred_`.
   void FinishRelease(const std::shared_ptr<CudaIPCData>& data);
-  // Tries again to finish the releases that the driver failed.
+  // Retries the releases in which the driver failed.
   void RetryDeferred();
-  // Does so unless the last try was a moment ago: each may wait for a device.
+  // Like RetryDeferred, unless the last attempt was a moment ago: each attempt
+  // may wait for a device.
   void RetryDeferredIfDue();
-  // Frees the memory of a record that was freed.
+  // Frees the GPU memory of a record that was freed.
   void Free(const CudaIPCSentData& data);
   void EnforceOwnerAlive(const SharedBlock& block);
   void EnforceNotLeaving();
@@ -252,28 +257,29 @@ class CudaIPCHeap {
   uint64_t Freed();
   // Requires: the mutex is held.
   std::string DescribeOthers() const;
-  // Requires: the mutex is held, and this child of fork has one thread only.
+  // Requires: the mutex is held, and this forked child has only one thread.
   void ChildAfterFork();
 
   SharedHeap& shared_;
   SharedRecords records_;
-  // A child of fork gets new ones: another thread may have had their mutexes.
+  // A forked child gets new objects: another thread of the parent may have held
+  // their mutexes.
   std::unique_ptr<CudaIPCEvents> events_;
   std::unique_ptr<CudaIPCOpenedHandles> handles_;
-  std::vector<std::shared_ptr<void>> of_parent_;
+  std::vector<std::shared_ptr<void>> parents_objects_;
   CudaIPCChunkExports chunks_;
   std::mutex mutex_;
   std::map<BlockId, std::shared_ptr<CudaIPCSentData>> sent_;
   std::map<BlockId, std::shared_ptr<CudaIPCReceivedData>> received_;
   std::map<const char*, std::shared_ptr<CudaIPCData>> by_address_;
   CudaIPCSentDataLimbo limbo_;
-  // Releases that the driver failed to finish.
+  // Releases in which the driver failed.
   std::vector<std::shared_ptr<CudaIPCData>> deferred_;
   std::chrono::steady_clock::time_point deferred_since_;
   std::function<void(const std::string&)> warn_;
   std::function<void(const std::function<void()>&)> wrap_blocking_call_;
   std::condition_variable driver_call_done_;
-  int driver_calls_{0};  // that are under way
+  int driver_calls_{0};  // that are in progress
   bool warned_{false};
   bool leaving_{false};
   uint64_t freed_{0};

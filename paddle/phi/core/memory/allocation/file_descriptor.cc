@@ -44,8 +44,9 @@ FileDescriptor::FileDescriptor(int fd) : fd_(fd) {
 }
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  // Other code has closed this descriptor if the number is the other's by now,
-  // who must not lose it when this one's identity is destroyed.
+  // If both have the same number, other code has closed this descriptor, and
+  // the number now belongs to `other`. It must stay open when this object's old
+  // identity is destroyed.
   if (fd_ == other.fd_ && this != &other) fd_ = -1;
   std::swap(fd_, other.fd_);
   std::swap(device_, other.device_);

@@ -25,7 +25,7 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Calls a system call again until no signal interrupts it.
+// Repeats a system call until no signal interrupts it.
 template <typename Call>
 auto RetryOnSignal(const Call& call) {
   auto result = call();
@@ -36,8 +36,8 @@ auto RetryOnSignal(const Call& call) {
 // A file descriptor that this object owns, and the identity of its file.
 //
 // Invariant: only a descriptor that still refers to that file is closed. Other
-// code of the process may close all descriptors, after which the system gives
-// the number to another file; then this descriptor is not intact any more.
+// code of the process may close all descriptors, and the system may then give
+// the number to another file; after that, this descriptor is not intact.
 //
 // Not thread-safe.
 class FileDescriptor {
@@ -54,7 +54,8 @@ class FileDescriptor {
   bool IsIntact() const;
   // Closes the descriptor if it is intact. The identity of the file is kept.
   void Close();
-  // Returns whether this descriptor and the other's last one refer to one file.
+  // Returns whether this descriptor refers to the file of `other`, which may be
+  // closed.
   bool SameFile(const FileDescriptor& other) const;
 
  private:
@@ -71,7 +72,8 @@ FileDescriptor OpenFile(const std::string& path, int flags);
 
 // Takes a lock on bytes of a file (F_RDLCK or F_WRLCK) or releases it
 // (F_UNLCK). It belongs to the open file description, not to the process.
-// Returns false, with the reason in errno, if another description has it.
+// Returns false, with the reason in errno, if it fails, for example because
+// another description holds the lock.
 //
 // Thread-safe.
 bool SetLock(int fd, int16_t type, int64_t first, int64_t count);

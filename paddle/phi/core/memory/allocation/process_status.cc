@@ -64,7 +64,8 @@ std::optional<std::string> ReadFile(const std::string& path) {
 
 std::optional<ProcessStat> ReadProcessStat(const std::string& folder) {
   std::string text = ReadFile(folder + "/stat").value_or("");
-  // The name in parentheses may contain anything, so look for its end.
+  // The name in parentheses may contain any characters, so search for the last
+  // parenthesis.
   size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream rest(text.substr(name_end + 1));

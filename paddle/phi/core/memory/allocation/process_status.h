@@ -22,21 +22,22 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The state of a process or thread, as /proc tells it.
+// The state of a process or thread in /proc.
 struct ProcessStat {
   std::string state;
   uint32_t flags;
   bool has_environment;
 
-  // It has ended, even if its parent has not collected its status.
+  // Returns whether it has ended, even if its parent has not collected its
+  // status.
   bool IsDead() const;
-  // The kernel is ending it, or has ended it.
+  // Returns whether the kernel is ending it, or has ended it.
   bool IsExiting() const;
   bool IsKernelThread() const;
 };
 
-// Reads a file whose size is not known. Returns none if it cannot be read, with
-// the reason in errno.
+// Reads a file of unknown size. Returns none if it cannot be read, with the
+// reason in errno.
 //
 // Thread-safe.
 std::optional<std::string> ReadFile(const std::string& path);

@@ -66,8 +66,8 @@ void SharedBlocks::List(uint32_t index) {
 }
 
 std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
-  // A block of a page or more may be up to half as large again as asked for: to
-  // touch fresh memory costs more than the unused part is worth.
+  // A block of a page or more may be up to 1.5 times as large as requested:
+  // touching fresh memory costs more than the unused part is worth.
   uint64_t most = capacity < kSharedPage ? capacity : capacity + capacity / 2;
   for (auto it = classes_.lower_bound(capacity);
        it != classes_.end() && it->first <= most;
@@ -147,8 +147,8 @@ std::optional<uint32_t> SharedBlocks::TakeCold(uint64_t capacity) {
 }
 
 std::optional<uint32_t> SharedBlocks::AppendRun(uint64_t capacity) {
-  // A process may have just one small tensor of a size, so the first run is one
-  // page; after a second one, more are likely.
+  // A process may have just one small tensor of a size, so the first run has
+  // one page. If a second run is needed, more tensors are likely.
   bool& has_run = classes_[capacity].has_run;
   uint64_t small = has_run ? kSmallRun : kSharedPage;
   uint64_t length = capacity < kSharedPage ? small : capacity;

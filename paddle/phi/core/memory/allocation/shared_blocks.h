@@ -38,8 +38,8 @@ namespace allocation {
 // Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedBlocks {
  public:
-  // Callbacks of freed blocks, see OnFree, are moved to `due_callbacks`, which
-  // the caller runs. It has to outlive this object, and so does the segment.
+  // The callback of a freed block, see OnFree, moves to `due_callbacks`, which
+  // the caller runs. `segment` and `due_callbacks` outlive this object.
   SharedBlocks(SharedSegment* segment,
                std::vector<std::function<void()>>* due_callbacks);
 
@@ -53,30 +53,30 @@ class SharedBlocks {
   // Thread-safe.
   static uint64_t CapacityFor(uint64_t size);
 
-  // Takes a free block of a warm run, up to half as large again as asked for;
+  // Takes a free block of a warm run, at most 1.5 times as large as requested;
   // none if there is none. The caller has to become its holder, or free it.
   std::optional<uint32_t> TakeWarm(uint64_t capacity);
   // Frees a block. Requires: it was taken and has no reference.
   void Free(uint32_t block);
-  // Takes a cold run, which is made if need be; none if the segment is full.
-  // The caller reserves its memory and calls WarmUp, or PutCold on failure.
+  // Takes a cold run, creating one if needed; none if the segment is full. The
+  // caller reserves the run's memory and calls WarmUp, or PutCold on failure.
   std::optional<uint32_t> TakeCold(uint64_t capacity);
   uint64_t RunOffset(uint32_t run) const { return runs_[run].offset; }
   uint64_t RunLength(uint32_t run) const { return runs_[run].length; }
   void PutCold(uint32_t run);
   // Makes a run warm and takes a block of it. Requires: its memory is reserved.
   uint32_t WarmUp(uint32_t run);
-  // Registers what to do once the block is freed.
+  // Registers a callback for when the block is freed.
   void OnFree(uint32_t block, std::function<void()> callback);
 
   // Frees the blocks that lost a reference since the last call and have none.
   void FreeReleased();
   // Trims idle runs, the oldest first, until at most `keep` bytes are idle. The
-  // run that was used last stays unless `keep` is 0.
+  // most recently used run stays unless `keep` is 0.
   void Trim(uint64_t keep);
   // Expires messages that were sent before `deadline`.
   void Expire(uint64_t deadline);
-  // Does so for blocks with a callback only, which are the records.
+  // Like Expire, but only for blocks with a callback, which are the records.
   void ExpireRecords(uint64_t deadline);
 
   uint64_t reserved() const { return reserved_; }

@@ -74,7 +74,7 @@ class FamilyFile {
   void Remove() const { unlink(SegmentPath(name_).c_str()); }
 
  private:
-  // Returns false for a file that is not a segment's, or has another layout.
+  // Returns false for a file that is not a segment or has another layout.
   template <typename Question>
   bool WithLedger(const Question& question) const {
     struct stat file = {};
@@ -125,8 +125,8 @@ void SharedFamily::RemoveAbandoned(uint64_t deadline) {
                                                LockByteOf(family));
                              }),
               names.end());
-  // Look for processes only now: those of families that nobody had locked were
-  // started before that.
+  // Look for processes only now: the processes of families that were unlocked
+  // above had already been started then.
   StartingProcesses starting(folder_.get());
   for (const std::string& name : names) {
     uint64_t family = FamilyInName(name);
@@ -141,7 +141,8 @@ void SharedFamily::RemoveAbandoned(uint64_t deadline) {
 
 void SharedFamily::Leave() {
   if (inherited_ || !folder_.IsIntact()) return;
-  // Open it before the lock is released: a process with neither may still join.
+  // Duplicate the descriptor before the lock is released: a process with
+  // neither the lock nor two descriptors counts as one that may still join.
   left_ = FileDescriptor(fcntl(folder_.get(), F_DUPFD_CLOEXEC, 0));
   SetLock(folder_.get(), F_UNLCK, LockByteOf(family_), 1);
   if (IsLocked(folder_.get(), LockByteOf(family_))) return;

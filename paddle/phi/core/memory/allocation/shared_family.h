@@ -26,10 +26,11 @@ namespace allocation {
 //
 // Invariant: while this object exists, other processes see that the family is
 // alive and do not remove its files. Like a slot, a family is a byte-range
-// lock: on the folder of the files, which needs no file of its own.
+// lock. The lock is on the folder of the files, so it needs no file of its own.
 //
 // A process that was started with the family in its environment may join later.
-// So a file with messages stays while there is such a process, lock or not.
+// So a file with messages stays while such a process exists, even if no process
+// holds the lock.
 //
 // Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedFamily {
@@ -45,18 +46,19 @@ class SharedFamily {
   // Announces that this process exits. The last process of a family removes all
   // of its files, except those with messages for a process that may yet join.
   void Leave();
-  // Takes a lock of the child's own. Requires: the calling process is a child
-  // of fork that has only one thread yet.
+  // Takes the child's own lock. Requires: the calling process is a forked child
+  // that still has only one thread.
   void ChildAfterFork();
 
  private:
-  // Takes the lock; false where the folder does not exist.
+  // Takes the lock. Returns false if it cannot, for example because the folder
+  // does not exist.
   bool Lock();
 
   uint64_t family_;
   FileDescriptor folder_;
   FileDescriptor left_;    // the folder again, once this process has left
-  bool inherited_{false};  // the lock is the parent's too
+  bool inherited_{false};  // the lock is shared with the parent
 };
 
 }  // namespace allocation

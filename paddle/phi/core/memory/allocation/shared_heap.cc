@@ -36,27 +36,27 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-// Addresses of the first segment; most of them never get memory. Each further
-// segment has twice the addresses of all before it, so that there are few
-// segments and a receiver maps few more addresses than there are bytes in use.
+// Bytes of addresses of the first segment; most of them never get memory. Each
+// further segment has twice the addresses of all earlier ones, so that there
+// are few segments, and a receiver maps few more addresses than bytes in use.
 constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
 constexpr uint64_t kMostReserve = uint64_t{64} << 30;
-// The number of attached segments of others before all are first looked at.
+// The number of attached segments of others before the first check of all.
 constexpr size_t kFewSegments = 16;
-// In nanoseconds: the least time, per segment, between two questions to the
+// In nanoseconds: the minimum time, per segment, between two checks with the
 // kernel whether the owner is alive.
 constexpr uint64_t kOwnerCheckInterval = 10000000;
 
-// The clock of tickets. It is the same for all processes, and goes on while the
-// machine is suspended.
+// The clock of tickets. It is the same for all processes, and continues while
+// the machine is suspended.
 uint64_t NowNanoseconds() {
   timespec now = {};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// A cheaper clock for this process alone. It is as precise as the kernel's
-// tick.
+// A cheaper clock, only for use within this process. Its precision is the
+// kernel's tick.
 uint64_t CoarseNanoseconds() {
   timespec now = {};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -87,8 +87,8 @@ void ReleasePages(char* start, uint64_t length, bool shared) {
       Kind::kUnavailable,
       "Cannot send a tensor whose owner has ended: a forked process, or "
       "another "
-      "tensor of this process, uses its memory too and could not share it with "
-      "the receiver. Send tensor.clone() instead.");
+      "tensor of this process, also uses its memory and could not share it "
+      "with the receiver. Send tensor.clone() instead.");
 }
 
 }  // namespace
@@ -151,7 +151,7 @@ SharedBlock SharedHeap::AddHold(Attached* attached,
 }
 
 bool SharedHeap::Serves(Attached* owned, SharingStrategy strategy) {
-  // Others cannot open a segment whose descriptor was closed.
+  // Other processes cannot open a segment whose descriptor was closed.
   return owned->segment->strategy() == strategy && owned->segment->Usable();
 }
 
@@ -217,8 +217,8 @@ SharedBlock SharedHeap::AllocateAny(std::unique_lock<std::mutex>* lock,
   return AllocateCold(lock, strategy, capacity, inheritance);
 }
 
-// Keeps the mutex unlocked while it exists. Meanwhile the bytes count as
-// reserved, so that other threads do not exceed the limit.
+// Keeps the mutex unlocked while this object exists. Meanwhile the bytes count
+// as reserved, so that other threads do not exceed the limit.
 class SharedHeap::Pending {
  public:
   Pending(SharedHeap* heap, std::unique_lock<std::mutex>* lock, uint64_t bytes)
@@ -272,8 +272,8 @@ std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
 
 SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
                                               uint64_t capacity) {
-  // Forked workers do not import Paddle, so this is the one moment at which a
-  // tree of them removes files of killed ones.
+  // Forked workers do not import Paddle, so this is the only moment at which a
+  // tree of them removes files of killed processes.
   if (family_) family_->RemoveAbandoned(0);
   uint64_t family = family_ ? family_->id() : RandomBits();
   uint64_t before = 0;
@@ -399,7 +399,7 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   SharedSegment& segment = *attached->second.segment;
   SegmentId id = segment.id();
   if (id.strategy == SharingStrategy::kFileDescriptor) id.fd = segment.fd();
-  // This process sends, and may outlive the owner.
+  // This process is the sender, and may outlive the owner.
   if (!attached->second.blocks) life = MessageLife::kUntilExpired;
   SharedTicket ticket = segment.ledger().IssueTicket(
       found->hold->index, ++last_nonce_, NowNanoseconds(), life);
@@ -431,7 +431,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   auto known = segments_.find(message.id.segment);
   if (known != segments_.end()) return &known->second;
   if (family_) family_->EnsureLocked();
-  // Looking at all of them each time would cost the square of their number.
+  // Checking all segments each time would take quadratic time.
   size_t others = segments_.size() - owned_.size();
   if (others >= 2 * scanned_ + kFewSegments) SaveDescriptors();
   try {
@@ -464,8 +464,8 @@ std::optional<SharedHeap::Received> SharedHeap::ReceiveDetached(
     const SharedMessage& message, Inheritance inheritance, Ticket ticket) {
   auto detached = detached_.find(message.id.segment);
   if (detached == detached_.end()) return std::nullopt;
-  // In a child of fork the segment may be detached here only: others are still
-  // attached to it, and send messages of it.
+  // In a forked child the segment may be detached only in this process: others
+  // may still be attached to it, and send messages of it.
   bool may_be_whole = detached->second.forked;
   for (const auto& [offset, hold] : detached->second.holds) {
     if (hold.index == message.block && hold.generation == message.generation &&
@@ -524,13 +524,13 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
   auto found = attached->holds.find(offset);
   if (found != attached->holds.end() &&
       found->second.generation == message.generation) {
-    // If a pickle is loaded twice, its ticket is redeemed already: none is
-    // needed to use a block that this process holds.
+    // If a pickle is loaded twice, its ticket is already redeemed. A process
+    // needs no ticket to use a block that it holds.
     if (ticket == Ticket::kRedeem) ledger.RedeemTicket(index, message.ticket);
     return UseAgain(attached, offset, inheritance);
   }
-  // Check first: a process in the permanent slot cannot clear a bit that it has
-  // set, even if the block turns out to be another one.
+  // Check before setting the bit: a process in the permanent slot cannot clear
+  // it again if the block turns out to have another generation.
   if (found == attached->holds.end() &&
       ledger.generation(index) == message.generation) {
     segment.AddHolder(index);
@@ -554,7 +554,7 @@ void SharedHeap::Release(const SharedBlock& block) {
   std::lock_guard<std::mutex> guard(mutex_);
   CollectDeferred();
   Holdings* holdings = HoldingsOf(block);
-  // A child of fork does not hold all that its parent held.
+  // A forked child does not hold all blocks that its parent held.
   if (!holdings) return;
   auto found = holdings->holds.find(block.offset);
   if (--found->second.users > 0) return;
@@ -578,13 +578,13 @@ void SharedHeap::Release(const SharedBlock& block) {
 
 void SharedHeap::CollectIfOwnerDied(Segments::iterator it) {
   Attached& attached = it->second;
-  // Only the kernel knows whether a process was killed, and to ask it costs
-  // more than everything else here. So a process that receives and releases
-  // tensors all the time asks only now and then.
+  // Only the kernel knows whether a process was killed, and asking it costs
+  // more than everything else here. So a process that constantly receives and
+  // releases tensors asks only once per interval.
   uint64_t now = CoarseNanoseconds();
-  bool asks = attached.segment->OwnerIsLeaving() ||
-              now - attached.owner_checked >= kOwnerCheckInterval;
-  if (!asks) {
+  bool check_now = attached.segment->OwnerIsLeaving() ||
+                   now - attached.owner_checked >= kOwnerCheckInterval;
+  if (!check_now) {
     if (deferred_.empty()) deferred_since_ = now;
     deferred_.insert(attached.id);
     return;
@@ -613,7 +613,7 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
   auto found = detached->holds.find(offset);
   uint64_t start = offset - offset % kSharedPage;
   uint64_t end = RoundUp(offset + found->second.capacity, kSharedPage);
-  // Small blocks share pages: keep those of the neighbours.
+  // Small blocks share pages: keep the pages of the neighbours.
   if (found != detached->holds.begin()) {
     const auto& [before, hold] = *std::prev(found);
     start = std::max(start, RoundUp(before + hold.capacity, kSharedPage));
@@ -631,7 +631,7 @@ void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
 }
 
 bool SharedHeap::IsShortOfDescriptors() const {
-  // A fork takes one more descriptor per segment for a moment. Half of the
+  // A fork needs one more descriptor per segment for a moment. Half of the
   // limit is left to the rest of the program.
   uint64_t needed = 0;
   for (const auto& [id, attached] : segments_) {
@@ -665,7 +665,7 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(
   if (!segment.ledger().orphaned()) return next;
   segment.CollectOrphaned(0, segment.ledger().block_count(), deadline);
   if (attached.holds.empty()) {
-    // A message that this process sent names this process's descriptor.
+    // A message that this process has sent refers to this process's descriptor.
     bool needed = segment.strategy() == SharingStrategy::kFileDescriptor &&
                   segment.ledger().HasMessages();
     if (segment.RemoveIfAlone() || !needed) {
@@ -683,8 +683,8 @@ SharedHeap::Segments::iterator SharedHeap::CollectOther(
 
 bool SharedHeap::Detach(Segments::iterator it) {
   Attached& attached = it->second;
-  // This child of fork detached the segment and then opened it again: the
-  // earlier holdings have the id already.
+  // This forked child detached the segment and then opened it again: the
+  // earlier holdings already have the id.
   if (detached_.count(attached.id) > 0) return false;
   // Allocate all private memory first: once the segment is detached, nothing
   // may fail.
@@ -761,9 +761,9 @@ std::vector<uint32_t> SharedHeap::BlocksInherited(const Attached& attached) {
 
 void SharedHeap::PrepareFork() {
   mutex_.lock();
-  // A child with a slot needs the whole segment. Where children come and go, as
-  // in a pool that replaces its workers, there would never be a moment at which
-  // it could be detached. So children get no slots while descriptors are short.
+  // A child with a slot needs the whole segment. If children constantly start
+  // and end, as in a pool that replaces its workers, the segment could never be
+  // detached. So children get no slots while descriptors are short.
   if (IsShortOfDescriptors()) SaveDescriptors();
   if (IsShortOfDescriptors()) {
     for (auto& [id, attached] : segments_) {
@@ -834,7 +834,7 @@ void SharedHeap::ChildAfterFork() {
   scanned_ = 0;
   pending_ = 0;
   if (family_) family_->ChildAfterFork();
-  // Two processes that counted on from the same number would issue equal
+  // If both processes continued from the same nonce, they would issue equal
   // tickets.
   last_nonce_ ^= static_cast<uint32_t>(getpid()) * 2654435761u;
   mutex_.unlock();

@@ -52,15 +52,16 @@ struct SharedMessage {
   uint64_t offset;  // in the block
 };
 
-// Where a byte of a block is, for processes that map the segment themselves.
+// The location of a byte of a block, for processes that map the segment
+// themselves.
 struct SharedLocation {
   SegmentId id;
   uint64_t offset;  // in the segment
 };
 using SharedLocator = std::function<std::optional<SharedLocation>(const void*)>;
 
-// When memory runs out, messages that nobody received for this long expire:
-// their receiver was killed, or their queue was thrown away.
+// When memory runs out, messages that nobody has received for this long expire:
+// probably their receiver was killed, or their queue was discarded.
 constexpr double kMessageLostSeconds = 600;
 
 struct SharedHeapStats {
@@ -73,7 +74,7 @@ struct SharedHeapStats {
   uint64_t attached;  // mapped segments of other processes
   uint64_t
       detached;    // segments of dead owners, reduced to the blocks held here
-  uint64_t limit;  // the most bytes that `reserved` may become
+  uint64_t limit;  // the maximum of `reserved`
 };
 
 // The shared memory of the calling process: the segments that it owns, those
@@ -81,12 +82,12 @@ struct SharedHeapStats {
 //
 // Invariant: this process's holder bit of a block is set exactly while `holds`
 // of the block's segment has an entry for it, which is as long as the block has
-// a user in this process. One mutex guards all of it and is held during fork. A
-// child of fork starts as a holder of everything that its parent holds, with
-// slots and bits of its own.
+// a user in this process. One mutex guards all of this state and is held during
+// fork. A forked child starts as a holder of everything that its parent holds,
+// with its own slots and bits. Records are the exception, see SharedRecords.
 //
-// These verbs mean that memory becomes available again. All files of the core
-// use them in this sense:
+// These verbs say how memory becomes available again. All files of the core use
+// them in this sense:
 //
 // | verb    | what it does             | who may call it       | when         |
 // |---------|--------------------------|-----------------------|--------------|
@@ -112,7 +113,7 @@ struct SharedHeapStats {
 // |         | segment to the blocks    | is attached           | addresses or |
 // |         | held here                |                       | descriptors  |
 // |         |                          |                       | run out      |
-// | Collect | does Expire, Reap, Free  | anybody               | memory runs  |
+// | Collect | does Expire, Reap, Free  | any process           | memory runs  |
 // |         | and Trim, in this order  |                       | out, or on   |
 // |         |                          |                       | demand       |
 //
@@ -136,15 +137,16 @@ class SharedHeap {
   // Thread-safe. Requires: no block was allocated or received yet.
   void Join(uint64_t family);
 
-  // Allocates a block of at least `size` bytes. It has one user, who has to
-  // release it. Memory is reserved: to touch it cannot fail.
+  // Allocates a block of at least `size` bytes. The caller becomes its one user
+  // and has to release it. The memory is reserved: touching it cannot fail.
   //
-  // Thread-safe. The mutex is free while the kernel clears memory.
+  // Thread-safe. The mutex is unlocked while the kernel clears memory.
   SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
-  // Binds `storage` to a block, for Receive to find, if `take_over` returns
-  // true; it runs with the mutex held, so neither other threads nor a fork see
-  // an intermediate state. `moved_from` is the block that the bytes were copied
-  // from. Throws if that block has other users that nobody counts, see Send.
+  // Binds `storage` to a block, so that Receive finds it, if `take_over`
+  // returns true. `take_over` runs with the mutex held, so neither other
+  // threads nor a fork see an intermediate state. `moved_from` is the block
+  // that the bytes were copied from. Throws if that block has other users that
+  // are not counted, see Send.
   //
   // Thread-safe. Requires: the caller is a user of the block.
   bool Bind(const SharedBlock& block,
@@ -153,10 +155,10 @@ class SharedHeap {
             const SharedBlock* moved_from = nullptr);
   // Issues a ticket for the block at an address and returns the message that
   // carries it. Returns none if no block has the address, or if its segment was
-  // detached: then its bytes have to be moved to a new block first. Throws if a
-  // forked process also uses those bytes. A `life`
-  // of kUntilOwnerEnds counts for blocks that this process owns; other messages
-  // can expire only.
+  // detached: then its bytes have to be moved to a new block first. Throws if
+  // the segment was detached and a forked process also uses those bytes. A
+  // `life` of kUntilOwnerEnds applies only to blocks that this process owns;
+  // for other blocks it means kUntilExpired.
   //
   // Thread-safe. Requires: the caller is a user of the block.
   std::optional<SharedMessage> Send(
@@ -165,34 +167,36 @@ class SharedHeap {
   //
   // Thread-safe.
   bool Has(const void* address);
-  // Returns where an address is. Returns none if no block that this process
-  // holds has the address, or if others cannot open its segment. The location
-  // is valid as long as the caller is a user of the block.
+  // Returns the location of an address. Returns none if no block that this
+  // process holds has the address, or if others cannot open its segment. The
+  // location is valid as long as the caller is a user of the block.
   //
   // Thread-safe.
   std::optional<SharedLocation> Locate(const void* address);
 
   struct Received {
     SharedBlock block;
-    // The storage that is bound to the block. If it is empty, the block has one
-    // more user: the caller, who binds a storage and releases the block later.
+    // The storage that is bound to the block. If it is empty, the caller has
+    // become a user of the block: it binds a storage, and releases the block
+    // later.
     std::shared_ptr<void> storage;
   };
   // Receives a block and redeems the message's ticket. A message that was
-  // received before is received again as long as this process holds the block.
-  // Nothing in the message is trusted.
+  // received before can be received again as long as this process holds the
+  // block. Does not trust the content of the message.
   //
   // Thread-safe.
   Received Receive(const SharedMessage& message);
-  // Releases one use of a block. Has no effect in a child of fork that did not
+  // Releases one use of a block. Has no effect in a forked child that did not
   // inherit the block.
   //
   // Thread-safe. Requires: the caller is a user of the block and does not touch
   // its memory any more.
   void Release(const SharedBlock& block);
 
-  // Collects everything: own segments, those of dead owners, files of dead
-  // families. Messages sent longer ago than the timeout, in seconds, expire.
+  // Collects everything: own segments, segments of dead owners, and files of
+  // dead families. Messages sent longer ago than the timeout, in seconds,
+  // expire.
   //
   // Thread-safe. Callbacks of freed records run on the calling thread, without
   // the mutex.
@@ -214,7 +218,7 @@ class SharedHeap {
  private:
   friend class SharedRecords;
 
-  // Whether a child of fork becomes a holder of what its parent holds.
+  // Whether a forked child becomes a holder of a block that its parent holds.
   enum class Inheritance { kChild, kNone };
   enum class Ticket { kRedeem, kKeep };
 
@@ -243,12 +247,14 @@ class SharedHeap {
 
   // The holdings of a segment that was detached.
   struct Detached : Holdings {
-    // A child or parent of a fork uses the same memory, and nobody counts that.
+    // The parent or a child of a fork uses the same memory, and that use is not
+    // counted.
     bool forked{false};
   };
 
-  // Holds the mutex. After it has unlocked it, it runs the callbacks of records
-  // that were freed meanwhile: they may call the heap again.
+  // Holds the mutex. The destructor unlocks it, and only then runs the
+  // callbacks of records that were freed meanwhile: they may call the heap
+  // again.
   class Locked {
    public:
     explicit Locked(SharedHeap* heap) : heap_(heap), lock_(heap->mutex_) {}
@@ -271,7 +277,7 @@ class SharedHeap {
 
   SharedHeap();
 
-  // Returns the time `seconds` ago, by the clock of tickets.
+  // Returns the time `seconds` ago, on the clock of tickets.
   //
   // Thread-safe.
   static uint64_t SecondsAgo(double seconds);
@@ -288,8 +294,8 @@ class SharedHeap {
   Received ReceiveBlock(const SharedMessage& message,
                         Inheritance inheritance,
                         Ticket ticket);
-  // Returns none if the message's segment was not detached, or if a child of
-  // fork should look for the block in the segment itself.
+  // Returns none if the message's segment was not detached, or if a forked
+  // child should look for the block in the segment itself.
   std::optional<Received> ReceiveDetached(const SharedMessage& message,
                                           Inheritance inheritance,
                                           Ticket ticket);
@@ -301,7 +307,7 @@ class SharedHeap {
                       Inheritance inheritance);
   // Thread-safe.
   static SharedBlock BlockOf(const Holdings& holdings, uint64_t offset);
-  // Returns the holdings that have the block, attached or detached; none if
+  // Returns the holdings, attached or detached, that contain the block; null if
   // this process does not hold it.
   Holdings* HoldingsOf(const SharedBlock& block);
   // Returns a block that this process holds already, with one more user if no
@@ -320,8 +326,8 @@ class SharedHeap {
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
                                           Inheritance inheritance);
-  // Makes one attempt, with memory that is free or with new memory. `lock` is
-  // the caller's lock of the mutex, which AllocateCold unlocks for a while.
+  // Makes one attempt to allocate, from free memory or with new memory. `lock`
+  // is the caller's lock of the mutex, which AllocateCold unlocks for a while.
   SharedBlock AllocateAny(std::unique_lock<std::mutex>* lock,
                           SharingStrategy strategy,
                           uint64_t capacity,
@@ -335,18 +341,18 @@ class SharedHeap {
   std::pair<Attached*, uint32_t> TakeCold(SharingStrategy strategy,
                                           uint64_t capacity);
   Attached* MakeSegment(SharingStrategy strategy, uint64_t capacity);
-  // Throws if that many more bytes exceed the limit, after trimming.
+  // Throws if `length` more bytes would exceed the limit even after trimming.
   void MakeRoom(uint64_t length);
   Attached* Attach(const SharedMessage& message);
   // Reaps and frees in the segments of this process.
   void ReapAndFree();
-  // How to save descriptors on segments of dead owners that this process holds
-  // blocks of. The values are in rising order of effect and of cost.
+  // How to save descriptors of dead owners' segments, of which this process
+  // holds blocks. The values are in rising order of effect and of cost.
   enum class DescriptorSaving {
     kNone,
     kClose,   // close the descriptor where the segment can be opened by name
-    kDetach,  // and detach segments that nobody else needs; to send one of
-              // their blocks on is then a copy, and after a fork refused
+    kDetach,  // and detach segments that no other process needs; sending one
+              // of their blocks then copies it, and is refused after a fork
   };
   // Returns whether a fork would take more descriptors than this process can
   // spare.
@@ -356,17 +362,17 @@ class SharedHeap {
   using Segments = std::map<uint64_t, Attached>;
   // Collects in the segments of other owners.
   void CollectOthers(uint64_t deadline, DescriptorSaving saving);
-  // Collects in one of them and returns the next one.
+  // Collects in one segment of another owner and returns the next segment.
   Segments::iterator CollectOther(Segments::iterator it,
                                   uint64_t deadline,
                                   DescriptorSaving saving);
   // Detaches a segment if no other process needs it. Returns whether it did.
   bool Detach(Segments::iterator it);
-  // Collects in a segment of another owner, after the last block of it was
-  // released, if that owner is dead. Asks the kernel only now and then, and
-  // otherwise defers the question.
+  // Collects in a segment of another owner, after its last block was released,
+  // if that owner is dead. Asks the kernel at most once per interval, and
+  // otherwise defers the check.
   void CollectIfOwnerDied(Segments::iterator it);
-  // Asks the questions that CollectIfOwnerDied deferred, once they are due.
+  // Does the checks that CollectIfOwnerDied deferred, once they are due.
   void CollectDeferred();
   // Releases a block of a detached segment.
   void ReleaseDetached(Detached* detached, uint64_t offset);
@@ -376,12 +382,13 @@ class SharedHeap {
   uint64_t Reserved() const;
 
   static std::vector<uint32_t> BlocksInherited(const Attached& attached);
-  // Reduces a segment whose slot is the parent's to the blocks held. Requires:
-  // this process is a child of fork that has only one thread yet.
+  // Reduces a segment in which this process shares its parent's slot to the
+  // blocks that it holds. Requires: this process is a forked child that still
+  // has only one thread.
   void DetachAfterFork(Attached* attached);
-  // Locks the mutex, which stays locked until one of the two below.
+  // Locks the mutex, which stays locked until one of the next two functions.
   void PrepareFork();
-  // Requires: the mutex is held since PrepareFork. Unlocks it.
+  // Unlock the mutex. Requires: it has been held since PrepareFork.
   void ParentAfterFork();
   void ChildAfterFork();
 
@@ -392,7 +399,7 @@ class SharedHeap {
   // By first address: of an attached segment, or of a block of a detached one.
   std::map<const char*, Holdings*> by_address_;
   std::vector<Attached*> owned_;
-  size_t scanned_{0};            // attached, when all were last looked at
+  size_t scanned_{0};            // attached segments at the last CollectOthers
   std::set<uint64_t> deferred_;  // ids, see CollectDeferred
   uint64_t deferred_since_{0};
   // Callbacks of freed records, see Locked.

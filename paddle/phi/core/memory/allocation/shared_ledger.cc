@@ -24,16 +24,16 @@ namespace allocation {
 
 namespace {
 
-// Identifies the layout too: a change of the layout takes another number.
+// Also identifies the layout: a change of the layout needs another number.
 constexpr uint64_t kMagic = 0x32474553444c4450;  // "PDLDSEG2"
-// The bytes of addresses per entry of the ledger, which makes it a quarter of
+// The bytes of addresses per block entry, which makes the ledger a quarter of
 // the segment. Smaller blocks are rare enough.
 constexpr uint64_t kReservePerBlock = 1024;
 constexpr uint64_t kDeciding = 1;
 
 constexpr uint64_t kUntilOwnerEndsBit = uint64_t{1} << 63;
-// Set by a process that is about to expire the ticket; cleared by a process
-// that adds a message to it.
+// Set by a process that is about to expire the ticket. Cleared by a process
+// that adds a message to the ticket.
 constexpr uint64_t kExpiringBit = uint64_t{1} << 31;
 constexpr uint64_t kMaxUses = kExpiringBit - 1;
 
@@ -42,22 +42,23 @@ uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 
 }  // namespace
 
-// On memory order. A reference that moves from one word to another (a ticket
-// that becomes a holder bit, say) must not slip past Referenced(), which reads
-// the words one by one. That is an argument over several words, so everything
-// that makes or looks for a reference is sequentially consistent. Two things
-// need less:
-// - Data of the tensor: the release in ReleaseHolder pairs with the acquire in
-//   Referenced, so that what a process read or wrote in a block is over before
-//   the block is used anew.
-// - Marks of released blocks: a process that takes a mark must also see that
-//   the reference is gone which was released before the mark was set. The
-//   release in MarkReleased and ReapSlot pairs with the acquire in
-//   TakeReleased. A mark is changed only by operations that read it too. A
-//   plain store would break the release sequence, and of two marks that are
-//   taken together, the taker would then be synchronized with only one.
-// A process that takes the kernel lock of a slot sees everything that the
-// process did which held it before.
+// Memory orders. A reference that moves from one word to another (a ticket that
+// becomes a holder bit, for example) must not escape Referenced(), which reads
+// the words one by one. This argument needs one total order of accesses to
+// several words. So every access that creates or looks for a reference is
+// sequentially consistent. Two things need less:
+// - Tensor data: ReleaseHolder (release) synchronizes with the load in
+//   Referenced (acquire) that sees the bit cleared. So all accesses of a
+//   process to a block happen before the block is reused.
+// - Released marks: a process that takes a mark must also see that the
+// reference
+//   is gone, which was removed before the mark was set. MarkReleased and
+//   ReapSlot (release) synchronize with TakeReleased (acquire). Marks are
+//   changed only by read-modify-write operations, which continue the release
+//   sequences of earlier ones. After a plain store, a process that takes two
+//   marks of a word would synchronize with the setter of only one of them.
+// A process that takes the kernel lock of a slot sees all writes that the
+// lock's previous holder made before it lost the lock.
 
 bool SharedLedger::Start::Valid() const {
   return magic == kMagic && reserve >= kMinReserve && reserve <= kMaxReserve &&
@@ -70,7 +71,7 @@ uint64_t SharedLedger::Start::UsedBytes() const {
 }
 
 uint32_t SharedLedger::MaxBlocks(uint64_t reserve) {
-  // Whole words of marks.
+  // Only whole words of marks.
   uint64_t blocks = reserve / kReservePerBlock / 64 * 64;
   return static_cast<uint32_t>(std::min<uint64_t>(blocks, kMaxBlocks));
 }
@@ -104,13 +105,13 @@ void SharedLedger::Format(uint64_t family, uint64_t segment) {
   header_->segment = segment;
   header_->reserve = reserve_;
   header_->slot_limit.store(kOwnerSlot + 1, std::memory_order_relaxed);
-  // Release: a process that sees the number sees the fields above.
+  // Release: a process that sees the magic number also sees the fields above.
   header_->magic.store(kMagic, std::memory_order_release);
 }
 
 SharedLedger::SlotState SharedLedger::slot_state(uint32_t slot) const {
-  // Acquire, with the release in SetSlot: the process number belongs to the
-  // state.
+  // Acquire: synchronizes with the release in SetSlot, so that the process
+  // number belongs to the state.
   return static_cast<SlotState>(
       header_->slots[slot].state.load(std::memory_order_acquire));
 }
@@ -120,10 +121,10 @@ uint32_t SharedLedger::slot_pid(uint32_t slot) const {
 }
 
 void SharedLedger::SetSlot(uint32_t slot, SlotState state, uint32_t pid) {
-  // The kernel lock orders two users of a slot, so relaxed is enough for them.
-  // The limit is for readers without the lock; they may miss a slot that is
-  // just being taken, which holds nothing yet. Release: a reader that sees the
-  // limit or the state sees what was written before.
+  // The kernel lock orders successive users of a slot, so relaxed is enough for
+  // them. The limit is for readers without the lock. They may miss a slot that
+  // is just being taken, which holds nothing yet. Release: a reader that sees
+  // the limit or the state also sees the earlier writes.
   uint32_t limit = header_->slot_limit.load(std::memory_order_relaxed);
   while (limit <= slot && !header_->slot_limit.compare_exchange_weak(
                               limit, slot + 1, std::memory_order_release)) {
@@ -133,8 +134,8 @@ void SharedLedger::SetSlot(uint32_t slot, SlotState state, uint32_t pid) {
 }
 
 uint32_t SharedLedger::slot_limit() const {
-  // Acquire, with the release in SetSlot. The bound keeps a damaged header from
-  // leading out of the table.
+  // Acquire: synchronizes with the release in SetSlot. The bound prevents
+  // accesses beyond the table if the header is damaged.
   uint32_t limit = header_->slot_limit.load(std::memory_order_acquire);
   return limit < kSlots ? limit : kSlots;
 }
@@ -156,7 +157,7 @@ void SharedLedger::AppendBlock(uint64_t offset, uint64_t capacity) {
   uint32_t index = header_->block_count.load(std::memory_order_relaxed);
   block(index).offset = offset;
   block(index).capacity = capacity;
-  // Release: a process that sees the count sees the range of the block.
+  // Release: a process that sees the count also sees the range of the block.
   header_->block_count.store(index + 1, std::memory_order_release);
 }
 
@@ -176,8 +177,8 @@ void SharedLedger::AddHolder(uint32_t index, uint32_t slot) {
   Block& b = block(index);
   b.holders[slot / 64].fetch_or(uint64_t{1} << (slot % 64),
                                 std::memory_order_seq_cst);
-  // Count after the new reference is made and before its source is released:
-  // see Referenced.
+  // Increase the epoch after the new reference is created and before its source
+  // is released, see Referenced.
   b.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -190,21 +191,22 @@ void SharedLedger::ReleaseHolder(uint32_t index, uint32_t slot) {
 void SharedLedger::MarkReleased(uint32_t index) {
   // If a process is killed just before this, only the mark is missing, and
   // ReapSlot sets it.
-  // Release: a process that takes the mark sees the reference gone, see
-  // TakeReleased.
+  // Release: a process that takes the mark (TakeReleased) sees that the
+  // reference is gone.
   released_[index / 64].fetch_or(uint64_t{1} << (index % 64),
                                  std::memory_order_release);
-  // Release: a process that sees the count finds the mark.
+  // Release: a process that sees the count also sees the mark.
   header_->release_count.fetch_add(1, std::memory_order_release);
 }
 
 uint64_t SharedLedger::release_count() const {
-  // Acquire: TakeReleased finds the marks that were counted.
+  // Acquire: TakeReleased sees the marks that were counted.
   return header_->release_count.load(std::memory_order_acquire);
 }
 
 uint64_t SharedLedger::TakeReleased(uint32_t word) {
-  // Acquire: references whose marks are taken are gone, see MarkReleased.
+  // Acquire: the references whose marks are taken here are gone, see
+  // MarkReleased.
   return released_[word].exchange(0, std::memory_order_acquire);
 }
 
@@ -216,9 +218,10 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
   nonce = std::max(nonce & kNonceBits, 1u);
   uint64_t bit = life == MessageLife::kUntilOwnerEnds ? kUntilOwnerEndsBit : 0;
   auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
-    // Set the time before the ticket exists, so that it never looks old; and
-    // never set it back, if another message took the ticket meanwhile. Relaxed:
-    // the change of the word, which is next, publishes the time.
+    // Set the time before the ticket exists, so that the ticket never looks
+    // old. Never decrease the time: another message may have taken the ticket
+    // meanwhile. Relaxed: the exchange of the word, which follows, publishes
+    // the time.
     uint64_t sent = ticket->sent.load(std::memory_order_relaxed);
     while (sent < now && !ticket->sent.compare_exchange_weak(
                              sent, now, std::memory_order_relaxed)) {
@@ -231,7 +234,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     return true;
   };
   for (;;) {
-    // Relaxed: a guess, which the exchange in `replace` checks.
+    // Relaxed: only a guess, which the exchange in `replace` verifies.
     for (uint32_t i = 0; i < kTickets; ++i) {
       if (b.tickets[i].word.load(std::memory_order_relaxed) == 0 &&
           replace(&b.tickets[i], 0, bit | uint64_t{nonce} << 32 | 1)) {
@@ -240,8 +243,8 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
     }
     uint32_t i = nonce % kTickets;
     uint64_t word = b.tickets[i].word.load(std::memory_order_relaxed);
-    // A ticket that messages share lives as long as the longest-lived of them,
-    // and has the time of the latest: see Expire.
+    // A ticket shared by several messages lives as long as the longest-lived of
+    // them, and has the time of the latest, see Expire.
     uint64_t kept = word & ~kExpiringBit & (bit | ~kUntilOwnerEndsBit);
     if (UsesOf(word) != 0 && UsesOf(word) != kMaxUses &&
         replace(&b.tickets[i], word, kept + 1)) {
@@ -259,11 +262,11 @@ bool SharedLedger::HasTicket(uint32_t index, SharedTicket ticket) const {
 
 bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
   if (ticket.index >= kTickets || ticket.nonce == 0) return false;
-  std::atomic<uint64_t>& place = block(index).tickets[ticket.index].word;
-  uint64_t word = place.load(std::memory_order_seq_cst);
+  std::atomic<uint64_t>& stored = block(index).tickets[ticket.index].word;
+  uint64_t word = stored.load(std::memory_order_seq_cst);
   while (NonceOf(word) == ticket.nonce && UsesOf(word) != 0) {
     uint64_t left = UsesOf(word) == 1 ? 0 : word - 1;
-    if (place.compare_exchange_weak(word, left, std::memory_order_seq_cst)) {
+    if (stored.compare_exchange_weak(word, left, std::memory_order_seq_cst)) {
       return true;
     }
   }
@@ -271,10 +274,11 @@ bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
 }
 
 bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
-  // TryFree marks the generation before it looks for holders; the caller has
-  // set its bit before it reads the generation. All of these are sequentially
-  // consistent, so one of the two sees the other. An owner that was killed
-  // while it decides never answers; one that is only slow does so within a
+  // TryFree makes the generation odd before it looks for holders. The caller
+  // has set its bit before it reads the generation here. All four accesses are
+  // in the total order of sequentially consistent operations, so at least one
+  // of the two processes sees the other's write. An owner that was killed while
+  // it decides never finishes; an owner that is only slow does so within a
   // second.
   for (int i = 0; i < 1100; ++i) {
     uint64_t seen = block(index).generation.load(std::memory_order_seq_cst);
@@ -290,10 +294,11 @@ bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
 
 bool SharedLedger::Referenced(uint32_t index) const {
   const Block& b = block(index);
-  // The words are not read at one moment. A reference escapes only by moving
-  // from a word that was not read yet to one that was. Then it was made, and
-  // its source released, during the reading, and the epoch was counted up in
-  // between. So if the epoch is unchanged, the words were zero together.
+  // The words are not read at one moment. A reference can escape only by moving
+  // from a word that was not read yet to a word that was already read. For
+  // this, it is created, and its source released, while the words are read, and
+  // the epoch is increased in between. So if the epoch is unchanged, all words
+  // were zero at the same time.
   uint64_t epoch = b.epoch.load(std::memory_order_seq_cst);
   for (const auto& word : b.holders) {
     if (word.load(std::memory_order_seq_cst) != 0) return true;
@@ -311,10 +316,10 @@ bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {
   uint64_t count = 0;
-  // Relaxed: the count is a figure for people, or the caller is ordered after
-  // all that counts: it holds the locks of all slots, or all processes have
-  // announced their exit, or this process sent the messages itself with its
-  // heap's mutex held.
+  // Relaxed: either the count is only shown to users, or all relevant changes
+  // happen before this call: the caller holds the locks of all slots, or all
+  // processes have announced their exit, or this process sent the messages
+  // itself with its heap's mutex held.
   for (const auto& ticket : block(index).tickets) {
     count += UsesOf(ticket.word.load(std::memory_order_relaxed));
   }
@@ -330,7 +335,8 @@ bool SharedLedger::HasMessages() const {
 
 bool SharedLedger::TryFree(uint32_t index) {
   Block& b = block(index);
-  // Relaxed: no other process may change it now, see the header.
+  // Relaxed: no other process may change the generation now, see the header
+  // file.
   uint64_t old = b.generation.load(std::memory_order_relaxed) & ~kDeciding;
   b.generation.store(old | kDeciding, std::memory_order_seq_cst);
   bool referenced = Referenced(index);
@@ -344,10 +350,10 @@ void SharedLedger::ReapSlot(uint32_t slot) {
   for (uint32_t i = 0; i < count; ++i) {
     block(i).holders[slot / 64].fetch_and(~bit, std::memory_order_seq_cst);
   }
-  // Mark every block, since the dead process, or an earlier reaper of it, may
-  // have been killed between the release of a bit and its mark. Not by a store,
-  // which would break the release sequence of a mark that is set already.
-  // Release: see MarkReleased.
+  // Mark every block, since the dead process, or an earlier process that reaped
+  // it, may have been killed between clearing a bit and setting the mark. Do
+  // not use a store: it would break the release sequence of a mark that is
+  // already set. Release: see MarkReleased.
   for (uint32_t word = 0; word * 64 < count; ++word) {
     released_[word].fetch_or(~uint64_t{0}, std::memory_order_release);
   }
@@ -365,18 +371,20 @@ void SharedLedger::ExpireOrphanedTickets(uint32_t index, uint64_t deadline) {
 
 void SharedLedger::Expire(uint32_t index, uint64_t deadline, uint64_t bits) {
   for (auto& ticket : block(index).tickets) {
-    // This load sees every earlier change of the word, and so the time of each
-    // message that the word counts, or a later one.
+    // Every change of the word is a read-modify-write, so this load
+    // synchronizes with all earlier ones. The time that is read next is
+    // therefore at least the time of each message that the word counts.
     uint64_t word = ticket.word.load(std::memory_order_seq_cst);
     auto expired = [&] {
       return ticket.sent.load(std::memory_order_relaxed) <= deadline ||
              (word & bits) != 0;
     };
     if (word == 0 || !expired()) continue;
-    // Meanwhile a message may be sent with this ticket and another be received,
-    // after which the word is as before. So mark the word first, which a
-    // message that is sent undoes, and read the time again: then it is the
-    // latest time of all messages that the marked word counts.
+    // Meanwhile one message may be sent with this ticket and another be
+    // received, so that the word has its old value again (ABA). So mark the
+    // word first, and read the time again. A message that is sent clears the
+    // mark. So the time is the latest of all messages that the marked word
+    // counts.
     uint64_t marked = word | kExpiringBit;
     if (!ticket.word.compare_exchange_strong(
             word, marked, std::memory_order_seq_cst)) {

@@ -30,8 +30,8 @@ constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// How long a message counts that nobody receives: until it expires, or until
-// the owner of its segment ends, whichever is first.
+// How long a message that nobody receives keeps its block: until it expires, or
+// until the owner of its segment ends, whichever is first.
 enum class MessageLife { kUntilExpired, kUntilOwnerEnds };
 
 // The reference of a message to a block, which its receiver redeems.
@@ -79,28 +79,30 @@ class SharedLedger {
     uint32_t slot_limit;
     uint32_t block_count;
 
-    // Returns whether they begin a ledger of this layout with numbers in range.
+    // Returns whether these bytes are the start of a ledger of this layout,
+    // with all numbers in range.
     bool Valid() const;
     // Returns how many bytes of the ledger are in use. Requires: Valid().
     uint64_t UsedBytes() const;
   };
 
-  // For a segment with `reserve` bytes of addresses: the most blocks, the bytes
-  // before the blocks' entries, and the bytes of the ledger with all entries.
+  // For a segment with `reserve` bytes of addresses: the maximum number of
+  // blocks, the bytes before the block entries, and the bytes of the ledger
+  // with all entries.
   static uint32_t MaxBlocks(uint64_t reserve);
   static size_t HeaderBytes(uint64_t reserve);
   static size_t LedgerBytes(uint64_t reserve);
-  // The bytes of one entry.
+  // The bytes of one block entry.
   static size_t BlockBytes();
 
   SharedLedger() = default;
   // A view of the ledger at the start of a mapping, which outlives the view.
-  // Its size follows from `reserve` alone, which the caller has checked, and
-  // from nothing that other processes can write to.
+  // Its size depends only on `reserve`, which the caller has checked, and not
+  // on memory that other processes can write to.
   SharedLedger(void* base, uint64_t reserve);
 
-  // Makes a ledger of zeroed memory. It is complete once it has the magic
-  // number. Requires: no other process knows the segment yet.
+  // Formats zeroed memory as a ledger. The ledger is complete once it has the
+  // magic number. Requires: no other process knows the segment yet.
   void Format(uint64_t family, uint64_t segment);
 
   // Slots. SetSlot requires: the caller holds the kernel lock of the slot.
@@ -125,9 +127,9 @@ class SharedLedger {
   // block meanwhile, or calls StillIs afterwards.
   void AddHolder(uint32_t block, uint32_t slot);
   void ReleaseHolder(uint32_t block, uint32_t slot);
-  // Issues a ticket. Never fails: when a block has no ticket left, messages
-  // share one. Only the bits kNonceBits of the nonce count, and 0 means 1.
-  // Requires: the caller holds the block.
+  // Issues a ticket. Never fails: when a block has no free ticket, messages
+  // share one. Only the bits kNonceBits of `nonce` are used, and 0 is replaced
+  // by 1. Requires: the caller holds the block.
   SharedTicket IssueTicket(uint32_t block,
                            uint32_t nonce,
                            uint64_t now,
@@ -135,36 +137,36 @@ class SharedLedger {
   bool HasTicket(uint32_t block, SharedTicket ticket) const;
   // Redeems one use of a ticket; false if it was redeemed or has expired.
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
-  // Returns whether a block still has the generation, and will have it as long
-  // as the caller's holder bit is set. Requires: the caller has set that bit.
+  // Returns whether a block still has the generation, and keeps it as long as
+  // the caller's holder bit is set. Requires: the caller has set that bit.
   bool StillIs(uint32_t block, uint64_t generation) const;
 
   bool Referenced(uint32_t block) const;
   bool Holds(uint32_t block, uint32_t slot) const;
   uint64_t TicketCount(uint32_t block) const;
-  // Returns whether a message that was not received yet carries a block.
+  // Returns whether any message that was not received yet carries a block.
   bool HasMessages() const;
   // Frees a block: ends its generation. Returns false, and changes nothing, if
   // it has a reference. Requires: the caller is the owner with its heap's mutex
   // held, or holds the kernel lock of a dead owner's slot.
   bool TryFree(uint32_t block);
 
-  // Clears all holder bits of a dead process and frees its slot. Safe to repeat
-  // if the caller was killed. Requires: the caller holds the slot's kernel
-  // lock.
+  // Clears all holder bits of a dead process and frees its slot. If the caller
+  // is killed, another process can safely repeat this. Requires: the caller
+  // holds the slot's kernel lock.
   void ReapSlot(uint32_t slot);
   // Expires the messages of a block that were sent before `deadline`.
   // Requires: the caller may call TryFree.
   void ExpireTickets(uint32_t block, uint64_t deadline);
-  // Does so in an orphaned segment, where messages with a life of
+  // Like ExpireTickets, for an orphaned segment: messages with a life of
   // kUntilOwnerEnds expire whenever they were sent.
   void ExpireOrphanedTickets(uint32_t block, uint64_t deadline);
 
-  // Counts released references, so that the owner looks for blocks to free only
-  // when there are any.
+  // Returns the number of released references. The owner looks for blocks to
+  // free only when it has changed.
   uint64_t release_count() const;
-  // Takes the marks of 64 blocks, of which each says that a reference to the
-  // block was released.
+  // Returns and clears the released marks of 64 blocks. A mark says that a
+  // reference to its block was released.
   uint64_t TakeReleased(uint32_t word);
 
  private:
@@ -186,7 +188,7 @@ class SharedLedger {
 
   struct Block {
     std::atomic<uint64_t> generation;  // even; odd while TryFree decides
-    std::atomic<uint64_t> epoch;       // counts references made
+    std::atomic<uint64_t> epoch;       // counts references created
     uint64_t offset;
     uint64_t capacity;
     std::array<std::atomic<uint64_t>, kHolderWords> holders;
@@ -205,13 +207,14 @@ class SharedLedger {
     uint32_t padding;
     alignas(64) std::atomic<uint64_t> release_count;
     alignas(64) std::array<Slot, kSlots> slots;
-    // The marks of released blocks follow, one bit per block.
+    // The released marks follow, one bit per block.
   };
   static_assert(offsetof(Header, reserve) == offsetof(Start, reserve) &&
                 offsetof(Header, block_count) == offsetof(Start, block_count));
 
-  // A lock of the library's would be this process's own, and could be left
-  // locked by a process that is killed.
+  // Atomics that are not lock-free would use a lock of the standard library. It
+  // would be private to this process, and a killed process could leave it
+  // locked.
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
   static_assert(sizeof(Block) == 256, "four cache lines per block");
 

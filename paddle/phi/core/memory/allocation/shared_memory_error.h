@@ -28,7 +28,7 @@ class SharedMemoryError : public std::runtime_error {
  public:
   enum class Kind {
     kExhausted,    // out of memory, descriptors or slots
-    kGone,         // a message refers to memory that does not exist any more
+    kGone,         // a message refers to memory that no longer exists
     kInvalid,      // a message, or the memory it refers to, is malformed
     kUnavailable,  // this machine or process cannot do it at all
     kSystem,       // any other error of a system call or driver
@@ -43,15 +43,15 @@ class SharedMemoryError : public std::runtime_error {
   Kind kind_;
 };
 
-// All slots of a segment belong to living processes. A type of its own, since
-// nothing that the receiver could free would help.
+// All slots of a segment belong to living processes. This error has its own
+// type because freeing memory in the receiver would not help.
 class SharedSlotsInUseError : public SharedMemoryError {
  public:
   explicit SharedSlotsInUseError(const std::string& what)
       : SharedMemoryError(Kind::kExhausted, what) {}
 };
 
-// Throws the error of a failed system call from errno. `doing` says what the
+// Throws an error for a failed system call, from errno. `doing` says what the
 // call was for: "Mapping 1 MiB".
 //
 // Thread-safe.

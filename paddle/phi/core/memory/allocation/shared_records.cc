@@ -33,7 +33,7 @@ SharedHeap::Received SharedRecords::Receive(const SharedMessage& message) {
 
 void SharedRecords::RedeemTicket(const SharedMessage& message) {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
-  // Otherwise nobody waits for the message any more.
+  // If the segment is gone, no process waits for the message any more.
   auto attached = heap_->segments_.find(message.id.segment);
   if (attached == heap_->segments_.end()) return;
   attached->second.segment->ledger().RedeemTicket(message.block,

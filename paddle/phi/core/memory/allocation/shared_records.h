@@ -25,22 +25,23 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Who else needs a block.
+// The other users of a block.
 struct SharedBlockUsers {
   std::vector<uint32_t> processes;  // holders, without the calling process
-  uint64_t messages;                // not received yet
+  uint64_t messages;                // that were not received yet
 };
 
 // Records: blocks of a SharedHeap that stand for memory elsewhere, on a GPU. A
 // holder of a record may use the memory that the record describes.
 //
-// Invariant: a record is a block in all but three points. No child of fork
-// inherits it, since a child cannot use the memory. Its message counts as not
-// received until Redeem, so that the sender keeps what the receiver still has
-// to wait for. And its owner is called back when it is freed.
+// Invariant: a record differs from other blocks in three points only. Forked
+// children do not inherit it, since they cannot use the memory. Its message
+// counts as not received until RedeemTicket, so that the sender keeps the event
+// that the receiver still has to wait for. And a callback runs in its owner
+// when it is freed.
 //
-// What records have in common with other blocks, Send, Bind and Release, is in
-// SharedHeap.
+// SharedHeap has the functions that work for all blocks: Send, Bind and
+// Release.
 //
 // Thread-safe. Each function locks the heap's mutex itself.
 class SharedRecords {
@@ -48,19 +49,19 @@ class SharedRecords {
   // `heap` outlives this object, which is a view of it.
   explicit SharedRecords(SharedHeap* heap) : heap_(heap) {}
 
-  // Allocates a record of at least `size` bytes. It has one user, who has to
-  // release it.
+  // Allocates a record of at least `size` bytes. The caller becomes its one
+  // user and has to release it.
   SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
   // Receives a record as SharedHeap::Receive does, without redeeming the ticket
   // of the message.
   SharedHeap::Received Receive(const SharedMessage& message);
   // Redeems the ticket of a message. Has no effect if the record's segment is
-  // gone: then nobody waits for the message.
+  // gone: then no process waits for the message.
   void RedeemTicket(const SharedMessage& message);
 
-  // Registers what to do once the record is freed. It is done once, by a thread
-  // that allocates or collects, without the heap's mutex; never in a child of
-  // fork, nor because the process exits. It must not throw.
+  // Registers a callback for when the record is freed. It runs once, on a
+  // thread that allocates or collects, without the heap's mutex. It never runs
+  // in a forked child, nor because the process exits. It must not throw.
   //
   // Requires: the calling process owns the record and holds it.
   void OnFree(const SharedBlock& record, std::function<void()> callback);
@@ -70,7 +71,7 @@ class SharedRecords {
 
   // Returns whether a message that this process sent was not received yet.
   bool IsInFlight(const SharedMessage& message) const;
-  // Returns who else needs a record; nobody if its segment is not attached.
+  // Returns the other users of a record; none if its segment is not attached.
   SharedBlockUsers OtherUsers(const SharedBlock& record) const;
   // Returns whether the owner of a record is alive.
   bool OwnerIsAlive(const SharedBlock& record) const;

@@ -36,8 +36,8 @@ namespace {
 using Kind = SharedMemoryError::Kind;
 
 constexpr uint64_t kNoGeneration = UINT64_MAX;
-// A signal undoes a call of fallocate, so long ones might never finish. Small
-// ones make progress.
+// A signal undoes an fallocate call, so long calls might never finish. Small
+// steps make progress.
 constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 
 // Calls `act` with the start and length of each run of whole pages before `end`
@@ -55,8 +55,8 @@ void ForEachGap(const std::vector<SharedRange>& ranges,
   if (next < end) act(next, end - next);
 }
 
-// A core dump would read all addresses, which gives memory to those that have
-// none.
+// A core dump would read all addresses, which would allocate memory for the
+// unused ones.
 void LeaveOutOfCoreDumps(void* base, uint64_t length) {
   madvise(base, length, MADV_DONTDUMP);
 }
@@ -181,7 +181,7 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
         Kind::kInvalid,
         "Cannot use the shared memory " + name +
             " of a received tensor: it is smaller than its "
-            "ledger. Something has cut the file short; send "
+            "ledger. Another program has truncated the file; send "
             "the tensor again.");
   }
   std::optional<uint32_t> slot = opened->Slots().Take(
@@ -330,8 +330,8 @@ void SharedSegment::CollectOrphaned(uint32_t first,
 bool SharedSegment::LockIfAlone() {
   if (has_permanent_slot() || has_child_in_permanent_slot_ || !Usable())
     return false;
-  // This process has the lock of its own slot, but perhaps by another open file
-  // description than that of `fd_`, which may have been opened again since.
+  // This process has the lock of its own slot, but possibly through another
+  // open file description than that of `fd_`, which may have been reopened.
   SharedSlots slots = Slots();
   if (!slots.TryLock(0, slot_)) return false;
   if (!slots.TryLock(slot_ + 1, SharedLedger::kSlots)) {
@@ -372,7 +372,7 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
     UnlockOthers();
     return false;
   }
-  // A child that shares the slot needs the blocks of the slot's bits, too.
+  // Keep the blocks of all set bits: a child that shares the slot needs them.
   std::vector<SharedRange> held;
   for (uint32_t i = 0, n = ledger_.block_count(); i < n; ++i) {
     if (ledger_.Holds(i, slot_)) {
@@ -382,8 +382,8 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
   std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
     return a.offset < b.offset;
   });
-  // The magic number goes first, before any lock is released: a process that
-  // opened the file just before sees by it that the segment was detached.
+  // Trim the magic number first, before any lock is released. So a process that
+  // opened the file just before sees that the segment was detached.
   ForEachGap(held, reserve_, [&](uint64_t start, uint64_t length) {
     TrimFile(fd_.get(), start, length);
   });
@@ -393,8 +393,8 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
 
 void SharedSegment::UnmapAllBut(const std::vector<SharedRange>& kept) {
   ForEachGap(kept, reserve_, [&](uint64_t start, uint64_t length) {
-    // This fails if the system allows no more mappings; then the addresses
-    // stay.
+    // This fails if the system allows no more mappings; then the addresses stay
+    // mapped.
     munmap(base_ + start, length);
   });
   fd_.Close();
@@ -414,7 +414,7 @@ void SharedSegment::SetLeaving() {
 
 uint32_t SharedSegment::TakeSlotForChild() {
   try {
-    // A description of its own makes the lock the child's alone.
+    // With a new open file description, the lock belongs only to the child.
     if (!descriptor_closed_ && !Usable()) return SharedLedger::kPermanentSlot;
     child_fd_ =
         descriptor_closed_
@@ -428,8 +428,8 @@ uint32_t SharedSegment::TakeSlotForChild() {
         SharedSlots(child_fd_.get(), &ledger_)
             .Take(SharedLedger::kOwnerSlot + 1, process_, name_);
     if (slot) return *slot;
-    // Nobody detaches a segment that this process is attached to, but some
-    // program may have written over its header.
+    // No process detaches a segment that this process is attached to, but some
+    // program may have overwritten its header.
   } catch (const SharedMemoryError&) {
   }
   // A fork cannot be refused, so the child gets the permanent slot: blocks that
@@ -452,8 +452,8 @@ void SharedSegment::ParentAfterFork() {
 void SharedSegment::ChildAfterFork(const std::vector<uint32_t>& holds) {
   process_ = getpid();
   has_child_in_permanent_slot_ = false;
-  // The new mapping replaces the inherited one, which keeps the parent's locks,
-  // and keeps the child's own lock.
+  // The new mapping keeps the child's own lock. It replaces the inherited
+  // mapping, which keeps the parent's locks.
   bool has_lock =
       child_fd_.IsIntact() && mmap(base_,
                                    reserve_,

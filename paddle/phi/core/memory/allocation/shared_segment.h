@@ -40,28 +40,28 @@ struct SharedRange {
 // descriptor, and a slot of its ledger.
 //
 // Invariant: as long as this object exists, the process holds the kernel lock
-// of its slot, so no other process takes its holder bits for those of a dead
-// one. The lock belongs to an open file description that the mapping keeps
-// open, so not even a program that closes all of its descriptors loses it.
+// of its slot, so no other process considers it dead and clears its holder
+// bits. The lock belongs to an open file description that the mapping keeps
+// open, so even a program that closes all of its descriptors keeps the lock.
 //
-// A process that could get no slot of its own uses kPermanentSlot, whose bits
-// are never cleared.
+// A process that could not get its own slot uses kPermanentSlot, whose bits are
+// never cleared.
 //
-// The descriptor is usable if it is intact, or can be opened again by the
-// segment's name. Without it the process cannot tell who is alive, and cannot
-// reserve memory; blocks in use stay in use.
+// The descriptor is usable if it is intact, or if the file can be opened again
+// by the segment's name. Without it the process cannot tell which processes are
+// alive, and cannot reserve memory; blocks in use stay in use.
 //
 // Not thread-safe. Requires, for all functions that say nothing else: the
 // heap's mutex is held.
 class SharedSegment {
  public:
-  // Makes a segment that the calling process owns. If it gets a name, it does
-  // so only when it is complete. Thread-safe.
+  // Creates a segment that the calling process owns. If the segment has a name,
+  // it gets the name only once it is complete. Thread-safe.
   static std::unique_ptr<SharedSegment> Create(SharingStrategy strategy,
                                                uint64_t family,
                                                uint64_t reserve);
-  // Attaches to a segment of another owner. Trusts nothing in `id` nor in the
-  // file. Thread-safe.
+  // Attaches to a segment of another owner. Trusts neither `id` nor the content
+  // of the file. Thread-safe.
   static std::unique_ptr<SharedSegment> Open(const SegmentId& id);
   ~SharedSegment();
 
@@ -85,35 +85,35 @@ class SharedSegment {
   bool CanBeOpened() const {
     return strategy_ == SharingStrategy::kFileSystem || fd_.IsIntact();
   }
-  // Makes the descriptor usable if it can, and returns whether it is.
+  // Makes the descriptor usable if possible, and returns whether it is.
   bool Usable();
 
   // Returns whether a range lies inside the file.
   bool Contains(uint64_t offset, uint64_t length);
   // Returns the descriptor. Throws if other code of the process closed it.
   int fd() const;
-  // Reserves memory for a range, so that to touch it cannot fail. Thread-safe,
+  // Reserves memory for a range, so that touching it cannot fail. Thread-safe,
   // and needs no mutex. Requires: `fd` is a descriptor of this segment's file.
   void Reserve(int fd, uint64_t offset, uint64_t length) const;
-  // Enters the pages of a range into the page tables of this process at once,
-  // where the system can: that costs less than a fault at each first touch.
-  // Thread-safe. Requires: the range is reserved.
+  // Enters all pages of a range into the page tables of this process in one
+  // call, if the system supports it. This costs less than one page fault per
+  // page. Thread-safe. Requires: the range is reserved.
   void Populate(uint64_t offset, uint64_t length) const;
-  // Gives the memory of a range to the system. Has no effect if the descriptor
-  // is not intact. Requires: no process uses the range.
+  // Returns the memory of a range to the system. Has no effect if the
+  // descriptor is not intact. Requires: no process uses the range.
   void Trim(uint64_t offset, uint64_t length);
 
   // Sets this process's holder bit of a block. Requires: a reference keeps the
   // block meanwhile, or the caller checks afterwards, see SharedLedger.
   void AddHolder(uint32_t block) { ledger_.AddHolder(block, slot_); }
-  // Clears it. The bits of a process in the permanent slot, or that shares its
-  // slot with a child, stay set.
+  // Clears this process's holder bit of a block. Has no effect if this process
+  // is in the permanent slot or shares its slot with a child.
   void ReleaseHolder(uint32_t block) {
     if (has_permanent_slot() || shares_slot_) return;
     ledger_.ReleaseHolder(block, slot_);
   }
 
-  // Returns the processes that hold a block, without this one.
+  // Returns the other processes that hold a block.
   std::vector<uint32_t> OtherHolders(uint32_t block) const;
 
   // Reaps all dead processes. Has no effect without a usable descriptor.
@@ -124,22 +124,22 @@ class SharedSegment {
   // no system call.
   bool OwnerIsLeaving() const;
   // Reaps the owner if it is dead, which orphans the segment. Returns whether
-  // it was.
+  // the owner was reaped.
   bool ReapOwnerIfDead();
   // Expires, frees and trims `count` blocks from `first` on. Has no effect in a
   // process that cannot take the lock of the owner's slot. Requires: the
   // segment is orphaned.
   void CollectOrphaned(uint32_t first, uint32_t count, uint64_t deadline);
   // Removes the segment's name if no other process is, or can become, attached.
-  // Returns whether that is so; then no message can open it any more.
+  // Returns whether that is the case; then no message can open it any more.
   bool RemoveIfAlone();
   // Reduces the segment to the pages of `kept`, which are sorted, if no other
-  // process is, or can become, attached. The name, the descriptor, the ledger
-  // and all other memory and addresses go; the pages are the caller's to unmap.
-  // Returns false, and changes nothing, if others need the segment. Afterwards
-  // the object can only be destroyed.
+  // process is, or can become, attached. Releases the name, the descriptor, the
+  // ledger and all other memory and addresses; the caller has to unmap the
+  // pages of `kept`. Returns false, and changes nothing, if others need the
+  // segment. Afterwards the object can only be destroyed.
   bool Detach(const std::vector<SharedRange>& kept);
-  // Unmaps all but the pages of `kept` in this process alone and closes the
+  // Unmaps all but the pages of `kept`, in this process only, and closes the
   // descriptor. Afterwards the object can only be destroyed.
   void UnmapAllBut(const std::vector<SharedRange>& kept);
   // Closes the descriptor if the segment can be opened again by its name. Call
@@ -149,15 +149,15 @@ class SharedSegment {
   // Announces the exit of this process, see SharedSlots::AllLeaving.
   void SetLeaving();
 
-  // From now on children of fork get no slot here. They keep the pages of the
+  // From now on forked children get no slot here. They keep the pages of the
   // blocks that they hold, and the lock of this process's slot guards them.
   void ShareSlot() { shares_slot_ = true; }
   bool shares_slot() const { return shares_slot_; }
 
-  // Takes a slot with its lock for the child before it exists, and sets its
-  // holder bit of each block of `holds`. If it cannot, the child gets the
-  // permanent slot: a fork cannot be refused. Requires: the mutex stays held
-  // until one of the two functions below.
+  // Takes a slot, with its lock, for a child that does not exist yet, and sets
+  // the child's holder bit of each block of `holds`. If this fails, the child
+  // gets the permanent slot, because a fork cannot be refused. Requires: the
+  // mutex stays held until one of the two functions below is called.
   void PrepareFork(const std::vector<uint32_t>& holds);
   void ParentAfterFork();
   // Requires: the calling process is the child, and has one thread only.
@@ -177,7 +177,7 @@ class SharedSegment {
   // segment.
   bool LockIfAlone();
   void UnlockOthers();
-  // Removes the name. Returns whether there is none any more.
+  // Removes the name. Returns whether the segment has no name any more.
   bool Unlink();
 
   SharingStrategy strategy_;

@@ -92,8 +92,8 @@ std::vector<std::string> SegmentFilesOfUser() {
 }
 
 FileDescriptor MakeMemfd(const std::string& name) {
-  // Some systems refuse a memfd that could be executed; older ones do not know
-  // the flag which says that it cannot.
+  // Some systems refuse an executable memfd. Older systems do not know the flag
+  // that makes it non-executable.
   constexpr unsigned kNoExecSeal = 8;
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   long fd = syscall(  // NOLINT
@@ -109,18 +109,18 @@ FileDescriptor MakeMemfd(const std::string& name) {
 FileDescriptor OpenMemfdOf(uint32_t pid, uint32_t fd) {
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-  FileDescriptor place = OpenFile(path, O_PATH);
-  if (!place && errno == EACCES) {
+  FileDescriptor path_only = OpenFile(path, O_PATH);
+  if (!path_only && errno == EACCES) {
     if (EffectiveUserOf(pid) == geteuid()) ThrowNotDumpable(pid);
     errno = EACCES;
   }
   struct stat file = {};
-  if (!place || fstat(place.get(), &file) != 0) return FileDescriptor();
+  if (!path_only || fstat(path_only.get(), &file) != 0) return FileDescriptor();
   if (!S_ISREG(file.st_mode) || file.st_uid != geteuid()) {
     errno = ENOENT;
     return FileDescriptor();
   }
-  return OpenFile("/proc/self/fd/" + std::to_string(place.get()), O_RDWR);
+  return OpenFile("/proc/self/fd/" + std::to_string(path_only.get()), O_RDWR);
 }
 
 std::string WhyUnfit(int fd, SharingStrategy strategy) {
@@ -135,7 +135,7 @@ std::string WhyUnfit(int fd, SharingStrategy strategy) {
   }
   if (strategy == SharingStrategy::kFileDescriptor) {
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals == -1 || !(seals & F_SEAL_SHRINK)) return "it can be cut short";
+    if (seals == -1 || !(seals & F_SEAL_SHRINK)) return "it can be truncated";
   }
   return "";
 }

@@ -29,13 +29,13 @@ namespace allocation {
 // The folder of segments that have a name.
 constexpr char kSharedMemoryFolder[] = "/dev/shm";
 
-// How the memory of a segment is found by others, and so how long it lives.
+// How other processes find the memory of a segment, and so how long it lives.
 enum class SharingStrategy : uint8_t {
   kFileSystem = 0,      // a file in /dev/shm; outlives its owner
   kFileDescriptor = 1,  // a memfd; gone with the last process that has it open
 };
 
-// Names a segment in a message. `pid` and `fd` say where the memfd of a
+// Identifies a segment in a message. `pid` and `fd` say where the memfd of a
 // kFileDescriptor segment can be opened.
 struct SegmentId {
   SharingStrategy strategy;
@@ -50,29 +50,31 @@ struct SegmentId {
 // Returns the file name of a segment of the calling user.
 std::string SegmentName(uint64_t family, uint64_t segment);
 std::string SegmentPath(const std::string& name);
-// Returns the family in a file name, 0 if it is not one that SegmentName gives.
+// Returns the family in a file name, or 0 if SegmentName does not return such
+// names.
 uint64_t FamilyInName(const std::string& name);
 // Returns the names of all files of segments of the calling user.
 std::vector<std::string> SegmentFilesOfUser();
 
-// Makes an empty memfd that can be sealed. Returns an empty descriptor on
+// Creates an empty memfd that can be sealed. Returns an empty descriptor on
 // failure, with the reason in errno.
 FileDescriptor MakeMemfd(const std::string& name);
-// Opens /proc/<pid>/fd/<fd> if it is a regular file of this user, and nothing
-// else: to open a device or a pipe can have side effects. Returns an empty
-// descriptor on failure, with the reason in errno.
+// Opens /proc/<pid>/fd/<fd> if it is a regular file of this user. Opens nothing
+// else, since opening a device or a pipe can have side effects. Returns an
+// empty descriptor on failure, with the reason in errno.
 FileDescriptor OpenMemfdOf(uint32_t pid, uint32_t fd);
 
-// Returns why a file cannot be a segment's; empty if it can.
+// Returns why a file cannot be used as a segment; empty if it can.
 std::string WhyUnfit(int fd, SharingStrategy strategy);
-// Returns the first bytes of a segment. They are read, not mapped: to touch a
-// page of a mapping gives it memory, or ends the process where there is none.
+// Returns the first bytes of a segment. They are read, not mapped: touching a
+// page of a mapping allocates memory for it, or ends the process if there is
+// none.
 SharedLedger::Start ReadLedgerStart(int fd);
-// Gives the memory of a range to the system. A failure has no consequence but
-// that the memory stays in use.
+// Returns the memory of a range to the system. If this fails, the memory just
+// stays in use.
 void TrimFile(int fd, uint64_t offset, uint64_t length);
 
-// A mapping of the first bytes of a file, which is unmapped with this object.
+// A mapping of the first bytes of a file. The destructor unmaps it.
 //
 // Not thread-safe.
 class Mapping {
@@ -85,7 +87,7 @@ class Mapping {
 
   explicit operator bool() const { return base_ != nullptr; }
   void* base() const { return base_; }
-  // Hands the mapping over to the caller, who unmaps it.
+  // Hands the mapping over to the caller, which has to unmap it.
   void* Release() { return std::exchange(base_, nullptr); }
 
  private:

@@ -38,13 +38,13 @@ bool HasEnded(uint32_t process) {
   return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
-// Returns whether the kernel is in the middle of ending a process. It closes
-// files in an order of its own: the lock that shows that the process is alive
-// may be gone while a mapping, or its work on a GPU, is still there. If another
-// process has the number by now, the answer is right too: that one is not
-// ending. Returns true if the state is unknown.
+// Returns whether the kernel is in the middle of ending a process. The kernel
+// closes files in any order: the lock that shows that the process is alive may
+// be gone while a mapping, or its work on a GPU, is still there. If another
+// process has the number by now, the result is still correct: that process is
+// not ending. Returns true if the state is unknown.
 bool IsEnding(uint32_t process) {
-  // This needs no descriptor, of which there may be none left.
+  // This check needs no file descriptor; there may be none left.
   if (HasEnded(process)) return false;
   auto is_gone = [] { return errno == ENOENT || errno == ESRCH; };
   std::string folder = "/proc/" + std::to_string(process) + "/task/";
@@ -89,9 +89,9 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
   // magic number, and then releases the locks.
   auto was_detached = [this] { return !ReadLedgerStart(fd_).Valid(); };
   // A process that checks whether the segment can be removed holds all locks
-  // for a moment, that of slot 0 too. It may release them between the two
-  // questions here, so the segment counts as full only after three times in a
-  // row.
+  // for a moment, including the lock of slot 0. It may release them between the
+  // two checks here, so the segment counts as full only if that is found three
+  // times in a row.
   int found_full = 0;
   for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
     bool soon_free = false;
@@ -113,8 +113,8 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
       return slot;
     }
     if (was_detached()) return std::nullopt;
-    bool looking = IsLocked(SharedLedger::kPermanentSlot);
-    found_full = looking || soon_free ? 0 : found_full + 1;
+    bool being_checked = IsLocked(SharedLedger::kPermanentSlot);
+    found_full = being_checked || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw SharedSlotsInUseError("All " +
@@ -141,8 +141,8 @@ bool SharedSlots::ReapIfDead(uint32_t slot) const {
 
 bool SharedSlots::AllLeaving() const {
   for (uint32_t slot = 0; slot < ledger_->slot_limit(); ++slot) {
-    // A child that got no slot keeps the lock of its parent's slot, even if the
-    // parent has ended.
+    // A forked child without a slot keeps the lock of its parent's slot, even
+    // after the parent has ended.
     uint32_t process = ledger_->slot_pid(slot);
     if (ledger_->slot_state(slot) == SharedLedger::kTaken &&
         !TryLock(slot, slot + 1) && !HasEnded(process) && !IsZombie(process)) {

@@ -28,27 +28,27 @@ namespace allocation {
 //
 // Invariant: a process is alive as long as it holds the kernel lock of its
 // slot, which is byte `slot` of the segment's file. The lock belongs to an open
-// file description, so the kernel drops it whatever killed the process, and a
-// process number that is used again changes nothing. A process that can take
-// the lock of a slot in use is the one that may reap it, and loses that right
-// when it is killed itself.
+// file description, so the kernel releases it however the process ends, and
+// reuse of process numbers does not matter. A process that can take the lock of
+// a slot in use is the only one that may reap it, and loses that right when it
+// is killed itself.
 //
-// One more check: while the kernel is still ending the process, it may
-// have dropped the lock and not yet stopped the process's work on a GPU. Such a
-// process counts as alive.
+// One more check is needed: while the kernel is still ending a process, it may
+// have released the lock but not yet stopped the process's work on a GPU. Such
+// a process counts as alive.
 //
-// Not thread-safe: the heap's mutex, or a file that only one thread knows,
-// guards a segment. Cheap to make; it is a view.
+// Not thread-safe: the caller holds the heap's mutex, or no other thread knows
+// the file. Cheap to construct, since it is a view.
 class SharedSlots {
  public:
-  // Requires: `fd` is an intact descriptor of the file that `ledger` is in.
+  // Requires: `fd` is an intact descriptor of the file that contains `ledger`.
   // Both outlive the view. TryLock, Unlock and IsLocked need no ledger; for
   // them it may be null.
   SharedSlots(int fd, SharedLedger* ledger) : fd_(fd), ledger_(ledger) {}
 
-  // Takes the locks of the slots from `first` up to, but without, `end`. Never
-  // waits. Returns false, with the reason in errno and no lock taken, if it
-  // cannot take all of them.
+  // Takes the locks of the slots in [`first`, `end`). Never waits. If it cannot
+  // take all of them, it takes none and returns false, with the reason in
+  // errno.
   bool TryLock(uint32_t first, uint32_t end) const;
   void Unlock(uint32_t first, uint32_t end) const;
   // Returns whether another open file description holds the lock of a slot.
@@ -56,19 +56,19 @@ class SharedSlots {
   bool IsLocked(uint32_t slot) const;
 
   // Takes the first slot from `first` on that no living process has, reaps it
-  // if need be, and keeps its lock. Returns none if the segment was detached.
-  // Throws if all slots are in use; the error names the segment by `name`.
+  // if needed, and keeps its lock. Returns none if the segment was detached.
+  // Throws if all slots are in use; the error refers to the segment as `name`.
   std::optional<uint32_t> Take(uint32_t first,
                                uint32_t process,
                                const std::string& name) const;
   // Reaps a slot if its process is dead, and returns whether it was. A dead
   // owner leaves the segment orphaned.
   //
-  // Requires: the slot's lock is not held by the open file description of `fd`,
-  // which would be given the lock again.
+  // Requires: the open file description of `fd` does not hold the slot's lock:
+  // the kernel would grant it the lock again.
   bool ReapIfDead(uint32_t slot) const;
   // Returns whether every process with a slot is dead or has announced its
-  // exit. Keeps the locks of dead ones.
+  // exit. Keeps the locks of dead processes.
   bool AllLeaving() const;
 
  private:

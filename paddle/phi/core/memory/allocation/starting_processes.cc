@@ -60,22 +60,22 @@ bool IsStartingProgram(const std::string& process) {
 StartingProcesses::StartingProcesses(int folder) { fstat(folder, &folder_); }
 
 bool StartingProcesses::MayJoin(uint64_t family) {
-  if (!looked_) Look();
+  if (!inspected_) InspectAll();
   return incomplete_ || families_.count(family) != 0;
 }
 
-void StartingProcesses::Look() {
-  looked_ = true;
+void StartingProcesses::InspectAll() {
+  inspected_ = true;
   std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc"), closedir);
   incomplete_ = !all;
   while (const dirent* entry = all ? readdir(all.get()) : nullptr) {
     uint32_t process = std::strtoul(entry->d_name, nullptr, 10);
     if (process == 0 || process == static_cast<uint32_t>(getpid())) continue;
-    LookAt("/proc/" + std::string(entry->d_name));
+    Inspect("/proc/" + std::string(entry->d_name));
   }
 }
 
-void StartingProcesses::LookAt(const std::string& process) {
+void StartingProcesses::Inspect(const std::string& process) {
   struct stat owner = {};
   if (stat(process.c_str(), &owner) != 0 || owner.st_uid != geteuid()) return;
   uint64_t family = FamilyIn(EnvironmentOf(process));
@@ -87,13 +87,13 @@ std::string StartingProcesses::EnvironmentOf(const std::string& process) {
   for (; waits_left_ > 0; --waits_left_) {
     std::optional<std::string> environment = ReadFile(path);
     if (!environment) {
-      // The process is gone, or this one must not read it. After any other
-      // error, it may be of every family.
+      // The process is gone, or this process has no permission to read it.
+      // After any other error, it may belong to any family.
       incomplete_ |= errno != ENOENT && errno != ESRCH && errno != EACCES;
       return "";
     }
     if (!environment->empty()) return *environment;
-    // The environment may have come just before this question.
+    // The environment may have been set just before this check.
     if (!IsStartingProgram(process)) return ReadFile(path).value_or("");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

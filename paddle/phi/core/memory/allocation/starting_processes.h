@@ -28,7 +28,8 @@ namespace allocation {
 // still join it: until such a process has imported Paddle, it has no lock that
 // shows that the family is alive.
 //
-// Invariant: all processes of the user are looked at once, by the first call.
+// Invariant: the first call inspects all processes of the user; later calls use
+// its result.
 //
 // Not thread-safe.
 class StartingProcesses {
@@ -41,19 +42,19 @@ class StartingProcesses {
   bool MayJoin(uint64_t family);
 
  private:
-  void Look();
-  void LookAt(const std::string& process);
+  void InspectAll();
+  void Inspect(const std::string& process);
   // Returns the environment of a process, empty if it cannot be read. Waits
-  // for a process that is just about to run another program.
+  // while the process is just starting another program (execve).
   std::string EnvironmentOf(const std::string& process);
-  // Returns whether a process joined a family and left it: then it has the
-  // folder open twice.
+  // Returns whether a process has joined a family and left it. If so, it has
+  // the folder open twice.
   bool HasLeft(const std::string& process) const;
 
   struct stat folder_ = {};
-  bool looked_{false};
+  bool inspected_{false};
   int waits_left_{1000};    // milliseconds, for all processes together
-  bool incomplete_{false};  // some process could not be looked at
+  bool incomplete_{false};  // some process could not be inspected
   std::set<uint64_t> families_;
 };
 
