@@ -106,7 +106,7 @@ class TestErrors(unittest.TestCase):
 
     def test_stream_of_a_thread(self):
         self.check(
-            "without streams per thread",
+            "without per-thread streams",
             lambda: in_thread(streams.set_stream, None),
         )
 
