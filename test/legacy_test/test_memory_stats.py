@@ -87,7 +87,7 @@ class TestMemoryStats(unittest.TestCase):
             self.skipTest("needs a custom device")
         types = mock.Mock(return_value=["another", "custom_cpu"])
         with mock.patch.object(core, "get_all_custom_device_type", types):
-            with self.assertRaisesRegex(ValueError, "no statistics") as caught:
+            with self.assertRaisesRegex(ValueError, "keeps no memory") as caught:
                 memory_stats(first)
         for part in (first, "another"):
             self.assertIn(part, str(caught.exception))
