@@ -47,7 +47,7 @@ struct Slot {
   void** address;
   const Redirection* redirection;
   bool is_read_only;
-  // Whether the linker may write to it at the first call.
+  // Whether the linker may write to the slot at the first call.
   bool is_lazy;
 };
 
@@ -56,7 +56,7 @@ struct Original {
   void* function;
 };
 
-// The slots found in the libraries, to be written once all of them are valid.
+// The slots found in the libraries, written after all of them are validated.
 struct Plan {
   std::vector<Slot> slots;
   std::vector<Original> originals;
@@ -86,8 +86,8 @@ uint32_t GnuHash(std::string_view name) {
   return hash;
 }
 
-// The hash table of the symbols that a library defines. Symbols that it only
-// refers to come before those and are in no table.
+// The hash table of a library's defined symbols. Undefined symbols precede them
+// in the symbol table and are in no hash table.
 class GnuHashTable {
  public:
   explicit GnuHashTable(const uint32_t* header)
@@ -193,8 +193,8 @@ class Library {
     }
   }
 
-  // Returns a symbol with the name of a redirection and other arguments, which
-  // the library defines; empty if there is none.
+  // Returns a symbol that the library defines with a redirection's name and
+  // other argument types; empty if there is none.
   std::string DefinedWithOtherArguments(const Redirection& redirection) const {
     std::string found;
     if (!IsReadable()) return found;
@@ -211,11 +211,11 @@ class Library {
   struct Table {
     const Relocation* first;
     size_t bytes;
-    size_t skipped;  // Leading ones that are of no symbol.
+    size_t skipped;  // Leading relocations without a symbol.
   };
 
-  // The kernel's own library has no relocations, and the addresses in its
-  // tables are not adjusted.
+  // The kernel's own library (the vDSO) has no relocations, and the addresses
+  // in its tables are not adjusted.
   bool IsReadable() const {
     return hash_table_ != nullptr && symbols_ != nullptr && names_ != nullptr &&
            (tables_[0].bytes > 0 || tables_[1].bytes > 0);
@@ -225,7 +225,7 @@ class Library {
     return names_ + symbols_[symbol].st_name;
   }
 
-  // Relocations refer to no symbol from this one on.
+  // Returns the number after the last symbol that a relocation refers to.
   uint32_t EndOfSymbolsInUse() const {
     uint32_t end = 0;
     for (const auto& table : tables_) {
