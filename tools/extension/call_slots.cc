@@ -166,7 +166,7 @@ class Library {
 
   // See call_slots.h.
   bool IsLazy() const {
-    return !is_bound_at_once_ && tables_[0].bytes > 0 && slots_ != nullptr &&
+    return !is_bound_eagerly_ && tables_[0].bytes > 0 && slots_ != nullptr &&
            slots_[2] != nullptr;
   }
 
@@ -331,13 +331,13 @@ class Library {
           slots_ = reinterpret_cast<void* const*>(address);
           break;
         case DT_BIND_NOW:
-          is_bound_at_once_ = true;
+          is_bound_eagerly_ = true;
           break;
         case DT_FLAGS:
-          if ((entry->d_un.d_val & DF_BIND_NOW) != 0) is_bound_at_once_ = true;
+          if ((entry->d_un.d_val & DF_BIND_NOW) != 0) is_bound_eagerly_ = true;
           break;
         case DT_FLAGS_1:
-          if ((entry->d_un.d_val & DF_1_NOW) != 0) is_bound_at_once_ = true;
+          if ((entry->d_un.d_val & DF_1_NOW) != 0) is_bound_eagerly_ = true;
           break;
         case DT_JMPREL:
           tables_[0].first = reinterpret_cast<const Relocation*>(address);
@@ -366,7 +366,7 @@ class Library {
   const char* names_ = nullptr;
   const uint32_t* hash_table_ = nullptr;
   void* const* slots_ = nullptr;
-  bool is_bound_at_once_ = false;
+  bool is_bound_eagerly_ = false;
   Table tables_[2] = {};
   uintptr_t relro_begin_ = 0;
   uintptr_t relro_end_ = 0;

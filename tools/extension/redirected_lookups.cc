@@ -184,8 +184,7 @@ void RedirectFor(const Redirect& redirect) {
     redirect(Redirections());
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(
-        std::string("Threads cannot have their own streams: ") +
-        error.what());
+        std::string("Threads cannot have their own streams: ") + error.what());
   }
 }
 

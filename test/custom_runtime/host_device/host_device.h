@@ -15,7 +15,7 @@
 // The parts of a device in host memory. All classes are thread-safe.
 //
 // A forked child keeps everything except the threads: see
-// Runtime::BeginAnewInChild.
+// Runtime::ResetInChild.
 
 #pragma once
 
@@ -266,7 +266,7 @@ class Stream {
 
   // In a forked child: drops all work and the thread. A thread that no longer
   // exists may hold the queue's lock, so the queue is not touched.
-  void BeginAnew() {
+  void Reset() {
     completed_->Exhaust();
     completed_ = std::make_shared<Counter>();
     queue_.release();  // NOLINT
@@ -451,12 +451,12 @@ class Runtime {
   // Runs in a forked child, with state_mutex held. The child does not have the
   // threads that ran work. So its streams drop all work, and events recorded on
   // them are complete: waiting for them would block forever.
-  void BeginAnewInChild() {
+  void ResetInChild() {
     for (const auto& [handle, stream] :
          std::get<HandleTable<Stream>>(tables).All()) {
-      stream->BeginAnew();
+      stream->Reset();
     }
-    for (const auto& stream : retired_) stream->BeginAnew();
+    for (const auto& stream : retired_) stream->Reset();
     for (Device& device : devices) device.memory.Unpin();
     host.Unpin();
     trace.Clear();
