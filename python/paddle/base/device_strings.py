@@ -148,7 +148,7 @@ def name_of_index(index: int, current: str) -> str:
         return f"{kind}:{index}"
     if index:
         raise _error(
-            "The current device is the CPU, whose only index is 0, but "
+            "The current device is the CPU, which only has index 0, but "
             f"received {index!r}. Please pass the name of a device."
         )
     return kind
