@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader with worker threads, each on a stream of its own.
+"""DataLoader with worker threads that each have their own stream.
 
-The work of a stream is delayed. What does not wait for it reads memory that is
-not written yet, or is written again too early.
+The tests delay the work of a stream. Code that does not wait for it reads
+memory that is not written yet, or that is overwritten too early.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -48,11 +48,11 @@ from paddle.io.dataloader import stream_workers
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 100_000
 
 
-# Fails unless the workers of a loader are on the stream of its creator.
+# Fails unless the workers of a loader use the stream of its creator.
 LOAD_ON_CREATORS_STREAM = """
 import paddle
 
@@ -79,7 +79,7 @@ class DeliberateError(Exception):
 
 def slow(stream=None):
     """Delays operations that are submitted to a stream of device 0, by default
-    to that of the calling thread."""
+    the calling thread's stream."""
     return delay(0, DELAY, handle(stream or current_stream()))
 
 
@@ -89,15 +89,15 @@ def made_slowly(i):
 
 
 def values(batches):
-    """Returns the values of each batch, which are read from copies that the
-    current stream makes."""
+    """Returns the values of each batch, read from copies that run on the
+    current stream."""
     copies = [batch * 1 for batch in batches]
     return [sorted(set(copy.numpy().flatten().tolist())) for copy in copies]
 
 
 class TestStreams(StreamTest):
     def streams_of(self, **options):
-        """Returns the streams that each worker makes samples on, in two
+        """Returns the streams on which each worker creates samples, in two
         epochs."""
         found = {}
 
@@ -230,7 +230,7 @@ class TestOrder(StreamTest):
             self.assert_holds(copy, i)
 
     def test_arrays_on_the_host_are_used_again_only_after_their_copy(self):
-        # Large enough for their memory to be used again.
+        # Large enough for their memory to be reused.
         size = 1 << 16
         loader = load(lambda i: np.full(size, i, "float32"), length=24)
         with delay(0, DELAY // 10):

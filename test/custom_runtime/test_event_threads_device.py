@@ -12,10 +12,10 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Event.wait on another thread than the one that has recorded the event.
+"""Event.wait on a thread that did not record the event.
 
 The work before an event is delayed, so that a missing wait gives a wrong value.
-test_thread_stream_order.py has the other functions of events on threads.
+test_thread_stream_order.py tests the other event functions on threads.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -39,7 +39,7 @@ from paddle.device import Event, Stream, current_stream, stream_guard
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
 
 
@@ -62,7 +62,7 @@ class TestEventsOfThreads(unittest.TestCase):
         return event
 
     def doubled(self) -> list[float]:
-        """Return twice x, as the current stream of the thread finds it."""
+        """Return twice the value of x that the current stream reads."""
         y = self.x * 2
         current_stream().synchronize()
         return y.tolist()

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What Paddle does with the devices of the plugin in host_device/.
+"""Paddle on the devices of the plugin in host_device/.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DEVICE_TYPE = "custom_cpu"
 MEBI = 1 << 20
-DELAY = 200_000  # In microseconds: ample time for what does not wait.
+DELAY = 200_000  # In microseconds: ample time for work that does not wait.
 
 
 def setUpModule() -> None:
@@ -74,7 +74,7 @@ def random(shape: list[int]) -> np.ndarray:
 def run_python(
     program: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a Python of its own, with these variables set."""
+    """Run a program in a new Python process, with environment variables."""
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **variables},
@@ -126,7 +126,7 @@ class TestCopies(HostDeviceTest):
     )
 
     def assert_copies_keep(self, host: paddle.Tensor) -> None:
-        """Send a tensor of the host to a device, another one and back."""
+        """Copy a host tensor to a device, to another device and back."""
         first = host.to(name_of(1))
         second = first.to(name_of(2))
         twin = second._copy_to(place_of(2), True)
@@ -278,7 +278,7 @@ class TestKernels(HostDeviceTest):
     """The device has kernels for float32, which run on its streams."""
 
     def operations_of(self, run: Callable[[], object]) -> list[Operation]:
-        """Return the operations on device 0 that a call leads to."""
+        """Return the operations on device 0 that a call causes."""
         paddle.device.synchronize(name_of(0))
         take_trace()
         run()
@@ -292,7 +292,7 @@ class TestKernels(HostDeviceTest):
         expected: np.ndarray,
         *operands: np.ndarray,
     ) -> None:
-        """Check the answer of one kernel of the device, and that it is its."""
+        """Check a kernel's result, and that the kernel ran on the device."""
         tensors = [on_host(operand).to(name_of(0)) for operand in operands]
         answers = []
         trace = self.operations_of(lambda: answers.append(compute(*tensors)))
@@ -418,8 +418,8 @@ class TestKernels(HostDeviceTest):
         )
 
     def test_the_host_reads_what_delayed_kernels_are_yet_to_compute(self):
-        # Intermediate results are let go of, so that their memory is used
-        # again, before they have been computed.
+        # Intermediate results are released, so that their memory is reused,
+        # before they have been computed.
         for stream in (None, paddle.device.Stream(name_of(0))):
             with paddle.device.stream_guard(stream):
                 with delay(0, 5_000):
@@ -546,7 +546,7 @@ class TestControl(HostDeviceTest):
 
 
 class TestFallback(HostDeviceTest):
-    """Paddle's CPU kernels stand in for those that the device has not."""
+    """Paddle's CPU kernels replace kernels that the device does not have."""
 
     def test_other_dtypes_compute_on_the_host(self):
         for dtype in ("float64", "int32", "int64"):
@@ -578,10 +578,10 @@ print((x.T + 1).tolist())
     def train(
         self, layer: nn.Layer, inputs: np.ndarray, place: Place
     ) -> list[np.ndarray]:
-        """Take one step of Adam, all of it on one place.
+        """Take one step of Adam on a single place.
 
         Args:
-            layer: what to train, which maps two samples to three classes.
+            layer: the layer to train, which maps two samples to three classes.
             inputs: the two samples.
             place: where the layer and every result must be.
 

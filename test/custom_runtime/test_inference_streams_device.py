@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A predictor runs on the stream that was current where it was made.
+"""A predictor runs on the stream that was current at its creation.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -72,7 +72,7 @@ AMPLE = 1 << 20
 
 class PredictorsOfThreadsTest(PredictorTest):
     def on_stream(self, stream: Stream, run: Callable[[], object]) -> object:
-        """Call a function on a new thread, within a guard of a stream."""
+        """Call a function on a new thread, inside a stream guard."""
 
         def in_guard() -> object:
             with stream_guard(stream):
@@ -284,8 +284,8 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
 
 class TestDroppedClones(PredictorsOfThreadsTest):
     """
-    Clones that share a parameter, in the format before PIR's. It is freed when
-    all work with it has ended.
+    Clones that share a parameter, in the pre-PIR format. The parameter is freed
+    when all work with it has ended.
     """
 
     def setUp(self) -> None:
@@ -315,10 +315,10 @@ class TestDroppedClones(PredictorsOfThreadsTest):
 
     def part_of_a_chunk(self) -> paddle.Tensor:
         """
-        Returns a tensor, from whose chunk the stream allocates what comes next.
+        Returns a tensor from whose chunk the stream's next allocations come.
 
-        A predictor that is destroyed frees the chunks in which nothing is left,
-        which waits for the device. In this one the tensor is left.
+        Destroying a predictor frees its empty chunks, which waits for the
+        device. The tensor keeps this chunk from being empty.
         """
         whole = paddle.empty([2 * AMPLE])
         del whole
@@ -333,7 +333,7 @@ class TestDroppedClones(PredictorsOfThreadsTest):
     def check_work_outlives_the_predictors(
         self, made_on: Stream | None, cloned_on: Stream | None
     ) -> None:
-        """Args: the streams, None for that of the main thread."""
+        """Args: the streams; None for the main thread's stream."""
 
         def on(stream: Stream | None, run: Callable[[], object]) -> object:
             return run() if stream is None else self.on_stream(stream, run)

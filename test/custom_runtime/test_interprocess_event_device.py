@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Events of custom devices, which cannot be sent to other processes.
+"""Custom device events cannot be sent to other processes.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """

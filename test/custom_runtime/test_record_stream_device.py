@@ -12,11 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Tensor.record_stream: memory is used again only after a stream's work.
+"""Tensor.record_stream: memory is reused only after a stream's work.
 
-The work of a stream is delayed. A tensor that it reads is dropped meanwhile,
-and a new one of the same size is filled on the default stream, at once: it must
-not get the memory that the stream is still to read.
+The tests delay the work of a stream. They drop a tensor that it still has to
+read, and immediately fill a new tensor of the same size on the default stream:
+the new tensor must not get the memory of the dropped one.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
-# Large enough for the allocator to give a tensor a chunk of its own.
+# Large enough for the allocator to give a tensor its own chunk.
 SIZE = 1 << 16
 
 
@@ -72,7 +72,7 @@ def filled(value: float) -> paddle.Tensor:
 
 
 def read_slowly(tensor: paddle.Tensor, stream: Stream) -> paddle.Tensor:
-    """Start a copy of a tensor on a stream, which is made after the delay."""
+    """Start a delayed copy of a tensor on a stream."""
     with stream_guard(stream), delay(0, DELAY, handle(stream)):
         return tensor * 1
 
@@ -88,8 +88,8 @@ class RecordTestCase(unittest.TestCase):
         self, use: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> list[float]:
         """
-        Return the values that a stream reads from a tensor of ones, which is
-        dropped when `use` has returned what the stream writes.
+        Return the values that a stream reads from a tensor of ones. The tensor
+        is dropped when `use` has returned the stream's output.
         """
         x = filled(1.0)
         read = use(x)
@@ -214,7 +214,8 @@ class TestStream(RecordTestCase):
         gc.collect()
         self.assertIsNotNone(dropped())
         del x
-        # A later call drops what was freed on any thread.
+        # A later call drops stream objects whose tensors were freed on any
+        # thread.
         filled(1.0).record_stream(self.stream)
         gc.collect()
         self.assertIsNone(dropped())

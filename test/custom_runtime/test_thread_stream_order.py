@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream per thread: where work runs, and what it waits for.
+"""Per-thread streams: the stream that work runs on, and its order.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -45,9 +45,9 @@ __all__ = ["setUpModule"]
 
 T = TypeVar("T")
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
-# Large enough for the allocator to give a tensor a chunk of its own.
+# Large enough for the allocator to give a tensor its own chunk.
 SIZE = 1 << 16
 
 
@@ -83,7 +83,7 @@ class StreamTest(unittest.TestCase):
             paddle.device.synchronize(name_of(index))
 
     def trace_of(self, run: Callable[[], object]) -> list[Operation]:
-        """Return the operations that a call leads to, on all devices."""
+        """Return the operations that a call causes, on all devices."""
         self.finish()
         take_trace()
         run()
@@ -96,7 +96,7 @@ class StreamTest(unittest.TestCase):
     def assert_runs_on(
         self, stream: Stream, run: Callable[[], object], *kinds: str
     ) -> None:
-        """Check that a call leads to these operations, all on one stream."""
+        """Check that a call causes these operations, all on one stream."""
         trace = self.trace_of(run)
         self.assertEqual([each.kind for each in trace], list(kinds))
         self.assertEqual({each.stream for each in trace}, {handle(stream)})
@@ -105,9 +105,9 @@ class StreamTest(unittest.TestCase):
         self, run: Callable[[], object], *kinds: str
     ) -> None:
         """
-        Check that a call leads to these operations on the calling thread's
-        stream, on threads with their own, on ones without, and on the main
-        thread with its own.
+        Check that a call causes these operations on the current stream: on
+        threads with and without their own stream, and on the main thread with
+        another stream.
         """
 
         def on_own_stream() -> None:
@@ -195,7 +195,7 @@ class TestWhereMemoryIs(StreamTest):
     """Freed memory goes back to the stream that it was allocated on."""
 
     def address(self, make: Callable[[], paddle.Tensor]) -> int:
-        """Return the address of a tensor whose memory is free again."""
+        """Return the address of a tensor, whose memory is then freed."""
         return make().data_ptr()
 
     def assert_memory_stays_with_the_stream(
@@ -260,7 +260,7 @@ class TestWhereMemoryIs(StreamTest):
 
 class TestMemoryInUse(StreamTest):
     """
-    Memory that a thread frees is not given to another stream while work on it
+    Memory that a thread frees is not reused by another stream while work on it
     is pending.
     """
 
@@ -430,8 +430,8 @@ class TestWaits(StreamTest):
         self, finish: Callable[[paddle.Tensor], T], x: paddle.Tensor
     ) -> T:
         """
-        Return what a call makes of a tensor that a thread's stream is yet to
-        multiply by five.
+        Return the result of a call on a tensor, while the multiplication of the
+        tensor by five is pending on a thread's stream.
         """
 
         def run() -> T:
@@ -523,7 +523,7 @@ class TestWaits(StreamTest):
 
 
 class TestEvents(StreamTest):
-    """Events carry order from the stream of one thread to that of another."""
+    """Events order the streams of different threads."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -532,8 +532,8 @@ class TestEvents(StreamTest):
 
     def scale_late(self) -> paddle.device.Event:
         """
-        Let a thread scale `x` on `stream`, and return an event recorded after
-        that, without naming the stream.
+        Scale `x` on `stream` on another thread, and return an event recorded
+        after that without naming the stream.
         """
 
         def scale() -> paddle.device.Event:
@@ -547,7 +547,7 @@ class TestEvents(StreamTest):
         return in_thread(scale)
 
     def read_after(self, wait: Callable[[Stream], None]) -> None:
-        """Check what another thread's stream reads, once told to wait."""
+        """Check the value that another thread's stream reads after `wait`."""
 
         def read() -> None:
             stream = Stream()

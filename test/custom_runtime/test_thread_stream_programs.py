@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream per thread: programs, and threads that serve another.
+"""Per-thread streams: programs, and threads that work for another thread.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -64,7 +64,7 @@ class Doubling(paddle.nn.Layer):
 
 
 class TwiceItsWeight(paddle.nn.Layer):
-    """A predictor computes the factor once, when it is made."""
+    """A predictor computes the factor once, at its creation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class TestStaticGraphs(StreamTest):
             lambda: executor.run(main, feed=feed, fetch_list=[fetched])
         )
         paddle.disable_static()
-        # The executor copies the results back on a stream of its own.
+        # The executor copies the results back on its own stream.
         kernels = [
             (each.stream, each.kind)
             for each in trace
@@ -260,7 +260,7 @@ class PredictorTest(StreamTest):
     def make(self, function: Callable[[Config], Predictor]) -> Predictor:
         config = Config(self.path + ".json", self.path + ".pdiparams")
         config.disable_glog_info()
-        config.disable_mkldnn()  # so that predictors run side by side
+        config.disable_mkldnn()  # so that predictors run in parallel
         config.enable_custom_device("custom_cpu", 0)
         return function(config)
 
@@ -290,8 +290,8 @@ class PredictorTest(StreamTest):
 
 class TestPredictors(PredictorTest):
     """
-    Those that the main thread makes run on the stream of the process, ordered
-    with the thread's.
+    Predictors that the main thread creates run on the process's stream, in
+    order with the thread's stream.
     """
 
     def check_runs_on(self, stream: Stream) -> None:

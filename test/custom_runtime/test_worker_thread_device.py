@@ -49,7 +49,7 @@ __all__ = ["setUpModule"]
 
 
 def in_worker(function):
-    """Returns what `function` returns in a worker that is started here."""
+    """Returns the result of `function` in a worker that is started here."""
     results = []
     worker = WorkerThread(lambda: results.append(function()))
     worker.start()
@@ -59,8 +59,8 @@ def in_worker(function):
 
 def started_here(function, change):
     """
-    Returns what `function` returns in a worker that is started here, but calls
-    it only after `change` was called here.
+    Starts a worker, then calls `change` on this thread, and returns the result
+    of `function` in the worker after that.
     """
     changed = threading.Event()
 
@@ -78,7 +78,7 @@ def started_here(function, change):
 
 
 def devices():
-    """Returns where Python's and C++'s half of the current device are."""
+    """Returns the current devices of Python and of C++."""
     return paddle.get_device(), str(paddle.zeros([2]).place)
 
 
@@ -172,11 +172,11 @@ def made_slowly(i):
 
 
 class TestOrder(StreamTest):
-    """Of work on the stream of a thread that makes tensors."""
+    """Order after the work on the stream of a thread that creates tensors."""
 
     def read(self, source, device):
-        """Returns the values that a reader gets on a stream of its own, or on
-        the CPU."""
+        """Returns the values that a reader gets on its own stream, or on the
+        CPU."""
 
         def read():
             paddle.set_device(device)
@@ -207,7 +207,7 @@ class TestOrder(StreamTest):
     def test_a_batch_source_hands_out_tensors_of_other_devices_than_its_own(
         self,
     ):
-        """Those that a collate_fn makes, while the thread is on the CPU."""
+        """A collate_fn creates them while the thread is on the CPU."""
 
         def made_on_device_1(samples):
             with paddle.device.device(name_of(1)):
@@ -300,7 +300,7 @@ CASTS_STACK = {"custom_white_list": ["stack"], "dtype": "float16"}
 
 
 def stacked():
-    """Returns the data type of a result that `CASTS_STACK` decides on."""
+    """Returns the data type of a result, which depends on `CASTS_STACK`."""
     return str(paddle.stack([paddle.ones([2])]).dtype)
 
 
