@@ -65,14 +65,14 @@ def array(i):
 
 
 class TestDevice(StreamTest):
-    def test_batches_are_on_the_device_of_the_thread_that_iterates(self):
+    def test_batches_are_on_the_device_of_the_iterating_thread(self):
         def places():
             paddle.set_device(name_of(2))
             return {str(batch.place) for batch in load(array)}
 
         self.assertEqual(in_thread(places), {f"Place({name_of(2)})"})
 
-    def test_workers_make_tensors_on_that_device(self):
+    def test_workers_create_tensors_on_that_device(self):
         made = []
 
         def make(i):

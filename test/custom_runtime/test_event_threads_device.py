@@ -43,7 +43,7 @@ __all__ = ["setUpModule"]
 DELAY = 300_000
 
 
-class TestEventsOfThreads(unittest.TestCase):
+class TestEventWait(unittest.TestCase):
     def setUp(self) -> None:
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(name_of(0))
@@ -83,7 +83,7 @@ class TestEventsOfThreads(unittest.TestCase):
 
         self.assertEqual(in_thread(read), [6.0] * 4)
 
-    def test_wait_orders_the_stream_that_it_is_given(self):
+    def test_wait_orders_the_given_stream(self):
         event = in_thread(self.scale_late)
         stream = Stream()
         event.wait(stream)
@@ -95,12 +95,12 @@ class TestEventsOfThreads(unittest.TestCase):
         self.assertEqual(in_thread(read), [6.0] * 4)
 
     @with_ample_delay
-    def test_wait_does_not_hold_up_other_streams(self):
+    def test_wait_does_not_block_other_streams(self):
         event = in_thread(self.scale_late)
         event.wait(Stream())
         self.assertEqual(self.doubled(), [2.0] * 4)
 
-    def test_time_cannot_be_measured_and_the_error_says_so(self):
+    def test_elapsed_time_raises_a_clear_error(self):
         first, last = Event(enable_timing=True), Event(enable_timing=True)
         with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):
             first.elapsed_time(last)

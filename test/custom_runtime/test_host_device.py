@@ -303,7 +303,7 @@ class TestKernels(HostDeviceTest):
         self.assertEqual(got.shape, expected.shape)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
-    def test_full_is_as_in_numpy(self):
+    def test_full_matches_numpy(self):
         for shape in ([2, 3], [], [0, 3]):
             with self.subTest(shape=shape):
                 self.assert_computes(
@@ -312,7 +312,7 @@ class TestKernels(HostDeviceTest):
                     np.full(shape, 2.5),
                 )
 
-    def test_scale_is_as_in_numpy(self):
+    def test_scale_matches_numpy(self):
         for shape in ([2, 3], [], [0, 3]):
             x = random(shape)
             for after, expected in ((True, 2 * x + 3), (False, 2 * (x + 3))):
@@ -324,12 +324,12 @@ class TestKernels(HostDeviceTest):
                         x,
                     )
 
-    def test_relu_is_as_in_numpy(self):
+    def test_relu_matches_numpy(self):
         x = np.array([[-1, -0.0, 0, 2], [np.nan, np.inf, -np.inf, 1]])
         x = x.astype("float32")
         self.assert_computes("relu", nn.functional.relu, np.maximum(x, 0), x)
 
-    def test_add_broadcasts_as_in_numpy(self):
+    def test_add_broadcasts_like_numpy(self):
         for x_shape, y_shape in (
             ([2, 3], [2, 3]),
             ([2, 3], [3]),
@@ -342,7 +342,7 @@ class TestKernels(HostDeviceTest):
             with self.subTest(x=x_shape, y=y_shape):
                 self.assert_computes("add", paddle.add, x + y, x, y)
 
-    def test_matmul_is_as_in_numpy(self):
+    def test_matmul_matches_numpy(self):
         for x_shape, y_shape in (
             ([2, 3], [3, 4]),
             ([3], [3]),
@@ -358,7 +358,7 @@ class TestKernels(HostDeviceTest):
             with self.subTest(x=x_shape, y=y_shape):
                 self.assert_computes("matmul", paddle.matmul, x @ y, x, y)
 
-    def test_matmul_transposes_as_in_numpy(self):
+    def test_matmul_transposes_like_numpy(self):
         def turned(values: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(np.swapaxes(values, -1, -2))
 
@@ -417,7 +417,7 @@ class TestKernels(HostDeviceTest):
             ],
         )
 
-    def test_the_host_reads_what_delayed_kernels_are_yet_to_compute(self):
+    def test_the_host_waits_for_delayed_kernels(self):
         # Intermediate results are released, so that their memory is reused,
         # before they have been computed.
         for stream in (None, paddle.device.Stream(name_of(0))):
@@ -428,7 +428,7 @@ class TestKernels(HostDeviceTest):
                         total = total + 1
                 np.testing.assert_array_equal(total.numpy(), np.full([4], 10.0))
 
-    def test_a_cpu_kernel_uses_what_delayed_kernels_are_yet_to_compute(self):
+    def test_a_cpu_kernel_waits_for_delayed_kernels(self):
         x = paddle.zeros([4])
         with delay(0, DELAY):
             x = x + 1
@@ -448,7 +448,7 @@ class TestKernels(HostDeviceTest):
         np.testing.assert_array_equal(early, np.full([4], 2.0))
         np.testing.assert_array_equal(x.numpy(), np.full([4], 5.0))
 
-    def test_a_stream_that_waits_for_an_event_reads_what_was_before_it(self):
+    def test_a_stream_that_waits_for_an_event_reads_the_result_before_it(self):
         x = paddle.ones([4])
         producer = paddle.device.Stream(name_of(0))
         consumer = paddle.device.Stream(name_of(0))
@@ -507,7 +507,7 @@ class TestControl(HostDeviceTest):
         event.record(stream)
         self.assertTrue(event.query())
 
-    def test_a_test_fails_with_the_longest_delay_alone(self):
+    def test_a_test_fails_only_if_it_fails_with_the_longest_delay(self):
         used = []
 
         def record(failing):

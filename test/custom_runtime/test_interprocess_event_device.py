@@ -31,7 +31,7 @@ __all__ = ["setUpModule"]
 _REFUSED = "Only GPU events can be sent.*custom_cpu:0.*synchronize"
 
 
-class TestEventsOfCustomDevices(unittest.TestCase):
+class TestCustomDeviceEvents(unittest.TestCase):
     def setUp(self) -> None:
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(name_of(0))
@@ -47,7 +47,7 @@ class TestEventsOfCustomDevices(unittest.TestCase):
             ours.send(self.event.event_base)
         self.assertFalse(theirs.poll())
 
-    def test_receiver_of_a_queue_is_told_so(self):
+    def test_receiver_of_a_queue_gets_the_error(self):
         queue = multiprocessing.get_context("spawn").Queue()
         self.addCleanup(queue.join_thread)
         self.addCleanup(queue.close)

@@ -131,7 +131,7 @@ class TestDevices(SharingTestCase):
             self.assertIn(arrived[2], str(device))
             self.assertEqual(arrived[3], matrix().tolist())
 
-    def test_device_that_the_receiver_has_not_is_named(self):
+    def test_error_names_a_device_that_the_receiver_lacks(self):
         message = by_value(matrix(), f"{DEVICE_TYPE}:99")
         with self.assertRaisesRegex(PeerError, f"'{DEVICE_TYPE}:99'.*only"):
             self.peer.call(describe, message)
@@ -163,7 +163,7 @@ class TestDevices(SharingTestCase):
         self.assertEqual(arrived.values().tolist(), [1, 2])
         self.assertEqual(arrived.indices().tolist(), parts[0].tolist())
 
-    def test_work_of_a_threads_stream_is_waited_for(self):
+    def test_sending_waits_for_work_on_the_threads_stream(self):
         # A queue pickles on its own thread, which uses another stream.
         def compute() -> None:
             stream = paddle.device.Stream(f"{DEVICE_TYPE}:1")

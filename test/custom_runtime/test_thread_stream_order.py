@@ -125,7 +125,7 @@ class StreamTest(unittest.TestCase):
             in_thread(on_own_stream)
 
 
-class TestWhereWorkRuns(StreamTest):
+class TestStreamOfWork(StreamTest):
     def test_kernels(self):
         x = paddle.ones([2, 2])
 
@@ -148,9 +148,7 @@ class TestWhereWorkRuns(StreamTest):
             lambda: x._copy_to(x.place, False), "async_memory_copy_d2d"
         )
 
-    def test_copies_between_devices_run_on_the_stream_of_the_one_copied_to(
-        self,
-    ):
+    def test_copies_between_devices_run_on_the_destinations_stream(self):
         x = paddle.ones([2])
 
         def on_own_streams() -> None:
@@ -172,7 +170,7 @@ class TestWhereWorkRuns(StreamTest):
             lambda: paddle.grad(x * 3, x), "scale", "full", "scale"
         )
 
-    def test_backward_runs_on_the_stream_of_the_thread_that_calls_it(self):
+    def test_backward_runs_on_the_stream_of_the_calling_thread(self):
         x = paddle.ones([2])
         x.stop_gradient = False
 
@@ -191,7 +189,7 @@ class TestWhereWorkRuns(StreamTest):
         in_thread(backward)
 
 
-class TestWhereMemoryIs(StreamTest):
+class TestStreamOfMemory(StreamTest):
     """Freed memory goes back to the stream that it was allocated on."""
 
     def address(self, make: Callable[[], paddle.Tensor]) -> int:
@@ -376,20 +374,20 @@ class TestOverlap(StreamTest):
         return trace
 
     @with_ample_delay
-    def test_threads_with_streams_run_side_by_side(self):
+    def test_threads_with_streams_run_in_parallel(self):
         first, second = self.on_two_threads(Stream(), Stream())
         self.assertTrue(overlap(first, second))
 
     @with_ample_delay
-    def test_a_thread_with_a_stream_runs_beside_one_without(self):
+    def test_threads_with_and_without_a_stream_run_in_parallel(self):
         first, second = self.on_two_threads(Stream(), None)
         self.assertTrue(overlap(first, second))
 
-    def test_threads_on_the_default_stream_run_in_turn(self):
+    def test_threads_on_the_default_stream_are_serialized(self):
         first, second = self.on_two_threads(None, None)
         self.assertFalse(overlap(first, second))
 
-    def test_threads_on_one_stream_run_in_turn(self):
+    def test_threads_on_one_stream_are_serialized(self):
         stream = Stream()
         first, second = self.on_two_threads(stream, stream)
         self.assertFalse(overlap(first, second))
@@ -465,14 +463,14 @@ class TestWaits(StreamTest):
         computed = self.on_slow_stream(paddle.abs, filled(-1.0))
         self.assert_holds(computed, 5.0)
 
-    def test_copy_from_the_host_comes_after_what_is_pending(self):
+    def test_copy_from_the_host_runs_after_pending_work(self):
         def overwrite(x: paddle.Tensor) -> paddle.Tensor:
             x.copy_(paddle.full([SIZE], 2.0, device="cpu"), False)
             return x.cpu()
 
         self.assert_holds(self.on_slow_stream(overwrite, filled(1.0)), 2.0)
 
-    def test_static_executor_reads_what_is_pending(self):
+    def test_static_executor_waits_for_pending_work(self):
         main, startup = paddle.static.Program(), paddle.static.Program()
 
         def run(x: paddle.Tensor) -> np.ndarray:
@@ -565,7 +563,7 @@ class TestEvents(StreamTest):
         self.assertFalse(event.query())
 
     @with_ample_delay
-    def test_event_recorded_without_a_stream_is_pending_with_the_threads(self):
+    def test_event_recorded_without_a_stream_is_on_the_threads_stream(self):
         event = self.scale_late()
         self.assertTrue(self.default.query())
         self.assertFalse(event.query())
@@ -592,7 +590,7 @@ class TestEvents(StreamTest):
         self.assertFalse(event.query())
         self.read_after(lambda stream: self.stream.synchronize())
 
-    def test_default_stream_waits_for_a_threads(self):
+    def test_default_stream_waits_for_a_threads_stream(self):
         event = self.scale_late()
         self.default.wait_event(event)
         self.assert_holds(self.x + self.x, 10.0)

@@ -117,7 +117,7 @@ class TestDevice(StreamTest):
 
         self.assertEqual(in_thread(on_device_1), both(1))
 
-    def test_a_worker_of_a_thread_that_follows_the_main_one_does_so_too(self):
+    def test_a_worker_of_a_thread_without_a_device_has_none_either(self):
         started, moved = threading.Event(), threading.Event()
 
         def work():
@@ -136,7 +136,7 @@ class TestDevice(StreamTest):
         thread.join(WAIT_S)
         self.assertEqual(places, [both(1)])
 
-    def test_a_worker_moves_nobody_else(self):
+    def test_a_worker_moves_no_other_thread(self):
         in_worker(lambda: paddle.set_device(name_of(2)))
         self.assertEqual(devices(), both(0))
         self.assertEqual(in_thread(devices), both(0))
@@ -155,7 +155,7 @@ class TestDevice(StreamTest):
 
         self.assertEqual(in_thread(on_device_1), (False, both(1)))
 
-    def test_a_prefetcher_makes_its_items_on_the_device_it_was_made_on(self):
+    def test_a_prefetcher_creates_its_items_on_its_creators_device(self):
         def batches():
             for n in range(3):
                 yield paddle.full([2], float(n))
@@ -166,7 +166,7 @@ class TestDevice(StreamTest):
         self.assertEqual(places, {f"Place({name_of(2)})"})
 
 
-def made_slowly(i):
+def create_slowly(i):
     with slow(current_stream()):
         return paddle.full([SIZE], float(i))
 
@@ -189,10 +189,10 @@ class TestOrder(StreamTest):
 
         return in_thread(read)
 
-    def test_a_batch_source_hands_out_tensors_that_are_complete(self):
+    def test_a_batch_source_yields_complete_tensors(self):
         class Slow(Dataset):
             def __getitem__(self, i):
-                return made_slowly(i)
+                return create_slowly(i)
 
             def __len__(self):
                 return 4
@@ -204,9 +204,7 @@ class TestOrder(StreamTest):
                     self.read(source, device), [{float(i)} for i in range(4)]
                 )
 
-    def test_a_batch_source_hands_out_tensors_of_other_devices_than_its_own(
-        self,
-    ):
+    def test_a_batch_source_yields_complete_tensors_of_other_devices(self):
         """A collate_fn creates them while the thread is on the CPU."""
 
         def made_on_device_1(samples):
@@ -222,12 +220,10 @@ class TestOrder(StreamTest):
                     self.read(source, device), [{float(i)} for i in range(4)]
                 )
 
-    def test_a_prefetcher_hands_out_tensors_in_order_on_its_creators_stream(
-        self,
-    ):
+    def test_a_prefetcher_yields_tensors_in_order_on_its_creators_stream(self):
         for stream in (self.default, Stream()):
             with stream_guard(stream):
-                items = Prefetcher(made_slowly(i) for i in range(4))
+                items = Prefetcher(create_slowly(i) for i in range(4))
                 for i, item in enumerate(items):
                     self.assert_holds(item * 1, i)
 
@@ -280,7 +276,7 @@ class TestStreams(StreamTest):
         )
         self.assertEqual(self.current(), handle(self.default))
 
-    def test_a_worker_that_sets_a_stream_moves_nobody_else(self):
+    def test_a_worker_that_sets_a_stream_moves_no_other_thread(self):
         in_worker(lambda: paddle.device.set_stream(Stream()))
         for run in (lambda function: function(), in_thread, in_worker):
             self.assertEqual(run(self.current), handle(self.default))
@@ -310,7 +306,7 @@ class TestMixedPrecision(StreamTest):
         warnings.simplefilter("error", UserWarning)
         self.addCleanup(warnings.resetwarnings)
 
-    def test_operators_of_a_worker_cast_as_those_of_its_starter(self):
+    def test_operators_of_a_worker_cast_like_those_of_its_starter(self):
         for level in ("O1", "O2"):
             with (
                 self.subTest(level),
@@ -335,7 +331,7 @@ class TestMixedPrecision(StreamTest):
             ):
                 self.assertEqual(in_worker(amp_state), amp_state())
 
-    def test_what_a_worker_enters_ends_with_it(self):
+    def test_auto_cast_entered_by_a_worker_ends_with_it(self):
         def enter():
             core._get_amp_attrs()._amp_level = core.AmpLevel.O2
 
