@@ -181,7 +181,7 @@ class Library {
       if (redirection.called_where_defined && !found.has_slot) {
         throw std::runtime_error(
             name_ + " defines " + WholeName(redirection) +
-            " and calls it without a slot, so that only the calls of other "
+            " and calls it without a slot, so only the calls of other "
             "libraries could be redirected. Please build the library without "
             "-Bsymbolic.");
       }
@@ -258,7 +258,8 @@ class Library {
         }
       });
     }
-    // The table of a library that defines no symbol does not have their number.
+    // The hash table of a library that defines no symbol does not contain the
+    // number of symbols.
     const uint32_t end =
         table.IsEmpty() ? EndOfSymbolsInUse() : table.FirstSymbol();
     for (uint32_t index = 1; index < end; ++index) {
@@ -269,12 +270,11 @@ class Library {
         if (name + start.size() == redirection.arguments) {
           wanted.push_back({index, &redirection, /*is_defined=*/false});
         } else if (HasOtherArguments(name, redirection)) {
-          throw std::runtime_error(name_ + " calls " + name +
-                                   ", which has other arguments than " +
-                                   WholeName(redirection) +
-                                   ", so that its calls cannot be redirected. "
-                                   "Please use the version "
-                                   "of Paddle that this wheel was made from.");
+          throw std::runtime_error(
+              name_ + " calls " + name + ", whose arguments differ from " +
+              WholeName(redirection) +
+              ", so its calls cannot be redirected. Please use the version of "
+              "Paddle that this wheel was built for.");
         }
       }
     }
@@ -300,9 +300,9 @@ class Library {
     if (type != kCallSlot && type != kAddressSlot) {
       throw std::runtime_error(
           name_ + " keeps the address of " + WholeName(*found->redirection) +
-          " elsewhere than in a slot (relocation type " + std::to_string(type) +
-          "), so that only some of its calls could be redirected. Please make "
-          "the library call the function by its name.");
+          " outside of a slot (relocation type " + std::to_string(type) +
+          "), so only some of its calls could be redirected. Please make the "
+          "library call the function by its name.");
     }
     found->has_slot = true;
     const uintptr_t address = base_ + relocation.r_offset;
@@ -372,7 +372,7 @@ class Library {
   uintptr_t relro_end_ = 0;
 };
 
-// The libraries that are loaded, and how often any was loaded or unloaded.
+// The loaded libraries, and the process's counts of loads and unloads.
 struct Loaded {
   std::vector<Library> libraries;
   uint64_t additions = 0;
@@ -400,7 +400,7 @@ Loaded LoadedSince(uint64_t additions) {
         return 0;
       },
       &loaded);
-  // Calls from this module have to reach the original functions.
+  // Calls from this module must reach the original functions.
   static const uintptr_t own_base = BaseOfThisModule();
   auto& libraries = loaded.libraries;
   libraries.erase(std::remove_if(libraries.begin(),
@@ -412,7 +412,7 @@ Loaded LoadedSince(uint64_t additions) {
   return loaded;
 }
 
-// Also applies to other data on the page of the slot.
+// Sets the protection of the slot's whole page.
 bool Protect(const Slot& slot, int protection) {
   const auto page =
       reinterpret_cast<uintptr_t>(slot.address) & ~(PageSize() - 1);
@@ -432,8 +432,8 @@ void Write(const Plan& plan) {
   }
   for (const auto& [where, function] : plan.originals) *where = function;
   for (const auto& slot : plan.slots) {
-    // Release: a thread that calls through the slot sees the originals. No
-    // other order is needed, as both functions are correct until then.
+    // Release: a thread that calls through the slot sees `originals`. No other
+    // order is needed: until then, calls to either function are correct.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);
   }
@@ -462,15 +462,15 @@ void EnforceCalled(const std::vector<Library>& libraries,
   }
   std::string error = "No library of this Paddle calls " +
                       WholeName(redirection) +
-                      " through a slot, so that none can be redirected";
+                      " through a slot, so no calls can be redirected";
   for (const auto& library : libraries) {
     const std::string other = library.DefinedWithOtherArguments(redirection);
     if (other.empty()) continue;
-    error +=
-        "; " + library.Name() + " has " + other + ", which has other arguments";
+    error += "; " + library.Name() + " has " + other + ", with other arguments";
   }
   throw std::runtime_error(
-      error + ". Please use the version of Paddle that this was built for.");
+      error +
+      ". Please use the version of Paddle that this wheel was built for.");
 }
 
 }  // namespace
@@ -481,7 +481,7 @@ void RedirectCalls(const std::vector<Redirection>& redirections) {
   static std::set<uintptr_t> seen;
   const Loaded loaded = LoadedSince(additions);
   if (loaded.libraries.empty()) return;
-  // Another library may be at a known address by now.
+  // After an unload, a new library may be at a known address.
   const bool is_first = additions == 0;
   if (loaded.removals != removals) seen.clear();
   Plan all;
