@@ -100,7 +100,7 @@ class TestDevice(StreamTest):
     def test_a_worker_is_on_the_own_device_of_a_thread(self):
         def on_device_1():
             paddle.set_device(name_of(1))
-            # The first is what is lost without.
+            # A plain thread does not inherit the device.
             return in_thread(devices), in_worker(devices)
 
         self.assertEqual(in_thread(on_device_1), (both(0), both(1)))
@@ -240,7 +240,7 @@ class TestStreams(StreamTest):
     def test_a_worker_is_on_the_stream_of_the_main_thread(self):
         stream = Stream()
         with stream_guard(stream):
-            # The first is what is lost without.
+            # A plain thread does not inherit the stream.
             self.assertEqual(in_thread(self.current), handle(self.default))
             self.assertEqual(in_worker(self.current), handle(stream))
         self.assertEqual(in_worker(self.current), handle(self.default))
@@ -313,7 +313,7 @@ class TestMixedPrecision(StreamTest):
                 paddle.amp.auto_cast(level=level, **CASTS_STACK),
             ):
                 self.assertEqual(stacked(), "paddle.float16")
-                # What is lost without.
+                # A plain thread does not inherit the AMP state.
                 self.assertEqual(in_thread(stacked), "paddle.float32")
                 self.assertEqual(in_worker(stacked), "paddle.float16")
         self.assertEqual(in_worker(stacked), "paddle.float32")

@@ -307,7 +307,7 @@ class TestAccelerators(ErrorTestCase):
 
     def test_memory_statistics_are_those_of_the_named_device(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         if len(self.devices) == 2:
             self.skipTest("one device alone here")
         allocated = paddle.device.custom_device.memory_allocated
@@ -320,7 +320,7 @@ class TestAccelerators(ErrorTestCase):
 
     def test_memory_statistics_refuse_devices_of_no_plugin(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         statistics = (
             paddle.device.custom_device.max_memory_allocated,
             paddle.device.custom_device.max_memory_reserved,
@@ -334,7 +334,7 @@ class TestAccelerators(ErrorTestCase):
 
     def test_memory_statistics_take_an_index_or_a_tensors_place(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         allocated = paddle.device.custom_device.memory_allocated
         last = len(self.devices) - 2
         kept = paddle.zeros([1 << 16], device=self.devices[last])
@@ -349,7 +349,7 @@ class TestAccelerators(ErrorTestCase):
 
     def test_memory_statistics_refuse_another_plugin(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         types = ["first_plugin", self.kind]
         with (
             mock.patch.object(

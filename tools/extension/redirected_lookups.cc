@@ -37,7 +37,7 @@ using ExperimentalPool = paddle::experimental::DeviceContextPool;
 
 // Returns the contexts that lookups use on threads without their own contexts
 // from DeviceContextPool::SetDeviceContexts. The caller may have its own.
-const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
+const auto* ProcessContexts(const phi::DeviceContextPool& pool) {
   const auto* const in_use = &pool.device_contexts();
   phi::DeviceContextPool::SetDeviceContexts(nullptr);
   const auto* const of_process = &pool.device_contexts();
@@ -46,7 +46,7 @@ const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
 }
 
 phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
-  static const auto* const of_process = ContextsOfProcess(*pool);
+  static const auto* const of_process = ProcessContexts(*pool);
   auto* const context = phi::FindThreadContext(place);
   if (context == nullptr) return pool->Get(place);
   // Contexts set by SetDeviceContexts take precedence.

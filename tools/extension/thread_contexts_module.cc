@@ -30,7 +30,7 @@ namespace {
 
 // Paddle loads custom operator libraries with lazy binding. Redirects their
 // calls before any thread can call one of the operators.
-void RedirectWhereOperatorsAreLoaded() {
+void RedirectAfterLoadingOperators() {
   const auto core = py::module_::import("paddle.base.core");
   constexpr char kLoad[] = "load_op_meta_info_and_register_op";
   const py::object load = core.attr(kLoad);
@@ -91,7 +91,7 @@ PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
 // Makes the functions that create predictors load _predictor_threads, which
 // replaces predictor methods. This keeps `import paddle` fast; so does avoiding
 // pybind11 functions here.
-void LoadPredictorThreadsWhereUsed() {
+void LoadPredictorThreadsLazily() {
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
@@ -135,10 +135,10 @@ class Devices final : public paddle::ThreadDevices {
 // Makes the function that guards call visible to libraries that are loaded
 // later. It is in a separate library: this module's dependencies must not
 // become globally visible with it.
-void OfferDeviceGuards() {
+void ExportDeviceGuards() {
   static Devices devices;
   Dl_info module;
-  dladdr(reinterpret_cast<void*>(&OfferDeviceGuards), &module);
+  dladdr(reinterpret_cast<void*>(&ExportDeviceGuards), &module);
   const auto path = std::filesystem::path(module.dli_fname)
                         .replace_filename("libpaddle_device_guards.so");
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -152,9 +152,9 @@ void OfferDeviceGuards() {
 
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
-  RedirectWhereOperatorsAreLoaded();
-  LoadPredictorThreadsWhereUsed();
-  OfferDeviceGuards();
+  RedirectAfterLoadingOperators();
+  LoadPredictorThreadsLazily();
+  ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
   // Created for each change of a thread's contexts, before the thread uses
   // them.

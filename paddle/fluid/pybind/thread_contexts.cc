@@ -144,7 +144,7 @@ void BindThreadContexts(py::module* m) {
   // A separate function, since converting None takes several times as long.
   m->def("use_no_thread_contexts", [] { phi::UseThreadContexts(nullptr); });
   m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);
-  m->def("number_of_thread_contexts", &phi::NumberOfThreadContexts);
+  m->def("thread_contexts_id", &phi::ThreadContextsId);
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
   m->def("use_memory_of",
          [](const phi::CUDAStream& stream) { phi::UseMemoryOf(stream); });

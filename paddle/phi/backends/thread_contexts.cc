@@ -353,15 +353,15 @@ Allocator* FindThreadAllocator(const Place& place) {
   return const_cast<Allocator*>(&context->GetAllocator());
 }
 
-int64_t NumberOfThreadContexts() {
+int64_t ThreadContextsId() {
   ThreadContexts found = AllContextsOf(this_thread);
   if (found.empty()) return 0;
   static std::mutex mutex;
   // Leaked on purpose: threads may call this while the process exits.
-  static auto& numbers =
+  static auto& ids =
       *std::make_unique<std::map<ThreadContexts, int64_t>>().release();
   const std::lock_guard<std::mutex> lock(mutex);
-  return numbers.emplace(std::move(found), numbers.size() + 1).first->second;
+  return ids.emplace(std::move(found), ids.size() + 1).first->second;
 }
 
 ProcessContextsGuard::ProcessContextsGuard()

@@ -164,7 +164,7 @@ PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 // contexts and may only be reused with the same contexts. The set, and
 // everything that its pointers own, is kept until the process ends. Takes a
 // lock.
-PADDLE_API int64_t NumberOfThreadContexts();
+PADDLE_API int64_t ThreadContextsId();
 
 // While the guard exists, its thread's lookups find the process's contexts
 // only. Requires: the guard is destroyed on the thread that created it.

@@ -646,7 +646,7 @@ TEST_F(HostDeviceTest, BlocksUsedInRandomOrderKeepTheirBytes) {
   struct Block {
     C_Device device;
     void* ptr;
-    Bytes bytes;  // What it must hold.
+    Bytes bytes;  // The expected contents.
   };
   constexpr size_t kMemory = 20000;
   constexpr size_t kLargest = 2000;

@@ -334,7 +334,7 @@ def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(program_id)
     def program_id_of_contexts(*program: Any) -> int:
-        contexts = native.number_of_thread_contexts()
+        contexts = native.thread_contexts_id()
         if contexts == 0:
             return program_id(*program)
         return hash((program_id(*program), contexts)) & (2**62 - 1)
