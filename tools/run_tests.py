@@ -140,10 +140,10 @@ NEEDS_NATIVE_PARTS = tuple(
         "dataloader_gathered_batch.py::TestLoader"
         "::test_what_get_tensor_returns_keeps_the_memory_of_a_batch",
         "dataloader_threads.py::TestSameAsProcesses",
-        "thread_device.py::TestStateOfTheTracer_custom_cpu"
-        "::test_to_static_on_a_thread_is_as_on_the_main_thread",
-        "thread_device.py::TestStateOfTheTracer_gpu"
-        "::test_to_static_on_a_thread_is_as_on_the_main_thread",
+        "thread_device.py::TestTracerState_custom_cpu"
+        "::test_to_static_works_on_a_thread_as_on_the_main_thread",
+        "thread_device.py::TestTracerState_gpu"
+        "::test_to_static_works_on_a_thread_as_on_the_main_thread",
         "thread_group.py::TestStart"
         "::test_threads_draw_the_same_numbers_again_from_the_same_seed",
         "worker_thread.py::TestRandomNumbers",

@@ -12,8 +12,8 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// A custom operator for test_device_guards_device.py, which compiles it, with
-// what that test calls by ctypes: without the GIL.
+// Custom operators and test cases for test_device_guards_device.py, which
+// compiles this file and calls the cases through ctypes, without the GIL.
 
 #include <atomic>
 #include <functional>
@@ -29,26 +29,26 @@
 #include "paddle/phi/api/include/device_guards.h"
 #include "paddle/phi/backends/device_manager.h"
 
-// docs/devices.md has this operator.
-// Scales x on a stream of its own.
-std::vector<paddle::Tensor> ScaleBeside(const paddle::Tensor& x) {
+// The example operator of docs/devices.md:
+// Scales x on its own stream.
+std::vector<paddle::Tensor> ScaleOnSideStream(const paddle::Tensor& x) {
   static const paddle::DeviceStream side(x.place());
   const auto current = paddle::DeviceStream::current(x.place());
-  side.wait_stream(current);  // x is written.
+  side.wait_stream(current);  // until x is written
   paddle::Tensor y;
   {
     const paddle::StreamGuard guard(side);
     y = paddle::experimental::scale(x, 2.0, 0.0, true);
   }
-  current.wait_stream(side);  // y is written.
+  current.wait_stream(side);  // until y is written
   return {y};
 }
 
-PD_BUILD_OP(scale_beside)
+PD_BUILD_OP(scale_on_side_stream)
     .Inputs({"X"})
     .Outputs({"Out"})
-    .SetKernelFn(PD_KERNEL(ScaleBeside));
-// End of the operator of docs/devices.md.
+    .SetKernelFn(PD_KERNEL(ScaleOnSideStream));
+// End of the example operator.
 
 namespace {
 
@@ -81,7 +81,8 @@ bool IsCurrent(const DeviceStream& stream) {
          stream.raw_stream();
 }
 
-// Returns the error that a function throws, which must have changed nothing.
+// Returns the error that `function` throws. The call must not change the
+// current device.
 std::string ErrorOf(const std::function<void()>& function) {
   const int before = CurrentDevice();
   try {
@@ -115,7 +116,7 @@ void DeviceGuards() {
     } catch (int) {
       EXPECT(CurrentDevice() == 2);
     }
-    // Functions of Paddle change it, too.
+    // Paddle's own functions change the device, too.
     phi::DeviceManager::SetDevice(Device(3));
   }
   EXPECT(CurrentDevice() == 0);
@@ -160,7 +161,7 @@ void OptionalDeviceGuards() {
   EXPECT(CurrentDevice() == 0);
 }
 
-void GuardsOfTheCpu() {
+void CpuGuards() {
   const DeviceGuard first(Device(1));
   DeviceGuard guard(phi::CPUPlace{});
   guard.set_index(0);
@@ -171,7 +172,7 @@ void GuardsOfTheCpu() {
                   "gpu"));
 }
 
-void DevicesThatDoNotExist() {
+void UnknownDevices() {
   const DeviceGuard first(Device(1));
   DeviceGuard guard(Device(2));
   for (const int index : {-1, 4, 99, 256}) {
@@ -268,7 +269,7 @@ void DestroyedStreams() {
   EXPECT(CurrentDevice() == 0);
 }
 
-// Each thread finds its own device and stream, whatever the others set.
+// Each thread uses its own device and stream, whatever other threads set.
 void Threads() {
   std::atomic<int> failed{0};
   std::vector<std::thread> threads;
@@ -301,8 +302,8 @@ const std::map<std::string, void (*)()>& Cases() {
       {"DeviceGuards", &DeviceGuards},
       {"ResetDeviceGuards", &ResetDeviceGuards},
       {"OptionalDeviceGuards", &OptionalDeviceGuards},
-      {"GuardsOfTheCpu", &GuardsOfTheCpu},
-      {"DevicesThatDoNotExist", &DevicesThatDoNotExist},
+      {"CpuGuards", &CpuGuards},
+      {"UnknownDevices", &UnknownDevices},
       {"StreamGuards", &StreamGuards},
       {"ResetStreamGuards", &ResetStreamGuards},
       {"MultiStreamGuards", &MultiStreamGuards},
@@ -335,7 +336,7 @@ const char* run_case(const char* name) {
   }
 }
 
-// Calls a function inside the guard of a new stream, which it is given.
+// Calls `function` with a new stream, inside a guard for this stream.
 void call_inside(int device, void (*function)(void*)) {
   const DeviceStream stream(Device(device));
   const StreamGuard guard(stream);

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Controls the plugin in host_device/ where Paddle has no function for it.
+"""Controls the plugin in host_device/ beyond the functions of Paddle.
 
 CUSTOM_DEVICE_ROOT must name the folder of the plugin, which Paddle must have
 loaded.
@@ -37,12 +37,12 @@ class Operation(NamedTuple):
     """An operation that a stream has completed.
 
     Attributes:
-        number: its place among all operations, in the order of completion.
-        device: the number of the device that the stream is of.
-        stream: the stream's handle, as `stream_base.raw_stream` has it.
-        kind: the function of the plugin's interface that has submitted it, such
-            as "async_memory_copy_h2d", or the name of its kernel.
-        begin_ns: when its turn came; delays and waits come after that.
+        number: its position among all operations, in completion order.
+        device: the number of the stream's device.
+        stream: the stream's handle, equal to `stream_base.raw_stream`.
+        kind: the function of the plugin's interface that submitted it, such as
+            "async_memory_copy_h2d", or the name of its kernel.
+        begin_ns: when the stream reached it, before its delays and waits.
         end_ns: when it was complete.
     """
 
@@ -66,12 +66,12 @@ class _Operation(ctypes.Structure):
     ]
 
 
-_TRACE_CAPACITY = 4096  # What the trace of the plugin holds.
+_TRACE_CAPACITY = 4096  # The capacity of the plugin's trace.
 
 
 @functools.cache
 def _plugin() -> ctypes.CDLL:
-    # Only the library that Paddle has loaded has the state of its devices.
+    # Only the library instance that Paddle loaded has the devices' state.
     library = Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libhost_device.so"
     plugin = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     plugin.HostDeviceSetDelay.argtypes = [
@@ -100,16 +100,16 @@ def _set_delay(device: int, stream: int | None, microseconds: int) -> None:
 def delay(
     device: int, microseconds: int, stream: int | None = None
 ) -> Iterator[None]:
-    """Let operations sleep before they act, if submitted within the context.
+    """Delay operations that are submitted within the context.
 
     Args:
         device: the number of the device that they run on.
-        microseconds: how long each of them sleeps, at most 10 seconds.
-        stream: the handle of the stream that they run on, all streams of the
-            device if None.
+        microseconds: how long each operation sleeps, at most 10 seconds.
+        stream: the handle of the stream that they run on; None for all streams
+            of the device.
 
     Raises:
-        ValueError: if there is no such device or stream, or the delay is too
+        ValueError: the device or stream does not exist, or the delay is too
             long.
     """
     _set_delay(device, stream, microseconds)
@@ -120,10 +120,11 @@ def delay(
 
 
 def with_ample_delay(test: Callable) -> Callable:
-    """Decorator: repeats a test that fails with a longer DELAY, of its module.
+    """Decorator: repeats a failed test with a longer DELAY of its module.
 
-    Work that does not wait for a delayed stream takes time too, on a busy
-    machine more than the delay: the test fails only with the longest delay.
+    On a busy machine, work that does not wait for a delayed stream may take
+    longer than the delay. So the test fails only if it fails with the longest
+    delay.
     """
     names = test.__globals__
     ample = names["DELAY"]
@@ -145,8 +146,8 @@ def with_ample_delay(test: Callable) -> Callable:
 def take_trace() -> list[Operation]:
     """Return the operations completed since the last call, oldest first.
 
-    These are the last 4096; a gap between their numbers shows that there were
-    more. Pending operations are not among them, so synchronize first.
+    Only the last 4096 are kept; a gap between their numbers means that others
+    were discarded. Pending operations are not included, so synchronize first.
     """
     operations = (_Operation * _TRACE_CAPACITY)()
     count = _plugin().HostDeviceTakeTrace(operations, _TRACE_CAPACITY)

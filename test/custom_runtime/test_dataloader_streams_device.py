@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader with worker threads, each on a stream of its own.
+"""DataLoader with worker threads that each have their own stream.
 
-The work of a stream is delayed. What does not wait for it reads memory that is
-not written yet, or is written again too early.
+The tests delay the work of a stream. Code that does not wait for it reads
+memory that is not written yet, or that is overwritten too early.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -48,11 +48,11 @@ from paddle.io.dataloader import stream_workers
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 100_000
 
 
-# Fails unless the workers of a loader are on the stream of its creator.
+# Fails unless the workers of a loader use the stream of its creator.
 LOAD_ON_CREATORS_STREAM = """
 import paddle
 
@@ -79,25 +79,25 @@ class DeliberateError(Exception):
 
 def slow(stream=None):
     """Delays operations that are submitted to a stream of device 0, by default
-    to that of the calling thread."""
+    the calling thread's stream."""
     return delay(0, DELAY, handle(stream or current_stream()))
 
 
-def made_slowly(i):
+def create_slowly(i):
     with slow():
         return paddle.full([SIZE], float(i))
 
 
 def values(batches):
-    """Returns the values of each batch, which are read from copies that the
-    current stream makes."""
+    """Returns the values of each batch, read from copies that run on the
+    current stream."""
     copies = [batch * 1 for batch in batches]
     return [sorted(set(copy.numpy().flatten().tolist())) for copy in copies]
 
 
 class TestStreams(StreamTest):
     def streams_of(self, **options):
-        """Returns the streams that each worker makes samples on, in two
+        """Returns the streams on which each worker creates samples, in two
         epochs."""
         found = {}
 
@@ -113,7 +113,7 @@ class TestStreams(StreamTest):
             self.assertEqual([int(i) for i in loader], [*range(12)])
         return list(found.values())
 
-    def test_each_worker_has_one_of_its_own(self):
+    def test_each_worker_has_its_own_stream(self):
         for persistent in (False, True):
             found = self.streams_of(persistent_workers=persistent)
             self.assertEqual({len(streams) for streams in found}, {1})
@@ -121,13 +121,13 @@ class TestStreams(StreamTest):
             self.assertGreater(len(found), 1)
             self.assertNotIn(handle(self.default), set.union(*found))
 
-    def test_they_are_those_of_a_pool(self):
+    def test_streams_come_from_a_pool(self):
         found = set()
         for _ in range(20):
             found.update(*self.streams_of())
         self.assertLessEqual(len(found), 32)
 
-    def test_each_epoch_begins_on_it(self):
+    def test_each_epoch_starts_on_the_workers_stream(self):
         handles = []
 
         def make(i):
@@ -140,25 +140,25 @@ class TestStreams(StreamTest):
             list(loader)
         self.assertEqual(len(set(handles)), 1)
 
-    def test_the_thread_that_iterates_stays_on_its_own(self):
+    def test_the_iterating_thread_keeps_its_stream(self):
         stream = Stream()
         with stream_guard(stream):
-            for _ in load(made_slowly):
+            for _ in load(create_slowly):
                 self.assertEqual(handle(current_stream()), handle(stream))
         self.assertEqual(handle(current_stream()), handle(self.default))
 
-    def test_batches_for_another_place_are_made_on_the_creators_stream(self):
+    def test_batches_for_another_place_use_the_creators_stream(self):
         for places in (paddle.CPUPlace(), paddle.CustomPlace("custom_cpu", 1)):
             found = self.streams_of(places=places)
             self.assertEqual(set.union(*found), {handle(self.default)})
 
-    def test_without_memory_that_waits_for_streams_it_is_the_creators(self):
+    def test_without_stream_safe_allocators_workers_share_a_stream(self):
         done = run_python(
             LOAD_ON_CREATORS_STREAM, FLAGS_allocator_strategy="naive_best_fit"
         )
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_one_that_cannot_be_made_is_an_error_of_the_loop(self):
+    def test_failed_creation_of_a_stream_is_an_error_of_the_loop(self):
         for name in ("get_stream_from_pool", "set_stream"):
             with (
                 mock.patch.object(
@@ -170,10 +170,10 @@ class TestStreams(StreamTest):
 
 
 class TestOrder(StreamTest):
-    def test_the_thread_that_takes_a_batch_waits_for_it_on_its_stream(self):
+    def test_the_consumers_stream_waits_for_a_batch(self):
         stream = Stream()
         for batch_size in (None, 1):
-            loader = load(made_slowly, batch_size=batch_size)
+            loader = load(create_slowly, batch_size=batch_size)
             expected = [[float(i)] for i in range(6)]
             self.assertEqual(values(loader), expected)
             with stream_guard(stream):
@@ -182,7 +182,7 @@ class TestOrder(StreamTest):
 
     def test_fields_of_a_batch_at_any_depth(self):
         def make(i):
-            x = made_slowly(i)
+            x = create_slowly(i)
             return {"x": x, "rest": [x + 1, (x + 2, "text"), i]}
 
         for i, batch in enumerate(load(make, batch_size=None)):
@@ -192,7 +192,7 @@ class TestOrder(StreamTest):
             )
             self.assertEqual(number, i)
 
-    def test_workers_wait_for_what_was_started_before_the_epoch(self):
+    def test_workers_wait_for_work_started_before_the_epoch(self):
         data = [paddle.full([SIZE], 0.0)]
         loader = load(lambda i: data[0] * i, persistent_workers=True)
         for epoch in (1, 2):
@@ -213,7 +213,7 @@ class TestOrder(StreamTest):
         )
         self.assertEqual(values(loader), [[5.0 * i] for i in range(6)])
 
-    def test_memory_is_used_again_only_after_the_thread_that_took_it(self):
+    def test_memory_is_reused_only_after_the_consumers_work(self):
         loader = load(
             lambda i: paddle.full([SIZE], float(i)),
             num_workers=1,
@@ -229,8 +229,8 @@ class TestOrder(StreamTest):
         for i, copy in enumerate(copies):
             self.assert_holds(copy, i)
 
-    def test_arrays_on_the_host_are_used_again_only_after_their_copy(self):
-        # Large enough for their memory to be used again.
+    def test_host_arrays_are_reused_only_after_their_copy(self):
+        # Large enough for their memory to be reused.
         size = 1 << 16
         loader = load(lambda i: np.full(size, i, "float32"), length=24)
         with delay(0, DELAY // 10):
@@ -239,7 +239,7 @@ class TestOrder(StreamTest):
         for i, copy in enumerate(copies):
             self.assertEqual({*np.unique(copy.numpy())}, {i})
 
-    def test_memory_that_paddle_has_not_allocated_is_copied(self):
+    def test_memory_that_paddle_did_not_allocate_is_copied(self):
         def record(tensor, stream):
             if tensor.data_ptr() == foreign.data_ptr():
                 raise ValueError
@@ -252,8 +252,8 @@ class TestOrder(StreamTest):
         self.assertNotEqual(batch.data_ptr(), foreign.data_ptr())
         self.assertEqual(values([batch]), [[3.0]])
 
-    def test_epochs_that_are_left_early_do_not_disturb_later_ones(self):
-        loader = load(made_slowly, persistent_workers=True, batch_size=None)
+    def test_epochs_left_early_do_not_disturb_later_ones(self):
+        loader = load(create_slowly, persistent_workers=True, batch_size=None)
         for left_after in range(4):
             taken = []
             for batch in loader:
@@ -265,9 +265,9 @@ class TestOrder(StreamTest):
         gc.collect()
         self.assertEqual(values(loader), [[i] for i in range(6)])
 
-    def test_an_interrupt_while_a_batch_is_taken_loses_none(self):
+    def test_an_interrupt_during_next_loses_no_batch(self):
         consumer = threading.current_thread()
-        batches = iter(load(made_slowly, batch_size=None))
+        batches = iter(load(create_slowly, batch_size=None))
         for kind, name in ((Stream, "wait_event"), (Tensor, "record_stream")):
             original = getattr(kind, name)
 
@@ -286,7 +286,7 @@ class TestOrder(StreamTest):
         )
 
     @with_ample_delay
-    def test_workers_do_not_wait_for_the_thread_that_iterates(self):
+    def test_workers_do_not_wait_for_the_iterating_thread(self):
         started = threading.Event()
 
         def make(i):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""DataLoader with worker threads: the device and the streams of its batches.
+"""DataLoader with worker threads: the device and streams of its batches.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -34,12 +34,12 @@ from paddle.io import DataLoader, Dataset
 __all__ = ["setUpModule"]
 
 
-# In microseconds: plenty of time for a thread to run.
+# In microseconds: ample time for a thread to run.
 DELAY = 100_000
 
 
 class Made(Dataset):
-    """The items that a function makes."""
+    """A dataset whose items a function creates."""
 
     def __init__(self, make, length):
         self.make, self.length = make, length
@@ -65,14 +65,14 @@ def array(i):
 
 
 class TestDevice(StreamTest):
-    def test_batches_are_on_the_device_of_the_thread_that_iterates(self):
+    def test_batches_are_on_the_device_of_the_iterating_thread(self):
         def places():
             paddle.set_device(name_of(2))
             return {str(batch.place) for batch in load(array)}
 
         self.assertEqual(in_thread(places), {f"Place({name_of(2)})"})
 
-    def test_workers_make_tensors_on_that_device(self):
+    def test_workers_create_tensors_on_that_device(self):
         made = []
 
         def make(i):
@@ -121,7 +121,7 @@ class TestDevice(StreamTest):
             handles.append(handle(current_stream()))
             return paddle.full([2], float(i)) * 2
 
-        # Batches for the current device are made on streams of their own.
+        # Batches for the current device are created on the workers' streams.
         with stream_guard(stream):
             loader = load(make, places=paddle.CPUPlace())
             batches = [batch.tolist() for batch in loader]

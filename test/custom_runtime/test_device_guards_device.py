@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The guards of devices and streams for code in C++: device_guards.h.
+"""Device and stream guards for C++ code: device_guards.h.
 
-A custom operator that uses them is compiled. Its functions are called by
-ctypes, without the GIL. Work before a wait is delayed, so that a missing wait
-gives a wrong value.
+The tests compile a custom operator that uses the guards, and call its functions
+through ctypes, without the GIL. They delay the work before a wait, so that a
+missing wait gives a wrong value.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -73,8 +73,8 @@ def setUpModule() -> None:
 
 def call_inside(device: int, function: Callable[[int], Any]) -> Any:
     """
-    Calls a function inside a guard in C++ of a new stream of a device, with the
-    handle of that stream, and returns its result.
+    Calls a function inside a C++ guard for a new stream of a device, passes it
+    the stream's handle, and returns its result.
     """
     results = []
     errors = []
@@ -99,7 +99,7 @@ class GuardTestCase(unittest.TestCase):
 
 
 class TestInCpp(GuardTestCase):
-    """What is checked in C++, on the main thread and on another one."""
+    """Checks written in C++, run on the main thread and on another thread."""
 
     def check(self, case: str) -> None:
         for run in (library.run_case, self.run_in_thread):
@@ -116,14 +116,14 @@ class TestInCpp(GuardTestCase):
     def test_device_guard_takes_other_devices(self):
         self.check("ResetDeviceGuards")
 
-    def test_optional_guard_does_nothing_until_it_is_given_a_device(self):
+    def test_optional_guard_does_nothing_before_it_gets_a_device(self):
         self.check("OptionalDeviceGuards")
 
-    def test_guard_of_the_cpu_does_nothing(self):
-        self.check("GuardsOfTheCpu")
+    def test_cpu_guard_does_nothing(self):
+        self.check("CpuGuards")
 
-    def test_devices_that_do_not_exist_are_refused_and_change_nothing(self):
-        self.check("DevicesThatDoNotExist")
+    def test_unknown_devices_are_refused_and_change_nothing(self):
+        self.check("UnknownDevices")
 
     def test_stream_guard_restores_stream_and_device(self):
         self.check("StreamGuards")
@@ -134,10 +134,10 @@ class TestInCpp(GuardTestCase):
     def test_multi_stream_guard_sets_one_stream_per_device(self):
         self.check("MultiStreamGuards")
 
-    def test_streams_that_are_destroyed_leave_the_device_as_it_is(self):
+    def test_destroying_streams_does_not_change_the_device(self):
         self.check("DestroyedStreams")
 
-    def test_threads_in_cpp_have_their_own_devices_and_streams(self):
+    def test_native_threads_have_their_own_devices_and_streams(self):
         self.check("Threads")
 
 
@@ -148,7 +148,10 @@ class TestOperator(GuardTestCase):
         current_stream().synchronize()
 
     def scaled_late(self, scale: Callable) -> list[float]:
-        """Returns twice x as an operator finds it, which is tripled late."""
+        """
+        Returns what `scale` computes from x while delayed work that triples x
+        is pending.
+        """
         with delay(0, DELAY, handle(current_stream())):
             self.x.scale_(3.0)
         y = scale(self.x)
@@ -156,14 +159,14 @@ class TestOperator(GuardTestCase):
         return y.tolist()
 
     @with_ample_delay
-    def test_without_waits_reads_what_is_not_written_yet(self):
+    def test_without_waits_the_operator_reads_its_input_too_early(self):
         late = self.scaled_late(operator.scale_without_waits)
         self.assertEqual(late, [2.0] * 4)
 
     def test_waits_for_its_input(self):
         for call in (self.scaled_late, self.on_another_stream):
             self.x = paddle.ones([4])
-            self.assertEqual(call(operator.scale_beside), [6.0] * 4)
+            self.assertEqual(call(operator.scale_on_side_stream), [6.0] * 4)
 
     def on_another_stream(self, scale: Callable) -> list[float]:
         def call() -> list[float]:
@@ -172,9 +175,9 @@ class TestOperator(GuardTestCase):
 
         return in_thread(call)
 
-    def test_its_output_is_waited_for(self):
+    def test_the_current_stream_waits_for_its_output(self):
         take_trace()
-        operator.scale_beside(self.x)
+        operator.scale_on_side_stream(self.x)
         paddle.device.synchronize()
         (side,) = {
             operation.stream
@@ -183,23 +186,23 @@ class TestOperator(GuardTestCase):
         }
         self.assertNotEqual(side, handle(current_stream()))
         with delay(0, DELAY, side):
-            y = operator.scale_beside(self.x)
+            y = operator.scale_on_side_stream(self.x)
         z = y * 3
         current_stream().synchronize()
         self.assertEqual(z.tolist(), [6.0] * 4)
 
-    def test_gradients_of_its_input_are_those_of_other_tensors(self):
-        # The operator has none; its input keeps the others.
+    def test_input_keeps_the_gradients_of_other_operators(self):
+        # The operator itself has no gradient.
         self.x.stop_gradient = False
-        operator.scale_beside(self.x.detach())
+        operator.scale_on_side_stream(self.x.detach())
         (self.x * 2).sum().backward()
         self.assertEqual(self.x.grad.tolist(), [2.0] * 4)
 
 
 class TestPython(GuardTestCase):
-    """Guards in C++ around Python, and the other way around."""
+    """C++ guards around Python code, and Python guards around C++ code."""
 
-    def test_python_inside_a_guard_is_on_its_stream(self):
+    def test_python_inside_a_guard_runs_on_its_stream(self):
         def check(stream: int) -> list[float]:
             self.assertEqual(handle(current_stream(name_of(1))), stream)
             x = paddle.ones([4], device=name_of(1))
@@ -250,24 +253,24 @@ class TestPython(GuardTestCase):
         run()
         in_thread(run)
 
-    def test_first_default_stream_inside_a_guard_is_that_of_the_device(self):
-        # Each process notes it at the first call.
+    def test_first_default_stream_inside_a_guard_is_the_devices_own(self):
+        # Each process records its default streams at the first call.
         self.run_program(DEFAULT_STREAM)
 
-    def test_stream_in_cpp_may_live_until_the_process_ends(self):
+    def test_cpp_stream_may_live_until_the_process_ends(self):
         self.run_program(STATIC_STREAM)
 
-    def test_stream_in_cpp_outlives_a_forked_child_that_exits(self):
+    def test_cpp_stream_outlives_a_forked_child_that_exits(self):
         self.run_program(FORKED_CHILD)
 
-    def test_child_of_a_fork_inside_a_guard_leaves_it_and_works(self):
+    def test_child_forked_inside_a_guard_leaves_it_and_works(self):
         self.run_program(FORK_INSIDE)
 
     def run_program(self, program: str) -> None:
         done = test_host_device.run_python(program, LIBRARY=library._name)
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_cpp_finds_the_stream_that_python_has_set(self):
+    def test_cpp_uses_the_stream_set_in_python(self):
         def check() -> None:
             stream = Stream(name_of(1))
             with stream_guard(stream):
@@ -278,7 +281,7 @@ class TestPython(GuardTestCase):
         check()
         in_thread(check)
 
-    def test_stream_of_python_may_be_dropped_last_in_cpp(self):
+    def test_cpp_may_drop_the_last_reference_to_a_python_stream(self):
         def keep() -> None:
             with stream_guard(Stream(name_of(1))):
                 library.keep_current_stream(1)
@@ -310,7 +313,7 @@ from paddle.utils import cpp_extension
 cpp_extension.load_op_meta_info_and_register_op(os.environ["LIBRARY"])
 paddle.set_device("custom_cpu:1")
 x = paddle.ones([4])
-y, = paddle.base.core.eager._run_custom_op("scale_beside", x)
+y, = paddle.base.core.eager._run_custom_op("scale_on_side_stream", x)
 assert y.tolist() == [2.0] * 4, y
 """
 

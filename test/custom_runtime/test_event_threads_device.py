@@ -12,10 +12,10 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Event.wait on another thread than the one that has recorded the event.
+"""Event.wait on a thread that did not record the event.
 
 The work before an event is delayed, so that a missing wait gives a wrong value.
-test_thread_stream_order.py has the other functions of events on threads.
+test_thread_stream_order.py tests the other event functions on threads.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -39,11 +39,11 @@ from paddle.device import Event, Stream, current_stream, stream_guard
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
 
 
-class TestEventsOfThreads(unittest.TestCase):
+class TestEventWait(unittest.TestCase):
     def setUp(self) -> None:
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(name_of(0))
@@ -62,7 +62,7 @@ class TestEventsOfThreads(unittest.TestCase):
         return event
 
     def doubled(self) -> list[float]:
-        """Return twice x, as the current stream of the thread finds it."""
+        """Return twice the value of x that the current stream reads."""
         y = self.x * 2
         current_stream().synchronize()
         return y.tolist()
@@ -83,7 +83,7 @@ class TestEventsOfThreads(unittest.TestCase):
 
         self.assertEqual(in_thread(read), [6.0] * 4)
 
-    def test_wait_orders_the_stream_that_it_is_given(self):
+    def test_wait_orders_the_given_stream(self):
         event = in_thread(self.scale_late)
         stream = Stream()
         event.wait(stream)
@@ -95,12 +95,12 @@ class TestEventsOfThreads(unittest.TestCase):
         self.assertEqual(in_thread(read), [6.0] * 4)
 
     @with_ample_delay
-    def test_wait_does_not_hold_up_other_streams(self):
+    def test_wait_does_not_block_other_streams(self):
         event = in_thread(self.scale_late)
         event.wait(Stream())
         self.assertEqual(self.doubled(), [2.0] * 4)
 
-    def test_time_cannot_be_measured_and_the_error_says_so(self):
+    def test_elapsed_time_raises_a_clear_error(self):
         first, last = Event(enable_timing=True), Event(enable_timing=True)
         with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):
             first.elapsed_time(last)

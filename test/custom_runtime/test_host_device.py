@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What Paddle does with the devices of the plugin in host_device/.
+"""Paddle on the devices of the plugin in host_device/.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DEVICE_TYPE = "custom_cpu"
 MEBI = 1 << 20
-DELAY = 200_000  # In microseconds: ample time for what does not wait.
+DELAY = 200_000  # In microseconds: ample time for work that does not wait.
 
 
 def setUpModule() -> None:
@@ -74,7 +74,7 @@ def random(shape: list[int]) -> np.ndarray:
 def run_python(
     program: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a Python of its own, with these variables set."""
+    """Run a program in a new Python process, with environment variables."""
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **variables},
@@ -126,7 +126,7 @@ class TestCopies(HostDeviceTest):
     )
 
     def assert_copies_keep(self, host: paddle.Tensor) -> None:
-        """Send a tensor of the host to a device, another one and back."""
+        """Copy a host tensor to a device, to another device and back."""
         first = host.to(name_of(1))
         second = first.to(name_of(2))
         twin = second._copy_to(place_of(2), True)
@@ -278,7 +278,7 @@ class TestKernels(HostDeviceTest):
     """The device has kernels for float32, which run on its streams."""
 
     def operations_of(self, run: Callable[[], object]) -> list[Operation]:
-        """Return the operations on device 0 that a call leads to."""
+        """Return the operations on device 0 that a call causes."""
         paddle.device.synchronize(name_of(0))
         take_trace()
         run()
@@ -292,7 +292,7 @@ class TestKernels(HostDeviceTest):
         expected: np.ndarray,
         *operands: np.ndarray,
     ) -> None:
-        """Check the answer of one kernel of the device, and that it is its."""
+        """Check a kernel's result, and that the kernel ran on the device."""
         tensors = [on_host(operand).to(name_of(0)) for operand in operands]
         answers = []
         trace = self.operations_of(lambda: answers.append(compute(*tensors)))
@@ -303,7 +303,7 @@ class TestKernels(HostDeviceTest):
         self.assertEqual(got.shape, expected.shape)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
-    def test_full_is_as_in_numpy(self):
+    def test_full_matches_numpy(self):
         for shape in ([2, 3], [], [0, 3]):
             with self.subTest(shape=shape):
                 self.assert_computes(
@@ -312,7 +312,7 @@ class TestKernels(HostDeviceTest):
                     np.full(shape, 2.5),
                 )
 
-    def test_scale_is_as_in_numpy(self):
+    def test_scale_matches_numpy(self):
         for shape in ([2, 3], [], [0, 3]):
             x = random(shape)
             for after, expected in ((True, 2 * x + 3), (False, 2 * (x + 3))):
@@ -324,12 +324,12 @@ class TestKernels(HostDeviceTest):
                         x,
                     )
 
-    def test_relu_is_as_in_numpy(self):
+    def test_relu_matches_numpy(self):
         x = np.array([[-1, -0.0, 0, 2], [np.nan, np.inf, -np.inf, 1]])
         x = x.astype("float32")
         self.assert_computes("relu", nn.functional.relu, np.maximum(x, 0), x)
 
-    def test_add_broadcasts_as_in_numpy(self):
+    def test_add_broadcasts_like_numpy(self):
         for x_shape, y_shape in (
             ([2, 3], [2, 3]),
             ([2, 3], [3]),
@@ -342,7 +342,7 @@ class TestKernels(HostDeviceTest):
             with self.subTest(x=x_shape, y=y_shape):
                 self.assert_computes("add", paddle.add, x + y, x, y)
 
-    def test_matmul_is_as_in_numpy(self):
+    def test_matmul_matches_numpy(self):
         for x_shape, y_shape in (
             ([2, 3], [3, 4]),
             ([3], [3]),
@@ -358,7 +358,7 @@ class TestKernels(HostDeviceTest):
             with self.subTest(x=x_shape, y=y_shape):
                 self.assert_computes("matmul", paddle.matmul, x @ y, x, y)
 
-    def test_matmul_transposes_as_in_numpy(self):
+    def test_matmul_transposes_like_numpy(self):
         def turned(values: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(np.swapaxes(values, -1, -2))
 
@@ -417,9 +417,9 @@ class TestKernels(HostDeviceTest):
             ],
         )
 
-    def test_the_host_reads_what_delayed_kernels_are_yet_to_compute(self):
-        # Intermediate results are let go of, so that their memory is used
-        # again, before they have been computed.
+    def test_the_host_waits_for_delayed_kernels(self):
+        # Intermediate results are released, so that their memory is reused,
+        # before they have been computed.
         for stream in (None, paddle.device.Stream(name_of(0))):
             with paddle.device.stream_guard(stream):
                 with delay(0, 5_000):
@@ -428,7 +428,7 @@ class TestKernels(HostDeviceTest):
                         total = total + 1
                 np.testing.assert_array_equal(total.numpy(), np.full([4], 10.0))
 
-    def test_a_cpu_kernel_uses_what_delayed_kernels_are_yet_to_compute(self):
+    def test_a_cpu_kernel_waits_for_delayed_kernels(self):
         x = paddle.zeros([4])
         with delay(0, DELAY):
             x = x + 1
@@ -448,7 +448,7 @@ class TestKernels(HostDeviceTest):
         np.testing.assert_array_equal(early, np.full([4], 2.0))
         np.testing.assert_array_equal(x.numpy(), np.full([4], 5.0))
 
-    def test_a_stream_that_waits_for_an_event_reads_what_was_before_it(self):
+    def test_a_stream_that_waits_for_an_event_reads_the_result_before_it(self):
         x = paddle.ones([4])
         producer = paddle.device.Stream(name_of(0))
         consumer = paddle.device.Stream(name_of(0))
@@ -507,7 +507,7 @@ class TestControl(HostDeviceTest):
         event.record(stream)
         self.assertTrue(event.query())
 
-    def test_a_test_fails_with_the_longest_delay_alone(self):
+    def test_a_test_fails_only_if_it_fails_with_the_longest_delay(self):
         used = []
 
         def record(failing):
@@ -546,7 +546,7 @@ class TestControl(HostDeviceTest):
 
 
 class TestFallback(HostDeviceTest):
-    """Paddle's CPU kernels stand in for those that the device has not."""
+    """Paddle's CPU kernels replace kernels that the device does not have."""
 
     def test_other_dtypes_compute_on_the_host(self):
         for dtype in ("float64", "int32", "int64"):
@@ -578,10 +578,10 @@ print((x.T + 1).tolist())
     def train(
         self, layer: nn.Layer, inputs: np.ndarray, place: Place
     ) -> list[np.ndarray]:
-        """Take one step of Adam, all of it on one place.
+        """Take one step of Adam on a single place.
 
         Args:
-            layer: what to train, which maps two samples to three classes.
+            layer: the layer to train, which maps two samples to three classes.
             inputs: the two samples.
             place: where the layer and every result must be.
 

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A predictor runs on the stream that was current where it was made.
+"""A predictor runs on the stream that was current at its creation.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -72,7 +72,7 @@ AMPLE = 1 << 20
 
 class PredictorsOfThreadsTest(PredictorTest):
     def on_stream(self, stream: Stream, run: Callable[[], object]) -> object:
-        """Call a function on a new thread, within a guard of a stream."""
+        """Call a function on a new thread, inside a stream guard."""
 
         def in_guard() -> object:
             with stream_guard(stream):
@@ -86,8 +86,8 @@ class PredictorsOfThreadsTest(PredictorTest):
         return self.on_stream(stream, lambda: self.make(function))
 
 
-class TestWhereItRuns(PredictorsOfThreadsTest):
-    def check_is_made_and_runs_on(
+class TestStreamOfPredictor(PredictorsOfThreadsTest):
+    def check_is_created_and_runs_on(
         self, stream: Stream, function: Callable[[Config], Predictor]
     ) -> None:
         made = []
@@ -98,16 +98,16 @@ class TestWhereItRuns(PredictorsOfThreadsTest):
             self.check(made[0])
             self.assert_kernels_run_on(stream, made[0].run, "matmul", "relu")
 
-    def test_all_ways_to_make_one(self):
+    def test_all_ways_to_create_a_predictor(self):
         for function in (
             create_predictor,
             Predictor,
             lambda config: PredictorPool(config, 1).retrieve(0),
             lambda _: self.predictor.clone(),
         ):
-            in_thread(self.check_is_made_and_runs_on, Stream(), function)
+            in_thread(self.check_is_created_and_runs_on, Stream(), function)
 
-    def test_copies_of_inputs_and_outputs(self):
+    def test_input_and_output_copies(self):
         stream = Stream()
         predictor = self.made_on(stream, create_predictor)
         x = np.full([2, 4], 5, "float32")
@@ -122,13 +122,15 @@ class TestWhereItRuns(PredictorsOfThreadsTest):
             stream, copy, "async_memory_copy_h2d", "async_memory_copy_d2h"
         )
 
-    def test_default_stream_where_the_main_thread_has_another_one(self):
+    def test_default_stream_while_the_main_thread_uses_another(self):
         with stream_guard(Stream()):
             in_thread(
-                self.check_is_made_and_runs_on, self.default, create_predictor
+                self.check_is_created_and_runs_on,
+                self.default,
+                create_predictor,
             )
 
-    def test_its_stream_also_when_its_thread_has_ended(self):
+    def test_predictor_keeps_its_stream_after_its_thread_has_ended(self):
         stream = Stream()
         raw = handle(stream)
         predictor = self.made_on(stream, create_predictor)
@@ -140,7 +142,7 @@ class TestWhereItRuns(PredictorsOfThreadsTest):
         }
         self.assertEqual(trace["matmul"], raw)
 
-    def test_a_clone_on_the_stream_of_the_thread_that_clones(self):
+    def test_a_clone_runs_on_the_stream_of_the_cloning_thread(self):
         original = self.made_on(Stream(), create_predictor)
         stream = Stream()
         clone = self.on_stream(stream, original.clone)
@@ -150,7 +152,7 @@ class TestWhereItRuns(PredictorsOfThreadsTest):
         gc.collect()
         self.check(clone)
 
-    def test_the_next_one_at_an_address_on_its_own_stream(self):
+    def test_a_predictor_at_a_reused_address_runs_on_its_own_stream(self):
         for _ in range(5):
             stream = Stream()
             predictor = self.made_on(stream, create_predictor)
@@ -159,7 +161,7 @@ class TestWhereItRuns(PredictorsOfThreadsTest):
             del predictor
 
     @with_ample_delay
-    def test_predictors_on_streams_of_their_own_at_the_same_time(self):
+    def test_predictors_run_on_their_own_streams_concurrently(self):
         begin = threading.Barrier(2)
 
         def run() -> None:
@@ -195,7 +197,7 @@ class TestPools(PredictorsOfThreadsTest):
         (output,) = pool.predict([np.full([2, 4], 5, "float32")])
         np.testing.assert_allclose(output, self.expected, rtol=1e-6)
 
-    def test_predictors_run_on_the_stream_where_the_pool_was_made(self):
+    def test_predictors_run_on_the_stream_where_the_pool_was_created(self):
         stream = Stream()
         pool = self.made_on(stream, lambda config: PredictorPool(config, 2))
         x = np.full([2, 4], 5, "float32")
@@ -205,7 +207,7 @@ class TestPools(PredictorsOfThreadsTest):
         )
 
 
-class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
+class TestOrderWithOtherStreams(PredictorsOfThreadsTest):
     def setUp(self) -> None:
         super().setUp()
         self.stream = Stream()
@@ -216,18 +218,18 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
         self.finish()
         take_trace()
 
-    def test_it_reads_what_another_thread_has_pending(self):
+    def test_run_waits_for_pending_work_of_another_thread(self):
         def predict() -> None:
             with stream_guard(Stream()), slow(current_stream()):
                 self.check(self.predictor)
 
         in_thread(predict)
 
-    def test_it_reads_what_the_main_thread_has_pending(self):
+    def test_run_waits_for_pending_work_of_the_main_thread(self):
         with slow(self.default):
             self.check(self.predictor)
 
-    def test_other_streams_wait_for_its_run(self):
+    def test_other_streams_wait_for_the_run(self):
         def predict() -> None:
             with stream_guard(Stream()):
                 with slow(current_stream()):
@@ -248,7 +250,7 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
         )
         self.assertEqual(operations[-1], ("relu", False))
 
-    def test_run_reads_tensors_that_another_thread_has_pending(self):
+    def test_run_waits_for_tensors_pending_on_another_thread(self):
         def predict() -> None:
             with stream_guard(Stream()), slow(current_stream()):
                 (output,) = self.predictor.run([self.ones * 5])
@@ -258,7 +260,7 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
 
         in_thread(predict)
 
-    def test_tensors_that_run_returns_are_of_the_callers_stream(self):
+    def test_returned_tensors_belong_to_the_callers_stream(self):
         ones = paddle.ones([SIZE // 4, 4])
         sevens = np.full([SIZE // 4, 4], 7, "float32")
 
@@ -284,8 +286,8 @@ class TestItsOrderWithOtherStreams(PredictorsOfThreadsTest):
 
 class TestDroppedClones(PredictorsOfThreadsTest):
     """
-    Clones that share a parameter, in the format before PIR's. It is freed when
-    all work with it has ended.
+    Clones that share a parameter, in the pre-PIR format. The parameter is freed
+    when all work with it has ended.
     """
 
     def setUp(self) -> None:
@@ -315,10 +317,10 @@ class TestDroppedClones(PredictorsOfThreadsTest):
 
     def part_of_a_chunk(self) -> paddle.Tensor:
         """
-        Returns a tensor, from whose chunk the stream allocates what comes next.
+        Returns a tensor from whose chunk the stream's next allocations come.
 
-        A predictor that is destroyed frees the chunks in which nothing is left,
-        which waits for the device. In this one the tensor is left.
+        Destroying a predictor frees its empty chunks, which waits for the
+        device. The tensor keeps this chunk from being empty.
         """
         whole = paddle.empty([2 * AMPLE])
         del whole
@@ -333,7 +335,7 @@ class TestDroppedClones(PredictorsOfThreadsTest):
     def check_work_outlives_the_predictors(
         self, made_on: Stream | None, cloned_on: Stream | None
     ) -> None:
-        """Args: the streams, None for that of the main thread."""
+        """Args: the streams; None for the main thread's stream."""
 
         def on(stream: Stream | None, run: Callable[[], object]) -> object:
             return run() if stream is None else self.on_stream(stream, run)
@@ -359,18 +361,18 @@ class TestDroppedClones(PredictorsOfThreadsTest):
         np.testing.assert_array_equal(output.numpy(), self.expected)
         del parts
 
-    def test_work_on_streams_of_their_own(self):
+    def test_work_on_separate_streams(self):
         self.check_work_outlives_the_predictors(Stream(), Stream())
 
-    def test_work_of_a_clone_beside_an_original_of_the_main_thread(self):
+    def test_work_of_a_clone_of_the_main_threads_predictor(self):
         self.check_work_outlives_the_predictors(None, Stream())
 
-    def test_work_of_a_clone_that_the_main_thread_has_made(self):
+    def test_work_of_a_clone_created_by_the_main_thread(self):
         self.check_work_outlives_the_predictors(Stream(), None)
 
 
 class TestForks(PredictorsOfThreadsTest):
-    def test_child_drops_one_that_a_thread_has_made(self):
+    def test_child_drops_a_predictor_of_a_thread(self):
         predictor = self.made_on(Stream(), create_predictor)
         self.check(predictor)
         child = os.fork()

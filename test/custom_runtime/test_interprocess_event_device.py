@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Events of custom devices, which cannot be sent to other processes.
+"""Custom device events cannot be sent to other processes.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -28,10 +28,10 @@ from paddle.device import Event
 
 __all__ = ["setUpModule"]
 
-_REFUSED = "Only events of GPUs can be sent.*custom_cpu:0.*synchronize"
+_REFUSED = "Only GPU events can be sent.*custom_cpu:0.*synchronize"
 
 
-class TestEventsOfCustomDevices(unittest.TestCase):
+class TestCustomDeviceEvents(unittest.TestCase):
     def setUp(self) -> None:
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(name_of(0))
@@ -43,11 +43,11 @@ class TestEventsOfCustomDevices(unittest.TestCase):
         self.addCleanup(ours.close)
         with self.assertRaisesRegex(NotImplementedError, _REFUSED):
             ours.send(self.event)
-        with self.assertRaisesRegex(NotImplementedError, "Only events of GPUs"):
+        with self.assertRaisesRegex(NotImplementedError, "Only GPU events"):
             ours.send(self.event.event_base)
         self.assertFalse(theirs.poll())
 
-    def test_receiver_of_a_queue_is_told_so(self):
+    def test_receiver_of_a_queue_gets_the_error(self):
         queue = multiprocessing.get_context("spawn").Queue()
         self.addCleanup(queue.join_thread)
         self.addCleanup(queue.close)

@@ -12,11 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Tensor.record_stream: memory is used again only after a stream's work.
+"""Tensor.record_stream: memory is reused only after a stream's work.
 
-The work of a stream is delayed. A tensor that it reads is dropped meanwhile,
-and a new one of the same size is filled on the default stream, at once: it must
-not get the memory that the stream is still to read.
+The tests delay the work of a stream. They drop a tensor that it still has to
+read, and immediately fill a new tensor of the same size on the default stream:
+the new tensor must not get the memory of the dropped one.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["setUpModule"]
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
-# Large enough for the allocator to give a tensor a chunk of its own.
+# Large enough for the allocator to give a tensor its own chunk.
 SIZE = 1 << 16
 
 
@@ -72,7 +72,7 @@ def filled(value: float) -> paddle.Tensor:
 
 
 def read_slowly(tensor: paddle.Tensor, stream: Stream) -> paddle.Tensor:
-    """Start a copy of a tensor on a stream, which is made after the delay."""
+    """Start a delayed copy of a tensor on a stream."""
     with stream_guard(stream), delay(0, DELAY, handle(stream)):
         return tensor * 1
 
@@ -88,8 +88,8 @@ class RecordTestCase(unittest.TestCase):
         self, use: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> list[float]:
         """
-        Return the values that a stream reads from a tensor of ones, which is
-        dropped when `use` has returned what the stream writes.
+        Return the values that a stream reads from a tensor of ones. The tensor
+        is dropped when `use` has returned the stream's output.
         """
         x = filled(1.0)
         read = use(x)
@@ -101,12 +101,12 @@ class RecordTestCase(unittest.TestCase):
 
 class TestMemory(RecordTestCase):
     @with_ample_delay
-    def test_is_overwritten_before_it_is_read_without_record_stream(self):
+    def test_without_record_stream_memory_is_overwritten_too_early(self):
         read = self.value_read(lambda x: read_slowly(x, self.stream))
         self.assertEqual(read, [2.0])
 
     @with_ample_delay
-    def test_is_kept_if_recorded_after_the_work_was_started(self):
+    def test_memory_is_kept_if_recorded_after_the_work_starts(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             read = read_slowly(x, self.stream)
             x.record_stream(self.stream)
@@ -115,7 +115,7 @@ class TestMemory(RecordTestCase):
         self.assertEqual(self.value_read(use), [1.0])
 
     @with_ample_delay
-    def test_is_kept_if_recorded_before_the_work_was_started(self):
+    def test_memory_is_kept_if_recorded_before_the_work_starts(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x.record_stream(self.stream)
             self.stream.synchronize()
@@ -124,7 +124,7 @@ class TestMemory(RecordTestCase):
         self.assertEqual(self.value_read(use), [1.0])
 
     @with_ample_delay
-    def test_is_kept_if_recorded_by_a_view(self):
+    def test_memory_is_kept_if_recorded_through_a_view(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x[1:].record_stream(self.stream)
             return read_slowly(x, self.stream)
@@ -132,7 +132,7 @@ class TestMemory(RecordTestCase):
         self.assertEqual(self.value_read(use), [1.0])
 
     @with_ample_delay
-    def test_is_kept_if_a_view_from_before_is_used_last(self):
+    def test_memory_is_kept_if_an_older_view_is_used_last(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             view = x.reshape([2, -1])
             x.record_stream(self.stream)
@@ -141,7 +141,7 @@ class TestMemory(RecordTestCase):
         self.assertEqual(self.value_read(use), [1.0])
 
     @with_ample_delay
-    def test_is_kept_for_each_stream_that_was_recorded(self):
+    def test_memory_is_kept_for_each_recorded_stream(self):
         quick = Stream()
 
         def use(x: paddle.Tensor) -> paddle.Tensor:
@@ -154,7 +154,7 @@ class TestMemory(RecordTestCase):
         self.assertEqual(self.value_read(use), [1.0])
 
     @with_ample_delay
-    def test_is_kept_if_another_thread_uses_and_drops_the_tensor(self):
+    def test_memory_is_kept_if_another_thread_uses_and_drops_the_tensor(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x.record_stream(self.stream)
             return in_thread(read_slowly, x, self.stream)
@@ -181,7 +181,7 @@ class TestMemory(RecordTestCase):
 
         self.assertEqual(self.value_read(use), [1.0])
 
-    def test_is_used_again_once_the_stream_has_done_its_work(self):
+    def test_memory_is_reused_after_the_streams_work(self):
         x = filled(1.0)
         address = x.data_ptr()
         x.record_stream(self.stream)
@@ -193,7 +193,7 @@ class TestMemory(RecordTestCase):
         }
         self.assertIn(address, addresses)
 
-    def test_of_many_tensors_is_used_again(self):
+    def test_memory_of_many_tensors_is_reused(self):
         addresses = set()
         for _ in range(200):
             x = filled(1.0)
@@ -205,7 +205,7 @@ class TestMemory(RecordTestCase):
 
 
 class TestStream(RecordTestCase):
-    def test_is_dropped_after_the_tensor(self):
+    def test_stream_is_dropped_after_the_tensor(self):
         x = filled(1.0)
         stream = Stream()
         dropped = weakref.ref(stream.stream_base)
@@ -214,12 +214,13 @@ class TestStream(RecordTestCase):
         gc.collect()
         self.assertIsNotNone(dropped())
         del x
-        # A later call drops what was freed on any thread.
+        # A later call drops stream objects whose tensors were freed on any
+        # thread.
         filled(1.0).record_stream(self.stream)
         gc.collect()
         self.assertIsNone(dropped())
 
-    def test_may_be_the_one_that_the_tensor_was_made_on(self):
+    def test_stream_may_be_the_tensors_own(self):
         x = filled(1.0)
         address = x.data_ptr()
         x.record_stream(current_stream())
@@ -228,7 +229,7 @@ class TestStream(RecordTestCase):
 
 
 class TestErrors(RecordTestCase):
-    def test_what_is_no_stream_is_refused(self):
+    def test_value_that_is_not_a_stream_is_refused(self):
         for wrong in (None, "gpu", self.stream.stream_base):
             with self.assertRaisesRegex(TypeError, type(wrong).__name__):
                 filled(1.0).record_stream(wrong)

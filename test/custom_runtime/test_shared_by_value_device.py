@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors of devices whose memory other processes cannot have are copied.
+"""Tensors on devices whose memory cannot be shared are copied.
 
 CUSTOM_DEVICE_ROOT must name the folder of the plugin in host_device/.
 """
@@ -77,7 +77,7 @@ def state_of_scaler(kept, scaler):
     return scaler.state_dict()
 
 
-# A forked process has no threads, which are the streams of the test device.
+# The test device's streams are threads, which a forked process does not have.
 @over_every_way_to_send(methods=("spawn", "forkserver"))
 class TestDevices(SharingTestCase):
     def assert_arrives(self, tensor: paddle.Tensor) -> None:
@@ -131,7 +131,7 @@ class TestDevices(SharingTestCase):
             self.assertIn(arrived[2], str(device))
             self.assertEqual(arrived[3], matrix().tolist())
 
-    def test_device_that_the_receiver_has_not_is_named(self):
+    def test_error_names_a_device_that_the_receiver_lacks(self):
         message = by_value(matrix(), f"{DEVICE_TYPE}:99")
         with self.assertRaisesRegex(PeerError, f"'{DEVICE_TYPE}:99'.*only"):
             self.peer.call(describe, message)
@@ -163,8 +163,8 @@ class TestDevices(SharingTestCase):
         self.assertEqual(arrived.values().tolist(), [1, 2])
         self.assertEqual(arrived.indices().tolist(), parts[0].tolist())
 
-    def test_work_of_a_threads_stream_is_waited_for(self):
-        # A queue pickles on a thread of its own, which has another stream.
+    def test_sending_waits_for_work_on_the_threads_stream(self):
+        # A queue pickles on its own thread, which uses another stream.
         def compute() -> None:
             stream = paddle.device.Stream(f"{DEVICE_TYPE}:1")
             with paddle.device.stream_guard(stream), delay(1, 200_000):

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream per thread: where work runs, and what it waits for.
+"""Per-thread streams: the stream that work runs on, and its order.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -45,9 +45,9 @@ __all__ = ["setUpModule"]
 
 T = TypeVar("T")
 
-# In microseconds: plenty of time for an operation that does not wait.
+# In microseconds: ample time for an operation that does not wait.
 DELAY = 300_000
-# Large enough for the allocator to give a tensor a chunk of its own.
+# Large enough for the allocator to give a tensor its own chunk.
 SIZE = 1 << 16
 
 
@@ -83,7 +83,7 @@ class StreamTest(unittest.TestCase):
             paddle.device.synchronize(name_of(index))
 
     def trace_of(self, run: Callable[[], object]) -> list[Operation]:
-        """Return the operations that a call leads to, on all devices."""
+        """Return the operations that a call causes, on all devices."""
         self.finish()
         take_trace()
         run()
@@ -96,7 +96,7 @@ class StreamTest(unittest.TestCase):
     def assert_runs_on(
         self, stream: Stream, run: Callable[[], object], *kinds: str
     ) -> None:
-        """Check that a call leads to these operations, all on one stream."""
+        """Check that a call causes these operations, all on one stream."""
         trace = self.trace_of(run)
         self.assertEqual([each.kind for each in trace], list(kinds))
         self.assertEqual({each.stream for each in trace}, {handle(stream)})
@@ -105,9 +105,9 @@ class StreamTest(unittest.TestCase):
         self, run: Callable[[], object], *kinds: str
     ) -> None:
         """
-        Check that a call leads to these operations on the calling thread's
-        stream, on threads with their own, on ones without, and on the main
-        thread with its own.
+        Check that a call causes these operations on the current stream: on
+        threads with and without their own stream, and on the main thread with
+        another stream.
         """
 
         def on_own_stream() -> None:
@@ -125,7 +125,7 @@ class StreamTest(unittest.TestCase):
             in_thread(on_own_stream)
 
 
-class TestWhereWorkRuns(StreamTest):
+class TestStreamOfWork(StreamTest):
     def test_kernels(self):
         x = paddle.ones([2, 2])
 
@@ -148,9 +148,7 @@ class TestWhereWorkRuns(StreamTest):
             lambda: x._copy_to(x.place, False), "async_memory_copy_d2d"
         )
 
-    def test_copies_between_devices_run_on_the_stream_of_the_one_copied_to(
-        self,
-    ):
+    def test_copies_between_devices_run_on_the_destinations_stream(self):
         x = paddle.ones([2])
 
         def on_own_streams() -> None:
@@ -172,7 +170,7 @@ class TestWhereWorkRuns(StreamTest):
             lambda: paddle.grad(x * 3, x), "scale", "full", "scale"
         )
 
-    def test_backward_runs_on_the_stream_of_the_thread_that_calls_it(self):
+    def test_backward_runs_on_the_stream_of_the_calling_thread(self):
         x = paddle.ones([2])
         x.stop_gradient = False
 
@@ -191,11 +189,11 @@ class TestWhereWorkRuns(StreamTest):
         in_thread(backward)
 
 
-class TestWhereMemoryIs(StreamTest):
+class TestStreamOfMemory(StreamTest):
     """Freed memory goes back to the stream that it was allocated on."""
 
     def address(self, make: Callable[[], paddle.Tensor]) -> int:
-        """Return the address of a tensor whose memory is free again."""
+        """Return the address of a tensor, whose memory is then freed."""
         return make().data_ptr()
 
     def assert_memory_stays_with_the_stream(
@@ -260,7 +258,7 @@ class TestWhereMemoryIs(StreamTest):
 
 class TestMemoryInUse(StreamTest):
     """
-    Memory that a thread frees is not given to another stream while work on it
+    Memory that a thread frees is not reused by another stream while work on it
     is pending.
     """
 
@@ -376,20 +374,20 @@ class TestOverlap(StreamTest):
         return trace
 
     @with_ample_delay
-    def test_threads_with_streams_run_side_by_side(self):
+    def test_threads_with_streams_run_in_parallel(self):
         first, second = self.on_two_threads(Stream(), Stream())
         self.assertTrue(overlap(first, second))
 
     @with_ample_delay
-    def test_a_thread_with_a_stream_runs_beside_one_without(self):
+    def test_threads_with_and_without_a_stream_run_in_parallel(self):
         first, second = self.on_two_threads(Stream(), None)
         self.assertTrue(overlap(first, second))
 
-    def test_threads_on_the_default_stream_run_in_turn(self):
+    def test_threads_on_the_default_stream_are_serialized(self):
         first, second = self.on_two_threads(None, None)
         self.assertFalse(overlap(first, second))
 
-    def test_threads_on_one_stream_run_in_turn(self):
+    def test_threads_on_one_stream_are_serialized(self):
         stream = Stream()
         first, second = self.on_two_threads(stream, stream)
         self.assertFalse(overlap(first, second))
@@ -430,8 +428,8 @@ class TestWaits(StreamTest):
         self, finish: Callable[[paddle.Tensor], T], x: paddle.Tensor
     ) -> T:
         """
-        Return what a call makes of a tensor that a thread's stream is yet to
-        multiply by five.
+        Return the result of a call on a tensor, while the multiplication of the
+        tensor by five is pending on a thread's stream.
         """
 
         def run() -> T:
@@ -465,14 +463,14 @@ class TestWaits(StreamTest):
         computed = self.on_slow_stream(paddle.abs, filled(-1.0))
         self.assert_holds(computed, 5.0)
 
-    def test_copy_from_the_host_comes_after_what_is_pending(self):
+    def test_copy_from_the_host_runs_after_pending_work(self):
         def overwrite(x: paddle.Tensor) -> paddle.Tensor:
             x.copy_(paddle.full([SIZE], 2.0, device="cpu"), False)
             return x.cpu()
 
         self.assert_holds(self.on_slow_stream(overwrite, filled(1.0)), 2.0)
 
-    def test_static_executor_reads_what_is_pending(self):
+    def test_static_executor_waits_for_pending_work(self):
         main, startup = paddle.static.Program(), paddle.static.Program()
 
         def run(x: paddle.Tensor) -> np.ndarray:
@@ -523,7 +521,7 @@ class TestWaits(StreamTest):
 
 
 class TestEvents(StreamTest):
-    """Events carry order from the stream of one thread to that of another."""
+    """Events order the streams of different threads."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -532,8 +530,8 @@ class TestEvents(StreamTest):
 
     def scale_late(self) -> paddle.device.Event:
         """
-        Let a thread scale `x` on `stream`, and return an event recorded after
-        that, without naming the stream.
+        Scale `x` on `stream` on another thread, and return an event recorded
+        after that without naming the stream.
         """
 
         def scale() -> paddle.device.Event:
@@ -547,7 +545,7 @@ class TestEvents(StreamTest):
         return in_thread(scale)
 
     def read_after(self, wait: Callable[[Stream], None]) -> None:
-        """Check what another thread's stream reads, once told to wait."""
+        """Check the value that another thread's stream reads after `wait`."""
 
         def read() -> None:
             stream = Stream()
@@ -565,7 +563,7 @@ class TestEvents(StreamTest):
         self.assertFalse(event.query())
 
     @with_ample_delay
-    def test_event_recorded_without_a_stream_is_pending_with_the_threads(self):
+    def test_event_recorded_without_a_stream_is_on_the_threads_stream(self):
         event = self.scale_late()
         self.assertTrue(self.default.query())
         self.assertFalse(event.query())
@@ -592,7 +590,7 @@ class TestEvents(StreamTest):
         self.assertFalse(event.query())
         self.read_after(lambda stream: self.stream.synchronize())
 
-    def test_default_stream_waits_for_a_threads(self):
+    def test_default_stream_waits_for_a_threads_stream(self):
         event = self.scale_late()
         self.default.wait_event(event)
         self.assert_holds(self.x + self.x, 10.0)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One current stream per thread: programs, and threads that serve another.
+"""Per-thread streams: programs, and threads that work for another thread.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -64,7 +64,7 @@ class Doubling(paddle.nn.Layer):
 
 
 class TwiceItsWeight(paddle.nn.Layer):
-    """A predictor computes the factor once, when it is made."""
+    """A predictor computes the factor once, at its creation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class TestProgramsOfToStatic(StreamTest):
             lambda: program(x), "scale", "record_event", "relu"
         )
 
-    def test_backward_on_a_stream_that_goes_leaves_others_right(self):
+    def test_backward_on_a_destroyed_stream_does_not_affect_others(self):
         self.loss().backward()
         expected = self.gradient()
         loss = self.loss()
@@ -173,14 +173,14 @@ class TestStaticGraphs(StreamTest):
             answer = self.run_program(self.three * 5)
         self.assertEqual(set(answer.tolist()), {30.0})
 
-    def test_executor_reads_what_a_thread_in_a_guard_has_pending(self):
+    def test_executor_waits_for_pending_work_of_a_thread_in_a_guard(self):
         def run():
             with stream_guard(Stream()):
                 self.check_executor()
 
         in_thread(run)
 
-    def test_executor_reads_what_a_thread_has_pending_beside_the_main_one(self):
+    def test_executor_waits_for_pending_work_of_both_threads(self):
         with stream_guard(Stream()):
             in_thread(self.check_executor)
 
@@ -197,7 +197,7 @@ class TestStaticGraphs(StreamTest):
             lambda: executor.run(main, feed=feed, fetch_list=[fetched])
         )
         paddle.disable_static()
-        # The executor copies the results back on a stream of its own.
+        # The executor copies the results back on its own stream.
         kernels = [
             (each.stream, each.kind)
             for each in trace
@@ -260,7 +260,7 @@ class PredictorTest(StreamTest):
     def make(self, function: Callable[[Config], Predictor]) -> Predictor:
         config = Config(self.path + ".json", self.path + ".pdiparams")
         config.disable_glog_info()
-        config.disable_mkldnn()  # so that predictors run side by side
+        config.disable_mkldnn()  # so that predictors run in parallel
         config.enable_custom_device("custom_cpu", 0)
         return function(config)
 
@@ -290,22 +290,22 @@ class PredictorTest(StreamTest):
 
 class TestPredictors(PredictorTest):
     """
-    Those that the main thread makes run on the stream of the process, ordered
-    with the thread's.
+    Predictors that the main thread creates run on the process's stream, in
+    order with the thread's stream.
     """
 
     def check_runs_on(self, stream: Stream) -> None:
         self.check(self.predictor)
         self.assert_kernels_run_on(stream, self.predictor.run, "matmul", "relu")
 
-    def test_run_reads_what_a_thread_has_pending(self):
+    def test_run_waits_for_pending_work_of_a_thread(self):
         def predict():
             with stream_guard(Stream()), slow(current_stream()):
                 self.check(self.predictor)
 
         in_thread(predict)
 
-    def test_work_of_a_thread_comes_before_its_run_and_after_it(self):
+    def test_work_of_a_thread_is_ordered_before_and_after_the_run(self):
         def predict():
             with stream_guard(Stream()):
                 self.check(self.predictor)
@@ -355,7 +355,7 @@ class TestWorkForAThread(StreamTest):
                 current_stream().synchronize()
                 self.assertEqual(set(once.numpy().tolist()), {2.0 * i})
 
-    def test_loader_computes_on_the_stream_of_the_thread_that_made_it(self):
+    def test_loader_computes_on_the_stream_of_its_creator(self):
         def run():
             with stream_guard(Stream()):
                 self.check_loader()
@@ -366,7 +366,7 @@ class TestWorkForAThread(StreamTest):
         with stream_guard(Stream()):
             self.check_loader()
 
-    def test_process_group_is_refused_on_a_stream_that_it_does_not_know(self):
+    def test_process_group_is_refused_on_another_stream(self):
         group = Group(0, 0, [0], pg="a process group")
 
         def use_in_a_guard():
@@ -382,8 +382,8 @@ class TestWorkForAThread(StreamTest):
                 in_thread(lambda: group.process_group)
 
 
-class TestMemoryOfTheMainThread(StreamTest):
-    def test_what_it_frees_in_a_guard_is_not_taken_by_others_yet(self):
+class TestMainThreadMemory(StreamTest):
+    def test_memory_freed_in_a_guard_is_not_reused_by_others_too_early(self):
         five = np.full(SIZE, 5.0, "float32")
         seven = np.full(SIZE, 7.0, "float32")
 
@@ -404,7 +404,7 @@ class TestMemoryOfTheMainThread(StreamTest):
             self.assert_holds(twice, 10.0)
 
 
-class TestForkBesideAThread(StreamTest):
+class TestForkWithThreads(StreamTest):
     def test_child_does_not_wait_for_the_streams_of_other_threads(self):
         is_set, may_end = threading.Event(), threading.Event()
 

@@ -49,7 +49,7 @@ __all__ = ["setUpModule"]
 
 
 def in_worker(function):
-    """Returns what `function` returns in a worker that is started here."""
+    """Returns the result of `function` in a worker that is started here."""
     results = []
     worker = WorkerThread(lambda: results.append(function()))
     worker.start()
@@ -59,8 +59,8 @@ def in_worker(function):
 
 def started_here(function, change):
     """
-    Returns what `function` returns in a worker that is started here, but calls
-    it only after `change` was called here.
+    Starts a worker, then calls `change` on this thread, and returns the result
+    of `function` in the worker after that.
     """
     changed = threading.Event()
 
@@ -78,7 +78,7 @@ def started_here(function, change):
 
 
 def devices():
-    """Returns where Python's and C++'s half of the current device are."""
+    """Returns the current devices of Python and of C++."""
     return paddle.get_device(), str(paddle.zeros([2]).place)
 
 
@@ -100,7 +100,7 @@ class TestDevice(StreamTest):
     def test_a_worker_is_on_the_own_device_of_a_thread(self):
         def on_device_1():
             paddle.set_device(name_of(1))
-            # The first is what is lost without.
+            # A plain thread does not inherit the device.
             return in_thread(devices), in_worker(devices)
 
         self.assertEqual(in_thread(on_device_1), (both(0), both(1)))
@@ -117,7 +117,7 @@ class TestDevice(StreamTest):
 
         self.assertEqual(in_thread(on_device_1), both(1))
 
-    def test_a_worker_of_a_thread_that_follows_the_main_one_does_so_too(self):
+    def test_a_worker_of_a_thread_without_a_device_has_none_either(self):
         started, moved = threading.Event(), threading.Event()
 
         def work():
@@ -136,7 +136,7 @@ class TestDevice(StreamTest):
         thread.join(WAIT_S)
         self.assertEqual(places, [both(1)])
 
-    def test_a_worker_moves_nobody_else(self):
+    def test_a_worker_moves_no_other_thread(self):
         in_worker(lambda: paddle.set_device(name_of(2)))
         self.assertEqual(devices(), both(0))
         self.assertEqual(in_thread(devices), both(0))
@@ -155,7 +155,7 @@ class TestDevice(StreamTest):
 
         self.assertEqual(in_thread(on_device_1), (False, both(1)))
 
-    def test_a_prefetcher_makes_its_items_on_the_device_it_was_made_on(self):
+    def test_a_prefetcher_creates_its_items_on_its_creators_device(self):
         def batches():
             for n in range(3):
                 yield paddle.full([2], float(n))
@@ -166,17 +166,17 @@ class TestDevice(StreamTest):
         self.assertEqual(places, {f"Place({name_of(2)})"})
 
 
-def made_slowly(i):
+def create_slowly(i):
     with slow(current_stream()):
         return paddle.full([SIZE], float(i))
 
 
 class TestOrder(StreamTest):
-    """Of work on the stream of a thread that makes tensors."""
+    """Order after the work on the stream of a thread that creates tensors."""
 
     def read(self, source, device):
-        """Returns the values that a reader gets on a stream of its own, or on
-        the CPU."""
+        """Returns the values that a reader gets on its own stream, or on the
+        CPU."""
 
         def read():
             paddle.set_device(device)
@@ -189,10 +189,10 @@ class TestOrder(StreamTest):
 
         return in_thread(read)
 
-    def test_a_batch_source_hands_out_tensors_that_are_complete(self):
+    def test_a_batch_source_yields_complete_tensors(self):
         class Slow(Dataset):
             def __getitem__(self, i):
-                return made_slowly(i)
+                return create_slowly(i)
 
             def __len__(self):
                 return 4
@@ -204,10 +204,8 @@ class TestOrder(StreamTest):
                     self.read(source, device), [{float(i)} for i in range(4)]
                 )
 
-    def test_a_batch_source_hands_out_tensors_of_other_devices_than_its_own(
-        self,
-    ):
-        """Those that a collate_fn makes, while the thread is on the CPU."""
+    def test_a_batch_source_yields_complete_tensors_of_other_devices(self):
+        """A collate_fn creates them while the thread is on the CPU."""
 
         def made_on_device_1(samples):
             with paddle.device.device(name_of(1)):
@@ -222,12 +220,10 @@ class TestOrder(StreamTest):
                     self.read(source, device), [{float(i)} for i in range(4)]
                 )
 
-    def test_a_prefetcher_hands_out_tensors_in_order_on_its_creators_stream(
-        self,
-    ):
+    def test_a_prefetcher_yields_tensors_in_order_on_its_creators_stream(self):
         for stream in (self.default, Stream()):
             with stream_guard(stream):
-                items = Prefetcher(made_slowly(i) for i in range(4))
+                items = Prefetcher(create_slowly(i) for i in range(4))
                 for i, item in enumerate(items):
                     self.assert_holds(item * 1, i)
 
@@ -244,7 +240,7 @@ class TestStreams(StreamTest):
     def test_a_worker_is_on_the_stream_of_the_main_thread(self):
         stream = Stream()
         with stream_guard(stream):
-            # The first is what is lost without.
+            # A plain thread does not inherit the stream.
             self.assertEqual(in_thread(self.current), handle(self.default))
             self.assertEqual(in_worker(self.current), handle(stream))
         self.assertEqual(in_worker(self.current), handle(self.default))
@@ -280,7 +276,7 @@ class TestStreams(StreamTest):
         )
         self.assertEqual(self.current(), handle(self.default))
 
-    def test_a_worker_that_sets_a_stream_moves_nobody_else(self):
+    def test_a_worker_that_sets_a_stream_moves_no_other_thread(self):
         in_worker(lambda: paddle.device.set_stream(Stream()))
         for run in (lambda function: function(), in_thread, in_worker):
             self.assertEqual(run(self.current), handle(self.default))
@@ -300,7 +296,7 @@ CASTS_STACK = {"custom_white_list": ["stack"], "dtype": "float16"}
 
 
 def stacked():
-    """Returns the data type of a result that `CASTS_STACK` decides on."""
+    """Returns the data type of a result, which depends on `CASTS_STACK`."""
     return str(paddle.stack([paddle.ones([2])]).dtype)
 
 
@@ -310,14 +306,14 @@ class TestMixedPrecision(StreamTest):
         warnings.simplefilter("error", UserWarning)
         self.addCleanup(warnings.resetwarnings)
 
-    def test_operators_of_a_worker_cast_as_those_of_its_starter(self):
+    def test_operators_of_a_worker_cast_like_those_of_its_starter(self):
         for level in ("O1", "O2"):
             with (
                 self.subTest(level),
                 paddle.amp.auto_cast(level=level, **CASTS_STACK),
             ):
                 self.assertEqual(stacked(), "paddle.float16")
-                # What is lost without.
+                # A plain thread does not inherit the AMP state.
                 self.assertEqual(in_thread(stacked), "paddle.float32")
                 self.assertEqual(in_worker(stacked), "paddle.float16")
         self.assertEqual(in_worker(stacked), "paddle.float32")
@@ -335,7 +331,7 @@ class TestMixedPrecision(StreamTest):
             ):
                 self.assertEqual(in_worker(amp_state), amp_state())
 
-    def test_what_a_worker_enters_ends_with_it(self):
+    def test_auto_cast_entered_by_a_worker_ends_with_it(self):
         def enter():
             core._get_amp_attrs()._amp_level = core.AmpLevel.O2
 

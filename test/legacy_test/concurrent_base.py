@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of tests that use threads and processes: every wait is bounded."""
+"""Helpers for tests with threads and processes: every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ WAIT_S = 180
 _ON_LINUX = sys.platform == "linux"
 
 if _ON_LINUX:
-    # The server that forks the processes of "forkserver" imports Paddle once
-    # for all of them. Those of "spawn" import it themselves.
+    # The fork server imports Paddle once for all of its processes. "spawn"
+    # processes import it themselves.
     multiprocessing.set_forkserver_preload(["paddle"])
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until `condition` holds, or raises AssertionError in time."""
+    """Waits until `condition` holds; raises AssertionError on a timeout."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Worker(threading.Thread):
-    """A thread whose result, or exception, comes out of `result()`."""
+    """A thread whose `result()` returns its result or raises its error."""
 
     def __init__(self, function: Callable, *args: Any):
         super().__init__(daemon=True)
@@ -76,14 +76,14 @@ class Worker(threading.Thread):
 
 
 def in_thread(function: Callable, *args: Any) -> Any:
-    """Runs `function` in a thread of its own and returns what it returns."""
+    """Runs `function` on a new thread and returns its result."""
     return Worker(function, *args).result()
 
 
 def in_threads(*functions: Callable[[], Any]) -> list:
     """
-    Runs functions in a thread each, which begin at the same time, and returns
-    their results when all have ended.
+    Runs each function on its own thread, starts all of them together, and
+    returns their results when all have ended.
     """
     start = threading.Barrier(len(functions), timeout=WAIT_S)
 
@@ -98,13 +98,13 @@ def in_threads(*functions: Callable[[], Any]) -> list:
 
 
 def switch_threads_often(case: unittest.TestCase) -> None:
-    """Switches threads as often as Python can, until the end of a test."""
+    """Makes Python switch threads as often as it can, until a test ends."""
     case.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(1e-6)
 
 
 def wait_until_threads_end(before: set[threading.Thread]) -> None:
-    """Waits until there are no other threads than `before`."""
+    """Waits until all threads other than `before` have ended."""
     gc.collect()
     wait_until(
         lambda: set(threading.enumerate()) <= before,
@@ -113,7 +113,7 @@ def wait_until_threads_end(before: set[threading.Thread]) -> None:
 
 
 def descriptors() -> dict[str, str]:
-    """Returns the descriptors of this process and their targets."""
+    """Returns this process's open file descriptors and their targets."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -128,8 +128,8 @@ def script_command(script: str) -> list[str]:
 
 def pristine_environment() -> dict[str, str]:
     """
-    Returns the environment that this process was started with: a script that
-    gets it is the root of its own process tree, whatever ran here before.
+    Returns the environment that this process was started with. A script that
+    runs with it is the root of its own process tree, whatever ran here before.
     """
     with open("/proc/self/environ") as environ:
         entries = environ.read().split("\0")
@@ -140,8 +140,8 @@ def start_command(
     command: list[str], environment: dict[str, str], **streams: int
 ) -> subprocess.Popen:
     """
-    Starts a command in the folder of the tests. On Linux it is in a session of
-    its own, and is killed when the tests end.
+    Starts a command in the tests' folder. On Linux, it runs in its own session
+    and is killed when the tests end.
     """
     return subprocess.Popen(
         command,
@@ -157,7 +157,7 @@ def start_command(
 def run_command(
     case: unittest.TestCase, command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess:
-    """Runs a command to its end and fails `case` unless it exits with 0."""
+    """Runs a command until it exits; fails `case` unless it exits with 0."""
     process = start_command(
         command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -165,7 +165,7 @@ def run_command(
         out, err = process.communicate(timeout=WAIT_S)
     except subprocess.TimeoutExpired:
         if _ON_LINUX:
-            # With the children that it may have, which have its output, too.
+            # Also kill its children, which may hold its output pipes open.
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()

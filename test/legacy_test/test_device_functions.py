@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The functions that programs for any device call, on each kind of device."""
+"""Device-independent functions of paddle.device, on each kind of device."""
 
 import os
 import unittest
@@ -62,7 +62,7 @@ fails(lambda: device.set_device(1), ValueError, "index 0", "1")
     "this Paddle has another device than the CPU",
 )
 class TestCpuAlone(unittest.TestCase):
-    def test_functions_work_or_say_that_there_is_no_accelerator(self):
+    def test_functions_work_or_report_the_missing_accelerator(self):
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -80,7 +80,7 @@ class TestAccelerators(unittest.TestCase):
         self.second = self.devices[1]
         paddle.set_device(self.second)
 
-    def test_current_device_and_their_number(self):
+    def test_current_device_and_device_count(self):
         self.assertTrue(device.is_available())
         self.assertEqual(device.device_count(), len(self.devices) - 1)
         self.assertEqual(device.get_device(), self.second)
@@ -112,7 +112,7 @@ class TestAccelerators(unittest.TestCase):
             ):
                 function(missing)
 
-    def test_peak_is_reset_to_what_the_named_device_uses_now(self):
+    def test_peak_is_reset_to_the_present_usage_of_the_given_device(self):
         figures = (device.max_memory_allocated, device.max_memory_reserved)
         other = paddle.zeros([1 << 22], device=self.devices[0])
         large = paddle.zeros([1 << 22])
@@ -129,7 +129,7 @@ class TestAccelerators(unittest.TestCase):
             device.max_memory_reserved(self.second),
             device.memory_reserved(self.second),
         )
-        # The peaks of other devices stay.
+        # The peaks of other devices do not change.
         after = [figure(self.devices[0]) for figure in figures]
         self.assertEqual(after, before)
         self.assertGreater(before[0], device.memory_allocated(self.devices[0]))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What names devices, such as strings, and the errors for everything else."""
+"""Device strings, indices and places, and the errors for other values."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from thread_device_base import on_every_device_list
 import paddle
 from paddle.base import core, device_strings, framework
 
-# What converts a string, each with its own default index.
+# Functions that convert a device string, each with its own default index.
 CONVERTERS = (
     paddle.device._convert_to_place,
     paddle.device.device_to_place,
@@ -34,7 +34,7 @@ CONVERTERS = (
 
 @contextlib.contextmanager
 def on_a_machine_with_gpus(count):
-    """Lets Paddle see so many GPUs; their places are ("gpu", index)."""
+    """Makes Paddle see `count` GPUs, whose places are ("gpu", index)."""
     with (
         mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
         mock.patch.object(
@@ -49,8 +49,8 @@ def on_a_machine_with_gpus(count):
 class ErrorTestCase(unittest.TestCase):
     def check_is_refused(self, device, *parts, converters=CONVERTERS):
         """
-        Checks that the error of each converter has these parts, and the
-        devices that exist.
+        Checks that the error of each converter contains `parts` and the devices
+        that exist.
         """
         for convert in converters:
             with self.subTest(convert=convert.__name__, device=device):
@@ -60,7 +60,7 @@ class ErrorTestCase(unittest.TestCase):
                     self.assertIn(part, str(caught.exception))
 
 
-# Functions that take a device, by any name, index or place.
+# Functions that take a device string, index or place.
 TAKERS = (
     paddle.set_device,
     paddle.set_default_device,
@@ -92,12 +92,12 @@ def name_of(function):
 
 
 class TestOtherValues(ErrorTestCase):
-    def check_is_no_device(self, value, takers):
+    def check_is_not_a_device(self, value, takers):
         for take in takers:
             with self.subTest(take=name_of(take), value=value):
                 with self.assertRaises(TypeError) as caught:
                     take(value)
-                # As Paddle 3.3.0 raises it in most functions.
+                # Most functions of Paddle 3.3.0 raise a ValueError.
                 self.assertIsInstance(caught.exception, ValueError)
                 for part in (
                     f"received {value!r} of type {type(value).__name__}",
@@ -105,7 +105,7 @@ class TestOtherValues(ErrorTestCase):
                 ):
                     self.assertIn(part, str(caught.exception))
 
-    def test_is_an_error_that_names_it_wherever_a_device_is_taken(self):
+    def test_error_names_the_value_in_every_function_that_takes_a_device(self):
         def device_id_of(device):
             return paddle.device.extract_device_id(device, "a test")
 
@@ -116,7 +116,7 @@ class TestOtherValues(ErrorTestCase):
             return paddle.ones([1], device=device)
 
         for value in (1.5, [1], object(), b"cpu", np.int64(0)):
-            self.check_is_no_device(
+            self.check_is_not_a_device(
                 value,
                 (
                     *TAKERS,
@@ -131,13 +131,13 @@ class TestOtherValues(ErrorTestCase):
                 ),
             )
 
-    def test_true_and_false_are_no_indices(self):
+    def test_true_and_false_are_not_indices(self):
         def device_id_of(device):
             return paddle.device.extract_device_id(device, "a test")
 
         before = framework._current_expected_place_()
         for value in (True, False):
-            self.check_is_no_device(value, (*TAKERS, device_id_of))
+            self.check_is_not_a_device(value, (*TAKERS, device_id_of))
         self.assertEqual(framework._current_expected_place_(), before)
 
     def test_negative_index_is_refused(self):
@@ -153,7 +153,7 @@ class TestOtherValues(ErrorTestCase):
                 converters=(paddle.device.device_to_place, paddle.set_device),
             )
 
-    def test_place_of_each_class_is_itself(self):
+    def test_places_are_returned_unchanged(self):
         places = [core.Place(), core.CPUPlace()]
         if core.is_compiled_with_cuda():
             places += [core.CUDAPlace(0), core.CUDAPinnedPlace()]
@@ -165,7 +165,7 @@ class TestOtherValues(ErrorTestCase):
             self.assertIs(paddle.device.device_to_place(place), place)
             self.assertIs(framework._get_paddle_place(place), place)
 
-    def test_classes_of_places_that_this_paddle_cannot_make_are_places(self):
+    def test_place_classes_of_missing_backends_are_accepted(self):
         for kind in (
             core.CUDAPlace,
             core.CUDAPinnedPlace,
@@ -174,11 +174,11 @@ class TestOtherValues(ErrorTestCase):
             core.IPUPlace,
             core.CustomPlace,
         ):
-            # The converter asks for nothing but the class.
+            # The converter only checks the class.
             place = kind.__new__(kind)
             self.assertIs(device_strings.checked_place(place), place)
 
-    def test_place_that_a_function_has_no_use_for_is_named(self):
+    def test_error_names_a_place_that_the_function_does_not_support(self):
         for take in (
             paddle.device.cuda.synchronize,
             paddle.device.xpu.synchronize,
@@ -188,7 +188,7 @@ class TestOtherValues(ErrorTestCase):
 
 
 class TestCpu(ErrorTestCase):
-    def test_is_found_in_any_case_and_with_spaces_around(self):
+    def test_name_is_case_insensitive_and_may_have_spaces_around(self):
         for name in ("cpu", "CPU", " cpu", "Cpu "):
             for convert in CONVERTERS:
                 self.assertTrue(convert(name).is_cpu_place())
@@ -196,14 +196,14 @@ class TestCpu(ErrorTestCase):
     def test_has_no_index(self):
         self.check_is_refused("cpu:0", "'cpu:0'", "Please pass 'cpu'")
 
-    def test_is_not_the_default_for_what_is_no_device(self):
+    def test_invalid_names_do_not_mean_the_cpu(self):
         for wrong in ("", ":", "0", "nonsense", "nonsense:0", "cpux"):
             self.check_is_refused(wrong, repr(wrong), "must be 'cpu'")
 
 
 @unittest.skipIf(core.is_compiled_with_cuda(), "this Paddle has GPUs")
 class TestWithoutGpus(ErrorTestCase):
-    def test_error_names_the_device_and_what_paddle_lacks(self):
+    def test_error_names_the_device_and_the_missing_toolkit(self):
         for device in ("gpu", "gpu:0", "gpu:99", "dcu:1"):
             self.check_is_refused(device, f"'{device}'", "with CUDA")
         self.check_is_refused("ipu", "'ipu'", "with IPU")
@@ -216,7 +216,7 @@ class TestWithoutGpus(ErrorTestCase):
                 converters=(paddle.device.cuda.current_stream,),
             )
 
-    def test_pinned_memory_is_refused_as_the_device_is(self):
+    def test_pinned_memory_is_refused_like_the_device(self):
         place_of_memory = (framework._get_paddle_place,)
         self.check_is_refused(
             "gpu_pinned", "gpu_pinned", "with CUDA", converters=place_of_memory
@@ -243,7 +243,7 @@ class TestGpus(ErrorTestCase):
                 f"gpu:{index}", repr(f"gpu:{index}"), "number"
             )
 
-    def test_gpu_that_launch_has_selected_is_the_current_one_by_default(self):
+    def test_gpu_selected_by_launch_is_the_default(self):
         environment = mock.patch.dict(os.environ, FLAGS_selected_gpus="1,0")
         no_plugin = mock.patch(
             "paddle.distributed.parallel.get_all_custom_device_type", list
@@ -253,7 +253,7 @@ class TestGpus(ErrorTestCase):
         self.assertEqual(by_device, ("gpu", 1))
         self.assertEqual(by_place, ("gpu", 0))
 
-    def test_pinned_memory_is_a_place_but_no_device(self):
+    def test_pinned_memory_is_a_place_but_not_a_device(self):
         pinned = ("gpu", "pinned")
         for name in ("gpu_pinned", "GPU_pinned", "cuda_pinned", " gpu_pinned"):
             self.assertEqual(framework._get_paddle_place(name), pinned)
@@ -273,11 +273,11 @@ class TestAccelerators(ErrorTestCase):
             for convert in CONVERTERS:
                 self.assertEqual(convert(device).get_device_id(), index)
 
-    def test_first_one_is_found_by_the_type_alone(self):
+    def test_type_without_an_index_means_the_first_device(self):
         for convert in CONVERTERS:
             self.assertEqual(convert(self.kind).get_device_id(), 0)
 
-    def test_index_out_of_range_is_refused_wherever_a_device_is_named(self):
+    def test_index_out_of_range_is_refused_by_every_function(self):
         count = len(self.devices) - 1
         device = f"{self.kind}:{count}"
         named = (f"'{device}'", f"{count} of type '{self.kind}'")
@@ -305,9 +305,9 @@ class TestAccelerators(ErrorTestCase):
             device = f"{self.kind}:{index}"
             self.check_is_refused(device, f"'{device}'", "must be a number")
 
-    def test_statistics_of_memory_are_of_the_device_that_is_named(self):
+    def test_memory_statistics_are_those_of_the_named_device(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         if len(self.devices) == 2:
             self.skipTest("one device alone here")
         allocated = paddle.device.custom_device.memory_allocated
@@ -318,9 +318,9 @@ class TestAccelerators(ErrorTestCase):
         self.assertGreaterEqual(after[1] - before[1], 4 * kept.size)
         self.assertEqual(allocated(self.kind), after[0])
 
-    def test_statistics_of_memory_refuse_what_is_no_device_of_a_plugin(self):
+    def test_memory_statistics_refuse_devices_of_no_plugin(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         statistics = (
             paddle.device.custom_device.max_memory_allocated,
             paddle.device.custom_device.max_memory_reserved,
@@ -332,9 +332,9 @@ class TestAccelerators(ErrorTestCase):
         for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
             self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
 
-    def test_statistics_of_memory_take_an_index_and_a_tensors_place(self):
+    def test_memory_statistics_take_an_index_or_a_tensors_place(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         allocated = paddle.device.custom_device.memory_allocated
         last = len(self.devices) - 2
         kept = paddle.zeros([1 << 16], device=self.devices[last])
@@ -347,9 +347,9 @@ class TestAccelerators(ErrorTestCase):
             last + 1, f"{self.kind}:{last + 1}", converters=(allocated,)
         )
 
-    def test_statistics_of_memory_refuse_another_plugin(self):
+    def test_memory_statistics_refuse_another_plugin(self):
         if self.kind == "gpu":
-            self.skipTest("GPUs have statistics of their own")
+            self.skipTest("GPUs have their own statistics")
         types = ["first_plugin", self.kind]
         with (
             mock.patch.object(
@@ -360,7 +360,7 @@ class TestAccelerators(ErrorTestCase):
         ):
             device_strings.custom_device_id(self.kind)
 
-    def test_extract_device_id_takes_those_that_exist_alone(self):
+    def test_extract_device_id_refuses_invalid_devices(self):
         def device_id_of(device):
             return paddle.device.extract_device_id(device, "a test")
 
@@ -368,7 +368,7 @@ class TestAccelerators(ErrorTestCase):
         for wrong in ("nonsense:0", f"{self.kind}:x"):
             self.check_is_refused(wrong, wrong, converters=(device_id_of,))
 
-    def test_variable_of_launch_that_is_no_number_is_named(self):
+    def test_error_names_a_launch_variable_that_is_not_a_number(self):
         if self.kind == "gpu":
             self.skipTest("ParallelEnv reads the variable of GPUs")
         variable = f"FLAGS_selected_{self.kind}s"

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What importing Paddle leaves alone until tensors or processes are shared."""
+"""`import paddle` has no side effects before tensors are shared."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ LATER = {
 }
 
 # The packages that only threads, processes and their communication need, and
-# all that an import of Paddle may load of them.
+# the modules of these packages that `import paddle` may load.
 PACKAGES = (
     "paddle.base.threads.",
     "paddle.distributed.comm_hooks.",
@@ -127,7 +127,7 @@ class TestImport(unittest.TestCase):
             done.stdout
         )
 
-    def test_environment_gets_no_family(self):
+    def test_environment_has_no_process_tree(self):
         new = self.after["environ"].keys() - self.before["environ"].keys()
         ours = {name for name in new if name.startswith("PADDLE")}
         self.assertEqual(ours, set())
@@ -136,15 +136,15 @@ class TestImport(unittest.TestCase):
         self.assertEqual(self.after["locks"], self.before["locks"])
 
     def test_no_folder_is_kept_open(self):
-        # That of /dev/shm, which a process locks a part of.
+        # The folder /dev/shm, of which a process locks a byte range.
         name = "descriptors of folders"
         self.assertEqual(len(self.after[name]), len(self.before[name]))
 
-    def test_no_finder_of_ours_looks_for_every_module(self):
+    def test_no_import_finder_is_installed(self):
         ours = [name for name in self.finders if "paddle" in name]
         self.assertEqual(ours, [])
 
-    def test_what_few_programs_use_is_not_loaded(self):
+    def test_rarely_used_modules_are_not_loaded(self):
         self.assertEqual(LATER & set(self.modules), set())
 
     def test_no_further_module_is_loaded(self):
@@ -176,7 +176,7 @@ class TestProcessTree(unittest.TestCase):
             """,
         )
 
-    def test_children_of_one_that_has_shared_nothing_are_of_its_tree(self):
+    def test_children_of_a_process_that_has_not_shared_are_in_its_tree(self):
         for method in START_METHODS:
             with self.subTest(method):
                 run_sharing_script(
@@ -242,7 +242,7 @@ class TestProcessTree(unittest.TestCase):
                 )
 
 
-# Makes the import of a module last, so that others act in the middle of it.
+# Makes the import of a module slow, so that other threads act during it.
 SLOW_IMPORT = """
 import threading
 name = "paddle.incubate.multiprocessing.{module}"
@@ -257,8 +257,8 @@ sys.meta_path.insert(0, Slow)
 """
 
 
-class TestForkBesideAFirstUse(unittest.TestCase):
-    """The child inherits no lock of an import that another thread was amid."""
+class TestForkDuringAFirstUse(unittest.TestCase):
+    """A child does not inherit the import lock of another thread."""
 
     def test_queue_sends_its_first_tensor_when_a_child_starts(self):
         run_sharing_script(
@@ -276,7 +276,7 @@ child.join()
 """,
         )
 
-    def test_name_of_ours_is_first_used_when_a_child_starts(self):
+    def test_lazy_name_is_first_used_when_a_child_starts(self):
         for name, module in (
             ("Prefetcher", "prefetcher"),
             ("get_context", "pools"),
@@ -320,7 +320,7 @@ assert (numpy.array(inside) == 3).all()
 """,
         )
 
-    def test_fork_works_without_a_word(self):
+    def test_fork_works_silently(self):
         done = run_sharing_script(
             self,
             self.SCRIPT

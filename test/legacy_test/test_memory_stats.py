@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""memory_stats of the devices of this machine and of the CPU."""
+"""memory_stats of this machine's devices and of the CPU."""
 
 import os
 import unittest
@@ -36,7 +36,7 @@ assert stats == paddle.device.memory_stats("cpu") and len(stats) == 4, stats
 
 @on_every_device_list
 class TestMemoryStats(unittest.TestCase):
-    def test_follow_a_tensor_of_the_device(self):
+    def test_statistics_count_a_tensor_of_the_device(self):
         current = "allocated_bytes.all.current"
         for name in self.devices:
             before = memory_stats(name)
@@ -51,14 +51,14 @@ class TestMemoryStats(unittest.TestCase):
             )
             self.assertGreaterEqual(inside["reserved_bytes.all.current"], SIZE)
 
-    def test_are_those_of_the_current_device_by_default(self):
+    def test_default_is_the_current_device(self):
         for name in self.devices:
             paddle.set_device(name)
             tensor = paddle.zeros([SIZE])
             self.assertEqual(memory_stats(), memory_stats(name))
             del tensor
 
-    def test_have_the_figures_of_the_functions(self):
+    def test_values_equal_those_of_the_single_functions(self):
         for name in self.devices[:-1]:
             tensor = paddle.zeros([SIZE], device=name)
             figures = (
@@ -81,13 +81,15 @@ class TestMemoryStats(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
             memory_stats(1.5)
 
-    def test_second_type_of_custom_devices_has_none(self):
+    def test_second_custom_device_type_has_no_statistics(self):
         first = self.devices[0]
         if not isinstance(device.device_to_place(first), CustomPlace):
             self.skipTest("needs a custom device")
         types = mock.Mock(return_value=["another", "custom_cpu"])
         with mock.patch.object(core, "get_all_custom_device_type", types):
-            with self.assertRaisesRegex(ValueError, "no statistics") as caught:
+            with self.assertRaisesRegex(
+                ValueError, "keeps no memory"
+            ) as caught:
                 memory_stats(first)
         for part in (first, "another"):
             self.assertIn(part, str(caught.exception))

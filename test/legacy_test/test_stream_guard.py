@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Default streams, guards of streams on other devices, and of several streams.
+"""Default streams; guards for streams of other devices and several streams.
 
-For all devices that have streams: GPUs, and those of the plugin in
-test/custom_runtime/host_device.
+The tests run on all devices with streams: GPUs, and the devices of the plugin
+in test/custom_runtime/host_device.
 """
 
 import unittest
@@ -45,7 +45,7 @@ class TestDefaultStream(StreamTestCase):
     def defaults_by_name(self):
         return [handle(default_stream(device)) for device in self.accelerators]
 
-    def test_is_the_one_that_a_thread_begins_with(self):
+    def test_default_stream_is_the_initial_stream_of_a_thread(self):
         self.assertEqual(self.defaults_by_name(), self.defaults)
         self.assertEqual(in_thread(self.defaults_by_name), self.defaults)
 
@@ -59,7 +59,7 @@ class TestDefaultStream(StreamTestCase):
         inside()
         in_thread(inside)
 
-    def test_is_of_the_current_device_by_default(self):
+    def test_default_device_is_the_current_one(self):
         for device, default in zip(self.accelerators, self.defaults):
             with paddle.device.device_guard(device):
                 self.assertEqual(handle(default_stream()), default)
@@ -71,7 +71,7 @@ class TestDefaultStream(StreamTestCase):
         of_tensor = paddle.zeros([1]).place
         self.assertEqual(handle(default_stream(of_tensor)), self.defaults[0])
 
-    def test_setting_it_leaves_a_thread_without_a_stream_of_its_own(self):
+    def test_setting_the_default_stream_removes_the_threads_own_stream(self):
         def own():
             set_stream(Stream())
             set_stream(default_stream())
@@ -79,7 +79,7 @@ class TestDefaultStream(StreamTestCase):
 
         self.assertEqual(in_thread(own), self.defaults)
 
-    def test_cpu_has_none(self):
+    def test_cpu_has_no_default_stream(self):
         with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
             default_stream("cpu")
 
@@ -98,7 +98,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
         function()
         in_thread(function)
 
-    def test_its_device_is_the_current_one_inside_the_guard(self):
+    def test_guard_sets_the_current_device(self):
         @self.on_main_and_child
         def enter():
             stream = Stream(self.second)
@@ -114,7 +114,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             self.assertEqual(places_of_new_tensors(), {self.devices[0]})
             self.assertEqual(self.current(), self.defaults)
 
-    def test_its_device_is_the_current_one_for_a_thread_on_the_cpu(self):
+    def test_guard_sets_the_current_device_of_a_thread_on_the_cpu(self):
         @self.on_main_and_child
         def enter():
             with paddle.device.device_guard("cpu"):
@@ -159,14 +159,14 @@ class TestStreamOfAnotherDevice(StreamTestCase):
                     raise KeyError
         self.assertEqual(set_devices, [7, 0, 1, 0, 7])
 
-    def test_device_comes_back_after_an_error(self):
+    def test_device_is_restored_after_an_error(self):
         @self.on_main_and_child
         def enter():
             with self.assertRaises(KeyError), stream_guard(Stream(self.second)):
                 raise KeyError
             self.assertEqual(place_of_zeros(), self.devices[0])
 
-    def test_device_that_was_set_inside_the_guard_is_left(self):
+    def test_device_set_inside_the_guard_does_not_outlast_it(self):
         @self.on_main_and_child
         def enter():
             paddle.set_device(self.devices[0])
@@ -174,7 +174,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
                 paddle.set_device("cpu")
             self.assertEqual(place_of_zeros(), self.devices[0])
 
-    def test_guard_entered_again_inside_itself_restores_each_step(self):
+    def test_reentered_guard_restores_each_step(self):
         @self.on_main_and_child
         def enter():
             guard = stream_guard(Stream(self.second))
@@ -186,7 +186,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
                 self.assertEqual(place_of_zeros(), self.second)
             self.assertEqual(place_of_zeros(), self.devices[0])
 
-    def test_device_that_cannot_be_set_leaves_the_stream_as_it_was(self):
+    def test_failure_to_set_the_device_restores_the_stream(self):
         guard = stream_guard(Stream(self.second))
         with mock.patch.object(
             stream_scope, "set_place", side_effect=MemoryError
@@ -206,7 +206,7 @@ class TestSeveralStreams(StreamTestCase):
         self.streams = [Stream(device) for device in self.accelerators]
         self.handles = [handle(stream) for stream in self.streams]
 
-    def test_each_is_the_current_one_of_its_device(self):
+    def test_each_stream_is_current_on_its_device(self):
         def enter(several):
             with stream_guard(several):
                 self.assertEqual(self.current(), self.handles)
@@ -217,7 +217,7 @@ class TestSeveralStreams(StreamTestCase):
             enter(several)
             in_thread(enter, several)
 
-    def test_streams_of_an_outer_guard_come_back(self):
+    def test_streams_of_an_outer_guard_are_restored(self):
         def enter():
             with stream_guard(self.streams):
                 with stream_guard([Stream(self.accelerators[1])]):
@@ -228,7 +228,7 @@ class TestSeveralStreams(StreamTestCase):
         enter()
         in_thread(enter)
 
-    def test_no_stream_changes_nothing(self):
+    def test_empty_list_changes_nothing(self):
         with stream_guard([]):
             self.assertEqual(self.current(), self.defaults)
 
@@ -247,7 +247,7 @@ class TestSeveralStreams(StreamTestCase):
         enter()
         in_thread(enter)
 
-    def test_all_come_back_although_one_cannot(self):
+    def test_all_others_are_restored_if_one_cannot_be(self):
         def enter():
             guard = stream_guard(self.streams)
             guard.__enter__()

@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Streams of a pool: handed out in turn, and made once.
+"""Stream pools: streams are created once and handed out round-robin.
 
-For all devices that have streams: GPUs, and those of the plugin in
-test/custom_runtime/host_device.
+The tests run on all devices with streams: GPUs, and the devices of the plugin
+in test/custom_runtime/host_device.
 """
 
 import re
@@ -35,7 +35,7 @@ from paddle.base.threads import stream_pool, streams
 from paddle.device import Stream, get_stream_from_pool, stream_guard
 
 SIZE = 32
-# What the functions of paddle.device call; the module itself is a proxy.
+# The module behind paddle.device, which is a proxy.
 FUNCTIONS = Stream.__init__.__globals__
 
 
@@ -43,7 +43,7 @@ FUNCTIONS = Stream.__init__.__globals__
 class TestStreamPool(StreamTestCase):
     def setUp(self):
         super().setUp()
-        # Each test begins with pools that have made no stream yet.
+        # Each test starts with empty pools.
         pools = mock.patch.dict(stream_pool._pools, clear=True)
         pools.start()
         self.addCleanup(pools.stop)
@@ -52,31 +52,31 @@ class TestStreamPool(StreamTestCase):
         return [handle(get_stream_from_pool(*args)) for _ in range(number)]
 
     def counted(self, functions, name):
-        """Counts the calls of a function, which still does its work."""
+        """Counts the calls of a function without replacing its behavior."""
         counter = mock.Mock(wraps=functions[name])
         patch = mock.patch.dict(functions, {name: counter})
         patch.start()
         self.addCleanup(patch.stop)
         return counter
 
-    def test_streams_are_handed_out_in_turn(self):
+    def test_streams_are_handed_out_round_robin(self):
         first_round = self.take(SIZE)
         self.assertEqual(len({*first_round, self.defaults[0]}), SIZE + 1)
         self.assertEqual(self.take(SIZE), first_round)
 
-    def test_nothing_is_made_when_a_turn_comes_again(self):
+    def test_later_rounds_create_nothing(self):
         first_round = [get_stream_from_pool() for _ in range(SIZE)]
         for stream in first_round:
             self.assertIs(get_stream_from_pool(), stream)
 
-    def test_each_stream_is_made_when_its_turn_comes_first(self):
+    def test_each_stream_is_created_on_first_use(self):
         made = self.counted(FUNCTIONS, "_create_stream_base")
         self.take(3)
         self.assertEqual(made.call_count, 3)
         self.take(3 * SIZE)
         self.assertEqual(made.call_count, SIZE)
 
-    def test_each_device_and_priority_has_streams_of_its_own(self):
+    def test_each_device_and_priority_has_its_own_streams(self):
         second = self.second_accelerator()
         of_all = [
             *(("first", each) for each in self.take(SIZE, None, 0)),
@@ -101,11 +101,11 @@ class TestStreamPool(StreamTestCase):
         )
         self.assertEqual(len(stream_pool._pools), 2)
 
-    def test_stream_that_a_program_makes_is_in_no_pool(self):
+    def test_stream_created_by_a_program_is_in_no_pool(self):
         own = {handle(stream) for stream in [Stream() for _ in range(SIZE)]}
         self.assertEqual(own & {*self.take(SIZE)}, set())
 
-    def test_threads_that_come_and_go_make_no_streams_and_no_contexts(self):
+    def test_short_lived_threads_create_no_streams_and_no_contexts(self):
         def serve():
             stream = get_stream_from_pool()
             with stream_guard(stream):
@@ -120,13 +120,13 @@ class TestStreamPool(StreamTestCase):
             in_thread(serve)
         self.assertEqual((made.call_count, contexts.call_count), (0, 0))
 
-    def test_threads_at_once_take_no_stream_twice_in_a_round(self):
+    def test_concurrent_threads_get_each_stream_once_per_round(self):
         for _ in range(20):
             stream_pool._pools.clear()
             taken = in_threads(*[lambda: self.take(SIZE // 4)] * 4)
             self.assertEqual(len(set().union(*taken)), SIZE)
 
-    def test_stream_that_could_not_be_made_is_made_at_its_next_turn(self):
+    def test_stream_whose_creation_failed_is_created_in_the_next_round(self):
         failing = mock.Mock(side_effect=MemoryError)
         with mock.patch.dict(FUNCTIONS, _create_stream_base=failing):
             with self.assertRaises(MemoryError):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device per thread: which device a thread is on."""
+"""Per-thread devices: which device a thread uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from paddle.base.threads.thread_value import UNSET
 
 
 @on_every_device_list
-class TestWhoseDevice(unittest.TestCase):
+class TestCurrentDevice(unittest.TestCase):
     @needs_another_device
     def test_main_thread_sets_the_device_of_the_process(self):
         paddle.set_device(self.devices[1])
@@ -59,7 +59,7 @@ class TestWhoseDevice(unittest.TestCase):
         worker.result()
 
     @needs_another_device
-    def test_device_set_by_a_thread_is_seen_by_that_thread_alone(self):
+    def test_device_set_by_a_thread_is_seen_only_by_that_thread(self):
         is_set, may_end = threading.Event(), threading.Event()
 
         def own():
@@ -94,7 +94,7 @@ class TestWhoseDevice(unittest.TestCase):
     @needs_another_device
     def test_device_of_a_thread_ends_with_the_thread(self):
         in_thread(paddle.set_device, self.devices[1])
-        # New threads reuse the ident of an ended one, but not its device.
+        # New threads may reuse a finished thread's ident, but not its device.
         for _ in range(50):
             self.assertEqual(in_thread(paddle.get_device), self.devices[0])
 
@@ -133,7 +133,7 @@ class TestWhoseDevice(unittest.TestCase):
                 self.assertEqual(seen, {device})
 
     @needs_another_device
-    def test_thread_that_is_no_threading_thread(self):
+    def test_thread_without_a_threading_object(self):
         seen = queue.Queue()
 
         def raw():
@@ -147,7 +147,7 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
 
     @needs_another_device
-    def test_index_alone_is_of_the_kind_of_the_threads_device(self):
+    def test_index_without_a_type_uses_the_type_of_the_threads_device(self):
         def own():
             paddle.set_device(self.devices[1])
             return paddle.set_device(0), paddle.device.current_device()
@@ -157,7 +157,7 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual((str(place), index), (f"Place({self.devices[0]})", 0))
 
     @needs_another_device
-    def test_current_device_is_the_threads(self):
+    def test_current_device_returns_the_threads_device(self):
         def own():
             paddle.set_device(self.devices[1])
             return paddle.device.current_device()
@@ -166,7 +166,7 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual(in_thread(own), int(index or 0))
 
     @needs_another_device
-    def test_place_of_a_tensor_is_a_device_to_set(self):
+    def test_set_device_takes_the_place_of_a_tensor(self):
         there = paddle.to_tensor([1.0], place=self.devices[1])
 
         def own():
@@ -177,7 +177,7 @@ class TestWhoseDevice(unittest.TestCase):
         self.assertEqual(in_thread(own), {self.devices[1]})
         self.assertEqual(own(), {self.devices[1]})
 
-    def test_device_that_does_not_exist_leaves_the_thread_where_it_was(self):
+    def test_unknown_device_does_not_change_the_threads_device(self):
         def own():
             paddle.set_device(self.other)
             with self.assertRaisesRegex(ValueError, "device"):
@@ -186,7 +186,7 @@ class TestWhoseDevice(unittest.TestCase):
 
         self.assertEqual(in_thread(own), {self.other})
 
-    def test_value_that_is_no_device_is_named_and_changes_nothing(self):
+    def test_error_for_an_invalid_device_names_it_and_changes_nothing(self):
         def own():
             paddle.set_device(self.other)
             with self.assertRaisesRegex(TypeError, "1.5 of type float"):
@@ -200,14 +200,17 @@ class TestWhoseDevice(unittest.TestCase):
 
 
 @on_every_device_list
-class TestOwnOrUnset(unittest.TestCase):
-    """The CPU as a thread's own device, apart from having none."""
+class TestCpuAsOwnDevice(unittest.TestCase):
+    """The CPU as a thread's own device, as opposed to no device of its own."""
 
     def own(self):
         return current_place.get_local()
 
     def while_a_thread_is_on_the_cpu(self, set_cpu, look):
-        """Returns the own device of such a thread, and what `look` returns."""
+        """
+        Calls `look` while a thread that ran `set_cpu` is alive. Returns that
+        thread's own device and the result of `look`.
+        """
         is_set, may_end = threading.Event(), threading.Event()
 
         def stay():
@@ -222,7 +225,7 @@ class TestOwnOrUnset(unittest.TestCase):
         may_end.set()
         return worker.result(), found
 
-    def test_cpu_of_a_thread_is_its_own_alone(self):
+    def test_cpu_set_by_a_thread_affects_no_other_thread(self):
         for set_cpu in (
             lambda: paddle.set_device("cpu"),
             paddle.device.device("cpu").__enter__,
@@ -233,7 +236,7 @@ class TestOwnOrUnset(unittest.TestCase):
             self.assertEqual(own, "Place(cpu)")
             self.assertIs(others, UNSET)
 
-    def test_child_of_a_thread_on_the_cpu_has_none(self):
+    def test_child_of_a_thread_on_the_cpu_has_no_own_device(self):
         def begin():
             paddle.set_device("cpu")
             return in_thread(self.own)
@@ -249,8 +252,8 @@ class TestOwnOrUnset(unittest.TestCase):
 
 
 @on_every_device_list
-class TestStateOfTheTracer(unittest.TestCase):
-    """A thread with a device has a tracer of its own; users must not notice."""
+class TestTracerState(unittest.TestCase):
+    """A thread with a device has its own tracer; users must not notice."""
 
     def test_backward_runs_on_the_threads_device(self):
         def train():
@@ -266,7 +269,7 @@ class TestStateOfTheTracer(unittest.TestCase):
 
         self.assertEqual(in_thread(train), {self.other})
 
-    def test_no_grad_of_a_thread_is_its_own(self):
+    def test_no_grad_is_per_thread(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def inside():
@@ -285,11 +288,11 @@ class TestStateOfTheTracer(unittest.TestCase):
         self.assertFalse(worker.result())
 
     @needs_another_device  # the CPU has no float16
-    def test_auto_cast_of_a_thread_is_its_own_and_survives_a_switch(self):
+    def test_auto_cast_is_per_thread_and_survives_a_device_switch(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def level():
-            # Every kernel reads this before it casts its inputs.
+            # Operators read this level before they cast their inputs.
             return framework.core._get_amp_attrs()._amp_level
 
         def inside():
@@ -306,7 +309,7 @@ class TestStateOfTheTracer(unittest.TestCase):
         may_leave.set()
         self.assertEqual(worker.result(), framework.core.AmpLevel.O1)
 
-    def test_auto_cast_asks_for_the_device_of_the_thread(self):
+    def test_auto_cast_uses_the_device_of_the_thread(self):
         def tracer_place():
             paddle.set_device(self.other)
             with paddle.amp.auto_cast(enable=False):
@@ -314,7 +317,7 @@ class TestStateOfTheTracer(unittest.TestCase):
 
         self.assertEqual(in_thread(tracer_place), f"Place({self.other})")
 
-    def test_to_static_on_a_thread_is_as_on_the_main_thread(self):
+    def test_to_static_works_on_a_thread_as_on_the_main_thread(self):
         layer = paddle.nn.Linear(4, 4)
         weights = {k: v.numpy() for k, v in layer.state_dict().items()}
         data = paddle.rand([2, 4]).numpy()
@@ -333,7 +336,7 @@ class TestStateOfTheTracer(unittest.TestCase):
             self.assertEqual(in_thread(run, device), on_main[device])
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
 
-    def test_names_of_parameters_are_unique_over_threads(self):
+    def test_parameter_names_are_unique_across_threads(self):
         def names(device):
             paddle.set_device(device)
             return [
@@ -346,7 +349,7 @@ class TestStateOfTheTracer(unittest.TestCase):
         seen = [name for worker in workers for name in worker.result()]
         self.assertEqual(len(seen), len(set(seen)))
 
-    def test_names_of_other_tensors_are_unique_on_a_device(self):
+    def test_names_of_unnamed_tensors_are_unique_per_device(self):
         def names(device):
             paddle.set_device(device)
             return [paddle.to_tensor([1.0]).name for _ in range(200)]
@@ -355,7 +358,7 @@ class TestStateOfTheTracer(unittest.TestCase):
         seen = [name for worker in workers for name in worker.result()]
         self.assertEqual(len(seen), len(set(seen)))
 
-    def test_seed_is_of_the_process(self):
+    def test_seed_is_process_wide(self):
         def draw():
             paddle.set_device(self.other)
             return paddle.rand([8]).numpy().tobytes()

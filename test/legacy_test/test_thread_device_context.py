@@ -36,8 +36,8 @@ from paddle.base.threads.devices import current_place
 from paddle.base.threads.thread_value import UNSET
 
 
-def contexts_that_set(device):
-    """Returns a new context of each kind that sets the device of a thread."""
+def contexts_for(device):
+    """Returns a new context of each kind that sets a thread's device."""
     contexts = {
         "paddle.device.device": paddle.device.device(device),
         "paddle.device.device of a place": paddle.device.device(
@@ -60,9 +60,9 @@ def contexts_that_set(device):
 @on_every_device_list
 class TestContexts(unittest.TestCase):
     @needs_another_device
-    def test_context_is_in_force_inside_and_undone_outside(self):
+    def test_context_sets_the_device_and_restores_it(self):
         def check(before):
-            for name, context in contexts_that_set(self.devices[1]).items():
+            for name, context in contexts_for(self.devices[1]).items():
                 with self.subTest(name):
                     with context:
                         self.assertEqual(
@@ -81,13 +81,13 @@ class TestContexts(unittest.TestCase):
     @needs_another_device
     def test_leaving_a_context_restores_not_set(self):
         def follow_again(name):
-            with contexts_that_set(self.devices[1])[name]:
+            with contexts_for(self.devices[1])[name]:
                 pass
             has_left.set()
             self.assertTrue(has_moved.wait(WAIT_S))
             return places_of_new_tensors()
 
-        for name in contexts_that_set(self.devices[1]):
+        for name in contexts_for(self.devices[1]):
             with self.subTest(name):
                 has_left, has_moved = threading.Event(), threading.Event()
                 paddle.set_device(self.devices[0])
@@ -108,16 +108,16 @@ class TestContexts(unittest.TestCase):
     def test_leaving_a_context_by_an_exception_restores(self):
         def fail(name):
             with self.assertRaises(KeyError):
-                with contexts_that_set(self.other)[name]:
+                with contexts_for(self.other)[name]:
                     raise KeyError
             return places_of_new_tensors()
 
-        for name in contexts_that_set(self.other):
+        for name in contexts_for(self.other):
             with self.subTest(name):
                 self.assertEqual(in_thread(fail, name), {self.devices[0]})
 
     def inside_on_a_thread(self, context):
-        """Returns a thread inside `context`, and the event that releases it."""
+        """Starts a thread inside `context`; returns it and its exit event."""
         entered, may_end = threading.Event(), threading.Event()
 
         def enter():
@@ -132,7 +132,7 @@ class TestContexts(unittest.TestCase):
 
     @needs_another_device
     def test_context_does_not_reach_other_threads(self):
-        for name, context in contexts_that_set(self.devices[1]).items():
+        for name, context in contexts_for(self.devices[1]).items():
             with self.subTest(name):
                 worker, may_end = self.inside_on_a_thread(context)
                 self.assertEqual(places_of_new_tensors(), {self.devices[0]})
@@ -157,7 +157,7 @@ class TestContexts(unittest.TestCase):
             in_thread(nest), ({self.devices[0]}, {"cpu"}, {self.devices[1]})
         )
 
-    def test_context_object_entered_twice_restores_each_time(self):
+    def test_reentered_context_object_restores_each_time(self):
         def twice():
             context = paddle.device.device(self.other)
             with context:
@@ -184,13 +184,13 @@ class TestContexts(unittest.TestCase):
 
         self.assertEqual(in_thread(out_of_order), (self.devices[0], self.other))
 
-    def test_context_never_entered_is_not_taken_for_the_open_one(self):
+    def test_leaving_a_context_that_was_never_entered_is_an_error(self):
         with paddle.device.device(self.other):
             with self.assertRaisesRegex(RuntimeError, "has not entered it"):
                 paddle.device.device("cpu").__exit__(None, None, None)
             self.assertEqual(places_of_new_tensors(), {self.other})
 
-    def test_one_context_object_serves_several_threads_at_once(self):
+    def test_threads_may_share_one_context_object(self):
         context = paddle.device.device_guard(self.other)
         together = threading.Barrier(4, timeout=WAIT_S)
 
@@ -206,8 +206,8 @@ class TestContexts(unittest.TestCase):
             self.assertEqual(worker.result(), ({self.other}, {self.devices[0]}))
 
     def test_context_left_on_another_thread_is_an_error_without_effect(self):
-        contexts = contexts_that_set(self.other)
-        # Its error also leaves the guards of names and programs inside it.
+        contexts = contexts_for(self.other)
+        # The error also leaves the name and program guards inside the context.
         del contexts["dygraph.guard"]
         for name, context in contexts.items():
             with self.subTest(name):
@@ -221,7 +221,7 @@ class TestContexts(unittest.TestCase):
                 self.assertEqual(worker.result(), {self.other})
 
     @needs_another_device
-    def test_guard_of_a_thread_that_ended_does_not_move_another(self):
+    def test_guard_of_a_finished_thread_does_not_move_another_thread(self):
         place = paddle.device._convert_to_place(self.devices[0])
 
         def suspend():
@@ -239,7 +239,7 @@ class TestContexts(unittest.TestCase):
             suspended.close()
             return places_of_new_tensors()
 
-        # Some of these threads reuse the ident of the one that ended.
+        # Some of these threads reuse the ident of the finished thread.
         for _ in range(20):
             self.assertEqual(
                 in_thread(close_elsewhere, in_thread(begin)), {"cpu"}
@@ -252,7 +252,7 @@ class TestContexts(unittest.TestCase):
                 yield 2
 
         def drop_on_another_thread(generators):
-            # Leaving here is an error, which Python reports as ignored.
+            # Leaving here raises an error, which Python reports as ignored.
             generators.clear()
 
         def serve():
@@ -261,8 +261,8 @@ class TestContexts(unittest.TestCase):
             next(still_open)
             for i in range(50):
                 device = self.other if i % 2 else self.devices[0]
-                contexts = contexts_that_set(device)
-                # A guard made by contextlib is left when it is dropped.
+                contexts = contexts_for(device)
+                # A contextlib guard is left when it is dropped.
                 del contexts["_dygraph_place_guard"], contexts["dygraph.guard"]
                 generators = [items(each) for each in contexts.values()]
                 for generator in generators:
@@ -275,7 +275,7 @@ class TestContexts(unittest.TestCase):
         with mock.patch.object(sys, "unraisablehook", lambda _: None):
             self.assertEqual(in_thread(serve), 2)
 
-    def test_context_of_a_device_that_is_refused_changes_nothing(self):
+    def test_context_for_a_refused_device_changes_nothing(self):
         with self.assertRaises(ValueError):
             with paddle.device.device(1.5):
                 pass
@@ -345,7 +345,7 @@ class TestFork(ForkTestCase):
                 def leave():
                     assert places_of_new_tensors() == {devices[1]}
                     context.__exit__(None, None, None)
-                    # Not set, before the fork, meant the main thread's.
+                    # Before the fork, "not set" meant the main thread's device.
                     expected = outside or devices[2]
                     assert places_of_new_tensors() == {expected}
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Data loaders used by threads with devices of their own."""
+"""Data loaders on threads with their own devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import paddle
 
 
 class _Squares(paddle.io.Dataset):
-    """A dataset whose items record the device on which Paddle made them."""
+    """A dataset whose items record the device that they were created on."""
 
     def __getitem__(self, i):
         made = paddle.to_tensor([float(i * i)])
@@ -74,13 +74,13 @@ class TestDataLoader(unittest.TestCase):
         return places, made_on
 
     @needs_another_device
-    def test_reader_thread_is_on_the_device_of_its_creator(self):
+    def test_reader_thread_uses_the_device_of_its_creator(self):
         places, made_on = in_thread(self.load, self.devices[1], 0)
         self.assertEqual(places, {self.devices[1]})
         self.assertEqual(made_on, {f"{self.devices[1]}|{self.devices[1]}"})
         self.assertEqual(places_of_new_tensors(), {self.devices[0]})
 
-    def test_reader_thread_of_one_that_follows_follows_too(self):
+    def test_reader_thread_of_a_creator_without_a_device_follows_main(self):
         places, made_on = in_thread(self.load, None, 0)
         self.assertEqual(places, {self.devices[0]})
         self.assertEqual(made_on, {f"{self.devices[0]}|{self.devices[0]}"})
@@ -92,7 +92,7 @@ class TestDataLoader(unittest.TestCase):
         for _ in loader:
             self.assertEqual(places_of_new_tensors(), {self.devices[1]})
 
-    def test_loaders_of_threads_on_different_devices_run_side_by_side(self):
+    def test_loaders_on_different_devices_run_concurrently(self):
         workers = [
             Worker(self.load, device, 0)
             for device in self.devices
@@ -116,7 +116,7 @@ class TestDataLoader(unittest.TestCase):
             kind, _, _ = devices[0].partition(":")
             case = getattr(module, f"TestDataLoader_{kind}")("load")
             places, made_on = in_thread(case.load, other, 2)
-            # A worker makes its items on the CPU, as it always did.
+            # A worker process creates its items on the CPU, as on stock.
             assert (places, made_on) == ({other}, {"cpu|cpu"}), (
                 places, made_on
             )
@@ -126,7 +126,7 @@ class TestDataLoader(unittest.TestCase):
         )
 
     @unittest.skipUnless(hasattr(os, "fork"), "workers are forked")
-    def test_worker_killed_under_a_loader_on_a_thread_is_an_error(self):
+    def test_killed_worker_of_a_loader_on_a_thread_is_an_error(self):
         if self.devices[0].startswith("gpu"):
             self.skipTest("no fork once a GPU is in use")
         run_script(

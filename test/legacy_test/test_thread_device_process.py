@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device per thread: forks, and the first use of Paddle."""
+"""Per-thread devices: forks, and the first use of Paddle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestFork(ForkTestCase):
         )
 
     @needs_another_device
-    def test_process_forked_from_a_thread_that_follows(self):
+    def test_process_forked_from_a_thread_without_a_device(self):
         run_script(
             self,
             """
@@ -148,7 +148,7 @@ class TestFirstUse(unittest.TestCase):
         )
 
     def test_default_device_found_by_many_threads_does_not_undo_a_set(self):
-        # It is found while one thread imports Paddle for all.
+        # The thread that imports Paddle finds it, while the others wait.
         run_script(
             self,
             """

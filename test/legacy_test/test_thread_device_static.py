@@ -32,7 +32,7 @@ from paddle.base import framework
 
 
 def before_and_after(entered, has_moved):
-    """Returns the places of a thread now and after `has_moved` is set."""
+    """Returns the thread's places now, and after `has_moved` is set."""
     first = places_of_new_tensors()
     entered.set()
     if not has_moved.wait(WAIT_S):
@@ -58,7 +58,7 @@ class TestStaticGraph(unittest.TestCase):
         may_end.set()
         self.assertFalse(worker.result())
 
-    def test_device_outlasts_a_turn_to_static_mode(self):
+    def test_device_survives_a_switch_to_static_mode(self):
         def static_and_back():
             paddle.set_device(self.other)
             paddle.enable_static()
@@ -68,7 +68,7 @@ class TestStaticGraph(unittest.TestCase):
 
         self.assertEqual(in_thread(static_and_back), (self.other, {self.other}))
 
-    def test_device_set_in_static_mode_holds_in_dynamic_mode(self):
+    def test_device_set_in_static_mode_applies_in_dynamic_mode(self):
         def set_between():
             paddle.enable_static()
             paddle.set_device(self.other)
@@ -93,10 +93,10 @@ class TestStaticGraph(unittest.TestCase):
         has_moved.set()
         self.assertEqual(worker.result(), {self.devices[1]})
 
-    def test_device_set_without_a_tracer_holds_when_it_is_back(self):
+    def test_device_set_without_a_tracer_applies_when_it_is_restored(self):
         def set_inside():
             paddle.set_device("cpu")
-            # As to_static does while it traces.
+            # to_static does this while it traces.
             with framework._dygraph_guard(None):
                 paddle.set_device(self.other)
             return places_of_new_tensors()
@@ -109,14 +109,14 @@ class TestStaticGraph(unittest.TestCase):
         worker = Worker(before_and_after, entered, has_moved)
         self.assertTrue(entered.wait(WAIT_S))
         with paddle.base.dygraph.guard():
-            # Inside, the main thread has another tracer.
+            # Inside the guard, the main thread uses another tracer.
             paddle.set_device(self.devices[1])
             has_moved.set()
             seen = worker.result()
         self.assertEqual(seen, ({self.devices[0]}, {self.devices[1]}))
 
     @needs_another_device
-    def test_thread_begun_while_another_is_in_a_guard_follows_main(self):
+    def test_thread_started_while_another_is_in_a_guard_follows_main(self):
         def own():
             place = paddle.device._convert_to_place(self.devices[1])
             with paddle.base.dygraph.guard(place):
@@ -125,7 +125,7 @@ class TestStaticGraph(unittest.TestCase):
         self.assertEqual(in_thread(own), {self.devices[0]})
 
     @needs_another_device
-    def test_thread_begun_while_main_is_in_a_guard_goes_on_following(self):
+    def test_thread_started_while_main_is_in_a_guard_keeps_following(self):
         entered, has_moved = threading.Event(), threading.Event()
         with paddle.base.dygraph.guard():
             worker = Worker(before_and_after, entered, has_moved)
@@ -136,7 +136,7 @@ class TestStaticGraph(unittest.TestCase):
             worker.result(), ({self.devices[0]}, {self.devices[1]})
         )
 
-    def test_main_thread_turns_static_though_a_thread_imported_paddle(self):
+    def test_main_thread_can_turn_static_if_a_thread_imported_paddle(self):
         run_script(
             self,
             """
@@ -166,7 +166,7 @@ class TestFork(ForkTestCase):
             def in_child(guard):
                 guard.__exit__(None, None, None)
                 paddle.set_device("cpu")
-                # What the main thread writes to must not be that device's.
+                # The main thread must not write to that device's tracer.
                 in_thread(check_on, devices[1])
 
             def check_on(device):
@@ -185,8 +185,8 @@ class TestFork(ForkTestCase):
         )
 
     def test_graph_mode_outlives_a_fork_from_a_thread(self):
-        # On stock such a process is in static graph mode: the fork drops the
-        # main thread's state, so the guard in it ends on the forking thread.
+        # On stock, this child is in static graph mode: the fork drops the main
+        # thread's state, and finalizes its guard on the forking thread.
         run_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current device per thread: threads that switch as fast as they can."""
+"""Per-thread devices: stress tests with frequent thread switches."""
 
 from __future__ import annotations
 
@@ -125,13 +125,14 @@ class TestStress(unittest.TestCase):
         is_over = threading.Event()
 
         def place():
-            # C++ reads the place of the tracer that the main thread sets.
+            # C++ reads the place that the main thread writes to its tracer.
             return place_name(paddle.Tensor(np.ones(1)))
 
         all_seen = [set() for _ in range(4)]
 
         def follow(seen):
-            # Until a thread calls Paddle's Python, it has a tracer made by C++.
+            # Until a thread calls Paddle's Python code, its tracer is one that
+            # C++ created.
             seen.add(paddle.in_dynamic_mode() and place())
             while not is_over.is_set():
                 seen.add(place())
@@ -188,7 +189,7 @@ class TestInference(unittest.TestCase):
             alone = Worker(serve, device).result()
             together = run_together(3, lambda _, d=device: serve(d))
             self.assertEqual(together, [alone] * 3)
-        # All devices at the same time, in one process.
+        # All devices concurrently, in one process.
         answers = run_together(
             len(self.devices), lambda i: serve(self.devices[i])
         )

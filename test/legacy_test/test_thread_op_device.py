@@ -26,7 +26,7 @@ from paddle.base import framework
 
 
 def device_of_new_op():
-    """Returns the device of an operator that is made now, "" for none."""
+    """Returns the device of an operator created now; "" if it has none."""
     with framework._dygraph_guard(None):
         block = framework.Program().global_block()
         op = block.append_op(
@@ -41,7 +41,7 @@ def device_of_new_op():
 
 @on_every_device_list
 class TestOpDevice(unittest.TestCase):
-    def test_op_device_of_static_device_guard_is_the_threads(self):
+    def test_op_device_of_static_device_guard_is_per_thread(self):
         entered, may_leave = threading.Event(), threading.Event()
 
         def inside():
@@ -59,7 +59,7 @@ class TestOpDevice(unittest.TestCase):
         may_leave.set()
         self.assertEqual(worker.result(), ("cpu", ""))
 
-    def test_guard_of_a_thread_that_ended_does_not_move_another(self):
+    def test_guard_of_a_finished_thread_does_not_move_another_thread(self):
         def suspend():
             with paddle.static.device_guard("gpu"):
                 yield
@@ -99,7 +99,7 @@ class TestFork(ForkTestCase):
             self.devices,
         )
 
-    def test_guard_left_after_a_fork_restores_what_the_thread_used(self):
+    def test_guard_left_after_a_fork_restores_the_threads_device(self):
         run_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream per thread: which stream a thread is on."""
+"""Per-thread streams: which stream a thread uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from paddle.device import Stream, set_stream, stream_guard
 
 
 @on_every_device_list
-class TestWhoseStream(StreamTestCase):
+class TestCurrentStream(StreamTestCase):
     def while_inside(self, stream, look):
         """Returns the result of `look` while a thread is on `stream`."""
         entered, may_leave = threading.Event(), threading.Event()
@@ -55,7 +55,7 @@ class TestWhoseStream(StreamTestCase):
             may_leave.set()
             worker.result()
 
-    def test_thread_in_a_guard_is_on_its_stream(self):
+    def test_thread_in_a_guard_uses_its_stream(self):
         def own():
             stream = Stream()
             with stream_guard(stream):
@@ -75,14 +75,14 @@ class TestWhoseStream(StreamTestCase):
             self.defaults,
         )
 
-    def test_child_of_a_thread_in_a_guard_is_on_the_default_stream(self):
+    def test_child_of_a_thread_in_a_guard_uses_the_default_stream(self):
         def own():
             with stream_guard(Stream()):
                 return in_thread(self.current)
 
         self.assertEqual(in_thread(own), self.defaults)
 
-    def test_two_threads_are_on_their_own_streams_at_once(self):
+    def test_two_threads_use_their_own_streams_concurrently(self):
         both_inside = threading.Barrier(2, timeout=WAIT_S)
 
         def own():
@@ -110,7 +110,7 @@ class TestWhoseStream(StreamTestCase):
             self.with_first(stream),
         )
 
-    def test_thread_leaves_a_stream_that_another_one_is_still_on(self):
+    def test_thread_leaves_a_stream_that_another_thread_still_uses(self):
         stream = Stream()
 
         def share():
@@ -146,7 +146,7 @@ class TestGuards(StreamTestCase):
         in_thread(nest)
         nest()
 
-    def test_guard_entered_again_before_it_is_left(self):
+    def test_guard_is_reentrant(self):
         def enter_twice():
             stream, other = Stream(), Stream()
             guard = stream_guard(stream)
@@ -159,7 +159,7 @@ class TestGuards(StreamTestCase):
         in_thread(enter_twice)
         enter_twice()
 
-    def test_guard_entered_by_several_threads_at_once(self):
+    def test_several_threads_may_enter_one_guard(self):
         stream = Stream()
         guard = stream_guard(stream)
         all_inside = threading.Barrier(3, timeout=WAIT_S)
@@ -174,7 +174,7 @@ class TestGuards(StreamTestCase):
         for worker in [Worker(enter) for _ in range(3)]:
             worker.result()
 
-    def test_guards_on_two_devices_at_once(self):
+    def test_guards_on_two_devices(self):
         second = self.second_accelerator()
 
         def enter_both():
@@ -189,7 +189,7 @@ class TestGuards(StreamTestCase):
         in_thread(enter_both)
         enter_both()
 
-    def test_guards_on_two_devices_left_in_the_order_they_were_entered(self):
+    def test_guards_on_two_devices_left_in_entry_order(self):
         second = self.second_accelerator()
 
         def enter_both():
@@ -289,7 +289,7 @@ class TestSetStream(StreamTestCase):
         in_thread(set_in_turn)
         set_in_turn()
 
-    def test_stream_lasts_on_a_thread_of_a_pool(self):
+    def test_thread_of_a_pool_keeps_its_stream_between_tasks(self):
         stream = Stream()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(set_stream, stream).result(WAIT_S)
@@ -299,7 +299,7 @@ class TestSetStream(StreamTestCase):
     def test_stream_ends_with_the_thread(self):
         stream = Stream()
         in_thread(set_stream, stream)
-        # New threads reuse the ident of an ended one, but not its stream.
+        # New threads may reuse a finished thread's ident, but not its stream.
         for _ in range(50):
             self.assertEqual(in_thread(self.current), self.defaults)
 
@@ -330,7 +330,7 @@ class TestSetStream(StreamTestCase):
 
 @on_every_device_list
 class TestMainThread(StreamTestCase):
-    def test_child_begun_inside_a_guard_is_on_the_default_stream(self):
+    def test_child_started_inside_a_guard_uses_the_default_stream(self):
         def child():
             self.check_computes()
             return self.current()
@@ -338,7 +338,7 @@ class TestMainThread(StreamTestCase):
         with stream_guard(Stream()):
             self.assertEqual(in_thread(child), self.defaults)
 
-    def test_child_begun_before_a_guard_stays_on_the_default_stream(self):
+    def test_child_started_before_a_guard_keeps_the_default_stream(self):
         entered, looked = threading.Event(), threading.Event()
 
         def look_twice():
@@ -365,7 +365,7 @@ class TestMainThread(StreamTestCase):
         with stream_guard(Stream()):
             in_thread(own)
 
-    def test_main_thread_sets_its_stream_back_and_forth(self):
+    def test_main_thread_switches_its_stream_repeatedly(self):
         streams = [paddle.device.current_stream(), Stream(), Stream()]
         self.addCleanup(set_stream, streams[0])
         for stream in [*streams, *streams]:
@@ -388,7 +388,7 @@ class TestMainThread(StreamTestCase):
 
 
 @on_every_device_list
-class TestSpellings(StreamTestCase):
+class TestAliases(StreamTestCase):
     def check_guard(self, guard):
         def enter():
             stream = Stream()
@@ -411,7 +411,7 @@ class TestSpellings(StreamTestCase):
             with self.subTest(name):
                 self.check_guard(guard)
 
-    def test_guard_of_a_gpu(self):
+    def test_gpu_guard(self):
         if self.devices[0] != "gpu:0":
             self.skipTest("paddle.device.cuda.stream_guard is of GPUs alone")
         self.check_guard(
@@ -427,7 +427,7 @@ class TestSpellings(StreamTestCase):
         for setter in (paddle.device.set_stream, paddle.cuda.set_stream):
             in_thread(own, setter)
 
-    def test_current_stream_of_a_device_in_every_spelling(self):
+    def test_current_stream_takes_every_form_of_a_device(self):
         name = self.accelerators[-1]
         index = len(self.accelerators) - 1
         place = paddle.device._convert_to_place(name)
@@ -460,7 +460,7 @@ class TestSpellings(StreamTestCase):
         in_thread(own, paddle.device.synchronize)
         in_thread(own, paddle.cuda.synchronize)
 
-    def test_event_without_a_stream_records_on_the_threads(self):
+    def test_event_without_a_stream_records_on_the_threads_stream(self):
         def record():
             stream = Stream()
             event = paddle.device.Event()
@@ -511,7 +511,7 @@ class TestWithDevices(StreamTestCase):
         in_thread(own)
         own()
 
-    def test_device_and_stream_outlast_the_guards_of_the_main_thread(self):
+    def test_device_and_stream_survive_the_main_threads_guards(self):
         second = self.second_accelerator()
         entered, has_moved = threading.Event(), threading.Event()
 
@@ -531,7 +531,7 @@ class TestWithDevices(StreamTestCase):
             has_moved.set()
             self.assertEqual(worker.result(), {second})
 
-    def test_stream_of_a_device_outlasts_a_visit_to_the_cpu(self):
+    def test_stream_survives_a_switch_to_the_cpu_and_back(self):
         def own():
             stream = Stream()
             with stream_guard(stream):
@@ -545,7 +545,7 @@ class TestWithDevices(StreamTestCase):
 
 @on_every_device_list
 class TestWork(StreamTestCase):
-    """Work that Paddle does by itself for a thread with a stream of its own."""
+    """Work that Paddle does for a thread with its own stream."""
 
     def test_backward(self):
         def gradient():
@@ -556,7 +556,7 @@ class TestWork(StreamTestCase):
 
         self.assertEqual(self.on_threads(gradient), [2.0, 4.0])
 
-    def test_backward_of_what_another_thread_has_computed(self):
+    def test_backward_of_another_threads_forward_pass(self):
         x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
 
         def forward():
@@ -569,7 +569,7 @@ class TestWork(StreamTestCase):
         paddle.device.synchronize()
         self.assertEqual(x.grad.tolist(), [3.0, 3.0])
 
-    def test_step_of_an_optimizer(self):
+    def test_optimizer_step(self):
         def step():
             weight = paddle.create_parameter(
                 [2],
@@ -595,7 +595,7 @@ class TestWork(StreamTestCase):
             np.arange(12.0).reshape([3, 4]).tolist(),
         )
 
-    def test_readers_of_paddle_reader_are_on_device_and_stream_of_their_user(
+    def test_readers_of_paddle_reader_use_device_and_stream_of_their_user(
         self,
     ):
         last = self.accelerators[-1]
@@ -625,12 +625,12 @@ class TestWork(StreamTestCase):
             self.assertEqual(len(found), 3)
             for one, expected in found:
                 self.assertEqual(one, expected)
-            # The readers of a thread without a device have none, either.
+            # If the user has no device of its own, its readers have none.
             followed = (self.devices[0], self.defaults[-1])
             read_here = in_thread(lambda reader: list(reader()), reader)
             self.assertEqual(read_here, [followed] * 3)
 
-    def test_async_save_is_on_device_and_stream_of_its_caller(self):
+    def test_async_save_uses_device_and_stream_of_its_caller(self):
         last = self.accelerators[-1]
         found = []
 
@@ -661,7 +661,7 @@ class TestWork(StreamTestCase):
 
         self.on_threads(draw)
 
-    def test_seed_of_the_main_thread_is_drawn_from_on_a_stream(self):
+    def test_main_threads_seed_determines_numbers_on_a_stream(self):
         paddle.seed(7)
         on_main = [paddle.rand([4]).tolist() for _ in range(2)]
         paddle.seed(7)
@@ -688,7 +688,7 @@ class TestErrors(StreamTestCase):
         in_thread(own)
         own()
 
-    def test_context_that_cannot_be_made_changes_nothing(self):
+    def test_failed_creation_of_a_context_changes_nothing(self):
         from paddle.base.threads import streams
 
         def own():
@@ -711,7 +711,7 @@ class TestErrors(StreamTestCase):
 
         in_thread(own)
 
-    def test_device_without_streams_is_named_by_current_stream(self):
+    def test_current_stream_names_a_device_without_streams(self):
         def own():
             with stream_guard(Stream()):
                 with self.assertRaisesRegex(

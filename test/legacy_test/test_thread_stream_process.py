@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream per thread: ends of threads and processes, forks."""
+"""Per-thread streams: thread exit, process exit and forks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from thread_device_base import (
 import paddle
 from paddle.device import Stream, set_stream, stream_guard
 
-# The checks that scripts use, on the first device.
+# Checks for scripts, on the first device.
 CHECK = """
 from thread_device_base import *
 from paddle.device import Stream, set_stream, stream_guard
@@ -77,11 +77,11 @@ def with_checks(body: str) -> str:
     return CHECK + textwrap.dedent(body)
 
 
-def run_on_a_foreign_thread(*callbacks):
+def run_on_a_native_thread(*callbacks):
     """
-    Runs each function as a callback of its own, all on one thread that Python
-    does not make: the second one of a team of OpenMP, which stays for the next
-    team.
+    Runs each function as a separate callback, all on the same native
+    (non-Python) thread: the second thread of an OpenMP team, which OpenMP
+    reuses for the next team.
     """
     openmp = ctypes.CDLL("libgomp.so.1")
     caller, left = threading.get_ident(), list(callbacks)
@@ -105,7 +105,7 @@ def run_on_a_foreign_thread(*callbacks):
 
 
 def compute_in_new_process(devices: list[str]):
-    """Checks that a process started by another one begins with no state."""
+    """Checks that a new process starts without its parent's state."""
     paddle.set_device(devices[0])
     defaults = current_handles(devices[:-1])
     assert in_thread(current_handles, devices[:-1]) == defaults
@@ -116,8 +116,8 @@ def compute_in_new_process(devices: list[str]):
 
 
 @on_every_device_list
-class TestForeignThreads(StreamTestCase):
-    """Threads that Python does not make, and that call back into it."""
+class TestNativeThreads(StreamTestCase):
+    """Native (non-Python) threads that call back into Python."""
 
     def setUp(self):
         super().setUp()
@@ -137,32 +137,33 @@ class TestForeignThreads(StreamTestCase):
             self.assertEqual(places_of_new_tensors(), {self.devices[0]})
             self.assertEqual(self.current(), self.defaults)
 
-        run_on_a_foreign_thread(self.set_own, check_none)
+        run_on_a_native_thread(self.set_own, check_none)
 
-    def test_they_stay_as_long_as_the_state_of_the_thread_is_kept(self):
+    def test_they_last_while_the_thread_state_is_kept(self):
         def keep():
             self.states.append(ctypes.pythonapi.PyGILState_Ensure())
             self.set_own()
 
-        def let_go():
+        def release():
             self.check_own()
             ctypes.pythonapi.PyGILState_Release(self.states.pop())
 
-        run_on_a_foreign_thread(keep, self.check_own, let_go)
+        run_on_a_native_thread(keep, self.check_own, release)
 
-    def test_contexts_that_each_callback_enters_are_in_force(self):
+    def test_contexts_entered_by_each_callback_take_effect(self):
         def callback():
             with paddle.device.device(self.accelerators[-1]):
                 with stream_guard(self.stream):
                     self.check_own()
 
-        run_on_a_foreign_thread(callback, callback)
+        run_on_a_native_thread(callback, callback)
 
 
 @on_every_device_list
-class TestEndOfThread(StreamTestCase):
-    def test_what_goes_before_the_thread_ends_goes_on_its_device(self):
-        # What is destroyed with the thread's state may find the main thread's.
+class TestThreadExit(StreamTestCase):
+    def test_object_dropped_before_thread_exit_sees_the_threads_device(self):
+        # An object destroyed with the thread's state may see the main thread's
+        # device and stream.
         found, local = [], threading.local()
 
         class Probe:
@@ -177,7 +178,7 @@ class TestEndOfThread(StreamTestCase):
         in_thread(own)
         self.assertEqual(found, [self.accelerators[-1]])
 
-    def test_stream_goes_with_the_thread_that_has_set_it(self):
+    def test_stream_is_destroyed_with_the_thread_that_set_it(self):
         def own():
             stream = Stream()
             set_stream(stream)
@@ -188,7 +189,7 @@ class TestEndOfThread(StreamTestCase):
         gc.collect()
         self.assertIsNone(stream())
 
-    def test_stream_goes_with_its_guard(self):
+    def test_stream_is_destroyed_with_its_guard(self):
         def own():
             stream = Stream()
             with stream_guard(stream):
@@ -200,7 +201,7 @@ class TestEndOfThread(StreamTestCase):
 
         in_thread(own)
 
-    def test_threads_leave_nothing_of_their_streams_behind(self):
+    def test_threads_leak_no_streams(self):
         if self.devices[0] != "custom_cpu:0" or not os.path.isdir("/proc"):
             self.skipTest("counts the threads that the plugin has for streams")
 
@@ -218,7 +219,7 @@ class TestEndOfThread(StreamTestCase):
         before = count()
         for _ in range(200):
             in_thread(own)
-        # The kernel ends a thread a moment after Python has joined it.
+        # The kernel thread ends slightly after Python has joined it.
         wait_until(lambda: count() <= before, "their threads end")
 
     def test_thread_that_fails_leaves_its_stream(self):
@@ -230,7 +231,7 @@ class TestEndOfThread(StreamTestCase):
             in_thread(fail)
         self.assertEqual(in_thread(self.current), self.defaults)
 
-    def test_stream_of_another_thread_outlives_the_thread_that_made_it(self):
+    def test_stream_used_by_another_thread_outlives_its_creator(self):
         stream = in_thread(Stream)
 
         def own():
@@ -258,7 +259,7 @@ class TestEndOfThread(StreamTestCase):
 
         in_thread(own)
 
-    def test_stream_dropped_inside_a_nested_guard_is_there_on_the_way_out(self):
+    def test_stream_dropped_inside_a_nested_guard_is_restored(self):
         def own():
             stream = Stream()
             expected = self.with_first(stream)
@@ -293,7 +294,7 @@ class TestEndOfThread(StreamTestCase):
         gc.collect()
         self.check_computes()
 
-    def test_main_thread_lets_go_of_a_stream(self):
+    def test_main_thread_releases_a_stream(self):
         stream = Stream()
         with stream_guard(stream):
             self.check_computes()
@@ -361,8 +362,8 @@ class TestEndOfThread(StreamTestCase):
 
 
 @on_every_device_list
-class TestEndOfProcess(StreamTestCase):
-    """A process ends without errors, whatever streams its threads are on."""
+class TestProcessExit(StreamTestCase):
+    """A process exits without errors, whatever streams its threads use."""
 
     def run_quietly(self, body):
         quiet = 'import warnings\nwarnings.simplefilter("ignore")\n'
@@ -515,8 +516,8 @@ class TestFork(ForkTestCase):
                         assert paddle.base.threads.main_thread.is_main_thread()
                         assert places_of_new_tensors() == {devices[1]}
                         check_on(handle(stream))
-                        # Were the stream still the thread's own, then its
-                        # context would be bound to the next one.
+                        # If the stream were still the thread's own, its context
+                        # would be bound to the next stream.
                         set_stream(Stream(devices[1]))
                         in_thread(enter, stream)
 
@@ -592,7 +593,7 @@ class TestFork(ForkTestCase):
             """
         )
 
-    def test_child_of_a_fork_leaves_the_guard_that_it_was_forked_in(self):
+    def test_forked_child_leaves_the_guard_that_it_was_forked_in(self):
         self.run_with_checks(
             """
             def fork_inside():
@@ -611,7 +612,7 @@ class TestFork(ForkTestCase):
             """
         )
 
-    def test_forking_thread_is_the_main_one_of_its_child(self):
+    def test_forking_thread_is_the_main_thread_of_its_child(self):
         self.run_with_checks(
             """
             def own_stream():
@@ -661,7 +662,7 @@ class TestFork(ForkTestCase):
             """
         )
 
-    def test_streams_of_the_parent_are_let_go_of_in_the_child(self):
+    def test_child_releases_the_streams_of_the_parent(self):
         self.run_with_checks(
             """
             import gc

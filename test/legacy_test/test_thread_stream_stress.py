@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream per thread: threads that switch as fast as they can."""
+"""Per-thread streams: stress tests with frequent thread switches."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ROUNDS = int(os.environ.get("THREAD_STREAM_ROUNDS", 300))
 
 class Wanderer:
     """
-    Enters and leaves guards at random on the calling thread, and knows on which
-    streams that has to be.
+    Enters and leaves random guards on the calling thread, and checks its
+    current streams.
     """
 
     def __init__(self, case: StreamTestCase, seed: int, shared: list[Stream]):
@@ -64,7 +64,7 @@ class Wanderer:
                 self.wander(inside, depth - 1)
             self.check(inside)
             if self.chooser.random() < 0.3:
-                # Of the same device; the guard restores it.
+                # Another stream of the same device; the guard restores it.
                 stream = Stream(stream.device)
                 set_stream(stream)
                 self.check(self.moved(inside, stream))
@@ -117,7 +117,7 @@ class TestStress(StreamTestCase):
         for worker in workers:
             worker.result()
 
-    def test_threads_come_and_go(self):
+    def test_short_lived_threads(self):
         def stay(i):
             chooser = random.Random(SEED + i)
             self.assertEqual(self.current(), self.defaults)
@@ -161,8 +161,8 @@ class TestStress(StreamTestCase):
                 worker.result()
         self.assertGreater(min(rounds), 0)
 
-    def test_tensors_are_handed_on_with_events(self):
-        # Each thread adds one, on its own stream, after the one before it.
+    def test_tensors_are_passed_on_with_events(self):
+        # Each thread adds one, on its own stream, after the previous thread.
         chain = [queue.Queue() for _ in range(5)]
 
         def add_one(i):
@@ -172,7 +172,7 @@ class TestStress(StreamTestCase):
                 for _ in range(ROUNDS):
                     x, event = chain[i].get(timeout=WAIT_S)
                     stream.wait_event(event)
-                    # Its memory must not be used again before it is read.
+                    # Its memory must not be reused before it is read.
                     kept.append(x)
                     chain[i + 1].put((x + 1, stream.record_event()))
                 stream.synchronize()

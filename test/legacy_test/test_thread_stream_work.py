@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""One current stream per thread: programs, executors and predictors."""
+"""Per-thread streams: programs, executors and predictors."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ThreadValueTestCase(unittest.TestCase):
     def setUp(self):
         pool = ThreadPoolExecutor(1)
         self.addCleanup(pool.shutdown)
-        # Runs a function on another thread, always the same one.
+        # Runs functions on another thread, always the same one.
         self.on_thread = lambda *call: pool.submit(*call).result(WAIT_S)
 
 
@@ -48,7 +48,7 @@ class TestThreadValue(ThreadValueTestCase):
         value.process = 2
         self.assertEqual(self.on_thread(value.get), 2)
 
-    def test_own_value_hides_the_process_value_on_its_thread_alone(self):
+    def test_own_value_hides_the_process_value_only_on_its_thread(self):
         value = ThreadValue(1)
         self.on_thread(value.set_local, 2)
         value.process = 3
@@ -57,7 +57,7 @@ class TestThreadValue(ThreadValueTestCase):
         self.assertEqual(value.get(), 3)
         self.assertIs(value.get_local(), UNSET)
 
-    def test_main_thread_may_have_a_value_of_its_own(self):
+    def test_main_thread_may_have_its_own_value(self):
         value = ThreadValue(1)
         value.set_local(2)
         self.addCleanup(value.set_local, UNSET)
@@ -84,12 +84,12 @@ class TestThreadValue(ThreadValueTestCase):
         value = ThreadValue(1)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(value.set_local, 2).result(WAIT_S)
-        # New threads reuse the ident of an ended one, but not its value.
+        # New threads may reuse a finished thread's ident, but not its value.
         for _ in range(50):
             with ThreadPoolExecutor(1) as pool:
                 self.assertEqual(pool.submit(value.get).result(WAIT_S), 1)
 
-    def test_what_a_thread_has_set_is_dropped_with_the_thread(self):
+    def test_own_value_is_released_with_its_thread(self):
         class Own:
             pass
 
@@ -102,7 +102,7 @@ class TestThreadValue(ThreadValueTestCase):
             self.assertIsNotNone(dropped())
         wait_until(lambda: dropped() is None, "the value is dropped")
 
-    def test_what_is_replaced_or_removed_is_dropped(self):
+    def test_replaced_or_removed_value_is_released(self):
         class Own:
             pass
 
@@ -134,7 +134,7 @@ class TestThreadValue(ThreadValueTestCase):
         value.process = 2
         self.assertEqual(value.get(), 2)
 
-    def test_object_that_was_not_initialised_is_an_error(self):
+    def test_uninitialized_object_is_an_error(self):
         for name, *args in (("get",), ("get_local",), ("set_local", 1)):
             value = ThreadValue.__new__(ThreadValue)
             with self.assertRaises(AttributeError):
@@ -161,7 +161,7 @@ class TestMainThreadValue(ThreadValueTestCase):
         self.assertEqual(self.on_thread(value.swap, 3), 2)
         self.assertEqual(value.get(), 1)
 
-    def test_swap_restores_what_another_swap_returned(self):
+    def test_swap_undoes_another_swap(self):
         value = MainThreadValue(1)
 
         def swap_and_restore():
@@ -171,7 +171,7 @@ class TestMainThreadValue(ThreadValueTestCase):
         self.assertEqual(swap_and_restore(), (1, UNSET))
         self.assertEqual(self.on_thread(swap_and_restore), (1, UNSET))
 
-    def test_saved_is_what_restores_the_present_value(self):
+    def test_saved_value_restores_the_present_value(self):
         value = MainThreadValue(1)
         self.assertEqual(value.saved(), 1)
         self.assertIs(self.on_thread(value.saved), UNSET)
@@ -184,13 +184,13 @@ class TestMainThreadValue(ThreadValueTestCase):
     "this Paddle has no parts in C++",
 )
 class TestInCpp(unittest.TestCase):
-    def test_base_is_the_type_of_the_module_that_it_names(self):
+    def test_base_class_is_the_type_in_the_cpp_module(self):
         base = ThreadValue.__mro__[1]
         module = find_cpp_module("_thread_value")
         self.assertIs(base, module.ThreadValue)
         self.assertEqual(base.__module__, module.__name__)
 
-    def test_flag_does_not_stand_in_for_what_init_sets(self):
+    def test_set_flag_does_not_replace_init(self):
         value = ThreadValue.__new__(ThreadValue)
         value.any_thread_has_set = True
         with self.assertRaisesRegex(AttributeError, "unset"):
@@ -214,7 +214,7 @@ unittest.main(test_thread_value, argv=["", *names])
 
 
 class TestWithoutCpp(unittest.TestCase):
-    def test_all_of_this_holds_in_python(self):
+    def test_python_base_class_passes_the_same_tests(self):
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", IN_PYTHON],
             cwd=os.path.dirname(os.path.abspath(__file__)),

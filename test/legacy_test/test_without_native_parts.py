@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A Paddle whose parts in C++ for threads and processes were left out."""
+"""A Paddle built without the C++ parts for threads and processes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from paddle.base.cpp_module import find_cpp_module
 from paddle.base.threads import streams
 from paddle.distributed import shared_memory_group
 
-# Runs a script as on Windows: the functions of `os` and `signal`, and the
-# modules, that it lacks are gone before Paddle is imported. So are the modules
-# in C++ of a wheel for Linux.
+# Runs a script as on Windows: before the import of Paddle, removes the modules
+# and the functions of `os` and `signal` that Windows lacks, and the C++ modules
+# of a Linux wheel.
 ON_WINDOWS = """
 import asyncio, multiprocessing.context, os, setuptools, signal, sys, sysconfig
 import importlib.util, pathlib
@@ -91,7 +91,7 @@ assert list(mp.Prefetcher(range(3))) == [0, 1, 2]
 class TestErrors(unittest.TestCase):
     def check(self, message, function, *args, **kwargs):
         with self.assertRaisesRegex(
-            NotImplementedError, f"{message}.*in C\\+\\+.* Linux\\. "
+            NotImplementedError, f"{message}.*C\\+\\+.* Linux\\. "
         ):
             function(*args, **kwargs)
 
@@ -104,9 +104,9 @@ class TestErrors(unittest.TestCase):
         ):
             self.check("without shared memory", function)
 
-    def test_stream_of_a_thread(self):
+    def test_per_thread_stream(self):
         self.check(
-            "without streams per thread",
+            "without per-thread streams",
             lambda: in_thread(streams.set_stream, None),
         )
 
@@ -140,7 +140,7 @@ class TestErrors(unittest.TestCase):
 
 @without_native_parts
 class TestWorkersWithoutGenerators(unittest.TestCase):
-    def test_worker_draws_from_the_generator_of_the_process(self):
+    def test_worker_draws_from_the_process_generator(self):
         def draw():
             numbers.append(paddle.rand([3]).tolist())
 

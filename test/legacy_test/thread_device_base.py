@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of threads: the devices they run on, and scripts."""
+"""Helpers for per-thread device tests: lists of devices, and scripts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 def device_lists() -> dict[str, list[str]]:
     """
-    Returns the devices of each kind of machine that the tests are for, with the
-    CPU as the last one. A kind that this machine lacks has the CPU alone. A
-    machine that lacks all has the kind "cpu" instead.
+    Returns a list of devices for each kind of machine that the tests support.
+    Each list ends with the CPU. For a kind that this machine lacks, the list
+    has only the CPU. If it lacks all kinds, the only kind is "cpu".
     """
     counts = {
         "gpu": paddle.device.cuda.device_count()
@@ -56,8 +56,8 @@ def device_lists() -> dict[str, list[str]]:
 
 def on_every_device_list(case: type) -> None:
     """
-    Class decorator: replaces a test case that reads `self.devices` by one case
-    for each kind of machine, which is skipped on other machines.
+    Class decorator: replaces a test case that reads `self.devices` with one
+    case per kind of machine, which is skipped on other machines.
     """
     module = sys.modules[case.__module__]
     for kind, devices in device_lists().items():
@@ -78,8 +78,8 @@ _ANOTHER_DEVICE = (
 
 def needs_another_device(test: Callable) -> Callable:
     """
-    Decorator of a test that reads `self.devices`: it is skipped where the CPU
-    is the only device.
+    Decorator for a test that reads `self.devices`: skips it where the CPU is
+    the only device.
     """
 
     @functools.wraps(test)
@@ -94,15 +94,15 @@ def needs_another_device(test: Callable) -> Callable:
 
 
 def check_has_streams(case: unittest.TestCase) -> None:
-    """Skips a test that reads `self.devices` where the CPU is the only one."""
+    """Skips a test that reads `self.devices` if the CPU is the only device."""
     if len(case.devices) == 1:
         case.skipTest(f"needs a device that has streams: {_ANOTHER_DEVICE}")
 
 
 class _OnDevices:
     """
-    Starts each test on the first device, and restores the device. `other` is
-    the second device, or the first one where there is no other.
+    Starts each test on the first device, and restores the device afterwards.
+    `other` is the second device, or the first if there is only one.
     """
 
     devices: list[str]
@@ -120,8 +120,9 @@ class _OnDevices:
 
 def places_of_new_tensors() -> set[str]:
     """
-    Returns the current device of the calling thread as `get_device` and new
-    tensors show it. Python chooses the place of most tensors, C++ of the last.
+    Returns the calling thread's current devices according to `get_device` and
+    to new tensors. Python chooses the place of most of these tensors, C++ that
+    of the last one.
     """
     tensors = (
         paddle.to_tensor([1.0]),
@@ -134,7 +135,7 @@ def places_of_new_tensors() -> set[str]:
 
 
 def place_name(tensor: paddle.Tensor) -> str:
-    """Returns the place of a tensor in the spelling of `paddle.get_device`."""
+    """Returns a tensor's place in the format of `paddle.get_device`."""
     return str(tensor.place)[len("Place(") : -1]
 
 
@@ -150,9 +151,9 @@ def current_handles(devices: list[str]) -> list[int]:
 
 class StreamTestCase(unittest.TestCase):
     """
-    Base of the tests of streams, for `on_every_device_list`: `accelerators` are
-    the devices that have streams, `defaults` their default streams. Each test
-    leaves the main thread, and new ones, on these.
+    Base class of stream tests, for `on_every_device_list`: `accelerators` are
+    the devices with streams, `defaults` their default streams. After each test,
+    the main thread and new threads must use the default streams.
     """
 
     def setUp(self):
@@ -193,9 +194,9 @@ class StreamTestCase(unittest.TestCase):
 
     def on_threads(self, function, *args):
         """
-        Returns what a function returns on a thread with a stream, on another
-        one with another, on one with none and on the main thread, and checks
-        that it is the same.
+        Calls a function on two threads with different streams, on a thread
+        without its own stream and on the main thread. Checks that all results
+        are equal, and returns the result.
         """
         results = [
             in_thread(self.on_new_stream, function, *args),
@@ -207,15 +208,15 @@ class StreamTestCase(unittest.TestCase):
         return results[0]
 
 
-# It does not import Paddle: some scripts do that in their own way.
+# It does not import Paddle: some scripts import it in their own way.
 SCRIPT_HEAD = """
 import faulthandler, multiprocessing, os, signal, sys, threading
 from concurrent_base import *
 def forked(function):
     pid = os.fork()
     if pid == 0:
-        # A child that waits for ever shows its stacks and ends, before its
-        # parent is killed. By a signal: `dump_traceback_later` starts a thread.
+        # A child that hangs prints its stacks and ends before its parent is
+        # killed. This uses a signal: `dump_traceback_later` starts a thread.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(60)
         try:
@@ -230,9 +231,9 @@ def forked(function):
 
 def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
     """
-    Runs `body`, with the helpers, `devices` and `other`, the second device or
-    the only one, in a process of its own: it forks, or imports Paddle in its
-    own way. Returns what it has written to stderr.
+    Runs `body` in a separate process, since it forks or imports Paddle in its
+    own way. It can use the helpers, `devices`, and `other`: the second device,
+    or the only one. Returns the process's stderr.
     """
     head = (
         f"{SCRIPT_HEAD}devices = {devices!r}\n"
@@ -246,8 +247,8 @@ def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
 class ForkTestCase(unittest.TestCase):
     """
-    Base of the tests that fork: on the plugin, or on a machine with the CPU
-    alone, since a process may not fork once it has used a GPU.
+    Base class of tests that fork. They run on the plugin, or on a machine with
+    only a CPU, since a process must not fork after it has used a GPU.
     """
 
     devices = device_lists().get("custom_cpu", ["cpu"])

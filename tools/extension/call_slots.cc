@@ -47,7 +47,7 @@ struct Slot {
   void** address;
   const Redirection* redirection;
   bool is_read_only;
-  // Whether the linker may write to it at the first call.
+  // Whether the linker may write to the slot at the first call.
   bool is_lazy;
 };
 
@@ -56,7 +56,7 @@ struct Original {
   void* function;
 };
 
-// The slots found in the libraries, to be written once all of them are valid.
+// The slots found in the libraries, written after all of them are validated.
 struct Plan {
   std::vector<Slot> slots;
   std::vector<Original> originals;
@@ -86,8 +86,8 @@ uint32_t GnuHash(std::string_view name) {
   return hash;
 }
 
-// The hash table of the symbols that a library defines. Symbols that it only
-// refers to come before those and are in no table.
+// The hash table of a library's defined symbols. Undefined symbols precede them
+// in the symbol table and are in no hash table.
 class GnuHashTable {
  public:
   explicit GnuHashTable(const uint32_t* header)
@@ -166,7 +166,7 @@ class Library {
 
   // See call_slots.h.
   bool IsLazy() const {
-    return !is_bound_at_once_ && tables_[0].bytes > 0 && slots_ != nullptr &&
+    return !is_bound_eagerly_ && tables_[0].bytes > 0 && slots_ != nullptr &&
            slots_[2] != nullptr;
   }
 
@@ -181,7 +181,7 @@ class Library {
       if (redirection.called_where_defined && !found.has_slot) {
         throw std::runtime_error(
             name_ + " defines " + WholeName(redirection) +
-            " and calls it without a slot, so that only the calls of other "
+            " and calls it without a slot, so only the calls of other "
             "libraries could be redirected. Please build the library without "
             "-Bsymbolic.");
       }
@@ -193,8 +193,8 @@ class Library {
     }
   }
 
-  // Returns a symbol with the name of a redirection and other arguments, which
-  // the library defines; empty if there is none.
+  // Returns a symbol that the library defines with a redirection's name and
+  // other argument types; empty if there is none.
   std::string DefinedWithOtherArguments(const Redirection& redirection) const {
     std::string found;
     if (!IsReadable()) return found;
@@ -211,11 +211,11 @@ class Library {
   struct Table {
     const Relocation* first;
     size_t bytes;
-    size_t skipped;  // Leading ones that are of no symbol.
+    size_t skipped;  // Leading relocations without a symbol.
   };
 
-  // The kernel's own library has no relocations, and the addresses in its
-  // tables are not adjusted.
+  // The kernel's own library (the vDSO) has no relocations, and the addresses
+  // in its tables are not adjusted.
   bool IsReadable() const {
     return hash_table_ != nullptr && symbols_ != nullptr && names_ != nullptr &&
            (tables_[0].bytes > 0 || tables_[1].bytes > 0);
@@ -225,7 +225,7 @@ class Library {
     return names_ + symbols_[symbol].st_name;
   }
 
-  // Relocations refer to no symbol from this one on.
+  // Returns the number after the last symbol that a relocation refers to.
   uint32_t EndOfSymbolsInUse() const {
     uint32_t end = 0;
     for (const auto& table : tables_) {
@@ -258,7 +258,8 @@ class Library {
         }
       });
     }
-    // The table of a library that defines no symbol does not have their number.
+    // The hash table of a library that defines no symbol does not contain the
+    // number of symbols.
     const uint32_t end =
         table.IsEmpty() ? EndOfSymbolsInUse() : table.FirstSymbol();
     for (uint32_t index = 1; index < end; ++index) {
@@ -269,12 +270,11 @@ class Library {
         if (name + start.size() == redirection.arguments) {
           wanted.push_back({index, &redirection, /*is_defined=*/false});
         } else if (HasOtherArguments(name, redirection)) {
-          throw std::runtime_error(name_ + " calls " + name +
-                                   ", which has other arguments than " +
-                                   WholeName(redirection) +
-                                   ", so that its calls cannot be redirected. "
-                                   "Please use the version "
-                                   "of Paddle that this wheel was made from.");
+          throw std::runtime_error(
+              name_ + " calls " + name + ", whose arguments differ from " +
+              WholeName(redirection) +
+              ", so its calls cannot be redirected. Please use the version of "
+              "Paddle that this wheel was built for.");
         }
       }
     }
@@ -300,9 +300,9 @@ class Library {
     if (type != kCallSlot && type != kAddressSlot) {
       throw std::runtime_error(
           name_ + " keeps the address of " + WholeName(*found->redirection) +
-          " elsewhere than in a slot (relocation type " + std::to_string(type) +
-          "), so that only some of its calls could be redirected. Please make "
-          "the library call the function by its name.");
+          " outside of a slot (relocation type " + std::to_string(type) +
+          "), so only some of its calls could be redirected. Please make the "
+          "library call the function by its name.");
     }
     found->has_slot = true;
     const uintptr_t address = base_ + relocation.r_offset;
@@ -331,13 +331,13 @@ class Library {
           slots_ = reinterpret_cast<void* const*>(address);
           break;
         case DT_BIND_NOW:
-          is_bound_at_once_ = true;
+          is_bound_eagerly_ = true;
           break;
         case DT_FLAGS:
-          if ((entry->d_un.d_val & DF_BIND_NOW) != 0) is_bound_at_once_ = true;
+          if ((entry->d_un.d_val & DF_BIND_NOW) != 0) is_bound_eagerly_ = true;
           break;
         case DT_FLAGS_1:
-          if ((entry->d_un.d_val & DF_1_NOW) != 0) is_bound_at_once_ = true;
+          if ((entry->d_un.d_val & DF_1_NOW) != 0) is_bound_eagerly_ = true;
           break;
         case DT_JMPREL:
           tables_[0].first = reinterpret_cast<const Relocation*>(address);
@@ -366,13 +366,13 @@ class Library {
   const char* names_ = nullptr;
   const uint32_t* hash_table_ = nullptr;
   void* const* slots_ = nullptr;
-  bool is_bound_at_once_ = false;
+  bool is_bound_eagerly_ = false;
   Table tables_[2] = {};
   uintptr_t relro_begin_ = 0;
   uintptr_t relro_end_ = 0;
 };
 
-// The libraries that are loaded, and how often any was loaded or unloaded.
+// The loaded libraries, and the process's counts of loads and unloads.
 struct Loaded {
   std::vector<Library> libraries;
   uint64_t additions = 0;
@@ -400,7 +400,7 @@ Loaded LoadedSince(uint64_t additions) {
         return 0;
       },
       &loaded);
-  // Calls from this module have to reach the original functions.
+  // Calls from this module must reach the original functions.
   static const uintptr_t own_base = BaseOfThisModule();
   auto& libraries = loaded.libraries;
   libraries.erase(std::remove_if(libraries.begin(),
@@ -412,7 +412,7 @@ Loaded LoadedSince(uint64_t additions) {
   return loaded;
 }
 
-// Also applies to other data on the page of the slot.
+// Sets the protection of the slot's whole page.
 bool Protect(const Slot& slot, int protection) {
   const auto page =
       reinterpret_cast<uintptr_t>(slot.address) & ~(PageSize() - 1);
@@ -432,8 +432,8 @@ void Write(const Plan& plan) {
   }
   for (const auto& [where, function] : plan.originals) *where = function;
   for (const auto& slot : plan.slots) {
-    // Release: a thread that calls through the slot sees the originals. No
-    // other order is needed, as both functions are correct until then.
+    // Release: a thread that calls through the slot sees `originals`. No other
+    // order is needed: until then, calls to either function are correct.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);
   }
@@ -462,15 +462,15 @@ void EnforceCalled(const std::vector<Library>& libraries,
   }
   std::string error = "No library of this Paddle calls " +
                       WholeName(redirection) +
-                      " through a slot, so that none can be redirected";
+                      " through a slot, so no calls can be redirected";
   for (const auto& library : libraries) {
     const std::string other = library.DefinedWithOtherArguments(redirection);
     if (other.empty()) continue;
-    error +=
-        "; " + library.Name() + " has " + other + ", which has other arguments";
+    error += "; " + library.Name() + " has " + other + ", with other arguments";
   }
   throw std::runtime_error(
-      error + ". Please use the version of Paddle that this was built for.");
+      error +
+      ". Please use the version of Paddle that this wheel was built for.");
 }
 
 }  // namespace
@@ -481,7 +481,7 @@ void RedirectCalls(const std::vector<Redirection>& redirections) {
   static std::set<uintptr_t> seen;
   const Loaded loaded = LoadedSince(additions);
   if (loaded.libraries.empty()) return;
-  // Another library may be at a known address by now.
+  // After an unload, a new library may be at a known address.
   const bool is_first = additions == 0;
   if (loaded.removals != removals) seen.clear();
   Plan all;

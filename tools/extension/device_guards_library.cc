@@ -14,9 +14,9 @@
 
 #include "paddle/phi/api/include/device_guards.h"
 
-// A library that any other one may call, without the dependencies that this
-// would make visible, too. See thread_contexts_module.cc, which sets the
-// pointer.
+// A library that all other libraries may call. It is separate, so that its
+// visibility does not expose other dependencies. thread_contexts_module.cc sets
+// the pointer.
 extern "C" {
 paddle::ThreadDevices* paddle_thread_devices = nullptr;
 }

@@ -35,9 +35,9 @@ using paddle::memory::allocation::AllocationPtr;
 using paddle::memory::allocation::AllocatorFacade;
 using ExperimentalPool = paddle::experimental::DeviceContextPool;
 
-// Returns the contexts that a lookup uses on a thread for which none were set
-// by DeviceContextPool::SetDeviceContexts; some may be set for the caller.
-const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
+// Returns the contexts that lookups use on threads without their own contexts
+// from DeviceContextPool::SetDeviceContexts. The caller may have its own.
+const auto* ProcessContexts(const phi::DeviceContextPool& pool) {
   const auto* const in_use = &pool.device_contexts();
   phi::DeviceContextPool::SetDeviceContexts(nullptr);
   const auto* const of_process = &pool.device_contexts();
@@ -46,10 +46,10 @@ const auto* ContextsOfProcess(const phi::DeviceContextPool& pool) {
 }
 
 phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
-  static const auto* const of_process = ContextsOfProcess(*pool);
+  static const auto* const of_process = ProcessContexts(*pool);
   auto* const context = phi::FindThreadContext(place);
   if (context == nullptr) return pool->Get(place);
-  // Contexts that were set by SetDeviceContexts come first.
+  // Contexts set by SetDeviceContexts take precedence.
   const auto& set = pool->device_contexts();
   return &set != of_process && set.count(place) > 0 ? pool->Get(place)
                                                     : context;
@@ -58,7 +58,8 @@ phi::DeviceContext* Get(phi::DeviceContextPool* pool, const phi::Place& place) {
 const phi::DeviceContext* ExperimentalGet(ExperimentalPool* pool,
                                           const phi::Place& place) {
   if (const auto* context = phi::FindThreadContext(place)) return context;
-  // Only a context of the process may go into a map that all threads read.
+  // All threads read the pool's map, so only the process's contexts may go
+  // into it.
   const phi::ProcessContextsGuard guard;
   return pool->Get(place);
 }
@@ -76,8 +77,9 @@ AllocationPtr Alloc(AllocatorFacade* facade,
                               : allocator->Allocate(size);
 }
 
-// Paddle has no header for the backward pass of programs, so the arguments are
-// passed on untyped. Its interpreter keeps contexts, whichever thread runs it.
+// Paddle has no header for the backward pass of programs, so these functions
+// pass the arguments on untyped. The interpreter keeps the contexts of its
+// first run, whichever thread runs it.
 using RunGradient =
     void (*)(void*, void*, void*, void*, void*, void*, const int64_t&);
 using RunLegacyGradient =
@@ -118,7 +120,7 @@ void RunLegacyGradientOfThread(void* output_gradients,
                                                            key);
 }
 
-// The types of the gradients, scopes and attributes of a program, mangled.
+// The mangled types of a program's gradients, scopes and attributes.
 constexpr char kProgramArguments[] =
     "RKSt6vectorIN6paddle6TensorESaIS3_EERKS1_IPNS2_9framework5ScopeESaISA_"
     "EERKSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIcESaI"
@@ -147,7 +149,7 @@ const std::vector<Redirection>& Redirections() {
        nullptr,
        {},
        /*called_where_defined=*/false},
-      // The other overload takes a stream, which the caller names.
+      // The other overload takes a stream from the caller.
       {"_ZN6paddle6memory10allocation15AllocatorFacade5AllocE",
        "RKN3phi5PlaceEm",
        reinterpret_cast<void*>(&Alloc),
@@ -168,13 +170,13 @@ const std::vector<Redirection>& Redirections() {
 // set streams when the process ends.
 auto* slots_mutex = std::make_unique<std::mutex>().release();  // NOLINT
 
-// Has no child of a fork find the mutex locked by a thread that it lacks.
+// Prevents a forked child from finding the mutex locked by another thread.
 [[maybe_unused]] const int at_fork =
     pthread_atfork([] { slots_mutex->lock(); },
                    [] { slots_mutex->unlock(); },
                    [] { slots_mutex->unlock(); });
 
-// Has an error say what cannot be had.
+// Calls `redirect`; an error says that per-thread streams do not work.
 template <typename Redirect>
 void RedirectFor(const Redirect& redirect) {
   const std::lock_guard<std::mutex> lock(*slots_mutex);
@@ -182,8 +184,7 @@ void RedirectFor(const Redirect& redirect) {
     redirect(Redirections());
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(
-        std::string("Threads cannot have streams of their own: ") +
-        error.what());
+        std::string("Threads cannot have their own streams: ") + error.what());
   }
 }
 

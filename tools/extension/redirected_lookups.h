@@ -14,20 +14,19 @@
 
 #pragma once
 
-// For a wheel, whose libraries are already built: makes them call
-// phi/backends/thread_contexts.h where the patched tree of Paddle does, when
-// they look up a device context, allocate, or run the backward pass of a
-// program.
+// For a wheel, whose libraries are prebuilt: makes them call
+// phi/backends/thread_contexts.h in the same places as a patched Paddle, when
+// they look up a device context, allocate, or run a program's backward pass.
 //
 // Does nothing if no library was loaded since the last call. A library that is
-// loaded later, such as one with a custom operator, needs another call. Calls
+// loaded later, such as a custom operator library, needs another call. Calls
 // from this module reach the original functions. See call_slots.h.
 //
-// Throws std::runtime_error, and changes nothing, if not all calls can be
+// Throws std::runtime_error, and changes nothing, if some calls cannot be
 // redirected.
 //
 // Thread-safe.
 void RedirectLookups();
 
-// The same for libraries that are bound lazily, right after they were loaded.
+// The same for lazily bound libraries, right after they were loaded.
 void RedirectLazyLookups();

@@ -28,9 +28,9 @@ namespace py = pybind11;
 
 namespace {
 
-// Redirects the calls of a library that Paddle loads for custom operators, with
-// lazy binding, before any thread can call one of its operators.
-void RedirectWhereOperatorsAreLoaded() {
+// Paddle loads custom operator libraries with lazy binding. Redirects their
+// calls before any thread can call one of the operators.
+void RedirectAfterLoadingOperators() {
   const auto core = py::module_::import("paddle.base.core");
   constexpr char kLoad[] = "load_op_meta_info_and_register_op";
   const py::object load = core.attr(kLoad);
@@ -42,9 +42,9 @@ void RedirectWhereOperatorsAreLoaded() {
       });
 }
 
-// Has a function of the module, which takes `Arguments`, redirect the calls
-// before it does anything: from then on they may have to find what it sets for
-// a thread. If that throws, the function is not called.
+// Wraps a module function that takes `Arguments`, so that it redirects calls
+// first: from then on, lookups may have to find the contexts that it sets. If
+// redirecting throws, the function is not called.
 template <typename... Arguments>
 void RedirectBefore(const py::module_& module, const char* name) {
   const py::object function = module.attr(name);
@@ -57,8 +57,8 @@ void RedirectBefore(const py::module_& module, const char* name) {
 
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
 
-// Loads _predictor_threads, then calls `target`: a function, or the name of one
-// in an object, as a pair, which that module has replaced.
+// Loads _predictor_threads, then calls `target`: a function, or a pair of an
+// object and the name of its function, which that module replaces.
 PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   PyObject* const module = PyImport_ImportModule(kPredictorThreads);
   if (module == nullptr) return nullptr;
@@ -72,8 +72,9 @@ PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   return result;
 }
 
-// Loads _predictor_threads in the parent: a child of a fork must not find it
-// half loaded. A process without free descriptors, for example, still may fork.
+// Loads _predictor_threads in the parent, so that a forked child never finds it
+// partially loaded. An import error, such as too many open files, must not
+// prevent a fork.
 PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
   PyObject* const module = PyImport_ImportModule(kPredictorThreads);
   if (module != nullptr) {
@@ -87,15 +88,15 @@ PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
   Py_RETURN_NONE;
 }
 
-// Has the functions that make predictors load _predictor_threads, which
-// replaces methods of predictors: an import of Paddle should not pay for it,
-// nor for functions of pybind11 here.
-void LoadPredictorThreadsWhereUsed() {
+// Makes the functions that create predictors load _predictor_threads, which
+// replaces predictor methods. This keeps `import paddle` fast; so does avoiding
+// pybind11 functions here.
+void LoadPredictorThreadsLazily() {
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
       METH_VARARGS | METH_KEYWORDS,
-      "Makes a predictor, or a pool of predictors."};
+      "Creates a predictor, or a pool of predictors."};
   const auto load_and_call = [](const py::object& target) {
     return py::reinterpret_steal<py::object>(
         PyCFunction_New(&definition, target.ptr()));
@@ -119,8 +120,8 @@ void LoadPredictorThreadsWhereUsed() {
           PyCFunction_New(&before_fork, nullptr)));
 }
 
-// What guards of C++ code do. From the first stream that they set on, calls
-// have to find it.
+// The operations of C++ guards. Redirects calls before a guard sets its first
+// stream, so that lookups find it.
 class Devices final : public paddle::ThreadDevices {
  public:
   std::shared_ptr<void> UseStreams(
@@ -131,13 +132,13 @@ class Devices final : public paddle::ThreadDevices {
   }
 };
 
-// Gives the function that guards call to the libraries that are loaded later.
-// It is in a library of its own, since this module's dependencies must not
-// become visible to all libraries with it.
-void OfferDeviceGuards() {
+// Makes the function that guards call visible to libraries that are loaded
+// later. It is in a separate library: this module's dependencies must not
+// become globally visible with it.
+void ExportDeviceGuards() {
   static Devices devices;
   Dl_info module;
-  dladdr(reinterpret_cast<void*>(&OfferDeviceGuards), &module);
+  dladdr(reinterpret_cast<void*>(&ExportDeviceGuards), &module);
   const auto path = std::filesystem::path(module.dli_fname)
                         .replace_filename("libpaddle_device_guards.so");
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -151,11 +152,12 @@ void OfferDeviceGuards() {
 
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
-  RedirectWhereOperatorsAreLoaded();
-  LoadPredictorThreadsWhereUsed();
-  OfferDeviceGuards();
+  RedirectAfterLoadingOperators();
+  LoadPredictorThreadsLazily();
+  ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
-  // Made for each change of a thread's contexts, before the thread uses them.
+  // Created for each change of a thread's contexts, before the thread uses
+  // them.
   RedirectBefore<py::object>(module, "ThreadContexts");
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.

@@ -14,8 +14,8 @@
 
 #include "paddle/fluid/pybind/thread_value.h"
 
-// Every import of Paddle loads this. So it calls no function of pybind11 or of
-// libpaddle: to look those up takes longer than to load all of the rest.
+// Every `import paddle` loads this module. It calls no function of pybind11 or
+// libpaddle: looking those up takes longer than loading the rest of the module.
 PyMODINIT_FUNC PyInit__thread_value() {
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                    "_thread_value",

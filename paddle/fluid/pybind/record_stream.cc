@@ -38,7 +38,7 @@ using Stream = phi::CUDAStream;
 using Stream = phi::stream::Stream;
 #endif
 
-// Python objects that threads without the GIL have dropped. Thread-safe.
+// Python objects dropped by threads without the GIL. Thread-safe.
 class DroppedObjects {
  public:
   // Leaked on purpose: threads may drop objects while the process exits.
@@ -60,7 +60,7 @@ class DroppedObjects {
       const std::lock_guard<std::mutex> lock(mutex_);
       released.swap(objects_);
     }
-    // Without the lock: the end of an object may run any code.
+    // Not under the lock: destroying an object may run arbitrary code.
     for (PyObject* object : released) py::handle(object).dec_ref();
   }
 
@@ -79,7 +79,7 @@ class DroppedObjects {
 void BindRecordStream(py::module* m) {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP) || \
     defined(PADDLE_WITH_CUSTOM_DEVICE)
-  // Requires: the tensor is dense, on the device of the stream, and has memory.
+  // Requires: the tensor is dense, on the stream's device, and has memory.
   m->def("record_stream",
          [](const paddle::Tensor& tensor, const py::object& stream) {
            DroppedObjects::Instance().Release();

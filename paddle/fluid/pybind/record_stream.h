@@ -19,7 +19,7 @@
 namespace paddle {
 namespace pybind {
 
-// Binds the function `record_stream`, for the devices that have streams.
+// Binds the function `record_stream` for devices that have streams.
 // Requires: the GIL is held.
 void BindRecordStream(pybind11::module* m);
 

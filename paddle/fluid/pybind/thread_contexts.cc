@@ -47,14 +47,14 @@ struct KeptStream {
   KeptStream(py::object stream, std::shared_ptr<phi::DeviceContext> context)
       : stream(std::move(stream)), context(std::move(context)) {}
   ~KeptStream() {
-    // The last user may be C++ code on a thread without the GIL, or an object
-    // that is destroyed after the interpreter.
+    // The last reference may be dropped by C++ code on a thread without the
+    // GIL, or after the interpreter was finalized.
     if (Py_IsInitialized() == 0) {
       stream.release();
       return;
     }
-    // Not where Python drops the state of a thread, which has the GIL but must
-    // not ask for it.
+    // Do not acquire the GIL if this thread has it: while Python drops a
+    // thread's state, that thread must not acquire it again.
     std::optional<py::gil_scoped_acquire> gil;
     if (PyGILState_Check() == 0) gil.emplace();
     context = nullptr;
@@ -76,14 +76,14 @@ struct Contexts {
   phi::ThreadContexts by_place;
 };
 
-// Returns whether the calling thread runs Python. A C++ worker thread, which
-// works for another thread, does not. Thread-safe.
+// Returns whether the calling thread has a Python thread state, unlike a C++
+// worker thread that works for another thread. Thread-safe.
 bool IsPythonThread() { return PyGILState_GetThisThreadState() != nullptr; }
 
 }  // namespace
 
 void BindThreadContexts(py::module* m) {
-  // The types of streams that a context can be bound to.
+  // The stream types that a context can be bound to.
   py::list stream_types;
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
   stream_types.append(py::type::of<phi::CUDAStream>());
@@ -134,17 +134,17 @@ void BindThreadContexts(py::module* m) {
            py::arg("allocator"),
            py::arg("generator"));
 
-  // The caller keeps the object that it passes while the thread uses it.
+  // The caller keeps the passed object alive while the thread uses it.
   m->def("use_host_context", [](const HostContext* host) {
     phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
   });
   m->def("use_thread_contexts", [](const Contexts& contexts) {
     phi::UseThreadContexts(&contexts.by_place);
   });
-  // Not by None, which takes several times as long to convert.
+  // A separate function, since converting None takes several times as long.
   m->def("use_no_thread_contexts", [] { phi::UseThreadContexts(nullptr); });
   m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);
-  m->def("number_of_thread_contexts", &phi::NumberOfThreadContexts);
+  m->def("thread_contexts_id", &phi::ThreadContextsId);
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
   m->def("use_memory_of",
          [](const phi::CUDAStream& stream) { phi::UseMemoryOf(stream); });

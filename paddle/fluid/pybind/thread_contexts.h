@@ -20,8 +20,7 @@ namespace paddle {
 namespace pybind {
 
 // Binds phi/backends/thread_contexts.h for base/threads/streams.py, in the
-// module
-// `_thread_contexts`. Requires: the GIL.
+// module `_thread_contexts`. Requires: the GIL.
 void BindThreadContexts(pybind11::module* m);
 
 }  // namespace pybind

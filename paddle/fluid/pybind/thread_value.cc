@@ -18,13 +18,12 @@
 
 #include <cstddef>
 
-// The current device is looked up for each operator, so this is written in
-// Python's own C interface: pybind11 takes longer for a call than the lookup.
+// Each operator looks up the current device, so this file uses Python's C API
+// directly: a pybind11 call takes longer than the lookup.
 //
 // A thread's own value is an item of the dictionary that Python keeps per
-// thread, under the ThreadValue as the key. So it is dropped with the state of
-// the thread, by whichever thread Python lets do that: at the end of the
-// thread, after a fork and at exit.
+// thread; the key is the ThreadValue. So Python drops the value with the thread
+// state, on some thread: when the thread ends, after a fork and at exit.
 //
 // All functions need the GIL.
 
@@ -33,11 +32,11 @@ namespace {
 
 struct ThreadValue {
   PyObject_HEAD
-      // What stands for "not set". Null before Init.
+      // The sentinel for "not set". Null before Init.
       PyObject* unset;
-  // The process's value. Null before Init, and once it was deleted.
+  // The process's value. Null before Init, and after it was deleted.
   PyObject* process;
-  // Whether a thread has ever set a value of its own. It spares Get the lookup.
+  // Whether a thread has ever set its own value. If not, Get skips the lookup.
   char any_thread_has_set;
 };
 
@@ -50,7 +49,7 @@ PyObject* NewReference(PyObject* object) {
   return object;
 }
 
-// Returns whether an attribute has a value; if not, with an AttributeError set.
+// Returns whether an attribute has a value. If not, sets an AttributeError.
 bool HasValue(PyObject* attribute, const char* name) {
   if (attribute != nullptr) return true;
   PyErr_Format(PyExc_AttributeError,
@@ -60,8 +59,8 @@ bool HasValue(PyObject* attribute, const char* name) {
   return false;
 }
 
-// Returns the calling thread's own value, which is borrowed, or `unset`; null
-// with an exception set on an error.
+// Returns the calling thread's own value or `unset`, as a borrowed reference.
+// On an error, sets an exception and returns null.
 PyObject* OwnValue(PyObject* self) {
   if (!HasValue(Cast(self)->unset, "unset")) return nullptr;
   PyObject* values = PyThreadState_GetDict();
@@ -163,7 +162,7 @@ PyType_Spec spec = {
 
 bool AddThreadValue(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
-  // The module has another name where it is an extension module of its own.
+  // The module's name differs where it is a separate extension module.
   PyObject* name = PyObject_GetAttrString(module, "__name__");
   const bool is_added =
       type != nullptr && name != nullptr &&

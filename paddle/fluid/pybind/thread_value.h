@@ -18,9 +18,9 @@
 
 namespace paddle::pybind {
 
-// Adds the type ThreadValue to a module: the base class, in C++, of the class
-// of that name in paddle/base/threads/thread_value.py. Returns false, with an
-// exception set, on an error. Requires: the GIL.
+// Adds the type ThreadValue to a module. It is the C++ base class of the class
+// of the same name in paddle/base/threads/thread_value.py. On an error, sets an
+// exception and returns false. Requires: the GIL.
 bool AddThreadValue(PyObject* module);
 
 }  // namespace paddle::pybind

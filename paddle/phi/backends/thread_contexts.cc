@@ -53,28 +53,28 @@ struct Defaults {
   bool (*is_python_thread)();
 };
 
-// Trivially destructible: a thread may free tensors, and so look contexts up,
-// while its thread-local objects are destroyed.
+// Trivially destructible: while its thread-local objects are destroyed, a
+// thread may still free tensors and so look up contexts.
 struct Thread {
   ThreadContextGuard* newest_guard = nullptr;
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
-  // All that the thread finds before the contexts of the process, if a guard
-  // says so.
+  // If set by a guard: the only contexts that take precedence over the
+  // process's contexts on this thread.
   const ThreadContexts* only = nullptr;
 };
 
 thread_local Thread this_thread;
 
-// Never destroyed: threads may look contexts up while the process exits.
+// Never destroyed: threads may look up contexts while the process exits.
 const ThreadContexts& kNone = *std::make_unique<ThreadContexts>().release();
 
-// The newest one. A lookup may still read an older one, so none is ever
-// destroyed. There are as many as there are devices.
+// The newest Defaults. A lookup may still read an older one, so none is ever
+// destroyed. At most one is created per device.
 std::atomic<const Defaults*> last_defaults{nullptr};
 
-// The functions that find a context return null if there is none.
+// The result of a lookup; null if no context was found.
 using Found = const std::shared_ptr<DeviceContext>*;
 
 Found Find(const ThreadContexts& contexts, const Place& place) {
@@ -90,10 +90,10 @@ Found FindInGuards(const Thread& thread, const Place& place) {
   return nullptr;
 }
 
-// Returns the contexts that the thread finds where it has chosen none, or null.
+// Returns the contexts that the thread uses where it has set none, or null.
 const Defaults* DefaultsOf(const Thread& thread) {
-  // Acquire, paired with the release in KeepDefaultContext: the map that the
-  // pointer leads to is complete.
+  // Acquire, paired with the release in KeepDefaultContext: makes the whole map
+  // visible.
   const auto* defaults = last_defaults.load(std::memory_order_acquire);
   if (defaults == nullptr || thread.is_main || !defaults->is_python_thread()) {
     return nullptr;
@@ -101,10 +101,10 @@ const Defaults* DefaultsOf(const Thread& thread) {
   return defaults;
 }
 
-// Returns all contexts that the thread finds before those of the process.
+// Returns all contexts that take precedence over the process's on the thread.
 ThreadContexts AllContextsOf(const Thread& thread) {
   if (thread.only != nullptr) return *thread.only;
-  // Those that are found first come first: what is there stays.
+  // In the order of precedence: emplace and insert keep existing entries.
   ThreadContexts all;
   for (const auto* guard = thread.newest_guard; guard != nullptr;
        guard = guard->Older()) {
@@ -117,7 +117,7 @@ ThreadContexts AllContextsOf(const Thread& thread) {
   return all;
 }
 
-// As FindThreadContext, for a place that is not the CPU.
+// Like FindThreadContext, for places other than the CPU.
 Found FindDeviceContext(const Thread& thread, const Place& place) {
   if (thread.only != nullptr) return Find(*thread.only, place);
   if (const auto found = FindInGuards(thread, place)) return found;
@@ -157,8 +157,8 @@ std::shared_ptr<DeviceContext> ProcessContext(const Place& place) {
   return {std::shared_ptr<void>(), DeviceContextPool::Instance().Get(place)};
 }
 
-// Returns the contexts of places where the two differ in their stream. One of
-// the process stands for what is missing.
+// Returns the pairs of contexts, by place, whose streams differ. For a place
+// that one map lacks, the pair has the process's context.
 ContextPairs OnDifferentStreams(const ThreadContexts& ones,
                                 const ThreadContexts& others) {
   ContextPairs pairs;
@@ -180,8 +180,8 @@ ContextPairs OnDifferentStreams(const ThreadContexts& ones,
 }
 
 std::shared_ptr<DeviceContext> NewContext(const Place& place) {
-  // Make sure that the place has its context of the process, the first one,
-  // which gives the allocator its default stream.
+  // Create the process's context first, if it does not exist yet: the first
+  // context of a place gives the allocator its default stream.
   DeviceContextPool::Instance().Get(place);
   std::map<Place, std::shared_future<std::unique_ptr<DeviceContext>>> made;
   memory_utils::EmplaceDeviceContexts(
@@ -234,7 +234,7 @@ std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
           place));
   auto context = NewContext(place);
   SetAllocator(place, stream->raw_stream(), context.get());
-  // Clear: destroy the stream that the context was made with.
+  // clear: destroy the context's initial stream.
   static_cast<GPUContext*>(context.get())
       ->SetCUDAStream(stream, /*clear=*/true);
   return context;
@@ -300,9 +300,9 @@ void EnforceNoContextGuard(const Place& place) {
       FindInGuards(this_thread, place),
       nullptr,
       common::errors::PreconditionNotMet(
-          "The stream of %s cannot be set on this thread, since code in C++ is "
-          "inside a guard that has set another one. Set the stream before that "
-          "code is called, or in a guard in C++.",
+          "The stream of %s cannot be set on this thread: C++ code is inside a "
+          "guard that has set another stream. Set the stream before calling "
+          "that code, or with a C++ guard.",
           place));
 }
 
@@ -319,8 +319,7 @@ void KeepDefaultContext(const Place& place,
   if (!all.empty()) next.contexts = all.back().contexts;
   next.contexts.insert_or_assign(place, std::move(context));
   all.push_back(std::move(next));
-  // Release, paired with the acquire in DefaultsOf: a lookup that reads the
-  // pointer sees the whole map.
+  // Release, paired with the acquire in DefaultsOf: publishes the whole map.
   last_defaults.store(&all.back(), std::memory_order_release);
 }
 
@@ -346,23 +345,23 @@ Allocator* FindThreadAllocator(const Place& place) {
     if (defaults == nullptr || Find(defaults->contexts, place) == nullptr) {
       return nullptr;
     }
-    // The main thread may have bound the context of the process to another
-    // stream than the default one.
+    // The main thread may have bound the process's context to a stream other
+    // than the default one.
     context = DeviceContextPool::Instance().Get(place);
   }
   if (IsCapturing()) return nullptr;
   return const_cast<Allocator*>(&context->GetAllocator());
 }
 
-int64_t NumberOfThreadContexts() {
+int64_t ThreadContextsId() {
   ThreadContexts found = AllContextsOf(this_thread);
   if (found.empty()) return 0;
   static std::mutex mutex;
   // Leaked on purpose: threads may call this while the process exits.
-  static auto& numbers =
+  static auto& ids =
       *std::make_unique<std::map<ThreadContexts, int64_t>>().release();
   const std::lock_guard<std::mutex> lock(mutex);
-  return numbers.emplace(std::move(found), numbers.size() + 1).first->second;
+  return ids.emplace(std::move(found), ids.size() + 1).first->second;
 }
 
 ProcessContextsGuard::ProcessContextsGuard()
@@ -397,7 +396,7 @@ OrderedContextsGuard::~OrderedContextsGuard() {
     try {
       WaitForStream(own.get(), inside.get());
     } catch (...) {  // NOLINT
-      // A destructor must not throw. A device that fails reports it again at
+      // A destructor must not throw. A failed device reports the error again at
       // the thread's next call.
     }
   }

@@ -34,22 +34,22 @@ namespace stream {
 class Stream;
 }  // namespace stream
 
-// The device contexts that each thread looks up: one current stream per thread.
+// Per-thread lookup of device contexts: each thread has its own current stream.
 //
-// Invariant: a context that is made here is bound to its stream before a lookup
-// can find it, and never to another stream, because the handles of BLAS and DNN
-// and the workspaces that it creates belong to that stream. So a context that
-// two threads use never changes. The exception is the context of the process,
-// which the main thread binds to the stream that it sets.
+// Invariant: a context that is created here is bound to its stream before a
+// lookup can find it, and never rebound, because its BLAS and DNN handles and
+// its workspaces belong to that stream. So a context that several threads use
+// never changes. The exception is the process's context, which the main thread
+// binds to the stream that it sets.
 //
-// A lookup returns, in this order, unless the newest ProcessContextsGuard or
-// OrderedContextsGuard of the thread says otherwise:
+// A lookup returns the first of these, unless the thread's newest
+// ProcessContextsGuard or OrderedContextsGuard overrides it:
 //   - the context of the thread's newest ThreadContextGuard for the place;
-//   - the context that the calling thread has chosen for the place, which may
-//     be the CPU, although that has no streams;
-//   - on threads of the application other than the main one, if the main thread
-//     has ever set a stream: the context bound to the place's default stream;
-//   - the context of the process.
+//   - the context that the calling thread has set for the place. The place may
+//     be the CPU, although the CPU has no streams;
+//   - on Python threads other than the main one, if the main thread has ever
+//     set a stream: the context bound to the place's default stream;
+//   - the process's context.
 //
 // All functions are thread-safe. Those that act on "the calling thread" read
 // and write the state of that thread only.
@@ -58,9 +58,9 @@ using ContextPairs = std::vector<
     std::pair<std::shared_ptr<DeviceContext>, std::shared_ptr<DeviceContext>>>;
 
 // Returns a new context on the stream. It shares the generators and the host
-// allocators with the context of the process, and has the allocator of its
-// stream. Requires: the stream outlives the context. Throws PreconditionNotMet
-// while the calling thread captures a CUDA graph.
+// allocators with the process's context, and uses its stream's allocator.
+// Requires: the stream outlives the context. Throws PreconditionNotMet while
+// the calling thread captures a CUDA graph.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream);
 #endif
@@ -69,11 +69,11 @@ PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(
     std::shared_ptr<stream::Stream> stream);
 #endif
 
-// Gives the context of the process the allocator of the stream that it is about
-// to be bound to. Without this, binding it to a CUDA stream would leave it with
-// the allocator of the previous stream, which threads on that stream use. Does
-// nothing while the calling thread captures a CUDA graph. Requires: the calling
-// thread is the main one.
+// Makes the process's context use the allocator of the stream that it is about
+// to be bound to. Binding it to a CUDA stream does not do this: the context
+// would keep the allocator of the previous stream, which threads on that stream
+// use. Does nothing while the calling thread captures a CUDA graph. Requires:
+// the calling thread is the main one.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API void UseMemoryOf(const CUDAStream& stream);
 #endif
@@ -82,25 +82,25 @@ PADDLE_API void UseMemoryOf(const stream::Stream& stream);
 #endif
 
 // Returns a new context for the CPU, on which operators allocate from
-// `allocator` and draw random numbers from `generator`. A null argument stands
-// for that of the context of the process. Requires: `allocator` is never
+// `allocator` and draw random numbers from `generator`. For a null argument,
+// the process's allocator or generator is used. Requires: `allocator` is never
 // destroyed.
 PADDLE_API std::shared_ptr<DeviceContext> NewHostContext(
     Allocator* allocator, std::shared_ptr<Generator> generator);
 
-// Makes the calling thread find `context` for the CPU, or the context of the
-// process if it is null. Requires: `context` outlives this use, which ends when
-// the thread calls this again or ends.
+// Makes `context` the calling thread's context for the CPU; null selects the
+// process's context. Requires: `context` stays alive until the thread calls
+// this again or ends.
 PADDLE_API void UseHostContext(DeviceContext* context);
 
-// Makes the calling thread find the contexts in `contexts`, or none of its own
-// if it is null. Requires: `contexts` stays unchanged until the thread calls
-// this again or ends.
+// Makes `contexts` the calling thread's own contexts; null removes them.
+// Requires: `contexts` does not change until the thread calls this again or
+// ends.
 PADDLE_API void UseThreadContexts(const ThreadContexts* contexts);
 
-// While an object exists, its thread finds `context` for the place of that
-// context. Requires: destroyed on the thread that made it. The place is not the
-// CPU.
+// While the guard exists, its thread's lookups find `context` for the context's
+// place. Requires: the guard is destroyed on the thread that created it. The
+// place is not the CPU.
 class PADDLE_API ThreadContextGuard {
  public:
   explicit ThreadContextGuard(std::shared_ptr<DeviceContext> context);
@@ -117,57 +117,57 @@ class PADDLE_API ThreadContextGuard {
 };
 
 // Throws PreconditionNotMet if the calling thread has a ThreadContextGuard for
-// the place, which would hide a context that is set otherwise.
+// the place, which would hide a context that is set in another way.
 PADDLE_API void EnforceNoContextGuard(const Place& place);
 
-// Returns whether the calling thread captures a CUDA graph. No context can be
-// made meanwhile.
+// Returns whether the calling thread captures a CUDA graph. During a capture,
+// no context can be created.
 PADDLE_API bool IsCapturing();
 
-// Makes the calling thread find the context of the process wherever it has
-// chosen none. Requires: called by the main thread, before it binds that
-// context to another stream than the default one, or by the forking thread in
-// its child.
+// Makes the calling thread the main one: where it has set no context, its
+// lookups find the process's context. Requires: called by the main thread
+// before it first binds that context to a stream other than the default one, or
+// by the forking thread in its child.
 PADDLE_API void BecomeMainThread();
 
-// Makes threads other than the main one find `context`, which is on the default
-// stream of the place, until the process ends. This applies to threads for
-// which `is_python_thread` returns true during the lookup. A worker thread of
-// the executor, for example, works for the thread that waits for it, and so
-// finds the context of the process.
+// Makes lookups of threads other than the main one find `context`, which is on
+// the place's default stream, until the process ends. This applies to threads
+// for which `is_python_thread` returns true during the lookup. Other threads,
+// such as executor workers, work for a thread that waits for them, and find the
+// process's context.
 PADDLE_API void KeepDefaultContext(const Place& place,
                                    std::shared_ptr<DeviceContext> context,
                                    bool (*is_python_thread)());
 
-// Returns the context that the calling thread finds before the context of the
-// process, or null. Lock-free.
+// Returns the context that takes precedence over the process's context on the
+// calling thread, or null. Lock-free.
 DeviceContext* FindThreadContext(const Place& place);
 
-// Returns the context that the calling thread finds, which is that of the
-// process where FindThreadContext returns null. Requires: the place is not the
-// CPU.
+// Returns the calling thread's context: the process's context where
+// FindThreadContext returns null. Requires: the place is not the CPU.
 PADDLE_API std::shared_ptr<DeviceContext> CurrentContext(const Place& place);
 
-// Makes later work on the stream of `waiting` wait for the work that the stream
-// of `other` has been given by now.
+// Makes later work on the stream of `waiting` wait for the work enqueued on the
+// stream of `other` so far.
 PADDLE_API void WaitForStream(const DeviceContext* waiting,
                               const DeviceContext* other);
 
-// Returns the allocator of the stream that the calling thread is on, or null if
-// no thread has ever set a stream for the place. Memory that is freed goes back
-// to the allocator of its stream, so that no other stream reuses it while work
-// on it may be pending. Returns null, too, while the thread captures a CUDA
-// graph, which has a memory pool of its own.
+// Returns the allocator of the calling thread's current stream, or null if no
+// thread has ever set a stream for the place. Freed memory goes back to the
+// allocator of its stream, so that no other stream reuses it while work on it
+// may be pending. Also returns null while the thread captures a CUDA graph,
+// which has its own memory pool.
 PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 
-// Returns a number for the set of contexts that the calling thread finds, 0 if
-// all of them are the process's. It is a key for objects that keep contexts and
-// may be reused only with the same ones. The set, and everything that its
-// pointers own, is kept until the process ends. Takes a lock.
-PADDLE_API int64_t NumberOfThreadContexts();
+// Returns an id of the set of contexts that the calling thread's lookups find;
+// 0 if all of them are the process's. It is a key for objects that keep
+// contexts and may only be reused with the same contexts. The set, and
+// everything that its pointers own, is kept until the process ends. Takes a
+// lock.
+PADDLE_API int64_t ThreadContextsId();
 
-// While an object exists, its thread finds the contexts of the process only.
-// Requires: destroyed on the thread that made it.
+// While the guard exists, its thread's lookups find the process's contexts
+// only. Requires: the guard is destroyed on the thread that created it.
 class PADDLE_API ProcessContextsGuard {
  public:
   ProcessContextsGuard();
@@ -179,21 +179,21 @@ class PADDLE_API ProcessContextsGuard {
   const ThreadContexts* const outer_;
 };
 
-// Returns the places where the calling thread is on another stream than the
-// context of the process.
+// Returns the places where the calling thread's stream is not the stream of the
+// process's context.
 PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 
-// Returns all contexts that the calling thread finds before those of the
-// process, but for that of the CPU.
+// Returns all contexts that take precedence over the process's contexts on the
+// calling thread, except the CPU's.
 PADDLE_API ThreadContexts CurrentContexts();
 
-// While an object exists, its thread finds `contexts`, and those of the process
-// for all other places, the CPU included. It orders the work: on each device,
-// the work inside comes after the work that the thread has started before, and
-// before the work that it starts afterwards. Does nothing while the thread
-// captures a CUDA graph, which belongs to the thread's own context.
+// While the guard exists, its thread's lookups find `contexts`, and the
+// process's contexts for all other places, the CPU included. The guard orders
+// the work on each device: the work inside runs after the thread's earlier work
+// and before its later work. Does nothing while the thread captures a CUDA
+// graph, which belongs to the thread's own context.
 //
-// Requires: destroyed on the thread that made it.
+// Requires: the guard is destroyed on the thread that created it.
 class PADDLE_API OrderedContextsGuard {
  public:
   explicit OrderedContextsGuard(ThreadContexts contexts);
@@ -203,14 +203,15 @@ class PADDLE_API OrderedContextsGuard {
 
  private:
   const ThreadContexts contexts_;
-  // The thread's context and the one inside, per place where they differ in
-  // their stream. The thread may set another stream meanwhile.
+  // For each place where the streams differ: the thread's context and the
+  // context inside the guard. Stored, since the thread may set another stream
+  // meanwhile.
   const ContextPairs pairs_;
   const ThreadContexts* const outer_;
 };
 
-// For code that keeps the contexts that it looks up and that several threads
-// run.
+// Uses the process's contexts, in order with the thread's work. For code that
+// keeps the contexts that it looks up and that several threads run.
 class OrderedProcessContextsGuard : public OrderedContextsGuard {
  public:
   OrderedProcessContextsGuard() : OrderedContextsGuard({}) {}

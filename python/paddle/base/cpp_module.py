@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Finds the C++ halves of Python modules, which Paddle may be built without."""
+"""Finds optional C++ parts of Python modules."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @functools.cache
 def find_cpp_module(name: str) -> ModuleType | None:
     """
-    Returns a submodule of libpaddle, or a module of that name of this package;
-    None if there is neither.
+    Returns the submodule `name` of libpaddle, else the module `name` of this
+    package, else None.
     """
     if hasattr(libpaddle, name):
         return getattr(libpaddle, name)

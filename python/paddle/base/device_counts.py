@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The devices of this process, other than the CPU."""
+"""Device counts and names of this process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ __all__ = []
 
 def device_count(kind: str) -> int:
     """
-    Returns the number of devices of a type that Paddle was compiled with, or of
-    a plugin, by the name that `paddle.set_device` takes. Thread-safe.
+    Returns the number of devices of a type, which is given by its name for
+    `paddle.set_device`: a type that Paddle was compiled with, or a plugin's.
+    Thread-safe.
     """
     if kind == "gpu":
         return core.get_cuda_device_count()
@@ -36,9 +37,9 @@ def device_count(kind: str) -> int:
 
 def device_counts() -> dict[str, int]:
     """
-    Returns the number of devices per type, for the types that Paddle was
-    compiled with and those of plugins, keyed by the name that
-    `paddle.set_device` takes. Thread-safe.
+    Returns the number of devices of each type that Paddle was compiled with or
+    that a plugin provides. The keys are names for `paddle.set_device`.
+    Thread-safe.
     """
     kinds = list(core.get_all_custom_device_type() or [])
     if core.is_compiled_with_cuda():

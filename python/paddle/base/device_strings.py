@@ -11,12 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Converts what names a device, such as a string, to a place.
+"""Converts device strings, indices and other values to places.
 
-A device is 'cpu', or a type with or without an index: 'gpu' or 'gpu:0', 'xpu',
-'ipu', or a type that a plugin has registered. 'cuda' and 'dcu' stand for 'gpu'.
+A device string is 'cpu', or a type with or without an index: 'gpu' or 'gpu:0',
+'xpu', 'ipu', or a type that a plugin registered. 'cuda' and 'dcu' mean 'gpu'.
 Every error names the value and the devices that exist. It is a ValueError, and
-for a value that is neither a string nor an index nor a place also a TypeError.
+also a TypeError for a value that is not a string, an index or a place.
 All functions are thread-safe.
 """
 
@@ -37,7 +37,7 @@ _ALIASES = {"cuda": "gpu", "dcu": "gpu"}
 
 # No NamedTuple: to define one takes longer than to import all of this module.
 class _Type:
-    """A type of device that Paddle may have been compiled without."""
+    """A device type that Paddle may have been compiled without."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ def _error(reason: str) -> ValueError:
 
 # Paddle 3.3.0 raises a ValueError in some functions and a TypeError in others.
 class DeviceTypeError(TypeError, ValueError):
-    """The error for a value of a type that cannot be a device."""
+    """The error for a value whose type cannot be a device."""
 
 
 def error_of_type(device: object) -> DeviceTypeError:
     """
-    Returns the error of a function for a value that cannot be a device, or for
-    a place that it has no use for.
+    Returns the error for a value that cannot be a device, or for a place that
+    the function does not support.
     """
     wanted = "a name such as 'cpu' or 'gpu:0', or a place"
     if isinstance(device, core.Place):
@@ -109,7 +109,7 @@ def checked_place(device: object) -> core.Place:
     Returns `device`, a place.
 
     Raises:
-        DeviceTypeError: it is no place.
+        DeviceTypeError: it is not a place.
     """
     if not isinstance(device, core.Place):
         raise error_of_type(device)
@@ -118,29 +118,29 @@ def checked_place(device: object) -> core.Place:
 
 def checked_index(index: int) -> int:
     """
-    Returns `index`, the index of a device.
+    Returns `index`, a device index.
 
     Raises:
-        DeviceTypeError: it is True or False, which are integers to Python.
+        DeviceTypeError: it is True or False, which are integers in Python.
         ValueError: it is negative.
     """
     if isinstance(index, bool):
         raise error_of_type(index)
     if index < 0:
         raise _error(
-            f"The index of a device must be 0 or more, but received {index!r}."
+            f"A device index must be 0 or more, but received {index!r}."
         )
     return index
 
 
 def name_of_index(index: int, current: str) -> str:
     """
-    Returns the name of the device that has `index` among those of the type of
-    the device that is named `current`.
+    Returns the name of the device with an index and the type of the device
+    named `current`.
 
     Raises:
-        DeviceTypeError: as `checked_index`.
-        ValueError: the index is negative, or the CPU's and not 0.
+        DeviceTypeError: see `checked_index`.
+        ValueError: the index is negative, or not 0 for the CPU.
     """
     checked_index(index)
     kind = current.partition(":")[0]
@@ -148,14 +148,14 @@ def name_of_index(index: int, current: str) -> str:
         return f"{kind}:{index}"
     if index:
         raise _error(
-            "The current device is the CPU, which has index 0 alone, but "
+            "The current device is the CPU, which only has index 0, but "
             f"received {index!r}. Please pass the name of a device."
         )
     return kind
 
 
 def error_of_streams(place: object) -> TypeError:
-    """Returns the error of a function on streams for a device without any."""
+    """Returns the error for a device that does not have streams."""
     return TypeError(
         _with_devices(
             "The device must be a GPU, an XPU or a custom device, which have "
@@ -166,21 +166,21 @@ def error_of_streams(place: object) -> TypeError:
 
 def parse_index(index: str, device: str) -> int:
     """
-    Returns the index in `device`, such as '0' in 'gpu:0'.
+    Converts `index`, such as '0' in the device string 'gpu:0', to a number.
 
     Raises:
         ValueError: it is not a number.
     """
     if not index.strip().isdecimal():
         raise _error(
-            f"The index of a device must be a number such as 0, but "
+            f"A device index must be a number such as 0, but "
             f"{device!r} has {index!r}."
         )
     return int(index)
 
 
 def _type_named(name: str, device: str) -> str:
-    """Returns the type that `name`, the first part of `device`, stands for."""
+    """Returns the device type for `name`, the first part of `device`."""
     custom_types = core.get_all_custom_device_type() or []
     lower = name.lower()
     for custom_type in (name, lower):
@@ -191,7 +191,7 @@ def _type_named(name: str, device: str) -> str:
         return kind
     if kind not in _TYPES:
         raise _error(
-            "The device must be 'cpu', or a type of device such as 'gpu' or "
+            "The device must be 'cpu', or a device type such as 'gpu' or "
             f"'gpu:0', but received {device!r}."
         )
     _check_is_compiled(kind, device)
@@ -209,8 +209,8 @@ def _check_is_compiled(kind: str, device: str) -> None:
 
 def selected_index(kind: str) -> int:
     """
-    Returns the index of the device that `paddle.distributed.launch` has chosen
-    for this process, 0 if it has chosen none.
+    Returns the index of the device that `paddle.distributed.launch` selected
+    for this process, or 0 if it selected none.
     """
     if kind == "gpu":
         return paddle.distributed.ParallelEnv().dev_id
@@ -227,13 +227,13 @@ def place_of(
 
     Args:
         device (str): the device, such as 'cpu', 'gpu' or 'gpu:0'.
-        default_index (Callable): returns the index for a type of device that
-            `device` names without an index.
+        default_index (Callable): returns the index for a device type if
+            `device` has no index.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device does not exist.
     """
-    if device == "cpu":  # The most frequent one, found at once.
+    if device == "cpu":  # A fast path for the most frequent device.
         return core.CPUPlace()
     name, colon, index = device.strip().partition(":")
     kind = _type_named(name, device)
@@ -248,8 +248,8 @@ def place_of(
     count = device_count(kind)
     if number >= count:
         raise _error(
-            f"There is no device '{kind}:{number}', since this process has "
-            f"{count} of type {kind!r}."
+            f"There is no device '{kind}:{number}': this process has {count} "
+            f"of type {kind!r}."
         )
     if kind in _TYPES:
         return _TYPES[kind].place(number)
@@ -258,12 +258,13 @@ def place_of(
 
 def custom_device_id(device: str | int | core.Place | None) -> int:
     """
-    Returns the index of a device of the type that `paddle.device.custom_device`
-    is for: the first one that a plugin has registered. None is its device 0.
+    Returns the index of a device for `paddle.device.custom_device`. That module
+    supports one device type, the first that a plugin registered. None means
+    device 0.
 
     Raises:
         DeviceTypeError: `device` cannot be a device.
-        ValueError: there is no such device.
+        ValueError: the device does not exist.
     """
     if device is None:
         return 0
@@ -272,23 +273,23 @@ def custom_device_id(device: str | int | core.Place | None) -> int:
     place = place_of(name) if isinstance(name, str) else checked_place(name)
     if not place.is_custom_place():
         raise _error(
-            f"The device must be one of a plugin, but received {device!r}."
+            f"The device must be a plugin's device, but received {device!r}."
         )
     if place.custom_device_type() != kind:
         raise _error(
             f"The device must be of type {kind!r}, which "
-            f"paddle.device.custom_device is for, but received {device!r}."
+            f"paddle.device.custom_device supports, but received {device!r}."
         )
     return place.custom_device_id()
 
 
 def place_of_memory(place: str) -> core.Place:
     """
-    Returns the place that a function with an argument `place` allocates on: a
+    Converts an argument `place`, which says where a function allocates: a
     device, pinned memory such as 'gpu_pinned', or 'device', an undefined place.
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: the place does not exist.
     """
     name = place.strip().lower()
     if name == "device":

@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Modules that are loaded at their first use, or before the first fork.
+"""Modules that are loaded at first use, or before the first fork.
 
-A fork in the middle of an import leaves the import's lock held in the child,
-where no thread will ever release it: the child hangs when it needs the module.
+A fork during an import leaves the import lock held in the child, where no
+thread ever releases it: the child hangs when it needs the module.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _names: set[str] = set()
 
 def load_before_fork(*names: str) -> None:
     """
-    Loads modules before this process forks for the first time, unless they are
-    loaded by then. Thread-safe.
+    Registers modules to be loaded before the first fork of this process.
+    Thread-safe.
     """
     _names.update(names)
 
 
 def _load() -> None:
     for name in tuple(_names):
-        # A process without free descriptors, for example, still may fork.
+        # An import error, such as too many open files, must not prevent a fork.
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module(name)
             _names.discard(name)

@@ -29,14 +29,14 @@ __all__ = []
 
 def record_stream(self: Tensor, stream: Stream) -> None:
     """
-    Tells the allocator that a stream uses this tensor. Once the memory of the
-    tensor, and of its views, is freed, it is used again only when the stream
-    has done the work that it was given until then.
+    Tells the allocator that a stream uses this tensor. After the memory of the
+    tensor and its views is freed, it is reused only when the stream has
+    completed all work enqueued on it until then.
 
-    Memory goes back to the stream that it was allocated on, which knows nothing
-    of the work of other streams. Call this for a tensor that another stream
-    uses and that may be dropped before that stream has done its work. It may be
-    called before or after the work is started.
+    Freed memory goes back to the stream that it was allocated on, which does
+    not wait for the work of other streams. Call this function for a tensor that
+    another stream uses and that may be dropped before that stream has completed
+    its work. Call it before or after the work starts.
 
     This function is thread-safe.
 
@@ -45,8 +45,8 @@ def record_stream(self: Tensor, stream: Stream) -> None:
 
     Raises:
         TypeError: `stream` is not a Stream.
-        ValueError: the stream is not on the device of the tensor, or Paddle has
-            not allocated the memory.
+        ValueError: the stream is not on the tensor's device, or Paddle did not
+            allocate the memory.
         RuntimeError: the allocators of this process do not wait for streams.
 
     Examples:
@@ -82,7 +82,7 @@ def record_stream(self: Tensor, stream: Stream) -> None:
     if not hasattr(native, "record_stream"):
         raise NotImplementedError(
             f"This Paddle cannot record streams of {place}. Keep the tensor "
-            "until stream.synchronize() has returned."
+            "until stream.synchronize() returns."
         )
     for part in dense_parts(self):
         if part._is_initialized():

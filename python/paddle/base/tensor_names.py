@@ -13,10 +13,10 @@
 # limitations under the License.
 """Distinct names for unnamed tensors of threads that have their own devices.
 
-A tensor without a name is numbered by the tracer that makes it. A thread with
-its own device has its own tracer, so that its tensors may get the same names as
-those of the main thread. Code that looks tensors up by name calls this module;
-most of Paddle does not.
+The tracer that creates an unnamed tensor numbers it. A thread with its own
+device has its own tracer, so its tensors may get the same names as the main
+thread's tensors. Code that looks up tensors by name calls this module; most of
+Paddle does not look up names.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
     renamed until a thread sets its own device.
 
     Raises:
-        ValueError: `tensor` would be renamed but is trainable; an optimizer may
-            keep its state under the present name.
+        ValueError: `tensor` must be renamed but is trainable: an optimizer may
+            have stored its state under the present name.
     """
     if not devices.current_place.any_thread_has_set:
         return
@@ -63,8 +63,8 @@ def keep_apart(tensor: Tensor, others: Iterable[Tensor]) -> None:
 
 def keep_parameters_apart(parameters: list[Tensor | dict]) -> None:
     """
-    Calls `keep_apart` for each tensor that an optimizer is given. Its groups,
-    which are dicts, contain only parameters.
+    Calls `keep_apart` for each tensor of an optimizer's parameter list. It
+    skips parameter groups, which are dicts and contain only parameters.
     """
     seen = []
     for param in parameters:

@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Events of GPUs that processes send to each other.
+"""GPU events that processes send to each other.
 
-`InterprocessEvent` is the base of a `paddle.device.Event` that was made with
-`interprocess=True` on a GPU, or received. It stands where core.CUDAEvent does,
-which has no handle.
+`InterprocessEvent` is the `event_base` of a `paddle.device.Event` that was
+created with `interprocess=True` on a GPU, or received. It replaces
+core.CUDAEvent, which does not provide a handle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POLL_S = 0.00005
 
 
 class InterprocessEvent:
-    """An event of a GPU that other processes may receive. Thread-safe."""
+    """A GPU event that other processes may receive. Thread-safe."""
 
     def __init__(self, event: Any):
         self._event = event
@@ -47,12 +47,12 @@ class InterprocessEvent:
         cls, device_id: int | None, enable_timing: bool
     ) -> InterprocessEvent:
         """
-        Makes an event on a GPU.
+        Creates an event on a GPU.
 
         Raises:
             ValueError: the event should also measure time, or the current
                 device is not a GPU.
-            MemoryError: the driver makes no more events.
+            MemoryError: the driver cannot create more events.
         """
         if device_id is None:
             raise ValueError(
@@ -63,7 +63,7 @@ class InterprocessEvent:
             raise ValueError(
                 "An event cannot have both interprocess=True and "
                 "enable_timing=True, which CUDA does not support. Measure time "
-                "by two more events with enable_timing=True."
+                "with two separate events with enable_timing=True."
             )
         return cls(native.InterprocessEvent(device_id))
 
@@ -71,7 +71,7 @@ class InterprocessEvent:
     def from_ipc_handle(
         cls, handle: bytes, device_id: int | None
     ) -> InterprocessEvent:
-        """Opens an event by its handle; without an ID, one of any GPU."""
+        """Opens an event by its handle. Without an ID, accepts any GPU."""
         return cls(native.InterprocessEvent.from_ipc_handle(handle, device_id))
 
     @property
@@ -80,38 +80,38 @@ class InterprocessEvent:
         return self._event.place
 
     def ipc_handle(self) -> bytes:
-        """Returns a handle, which keeps the event until it is opened."""
+        """Returns a handle, which keeps the event alive until it is opened."""
         return self._event.ipc_handle()
 
     def record(self, stream: core.CUDAStream | None = None) -> None:
-        """Records the event in a stream, by default the current one."""
+        """Records the event on a stream, by default the current stream."""
         device_id = self.place.gpu_device_id()
         if stream is None:
             stream = core._get_current_stream(device_id)
         if stream.place.gpu_device_id() != device_id:
             raise ValueError(
-                "An event must be recorded in a stream of its own GPU, but the "
+                "An event must be recorded on a stream of its own GPU, but the "
                 f"event is on {self.place} and the stream on {stream.place}. "
                 "Pass a stream of the event's GPU."
             )
         self._event.record(stream.cuda_stream)
 
     def wait(self, stream: core.CUDAStream) -> None:
-        """Makes a stream wait for the work that was last recorded."""
+        """Makes a stream wait for the last recorded work."""
         self._event.wait(stream.place.gpu_device_id(), stream.cuda_stream)
 
     def query(self) -> bool:
         """
-        Returns whether no work is left of what was last recorded. If the
-        process that recorded it was killed, that is so: the driver has stopped
-        its work, which may not be done.
+        Returns whether none of the last recorded work is left. This is also
+        true if the process that recorded it was killed: the driver has stopped
+        its work, which may be incomplete.
         """
         return self._event.query()
 
     def synchronize(self) -> None:
-        """Waits until the work that was last recorded is done."""
-        # The driver's own function could wait forever for a killed process,
-        # and is not interrupted by signals.
+        """Waits until none of the last recorded work is left."""
+        # The driver's own function could wait forever for a killed process, and
+        # signals do not interrupt it.
         while not self.query():
             time.sleep(_POLL_S)
 
@@ -120,20 +120,21 @@ def _enforce_available() -> None:
     if not shared_storage.is_available():
         raise NotImplementedError(
             "This Paddle cannot send events to other processes, because it was "
-            "built without shared memory, a part in C++ for Linux. Call the "
-            "event's synchronize() instead, and tell the other process then."
+            "built without shared memory, a C++ part for Linux. Call the "
+            "event's synchronize() instead, and then notify the other process."
         )
 
 
 def ipc_handle(event: Event | _EventBase) -> bytes:
     """
-    Returns a handle of an event, which keeps the event until it is opened.
+    Returns a handle of an event, which keeps the event alive until the handle
+    is opened.
 
     Raises:
         NotImplementedError: the event is not on a GPU, or this Paddle was built
             without shared memory.
-        RuntimeError: the process that made the event has ended.
-        ValueError: the event was made without interprocess=True.
+        RuntimeError: the process that created the event has ended.
+        ValueError: the event was created without interprocess=True.
     """
     base = getattr(event, "event_base", event)
     if isinstance(base, InterprocessEvent):
@@ -141,15 +142,15 @@ def ipc_handle(event: Event | _EventBase) -> bytes:
     if isinstance(base, core.CUDAEvent):
         _enforce_available()
         raise ValueError(
-            "An event that is sent to another process must be made by "
-            "paddle.device.Event(interprocess=True), but received one without "
-            "interprocess=True, or a paddle.device.cuda.Event. Make another "
-            "event, and record it at the same place."
+            "An event that is sent to another process must be created with "
+            "paddle.device.Event(interprocess=True), but received an event "
+            "without interprocess=True, or a paddle.device.cuda.Event. Create "
+            "such an event, and record it at the same point."
         )
     raise NotImplementedError(
-        "Only events of GPUs can be sent to another process, but received "
-        f"{event!r}. Call its synchronize() instead, and tell the other "
-        "process then."
+        "Only GPU events can be sent to another process, but received "
+        f"{event!r}. Call its synchronize() instead, and then notify the other "
+        "process."
     )
 
 
@@ -157,13 +158,13 @@ def event_of(
     kind: type[Event], handle: bytes, device_id: int | None = None
 ) -> Event:
     """
-    Opens an event of another process, or finds the one of this process.
+    Opens another process's event, or finds this process's own event.
 
     Raises:
         NotImplementedError: this Paddle was built without shared memory.
-        RuntimeError: the event, or the process that made it, is gone, or this
-            process cannot use its GPU.
-        ValueError: the handle is not one, or the event is not on the device.
+        RuntimeError: the event no longer exists, the process that created it
+            has ended, or this process cannot use its GPU.
+        ValueError: the handle is invalid, or the event is not on the device.
     """
     _enforce_available()
     event = kind.__new__(kind)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The statistics that Paddle keeps of the memory of a device, as one dict."""
+"""Paddle's memory statistics of a device, as one dict."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = []
 
 def memory_stats(device: PlaceLike | int | None = None) -> dict[str, int]:
     """
-    Returns how many bytes of memory the tensors of a device use ("allocated")
-    and Paddle's allocator has taken for them ("reserved"): now, and at most so
-    far. Thread-safe.
+    Returns how many bytes of a device's memory tensors use ("allocated") and
+    Paddle's allocator holds ("reserved"), each as the current and the peak
+    value. Thread-safe.
 
     Args:
         device (str|int|paddle.Place, optional): the device, such as "cpu" or
@@ -43,7 +43,8 @@ def memory_stats(device: PlaceLike | int | None = None) -> dict[str, int]:
             "reserved_bytes.all.peak".
 
     Raises:
-        ValueError: there is no such device, or Paddle has no statistics of it.
+        ValueError: the device does not exist, or Paddle keeps no memory
+            statistics for it.
 
     Examples:
         .. code-block:: python
@@ -72,15 +73,15 @@ def memory_stats(device: PlaceLike | int | None = None) -> dict[str, int]:
 
 def _index_of_statistics(place: core.Place) -> int:
     custom_types = core.get_all_custom_device_type() or []
-    # They are by index alone, so that those of a second type of custom devices
-    # are mixed with those of the first.
+    # Paddle's statistics are per index only: those of a second custom device
+    # type would be mixed with those of the first.
     if isinstance(place, (core.CUDAPlace, core.XPUPlace)) or (
         isinstance(place, core.CustomPlace)
         and place.get_device_type() == custom_types[0]
     ):
         return place.get_device_id()
     raise ValueError(
-        f"Paddle keeps no statistics of the memory of {place}. Please pass the "
-        "CPU, a GPU, an XPU or a device of the first type of custom devices, "
-        f"of {custom_types}."
+        f"Paddle keeps no memory statistics for {place}. Please pass the CPU, "
+        "a GPU, an XPU or a device of the first custom device type of "
+        f"{custom_types}."
     )

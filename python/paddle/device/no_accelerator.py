@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The functions of paddle.device for a process whose only device is the CPU."""
+"""Functions of paddle.device for a process whose only device is the CPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = []
 def _needs_accelerator(name: str) -> Callable[..., NoReturn]:
     def needs_accelerator(*args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            f"paddle.device.{name} needs a GPU, an XPU or a device of a "
-            "plugin, but the only device of this process is the CPU. Call "
+            f"paddle.device.{name} needs a GPU, an XPU or a plugin's device, "
+            "but the only device of this process is the CPU. Call "
             "paddle.device.is_available() first."
         )
 

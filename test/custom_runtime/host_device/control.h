@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// What a test asks of the plugin beyond C_DeviceInterface. The functions are
-// exported, so that Python reaches them too, by ctypes. All of them may be
-// called by any thread, once InitPlugin has succeeded.
+// The plugin's functions for tests, in addition to C_DeviceInterface. They are
+// exported, so that Python can call them through ctypes. All of them are
+// thread-safe. Requires: InitPlugin has succeeded.
 
 #pragma once
 
@@ -27,33 +27,32 @@ extern "C" {
 
 // An operation that a stream has completed.
 struct HostDeviceOperation {
-  uint64_t number;  // Of all operations, in the order of completion, from 0.
-  int32_t device;   // Whose stream it is.
-  C_Stream stream;  // As create_stream has returned it.
-  // The function of C_DeviceInterface that submitted it, or what it has been
-  // launched as.
+  uint64_t number;  // Counts all operations in completion order, from 0.
+  int32_t device;   // The stream's device.
+  C_Stream stream;  // The handle from create_stream.
+  // The function of C_DeviceInterface that submitted it, or the `kind` passed
+  // to HostDeviceLaunch.
   const char* kind;
-  // On the clock CLOCK_MONOTONIC. What delays an operation, and what it waits
-  // for, is between the two.
+  // Times of CLOCK_MONOTONIC. Delays and waits are between the two.
   uint64_t begin_ns;
   uint64_t end_ns;
 };
 
-// Makes each operation submitted from now on sleep for a while before it acts:
-// those of one stream, or, when `stream` is null, those of all streams of the
-// device. A stream that has a delay of its own adds it to that of its device.
+// Makes each operation submitted from now on sleep before it runs: operations
+// of one stream, or, if `stream` is null, of all streams of the device. A
+// stream's own delay is added to its device's delay.
 //
-// Returns C_ERROR, having said why, when there is no such device or stream or
-// the delay is more than 10 seconds.
+// Returns C_ERROR and prints the reason if the device or stream does not exist
+// or the delay is more than 10 seconds.
 [[gnu::visibility("default")]] C_Status HostDeviceSetDelay(
     int32_t device, C_Stream stream, uint64_t microseconds);
 
-// Submits function(argument) to a stream as an operation that the trace is to
-// call `kind`, a string that must never change. The function must not wait for
+// Submits function(argument) to a stream as an operation. The trace records it
+// with `kind`, a string that must never change. The function must not wait for
 // streams.
 //
-// Returns C_ERROR, having said why, when there is no function or no such
-// stream. The function is then not called.
+// Returns C_ERROR and prints the reason if the function is null or the stream
+// does not exist. The function is then not called.
 [[gnu::visibility("default")]] C_Status HostDeviceLaunch(
     C_Stream stream,
     const char* kind,
@@ -61,8 +60,8 @@ struct HostDeviceOperation {
     void* argument);
 
 // Moves the oldest operations of the trace, at most `capacity`, to `operations`
-// and returns how many. The trace holds the last 4096 operations; where
-// `number` leaves a gap, older ones had to make room.
+// and returns their count. The trace holds the last 4096 operations; a gap in
+// `number` means that older operations were discarded.
 [[gnu::visibility("default")]] size_t HostDeviceTakeTrace(
     HostDeviceOperation* operations, size_t capacity);
 }

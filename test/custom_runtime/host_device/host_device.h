@@ -12,11 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The parts of a device that lives in host memory. Any number of threads may
-// use an object of any class here at the same time.
+// The parts of a device in host memory. All classes are thread-safe.
 //
-// A process that forks keeps in its child all but the threads: see
-// Runtime::BeginAnewInChild.
+// A forked child keeps everything except the threads: see
+// Runtime::ResetInChild.
 
 #pragma once
 
@@ -55,25 +54,25 @@ inline constexpr size_t kAlignment = 64;
 // The most bytes that a Memory may have.
 inline constexpr size_t kMaxMemory = size_t{1} << 40;
 
-// Guards all that is not the queue of a stream. It is held for moments only,
-// never during a wait or while work runs. There is one for all, so that fork
-// can hold it and a child finds everything whole.
+// Guards all state except the streams' queues. It is held only briefly, never
+// during a wait or while work runs. There is a single mutex, so that fork can
+// hold it and the child finds all state consistent.
 inline std::mutex state_mutex;
 
 using StateLock = std::lock_guard<std::mutex>;
 
-// Whether this thread is the worker of a stream. What such a thread runs must
-// not wait for streams, as in a callback of CUDA: it might wait for itself.
+// Whether this thread is the worker of a stream. As in a CUDA callback, its
+// work must not wait for streams: it might wait for itself.
 inline thread_local bool is_worker = false;
 
-// A number that only grows, and that threads can wait for. It lives on a bare
+// A number that only grows, and that threads can wait for. It uses a bare
 // futex, since a condition variable does not survive fork.
 class Counter {
  public:
-  // The calls of several threads must be kept apart by a lock.
+  // Requires: a lock serializes the calls.
   void Advance() { Set(value_.load(std::memory_order_relaxed) + 1); }
 
-  // As if all that is yet to be counted had been.
+  // Sets the maximum value, which satisfies all waits.
   void Exhaust() { Set(UINT64_MAX); }
 
   uint64_t Value() const { return value_.load(std::memory_order_acquire); }
@@ -81,7 +80,7 @@ class Counter {
   bool Reached(uint64_t value) const { return Value() >= value; }
 
   void Wait(uint64_t value) const {
-    // Most waits are short. To sleep and be woken takes longer than this.
+    // Most waits are short. Sleeping and waking up takes longer than this.
     const auto patience =
         std::chrono::steady_clock::now() + std::chrono::microseconds(20);
     while (std::chrono::steady_clock::now() < patience) {
@@ -92,7 +91,7 @@ class Counter {
     for (;;) {
       const uint32_t seen = changes_;
       if (Reached(value)) break;
-      // Returns at once when there has been a change since.
+      // Returns immediately if `changes_` has changed since.
       syscall(SYS_futex, &changes_, FUTEX_WAIT_PRIVATE, seen, nullptr);
     }
     --sleepers_;
@@ -101,8 +100,8 @@ class Counter {
  private:
   void Set(uint64_t value) {
     value_.store(value, std::memory_order_release);
-    // One of the two threads sees what the other one writes first: this one the
-    // sleeper, or the sleeper the change.
+    // At least one of the two threads sees the other's write: this thread sees
+    // the sleeper, or the sleeper sees the change.
     ++changes_;
     if (sleepers_ == 0) return;
     syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, INT_MAX);
@@ -113,8 +112,8 @@ class Counter {
   mutable std::atomic<uint32_t> sleepers_{0};
 };
 
-// Invariant: blocks do not overlap; `used_` is the sum of their sizes and of
-// those that Free is about to release, and never exceeds `total_`.
+// Invariant: blocks do not overlap. `used_` is the total size of all blocks,
+// including those that Free is about to release, and never exceeds `total_`.
 class Memory {
  public:
   explicit Memory(size_t total) : total_(total) {}
@@ -123,7 +122,7 @@ class Memory {
   void* Allocate(size_t size) {
     const StateLock lock(state_mutex);
     if (size > total_ - used_) return nullptr;
-    // An empty block takes space too, so that it has an address of its own.
+    // An empty block takes space too, so that its address is unique.
     const size_t units =
         std::max<size_t>(1, (size + kAlignment - 1) / kAlignment);
     Block block{{std::aligned_alloc(kAlignment, units * kAlignment), std::free},
@@ -135,8 +134,8 @@ class Memory {
     return ptr;
   }
 
-  // Returns once nothing pins the block any more, or returns false when `ptr`
-  // is not a live block of `size` bytes.
+  // Waits until the block is no longer pinned and frees it. Returns false if
+  // `ptr` is not a live block of `size` bytes.
   bool Free(const void* ptr, size_t size) {
     std::unique_lock<std::mutex> lock(state_mutex);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(ptr));
@@ -152,8 +151,8 @@ class Memory {
     return true;
   }
 
-  // Returns what keeps the live block that holds all of [ptr, ptr + size), or
-  // null when there is none: until the result is gone, Free waits.
+  // Pins the live block that contains [ptr, ptr + size): Free waits until the
+  // result is destroyed. Returns null if there is no such block.
   std::shared_ptr<void> Pin(const void* ptr, size_t size) {
     const auto address = reinterpret_cast<uintptr_t>(ptr);
     const StateLock lock(state_mutex);
@@ -177,8 +176,8 @@ class Memory {
     return total_ - used_;
   }
 
-  // Forgets the pins of threads that a child does not have. To be called with
-  // the state locked.
+  // Removes the pins of threads that do not exist in a child. Requires:
+  // state_mutex is held.
   void Unpin() {
     for (auto& [start, block] : blocks_) block.pins = 0;
   }
@@ -191,14 +190,14 @@ class Memory {
   };
 
   const size_t total_;
-  // All that follows is guarded by the state's lock.
+  // The members below are guarded by state_mutex.
   size_t used_ = 0;
   std::map<uintptr_t, Block> blocks_;  // By first address.
   Counter unpinned_;
 };
 
-// A position of a stream: all of its work up to some piece. A position of no
-// stream is complete. It may outlive its stream.
+// A position in a stream: all of its work up to some operation. A position
+// without a stream is complete. A position may outlive its stream.
 class Position {
  public:
   Position() = default;
@@ -209,7 +208,7 @@ class Position {
     return completed_ == nullptr || completed_->Reached(value_);
   }
 
-  // Whether all work before the last piece is complete.
+  // Whether all work before the last operation is complete.
   bool IsNext() const {
     return completed_ == nullptr || completed_->Reached(value_ - 1);
   }
@@ -223,8 +222,8 @@ class Position {
   uint64_t value_ = 0;
 };
 
-// Invariant: pieces of work run one at a time, in the order of their
-// submission, in a thread of the stream, which starts with the first of them.
+// Invariant: operations run one at a time, in submission order, on the stream's
+// thread, which starts with the first operation.
 class Stream {
  public:
   using Handle = C_Stream;
@@ -232,7 +231,7 @@ class Stream {
 
   explicit Stream(int device) : device_(device) {}
 
-  // Returns once all work has completed. Not for the worker of the stream.
+  // Waits until all work is complete. Must not run on the stream's worker.
   ~Stream() {
     if (!queue_->worker.joinable()) return;
     Submit(nullptr);
@@ -241,8 +240,8 @@ class Stream {
 
   int Device() const { return device_; }
 
-  // Submits `work` and returns the position that it completes. Work must not
-  // wait, other than for positions that it did not itself bring about.
+  // Submits `work` and returns the position that it completes. Work may only
+  // wait for positions that it did not submit itself.
   Position Submit(Work work) {
     const std::lock_guard<std::mutex> lock(queue_->mutex);
     if (!queue_->worker.joinable()) {
@@ -256,18 +255,18 @@ class Stream {
   // The position of all work submitted so far.
   Position Last() const { return {completed_, queue_->submitted.Value()}; }
 
-  // Notes what a piece of work came to. Of several, the first failure stays.
+  // Records a failure of an operation. The first failure is kept.
   void Fail(C_Status status) {
     C_Status none = C_SUCCESS;
     failure_.compare_exchange_strong(none, status);
   }
 
-  // Returns the failure noted since the last call, C_SUCCESS if none was.
+  // Returns and clears the recorded failure; C_SUCCESS if there was none.
   C_Status TakeFailure() { return failure_.exchange(C_SUCCESS); }
 
-  // In a child after fork: forgets all work and the thread. The lock of the
-  // queue may be held by a thread that is no more, so the queue is not touched.
-  void BeginAnew() {
+  // In a forked child: drops all work and the thread. A thread that no longer
+  // exists may hold the queue's lock, so the queue is not touched.
+  void Reset() {
     completed_->Exhaust();
     completed_ = std::make_shared<Counter>();
     queue_.release();  // NOLINT
@@ -279,7 +278,7 @@ class Stream {
  private:
   struct Queue {
     Counter submitted;
-    std::mutex mutex;  // Guards what follows, and Submit.
+    std::mutex mutex;  // Guards the members below, and Submit.
     std::deque<Work> work;
     std::thread worker;
   };
@@ -295,7 +294,7 @@ class Stream {
       lock.unlock();
       if (work == nullptr) return;
       work();
-      // What work holds is let go of before it counts as completed.
+      // Release the work's resources before it counts as complete.
       work = nullptr;
       completed->Advance();
     }
@@ -307,9 +306,8 @@ class Stream {
   std::atomic<C_Status> failure_{C_SUCCESS};
 };
 
-// Invariant: stands for one position of one stream, the last one recorded.
-// Before the first Record there is none and the event is complete, as CUDA has
-// it.
+// Invariant: refers to the last recorded position of a stream. Before the first
+// Record, the event is complete, as in CUDA.
 class Event {
  public:
   using Handle = C_Event;
@@ -330,12 +328,12 @@ class Event {
 
  private:
   const int device_;
-  Position last_;  // Guarded by the state's lock.
+  Position last_;  // Guarded by state_mutex.
 };
 
-// Invariant: a handle is not null, is given out once only, and stands for its
-// object from Create to Destroy. It is a number and no address: an address
-// would be used again, and a stale handle could pass for a live one.
+// Invariant: a handle is not null, is never reused, and refers to its object
+// from Create to Destroy. It is a number, not an address: an address could be
+// reused, so that a stale handle could pass for a live one.
 template <typename Object>
 class HandleTable {
  public:
@@ -348,27 +346,27 @@ class HandleTable {
     return handle;
   }
 
-  // Returns null when the handle is not live.
+  // Returns null if the handle is not live.
   std::shared_ptr<Object> Find(Handle handle) const {
     const StateLock lock(state_mutex);
     const auto found = objects_.find(handle);
     return found == objects_.end() ? nullptr : found->second;
   }
 
-  // Returns what the handle stood for, or null when it is not live.
+  // Returns the handle's object, or null if the handle is not live.
   std::shared_ptr<Object> Destroy(Handle handle) {
     const StateLock lock(state_mutex);
     const auto node = objects_.extract(handle);
     return node.empty() ? nullptr : node.mapped();
   }
 
-  // To be called with the state locked.
+  // Requires: state_mutex is held.
   const std::unordered_map<Handle, std::shared_ptr<Object>>& All() const {
     return objects_;
   }
 
  private:
-  // All that follows is guarded by the state's lock.
+  // The members below are guarded by state_mutex.
   uintptr_t last_ = 0;
   std::unordered_map<Handle, std::shared_ptr<Object>> objects_;
 };
@@ -393,13 +391,13 @@ class Trace {
     return size;
   }
 
-  // To be called with the state locked.
+  // Requires: state_mutex is held.
   void Clear() { operations_.clear(); }
 
  private:
   static constexpr size_t kCapacity = 4096;
 
-  // All that follows is guarded by the state's lock.
+  // The members below are guarded by state_mutex.
   uint64_t count_ = 0;
   std::deque<HostDeviceOperation> operations_;
 };
@@ -421,16 +419,14 @@ class Runtime {
     }
   }
 
-  // Work is never lost: what has been submitted completes first. It may still
-  // use all of the runtime.
+  // Waits for all submitted work, which may still use the whole runtime.
   ~Runtime() {
     for (const auto& stream : Streams()) stream->Last().Wait();
   }
 
-  // Lets a stream that has no handle any more live on until its work has
-  // completed.
+  // Keeps a stream whose handle was destroyed until its work is complete.
   void Retire(std::shared_ptr<Stream> stream) {
-    std::vector<std::shared_ptr<Stream>> done;  // Ends after the lock does.
+    std::vector<std::shared_ptr<Stream>> done;  // Destroyed after unlocking.
     const StateLock lock(state_mutex);
     retired_.push_back(std::move(stream));
     const auto end =
@@ -441,7 +437,7 @@ class Runtime {
     retired_.erase(end, retired_.end());
   }
 
-  // Returns every stream that may yet have work, retired ones too.
+  // Returns every stream that may still have work, including retired ones.
   std::vector<std::shared_ptr<Stream>> Streams() const {
     const StateLock lock(state_mutex);
     auto streams = retired_;
@@ -452,27 +448,27 @@ class Runtime {
     return streams;
   }
 
-  // In a child after fork, with the state locked. A child has none of the
-  // threads that ran work: its streams have none, and the events recorded on
-  // them are complete, for whoever waited would wait forever.
-  void BeginAnewInChild() {
+  // Runs in a forked child, with state_mutex held. The child does not have the
+  // threads that ran work. So its streams drop all work, and events recorded on
+  // them are complete: waiting for them would block forever.
+  void ResetInChild() {
     for (const auto& [handle, stream] :
          std::get<HandleTable<Stream>>(tables).All()) {
-      stream->BeginAnew();
+      stream->Reset();
     }
-    for (const auto& stream : retired_) stream->BeginAnew();
+    for (const auto& stream : retired_) stream->Reset();
     for (Device& device : devices) device.memory.Unpin();
     host.Unpin();
     trace.Clear();
   }
 
   std::deque<Device> devices;
-  Memory host{kMaxMemory};  // What copies on streams use when their turn comes.
+  Memory host{kMaxMemory};  // Pinned host memory, for asynchronous copies.
   Trace trace;
   std::tuple<HandleTable<Stream>, HandleTable<Event>> tables;
 
  private:
-  // Guarded by the state's lock.
+  // Guarded by state_mutex.
   std::vector<std::shared_ptr<Stream>> retired_;
 };
 

@@ -12,9 +12,9 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Tests of the plugin, called as Paddle calls it. Most refusals and waits are
-// out of Python's reach, and only a program that is all built with a sanitizer
-// shows what the sanitizer makes of the plugin.
+// Tests of the plugin, called as Paddle calls it. Python cannot reach most
+// refusals and waits, and a sanitizer needs a program that is entirely built
+// with it.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,11 +46,11 @@
 
 namespace {
 
-// Holds what the plugin has printed, which it does to std::cerr.
-class Complaints : public std::streambuf {
+// Captures the plugin's output to std::cerr.
+class PrintedErrors : public std::streambuf {
  public:
-  Complaints() : cerr_(std::cerr.rdbuf(this)) {}
-  ~Complaints() override { std::cerr.rdbuf(cerr_); }
+  PrintedErrors() : cerr_(std::cerr.rdbuf(this)) {}
+  ~PrintedErrors() override { std::cerr.rdbuf(cerr_); }
 
   void Clear() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -70,33 +70,34 @@ class Complaints : public std::streambuf {
   }
 
   std::streambuf* const cerr_;
-  mutable std::mutex mutex_;  // Guards what follows.
+  mutable std::mutex mutex_;  // Guards the members below.
   std::string text_;
 };
 
-Complaints complaints;  // Of the test that runs.
+PrintedErrors printed_errors;  // Of the test that runs.
 
-// The plugin starts without variables; what it has said explains a failure.
+// The plugin starts without environment variables. On a failure, its output is
+// printed.
 class HostDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    // Ends a program that waits for an event that never comes.
+    // Ends a program that hangs.
     alarm(900);
     for (const char* name :
          {"HOST_DEVICE_COUNT", "HOST_DEVICE_MEMORY", "HOST_DEVICE_DELAY"}) {
       unsetenv(name);
     }
-    complaints.Clear();
+    printed_errors.Clear();
   }
 
   void TearDown() override {
     if (HasFailure()) {
-      std::printf("The plugin has said:\n%s", complaints.Text().c_str());
+      std::printf("The plugin's output:\n%s", printed_errors.Text().c_str());
     }
   }
 };
 
-// Sets a variable of the environment, while it lives.
+// Sets an environment variable during its lifetime.
 class Variable {
  public:
   Variable(const char* name, const std::string& value) : name_(name) {
@@ -108,8 +109,8 @@ class Variable {
   const char* const name_;
 };
 
-// The plugin as Paddle has it after InitPlugin. Each one made starts afresh,
-// and the ones before it are of no more use.
+// The plugin after InitPlugin, as Paddle uses it. Each object starts with new
+// devices and invalidates earlier objects.
 struct Plugin : C_DeviceInterface {
   Plugin() : C_DeviceInterface{} {
     size = sizeof(C_DeviceInterface);
@@ -182,20 +183,20 @@ void* At(void* block, ptrdiff_t offset) {
   return static_cast<unsigned char*>(block) + offset;
 }
 
-// Returns once the condition holds.
+// Waits until the condition holds.
 template <typename Condition>
 void Await(const Condition& condition) {
   while (!condition()) std::this_thread::yield();
 }
 
-// Runs body(0) to body(count - 1), each in a thread of its own.
+// Runs body(0) to body(count - 1), each on its own thread.
 template <typename Body>
 void InThreads(int count, const Body& body) {
   std::atomic<int> missing{count};
   std::vector<std::thread> threads;
   for (int index = 0; index < count; ++index) {
     threads.emplace_back([&, index] {
-      // Threads are slow to start; those that wait for the last one race.
+      // Threads start slowly: wait for all of them, so that the bodies race.
       --missing;
       Await([&] { return missing == 0; });
       body(index);
@@ -204,7 +205,7 @@ void InThreads(int count, const Body& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Work that occupies a stream from its construction to Finish.
+// Work that blocks a stream from construction to Finish.
 class Work {
  public:
   Work(const Plugin& plugin, C_Device device, C_Stream stream) {
@@ -215,9 +216,8 @@ class Work {
 
   void Finish() { may_finish_.set_value(); }
 
-  // To be called by who knows, from the plugin, that it is. Nothing else orders
-  // the call after the end of the work, so the thread sanitizer sees whether
-  // the plugin does.
+  // Call this only after the plugin has reported that the work is complete. The
+  // order comes from the plugin alone, so the thread sanitizer checks it.
   bool Finished() const { return finished_; }
 
  private:
@@ -235,7 +235,7 @@ class Work {
   bool finished_ = false;
 };
 
-// Whether `call`, made in another thread, is not over although it has had ample
+// Returns whether `call`, made on another thread, still blocks after ample
 // time.
 template <typename Result>
 bool Waits(const std::future<Result>& call) {
@@ -322,7 +322,7 @@ TEST_F(HostDeviceTest, TheMemoryOfADeviceIsConfigurable) {
   }
 }
 
-TEST_F(HostDeviceTest, ABadVariableIsNamedAndLeavesNoDevices) {
+TEST_F(HostDeviceTest, ABadVariableIsPrintedAndLeavesNoDevices) {
   const std::vector<std::pair<const char*, const char*>> refused = {
       {"HOST_DEVICE_COUNT", ""},
       {"HOST_DEVICE_COUNT", "0"},
@@ -344,7 +344,7 @@ TEST_F(HostDeviceTest, ABadVariableIsNamedAndLeavesNoDevices) {
     EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                         std::string("no devices: ") + name + " is \"" + value +
                             "\", not a number from 1 to ",
-                        complaints.Text());
+                        printed_errors.Text());
   }
 }
 
@@ -359,7 +359,7 @@ TEST_F(HostDeviceTest, AThreadStartsOnDeviceZero) {
   });
 }
 
-TEST_F(HostDeviceTest, EachThreadHasACurrentDeviceOfItsOwn) {
+TEST_F(HostDeviceTest, EachThreadHasItsOwnCurrentDevice) {
   const Plugin plugin;
   InThreads(1, [&](int) {
     EXPECT_EQ(plugin.set_device(device1), C_SUCCESS);
@@ -384,7 +384,7 @@ TEST_F(HostDeviceTest, SettingADeviceThatDoesNotExistKeepsTheCurrentOne) {
   });
 }
 
-TEST_F(HostDeviceTest, ADeviceThatDoesNotExistIsRefusedByNumber) {
+TEST_F(HostDeviceTest, AnUnknownDeviceIsRefusedAndItsNumberPrinted) {
   const Plugin plugin;
   Bytes host(1);
   void* const block = Allocate(plugin, device0, 1);
@@ -404,7 +404,7 @@ TEST_F(HostDeviceTest, ADeviceThatDoesNotExistIsRefusedByNumber) {
     EXPECT_EQ(plugin.create_event(&device, &event), C_ERROR);
     EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                         "no device " + std::to_string(device.id),
-                        complaints.Text());
+                        printed_errors.Text());
   }
 }
 
@@ -431,7 +431,7 @@ TEST_F(HostDeviceTest, ABlockStartsAtAMultipleOfTheChunkSize) {
   }
 }
 
-TEST_F(HostDeviceTest, EmptyBlocksHaveAddressesOfTheirOwn) {
+TEST_F(HostDeviceTest, EmptyBlocksHaveDistinctAddresses) {
   const Plugin plugin;
   void* const first = Allocate(plugin, device0, 0);
   void* const second = Allocate(plugin, device0, 0);
@@ -461,7 +461,7 @@ TEST_F(HostDeviceTest, ABlockThatDoesNotFitIsRefusedWithWhatIsFree) {
     EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                         "device 1 cannot allocate " + std::to_string(size) +
                             " bytes: 100 of 1000 are free",
-                        complaints.Text());
+                        printed_errors.Text());
   }
 }
 
@@ -484,7 +484,7 @@ TEST_F(HostDeviceTest, OnlyALiveBlockOfThatDeviceAndSizeIsFreed) {
   EXPECT_EQ(Available(plugin, device0), available);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "device 0 has no live block of 999 bytes at 0x",
-                      complaints.Text());
+                      printed_errors.Text());
 }
 
 TEST_F(HostDeviceTest, ABlockIsFreedOnce) {
@@ -536,7 +536,7 @@ TEST_F(HostDeviceTest, EachKindOfCopyOnAStreamMovesTheBytes) {
   EXPECT_EQ(back, bytes);
 }
 
-TEST_F(HostDeviceTest, ACopyChangesTheBytesItIsGivenOnly) {
+TEST_F(HostDeviceTest, ACopyChangesOnlyTheGivenBytes) {
   const Plugin plugin;
   Bytes expected(100, 1);
   void* const block = Upload(plugin, device0, expected);
@@ -586,7 +586,7 @@ TEST_F(HostDeviceTest, ACopyThatLeavesItsBlockIsRefusedAndMovesNothing) {
   EXPECT_EQ(host, Bytes(200, 1));
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "device 0 has no live memory that holds 101 bytes at 0x",
-                      complaints.Text());
+                      printed_errors.Text());
 }
 
 TEST_F(HostDeviceTest, ACopyRefusesMemoryOfAnotherDevice) {
@@ -646,7 +646,7 @@ TEST_F(HostDeviceTest, BlocksUsedInRandomOrderKeepTheirBytes) {
   struct Block {
     C_Device device;
     void* ptr;
-    Bytes bytes;  // What it must hold.
+    Bytes bytes;  // The expected contents.
   };
   constexpr size_t kMemory = 20000;
   constexpr size_t kLargest = 2000;
@@ -697,7 +697,7 @@ TEST_F(HostDeviceTest, BlocksUsedInRandomOrderKeepTheirBytes) {
 
 // -- Streams ------------------------------------------------------------------
 
-TEST_F(HostDeviceTest, AHandleIsNotNullAndNeverGivenOutAgain) {
+TEST_F(HostDeviceTest, AHandleIsNotNullAndNeverReused) {
   const Plugin plugin;
   std::set<C_Stream> streams = {nullptr};
   std::set<C_Event> events = {nullptr};
@@ -743,7 +743,7 @@ TEST_F(HostDeviceTest, ADestroyedStreamIsRefused) {
   CheckRefusesStream(plugin, device0, stream);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "device 0 has no live stream ",
-                      complaints.Text());
+                      printed_errors.Text());
 }
 
 TEST_F(HostDeviceTest, AStreamOfAnotherDeviceIsRefusedAndStaysUsable) {
@@ -810,7 +810,7 @@ TEST_F(HostDeviceTest, SynchronizingADeviceWaitsForEachOfItsStreams) {
   CheckWaitsFor(&work, [&] { return plugin.synchronize_device(device0); });
 }
 
-TEST_F(HostDeviceTest, ABusyStreamHoldsUpNoOther) {
+TEST_F(HostDeviceTest, ABusyStreamDoesNotBlockOthers) {
   const Plugin plugin;
   C_Stream busy = CreateStream(plugin, device0);
   C_Stream idle = CreateStream(plugin, device0);
@@ -833,7 +833,7 @@ TEST_F(HostDeviceTest, ABusyStreamCanBeDestroyedAndDoesItsWork) {
         plugin.async_memory_copy_h2d(device0, stream, block, bytes.data(), 100),
         C_SUCCESS);
     EXPECT_EQ(plugin.destroy_stream(device0, stream), C_SUCCESS);
-    // Another one destroyed meanwhile does not end the first.
+    // Destroying another stream meanwhile does not destroy the first.
     EXPECT_EQ(plugin.destroy_stream(device0, CreateStream(plugin, device0)),
               C_SUCCESS);
     CheckWaitsFor(&work, [&] { return plugin.synchronize_device(device0); });
@@ -861,7 +861,7 @@ TEST_F(HostDeviceTest, AStreamCanBeDestroyedByItsOwnWork) {
   EXPECT_TRUE(call.made);
 }
 
-TEST_F(HostDeviceTest, APluginThatEndsDoesItsWork) {
+TEST_F(HostDeviceTest, APluginFinishesItsWorkBeforeItIsDestroyed) {
   std::atomic<int> count{0};
   const C_Callback callback = [](C_Device, C_Stream, void* data, C_Status*) {
     ++*static_cast<std::atomic<int>*>(data);
@@ -999,7 +999,7 @@ TEST_F(HostDeviceTest, WorkMustNotWait) {
   EXPECT_EQ(plugin.synchronize_stream(device0, stream), C_SUCCESS);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "work on a stream must not wait for streams",
-                      complaints.Text());
+                      printed_errors.Text());
   EXPECT_EQ(plugin.device_memory_deallocate(device0, call.block, 1), C_SUCCESS);
   EXPECT_EQ(plugin.host_memory_deallocate(device0, call.host, 1), C_SUCCESS);
 }
@@ -1043,8 +1043,8 @@ Bytes Content(const void* block, size_t size) {
   return Bytes(first, first + size);
 }
 
-// Calls `is_late`, with a delay in microseconds, until it returns true. A busy
-// machine may stop this process for longer than the first delays.
+// Calls `is_late` with growing delays, in microseconds, until it returns true:
+// a busy machine may stop this process for longer than the first delays.
 void ExpectWithAmpleDelay(const std::function<bool(uint64_t)>& is_late) {
   EXPECT_TRUE(is_late(100'000) || is_late(1'000'000) || is_late(10'000'000));
 }
@@ -1113,7 +1113,7 @@ TEST_F(HostDeviceTest, OnlyALiveBlockOfHostMemoryIsFreed) {
   EXPECT_EQ(plugin.host_memory_deallocate(device0, block, 99), C_ERROR);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "the host has no live block of 99 bytes at 0x",
-                      complaints.Text());
+                      printed_errors.Text());
   EXPECT_EQ(plugin.host_memory_deallocate(device0, block, 100), C_SUCCESS);
   EXPECT_EQ(plugin.host_memory_deallocate(device0, block, 100), C_ERROR);
 }
@@ -1123,13 +1123,14 @@ TEST_F(HostDeviceTest, HostMemoryThatDoesNotExistIsRefused) {
   void* block = nullptr;
   EXPECT_EQ(plugin.host_memory_allocate(device0, &block, SIZE_MAX), C_FAILED);
   EXPECT_EQ(block, nullptr);
-  EXPECT_PRED_FORMAT2(
-      ::testing::IsSubstring, "the host cannot allocate ", complaints.Text());
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "the host cannot allocate ",
+                      printed_errors.Text());
 }
 
-// -- What names no stream -----------------------------------------------------
+// -- Calls without a stream ---------------------------------------------------
 
-TEST_F(HostDeviceTest, WhatNamesNoStreamWaitsForNone) {
+TEST_F(HostDeviceTest, CallsWithoutAStreamWaitForNoStream) {
   const Plugin plugin;
   const Bytes bytes = Counting(100, 7);
   C_Stream stream = CreateStream(plugin, device0);
@@ -1185,7 +1186,7 @@ TEST_F(HostDeviceTest, FreeingMemoryWaitsForCopiesToOtherDevices) {
 
 // -- Delays and the trace -----------------------------------------------------
 
-TEST_F(HostDeviceTest, ADelayMakesAMissingWaitGiveAWrongAnswer) {
+TEST_F(HostDeviceTest, ADelayMakesAMissingWaitGiveAWrongResult) {
   const Plugin plugin;
   C_Stream stream = CreateStream(plugin, device0);
   std::atomic<int> answer{0};
@@ -1211,8 +1212,7 @@ std::vector<HostDeviceOperation> TakeTrace() {
   return operations;
 }
 
-// Returns how long the operations of one callback on a stream took, in
-// microseconds.
+// Returns the duration of a callback on a stream, in microseconds.
 uint64_t TimeOfCallback(const Plugin& plugin,
                         C_Device device,
                         C_Stream stream) {
@@ -1224,7 +1224,8 @@ uint64_t TimeOfCallback(const Plugin& plugin,
   return (operations[0].end_ns - operations[0].begin_ns) / 1000;
 }
 
-// Returns the least time of some: a busy machine may stop one in its middle.
+// Returns the minimum of several measurements: a busy machine may interrupt
+// some of them.
 uint64_t LeastTimeOfCallbacks(const Plugin& plugin,
                               C_Device device,
                               C_Stream stream) {
@@ -1235,7 +1236,7 @@ uint64_t LeastTimeOfCallbacks(const Plugin& plugin,
   return least;
 }
 
-TEST_F(HostDeviceTest, ADelayIsOfOneDevice) {
+TEST_F(HostDeviceTest, ADelayAppliesToOneDevice) {
   const Plugin plugin;
   C_Stream delayed = CreateStream(plugin, device0);
   C_Stream other = CreateStream(plugin, device1);
@@ -1244,7 +1245,7 @@ TEST_F(HostDeviceTest, ADelayIsOfOneDevice) {
   EXPECT_LT(LeastTimeOfCallbacks(plugin, device1, other), 200000);
 }
 
-TEST_F(HostDeviceTest, ADelayIsOfOneStreamAndAddsToThatOfItsDevice) {
+TEST_F(HostDeviceTest, AStreamsDelayIsAddedToTheDelayOfItsDevice) {
   const Plugin plugin;
   C_Stream delayed = CreateStream(plugin, device0);
   C_Stream other = CreateStream(plugin, device0);
@@ -1254,7 +1255,7 @@ TEST_F(HostDeviceTest, ADelayIsOfOneStreamAndAddsToThatOfItsDevice) {
   EXPECT_GE(TimeOfCallback(plugin, device0, delayed), 210000);
 }
 
-TEST_F(HostDeviceTest, ADelayIsOfTheOperationsSubmittedMeanwhile) {
+TEST_F(HostDeviceTest, ADelayAppliesToOperationsSubmittedMeanwhile) {
   const Plugin plugin;
   C_Stream stream = CreateStream(plugin, device0);
   EXPECT_EQ(HostDeviceSetDelay(0, nullptr, 200000), C_SUCCESS);
@@ -1283,14 +1284,14 @@ TEST_F(HostDeviceTest, ABadDelayIsRefused) {
   EXPECT_EQ(HostDeviceSetDelay(0, nullptr, 10'000'001), C_ERROR);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "a delay of 10000001 microseconds is more than",
-                      complaints.Text());
+                      printed_errors.Text());
   EXPECT_EQ(HostDeviceSetDelay(4, nullptr, 1), C_ERROR);
   EXPECT_PRED_FORMAT2(
-      ::testing::IsSubstring, "there is no device 4", complaints.Text());
+      ::testing::IsSubstring, "there is no device 4", printed_errors.Text());
   EXPECT_EQ(HostDeviceSetDelay(0, stream, 1), C_ERROR);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "device 0 has no live stream ",
-                      complaints.Text());
+                      printed_errors.Text());
 }
 
 TEST_F(HostDeviceTest, TheTraceNamesEachOperationOnceInOrder) {
@@ -1383,7 +1384,7 @@ TEST_F(HostDeviceTest, TwoStreamsOverlapAndOneDoesNot) {
 
 // -- Launches -----------------------------------------------------------------
 
-// A byte of a device that a launch works on.
+// A device byte that a launched function works on.
 struct Cell {
   unsigned char* byte;
   int calls = 0;
@@ -1450,7 +1451,7 @@ TEST_F(HostDeviceTest, ALaunchIsDelayedWithItsStream) {
   });
 }
 
-TEST_F(HostDeviceTest, TheTraceCallsALaunchByItsKind) {
+TEST_F(HostDeviceTest, TheTraceRecordsTheKindOfALaunch) {
   const Plugin plugin;
   unsigned char byte = 1;
   Cell cell{&byte};
@@ -1475,7 +1476,7 @@ TEST_F(HostDeviceTest, FreeingMemoryWaitsForTheLaunchesThatUseIt) {
   EXPECT_EQ(cell.calls, 1);
 }
 
-TEST_F(HostDeviceTest, WhatALaunchCallsMustNotWait) {
+TEST_F(HostDeviceTest, ALaunchedFunctionMustNotWait) {
   struct Call {
     const Plugin* plugin;
     C_Stream stream;
@@ -1500,15 +1501,16 @@ TEST_F(HostDeviceTest, ALaunchWithoutAFunctionOrALiveStreamIsRefused) {
   EXPECT_EQ(HostDeviceLaunch(stream, "nothing", nullptr, nullptr), C_ERROR);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                       "there is no function to launch as nothing",
-                      complaints.Text());
+                      printed_errors.Text());
   EXPECT_EQ(plugin.destroy_stream(device0, stream), C_SUCCESS);
   for (C_Stream none : {stream, C_Stream{nullptr}}) {
-    complaints.Clear();
+    printed_errors.Clear();
     EXPECT_EQ(HostDeviceLaunch(none, "double", Double, &cell), C_ERROR);
+    EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                        "there is no live stream ",
+                        printed_errors.Text());
     EXPECT_PRED_FORMAT2(
-        ::testing::IsSubstring, "there is no live stream ", complaints.Text());
-    EXPECT_PRED_FORMAT2(
-        ::testing::IsSubstring, " to launch double on", complaints.Text());
+        ::testing::IsSubstring, " to launch double on", printed_errors.Text());
   }
   EXPECT_EQ(cell.calls, 0);
   EXPECT_TRUE(TakeTrace().empty());
@@ -1516,18 +1518,19 @@ TEST_F(HostDeviceTest, ALaunchWithoutAFunctionOrALiveStreamIsRefused) {
 
 // -- Forks --------------------------------------------------------------------
 
-// GCC 12's thread sanitizer refuses threads in the child of a process that has
-// some, even with die_after_fork=0: their ids are taken, it says.
+// GCC 12's thread sanitizer does not support new threads in a child that was
+// forked from a process with threads, even with die_after_fork=0: it reports
+// their ids as already used.
 #ifndef __SANITIZE_THREAD__
 
-// Runs `body` in a child of this process and checks that it is over in time and
-// that its checks hold.
+// Runs `body` in a forked child, and checks that it ends in time and that its
+// expectations hold.
 template <typename Body>
 void InChild(const Body& body) {
   const pid_t child = fork();
   EXPECT_GE(child, 0);
   if (child == 0) {
-    // An alarm of this process is not inherited.
+    // A child does not inherit this process's alarm.
     alarm(120);
     body();
     std::fflush(stdout);
@@ -1539,7 +1542,7 @@ void InChild(const Body& body) {
   EXPECT_EQ(WEXITSTATUS(status), EXIT_SUCCESS);
 }
 
-TEST_F(HostDeviceTest, TheStreamsOfAChildBeginAnew) {
+TEST_F(HostDeviceTest, StreamsAreEmptyInAForkedChild) {
   const Plugin plugin;
   const Bytes bytes = Counting(100, 7);
   void* const block = Upload(plugin, device0, Bytes(100));
@@ -1581,7 +1584,7 @@ TEST_F(HostDeviceTest, TheStreamsOfAChildBeginAnew) {
   EXPECT_EQ(Download(plugin, device0, block, 100), bytes);
 }
 
-TEST_F(HostDeviceTest, AProcessThatExitsDoesItsWork) {
+TEST_F(HostDeviceTest, AProcessFinishesItsWorkBeforeItExits) {
   const Plugin plugin;
   std::array<int, 2> ends{};
   EXPECT_EQ(pipe(ends.data()), 0);
@@ -1601,11 +1604,12 @@ TEST_F(HostDeviceTest, AProcessThatExitsDoesItsWork) {
   close(ends[0]);
 }
 
-// GCC 12's address sanitizer starts no thread in the child of a process that
-// was just starting one, for the lock of its list of threads stays locked.
+// With GCC 12's address sanitizer, a child cannot start threads if its parent
+// was starting one at the fork: the lock of the sanitizer's thread list stays
+// locked.
 #ifndef __SANITIZE_ADDRESS__
 
-TEST_F(HostDeviceTest, AChildOfABusyProcessIsWhole) {
+TEST_F(HostDeviceTest, AChildForkedFromABusyProcessWorks) {
   const Plugin plugin;
   std::atomic<bool> enough{false};
   const auto use_everything = [&](C_Device device) {
@@ -1626,7 +1630,7 @@ TEST_F(HostDeviceTest, AChildOfABusyProcessIsWhole) {
   InThreads(3, [&](int index) {
     if (index > 0) {
       while (!enough) {
-        // The more often, the more likely it is that a fork comes in between.
+        // Repeat, so that a fork is likely to come in between.
         for (int round = 0; round < 1000; ++round) Available(plugin, device0);
         use_everything(&devices[index]);
       }
@@ -1662,10 +1666,11 @@ TEST_F(HostDeviceTest, ADestroyedEventIsRefused) {
   EXPECT_EQ(plugin.destroy_event(device0, event), C_SUCCESS);
   CheckRefusesEvent(plugin, device0, event);
   EXPECT_EQ(plugin.stream_wait_event(device0, stream, event), C_ERROR);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring,
+                      "device 0 has no live event ",
+                      printed_errors.Text());
   EXPECT_PRED_FORMAT2(
-      ::testing::IsSubstring, "device 0 has no live event ", complaints.Text());
-  EXPECT_PRED_FORMAT2(
-      ::testing::IsSubstring, "there is no live event ", complaints.Text());
+      ::testing::IsSubstring, "there is no live event ", printed_errors.Text());
 }
 
 TEST_F(HostDeviceTest, AnEventOfAnotherDeviceIsRefusedAndStaysUsable) {
@@ -1705,7 +1710,7 @@ TEST_F(HostDeviceTest, AnEventCompletesWithTheWorkBeforeIt) {
   EXPECT_TRUE(work.Finished());
 }
 
-TEST_F(HostDeviceTest, AnEventIsIndifferentToTheWorkAfterIt) {
+TEST_F(HostDeviceTest, AnEventDoesNotWaitForTheWorkAfterIt) {
   const Plugin plugin;
   C_Stream stream = CreateStream(plugin, device0);
   C_Event event = CreateEvent(plugin, device0);
@@ -1777,7 +1782,7 @@ TEST_F(HostDeviceTest,
   EXPECT_EQ(Download(plugin, device1, to, 1000), bytes);
 }
 
-TEST_F(HostDeviceTest, AWaitForAnEventThatWasNeverRecordedHoldsUpNothing) {
+TEST_F(HostDeviceTest, AWaitForAnUnrecordedEventDoesNotBlock) {
   const Plugin plugin;
   C_Stream stream = CreateStream(plugin, device0);
   C_Event event = CreateEvent(plugin, device0);
@@ -1817,7 +1822,7 @@ TEST_F(HostDeviceTest, AWaitForAnEventOutlivesTheEventAndItsNextRecord) {
                 [&] { return plugin.synchronize_stream(device1, waiting); });
 }
 
-TEST_F(HostDeviceTest, AStreamCanWaitForAnEventOfItsOwn) {
+TEST_F(HostDeviceTest, AStreamCanWaitForItsOwnEvent) {
   const Plugin plugin;
   C_Stream stream = CreateStream(plugin, device0);
   C_Event event = CreateEvent(plugin, device0);
@@ -1861,7 +1866,7 @@ TEST_F(HostDeviceTest, AStreamRunsTheWorkOfManyThreadsOneAtATime) {
   EXPECT_EQ(count, kThreads * kRounds);
 }
 
-// Checks that of two threads that call `destroy` at the same time, one
+// Checks that of two threads that call `destroy` concurrently, exactly one
 // succeeds.
 template <typename Destroy>
 void CheckSucceedsOnce(const Destroy& destroy) {
@@ -1935,14 +1940,14 @@ TEST_F(HostDeviceTest, ABlockFreedDuringACopyStaysReadableForTheCopy) {
       while (plugin.memory_copy_d2h(device0, back.data(), block, kSize) ==
              C_SUCCESS) {
         EXPECT_EQ(back, bytes);
-        // Relaxed, so that it orders no copy before the end of the block.
+        // Relaxed, so that it does not order a copy before the block is freed.
         copied.store(true, std::memory_order_relaxed);
       }
     });
   }
 }
 
-TEST_F(HostDeviceTest, ManyThreadsUseEverythingAtOnce) {
+TEST_F(HostDeviceTest, ManyThreadsUseEverythingConcurrently) {
   constexpr size_t kSize = 4096;
   const Plugin plugin;
   void* const shared_block = Allocate(plugin, device0, kSize);
@@ -1961,7 +1966,7 @@ TEST_F(HostDeviceTest, ManyThreadsUseEverythingAtOnce) {
       EXPECT_EQ(plugin.record_event(device, stream, event), C_SUCCESS);
       EXPECT_EQ(plugin.stream_wait_event(device0, shared_stream, event),
                 C_SUCCESS);
-      // The stream alone keeps the copies of different threads apart.
+      // Only the stream orders the copies of different threads.
       EXPECT_EQ(plugin.async_memory_copy_p2p(
                     device0, device, shared_stream, shared_block, block, kSize),
                 C_SUCCESS);

@@ -12,16 +12,16 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Kernels of the device, for float32: `add`, `full`, `matmul`, `relu` and
-// `scale`. They register themselves as Paddle loads the plugin.
+// The device's float32 kernels: `add`, `full`, `matmul`, `relu` and `scale`.
+// They register themselves when Paddle loads the plugin.
 //
 // A kernel allocates its result and submits the computation to the stream of
-// its context. Nothing but the order of that stream keeps the memory of the
-// operands from being used again before the computation: as on any device, who
-// uses a tensor on another stream has to make the streams wait for each other.
+// its context. Only the order of that stream prevents the operands' memory from
+// being reused before the computation. As on any device, a program that uses a
+// tensor on another stream must make the streams wait for each other.
 //
-// To be registered, a kernel must be a template of an element type and a
-// context. The type is always float.
+// A registered kernel must be a template over an element type and a context.
+// The type is always float.
 
 #include <algorithm>
 #include <cstddef>
@@ -42,8 +42,8 @@ namespace host_device {
 using phi::DenseTensor;
 using Numbers = std::vector<int64_t>;  // An element for each dimension.
 
-// Submits a call of `compute`, which the trace is to call `kind`, to the stream
-// of a context.
+// Submits a call of `compute` to the stream of a context. The trace records it
+// with `kind`.
 template <typename Compute>
 void Launch(const phi::CustomContext& context,
             const char* kind,
@@ -58,7 +58,7 @@ void Launch(const phi::CustomContext& context,
           static_cast<C_Stream>(context.stream()), kind, run, owned.get()),
       C_SUCCESS,
       common::errors::External("The device has refused to launch %s.", kind));
-  owned.release();  // NOLINT: the call that is to come owns it.
+  owned.release();  // NOLINT: the submitted call owns it.
 }
 
 // Submits out[i] = function(x[i]) for each i.
@@ -75,9 +75,9 @@ void LaunchForEach(const Context& context,
   });
 }
 
-// Returns how far apart, in elements, neighbours of an operand lie along each
-// dimension of the result that it is broadcast to, 0 where it is repeated.
-// Neighbours along its own last dimension lie `step` apart.
+// Returns an operand's stride, in elements, along each dimension of the result
+// that it is broadcast to; 0 where it is repeated. `step` is the stride of the
+// operand's own last dimension.
 Numbers BroadcastStrides(const Numbers& shape, size_t rank, int64_t step) {
   Numbers strides(rank, 0);
   for (size_t axis = 1; axis <= shape.size(); ++axis) {
@@ -88,7 +88,7 @@ Numbers BroadcastStrides(const Numbers& shape, size_t rank, int64_t step) {
   return strides;
 }
 
-// Returns the shape that two operands are both broadcast to.
+// Returns the shape that both operands are broadcast to.
 Numbers BroadcastShape(const Numbers& x, const Numbers& y) {
   const size_t rank = std::max(x.size(), y.size());
   Numbers shape(rank, 1);
@@ -102,7 +102,7 @@ Numbers BroadcastShape(const Numbers& x, const Numbers& y) {
   return shape;
 }
 
-// Where the elements of a result find those of its operands.
+// Maps the elements of a result to the elements of its operands.
 class Broadcast {
  public:
   // The strides are BroadcastStrides() of the operands.
@@ -167,7 +167,7 @@ void FullKernel(const Context& context,
   });
 }
 
-// How a matrix lies in memory.
+// The memory layout of a matrix.
 struct Matrix {
   int64_t rows;
   int64_t columns;
@@ -175,7 +175,7 @@ struct Matrix {
   int64_t column_stride;
 };
 
-// An operand of matmul: a batch of matrices of one form.
+// An operand of matmul: a batch of matrices with the same layout.
 struct Batch {
   // A vector is one row or one column, and never transposed.
   Batch(const DenseTensor& operand, bool transpose, bool vector_is_row)
@@ -230,7 +230,7 @@ void MatmulKernel(const Context& context,
   Numbers shape = batch;
   if (!x_batch.is_vector) shape.push_back(x_batch.matrix.rows);
   if (!y_batch.is_vector) shape.push_back(y_batch.matrix.columns);
-  // Paddle leaves out what the operand with fewer dimensions is broadcast by.
+  // Paddle omits the leading dimensions of the operand with fewer dimensions.
   out->Resize(common::make_ddim(shape));
   float* const to = context.template Alloc<float>(out);
   const float* const left = x.data<float>();
@@ -251,7 +251,7 @@ template <typename T, typename Context>
 void ReluKernel(const Context& context,
                 const DenseTensor& x,
                 DenseTensor* out) {
-  // Not std::max, which would make 0 of what is not a number.
+  // Not std::max, which would turn NaN into 0.
   LaunchForEach(
       context, "relu", x, out, [](float each) { return each < 0 ? 0 : each; });
 }

@@ -12,36 +12,38 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The plugin that Paddle loads: C_DeviceInterface over the parts in
-// host_device.h. For what kernels.cc has no kernel for, Paddle copies operands
-// to the host and runs its CPU kernels on them. Paddle has no such fallback for
-// strided views, so programs that use them want FLAGS_use_stride_kernel=0.
+// The plugin that Paddle loads: it implements C_DeviceInterface with the parts
+// in host_device.h. For operators without a kernel in kernels.cc, Paddle copies
+// the operands to the host and runs its CPU kernels. Paddle has no such
+// fallback for strided views, so programs that use them must set
+// FLAGS_use_stride_kernel=0.
 //
-// Streams run their work in threads of their own, and wait for each other only
-// where events say so. Calls that name no stream act at once, in the thread
-// that calls, and wait for no stream. That is how CUDA has it for streams made
-// with cudaStreamNonBlocking. As in CUDA, to free memory waits for all work of
-// its device.
+// Each stream runs its work on its own thread; events make streams wait for
+// each other. Calls without a stream run immediately, on the calling thread,
+// and wait for no stream, as in CUDA for streams that were created with
+// cudaStreamNonBlocking. As in CUDA, freeing memory waits for all work of its
+// device.
 //
-// A copy on a stream, the record of an event and the launch of a kernel are
-// done when the call returns, unless the stream has other work or a delay. They
-// still run in the thread of the stream. Paddle 3.3 copies from one device to
-// another without any wait for the streams of the source: only a fast device
-// hides that, and only a delay shows it each time.
+// A copy on a stream, an event record and a kernel launch are complete when the
+// call returns, unless the stream has other work or a delay. They still run on
+// the stream's thread. Paddle 3.3 copies from one device to another without
+// waiting for the source's streams: only a fast device hides this bug, and only
+// a delay exposes it each time.
 //
-// As in CUDA again, host memory is of two kinds. What host_memory_allocate has
-// returned, a copy on a stream uses when its turn comes. With all other host
-// memory the caller may do as it likes as soon as the call returns: bytes on
-// their way to the device are set aside by the call, and a call that brings
-// bytes from the device returns when the copy, in its turn, is done.
+// As in CUDA, there are two kinds of host memory. With memory from
+// host_memory_allocate, copies on streams are asynchronous. With all other host
+// memory, the caller may reuse or read it as soon as the call returns: a copy
+// to the device stages the bytes first, and a copy from the device waits until
+// it is complete.
 //
-// What work on a stream calls must not wait for streams, which is refused.
+// Work on a stream must not call functions that wait for streams; such calls
+// fail.
 //
-// InitPlugin reads three variables of the environment:
-//   HOST_DEVICE_COUNT   the number of devices, 1 to 16; 4 by default;
-//   HOST_DEVICE_MEMORY  the bytes of memory of each; 1 GiB by default;
+// InitPlugin reads three environment variables:
+//   HOST_DEVICE_COUNT   the number of devices, 1 to 16; default 4;
+//   HOST_DEVICE_MEMORY  the bytes of memory per device; default 1 GiB;
 //   HOST_DEVICE_DELAY   the microseconds that each operation on a stream sleeps
-//                       before it acts, at most 10 s; none by default.
+//                       before it runs, at most 10 s; default 0.
 
 #include <pthread.h>
 
@@ -72,24 +74,24 @@ char device_type[] = "custom_cpu";  // Paddle takes it as non-const.
 // Set by InitPlugin before Paddle can call anything that reads it.
 std::unique_ptr<Runtime> runtime;
 
-// As in a CUDA runtime, each thread has a current device of its own.
+// As in the CUDA runtime, each thread has its own current device.
 thread_local int current_device = 0;
 
-// Prints one line. It goes out in one piece, so that lines of several threads
-// do not mix.
+// Prints one line, with a single write, so that lines of several threads do not
+// mix.
 template <typename... Parts>
-void Complain(const Parts&... parts) {
+void PrintError(const Parts&... parts) {
   std::ostringstream line;
   line << device_type << ": ";
   (line << ... << parts) << '\n';
   std::cerr << line.str();
 }
 
-// Returns null, having said so, when there is no such device.
+// Prints an error and returns null if the device does not exist.
 Runtime::Device* FindDevice(C_Device device) {
   const auto index = static_cast<size_t>(device->id);
   if (index < runtime->devices.size()) return &runtime->devices[index];
-  Complain("there is no device ", device->id);
+  PrintError("there is no device ", device->id);
   return nullptr;
 }
 
@@ -98,19 +100,19 @@ Memory* FindMemory(C_Device device) {
   return found == nullptr ? nullptr : &found->memory;
 }
 
-// Returns the block that holds [ptr, ptr + size), or null, having said so, when
-// no live block of the device does.
+// Pins the device's live block that contains [ptr, ptr + size). Prints an error
+// and returns null if there is none.
 std::shared_ptr<void> Pin(C_Device device, const void* ptr, size_t size) {
   Memory* const memory = FindMemory(device);
   if (memory == nullptr) return nullptr;
   auto block = memory->Pin(ptr, size);
   if (block == nullptr) {
-    Complain("device ",
-             device->id,
-             " has no live memory that holds ",
-             size,
-             " bytes at ",
-             ptr);
+    PrintError("device ",
+               device->id,
+               " has no live memory that holds ",
+               size,
+               " bytes at ",
+               ptr);
   }
   return block;
 }
@@ -120,14 +122,14 @@ HandleTable<Object>& Table() {
   return std::get<HandleTable<Object>>(runtime->tables);
 }
 
-// Returns null, having said so, when the device has no such object.
+// Prints an error and returns null if the device has no such object.
 template <typename Object>
 std::shared_ptr<Object> Find(C_Device device, typename Object::Handle handle) {
   auto object = Table<Object>().Find(handle);
   if (object != nullptr && object->Device() == device->id) return object;
   const char* const kind =
       std::is_same_v<Object, Stream> ? "stream " : "event ";
-  Complain("device ", device->id, " has no live ", kind, handle);
+  PrintError("device ", device->id, " has no live ", kind, handle);
   return nullptr;
 }
 
@@ -140,7 +142,7 @@ C_Status Create(C_Device device, typename Object::Handle* handle) {
 
 C_Status DestroyStream(C_Device device, C_Stream handle) {
   if (Find<Stream>(device, handle) == nullptr) return C_ERROR;
-  // Of several threads that have found it, one destroys it.
+  // Of several threads that find the stream, one destroys it.
   auto stream = Table<Stream>().Destroy(handle);
   if (stream == nullptr) return C_ERROR;
   runtime->Retire(std::move(stream));
@@ -159,11 +161,11 @@ C_Status Query(C_Device device, typename Object::Handle handle) {
   return object->Last().Complete() ? C_SUCCESS : C_FAILED;
 }
 
-// Returns false, having said so, when this thread must not wait: it could wait
-// for the very work that it runs.
+// Prints an error and returns false if this thread must not wait: it runs work
+// of a stream, and could wait for this work.
 bool MayWait() {
   if (!host_device::is_worker) return true;
-  Complain(
+  PrintError(
       "work on a stream must not wait for streams or events, free memory or "
       "copy to the host; do it in another thread");
   return false;
@@ -176,8 +178,7 @@ C_Status SynchronizeEvent(C_Device device, C_Event handle) {
   return C_SUCCESS;
 }
 
-// Waits for a stream and returns the failure of its work, if any, since it was
-// last waited for.
+// Waits for a stream and returns its first failure since the last wait, if any.
 C_Status Finish(Stream* stream) {
   stream->Last().Wait();
   return stream->TakeFailure();
@@ -189,8 +190,7 @@ C_Status SynchronizeStream(C_Device device, C_Stream handle) {
   return Finish(stream.get());
 }
 
-// Returns the first failure, if any, once all streams of the device have been
-// waited for.
+// Waits for all streams of the device and returns the first failure, if any.
 C_Status SynchronizeDevice(C_Device device) {
   if (FindDevice(device) == nullptr || !MayWait()) return C_ERROR;
   C_Status status = C_SUCCESS;
@@ -212,8 +212,8 @@ std::chrono::microseconds DelayOf(const Stream& stream) {
                                    stream.delay);
 }
 
-// Submits work that the trace is to call `kind`. A status of `work` other than
-// C_SUCCESS is a failure of the stream.
+// Submits work that the trace records with `kind`. If `work` returns a status
+// other than C_SUCCESS, the stream fails.
 template <typename Work>
 Position Submit(C_Stream handle, Stream* stream, const char* kind, Work work) {
   const int device = stream->Device();
@@ -228,7 +228,8 @@ Position Submit(C_Stream handle, Stream* stream, const char* kind, Work work) {
   });
 }
 
-// Submits work that never waits, and waits for it when nothing holds it up.
+// Submits work that never waits. Waits for it if no earlier work or delay
+// blocks it.
 template <typename Work>
 Position SubmitShort(C_Stream handle,
                      Stream* stream,
@@ -245,7 +246,7 @@ C_Status AddCallback(C_Device device,
                      void* data) {
   const auto stream = Find<Stream>(device, handle);
   if (stream == nullptr) return C_ERROR;
-  // A C_Device_st of its own, since the caller's may be gone by then.
+  // A separate C_Device_st, since the caller's may no longer exist then.
   const auto call = [callback, id = device->id, handle, data] {
     C_Device_st own{id};
     C_Status status = C_SUCCESS;
@@ -257,10 +258,10 @@ C_Status AddCallback(C_Device device,
 }
 
 C_Status WaitEvent(C_Device device, C_Stream handle, C_Event event_handle) {
-  // Not Find: to wait for another device is to wait for an event of its own.
+  // Not Find: the event may belong to another device.
   const auto event = Table<Event>().Find(event_handle);
   if (event == nullptr) {
-    Complain("there is no live event ", event_handle, " to wait for");
+    PrintError("there is no live event ", event_handle, " to wait for");
     return C_ERROR;
   }
   const auto stream = Find<Stream>(device, handle);
@@ -307,20 +308,20 @@ C_Status Allocate(C_Device device, void** ptr, size_t size) {
   if (memory == nullptr) return C_ERROR;
   *ptr = memory->Allocate(size);
   if (*ptr != nullptr) return C_SUCCESS;
-  Complain("device ",
-           device->id,
-           " cannot allocate ",
-           size,
-           " bytes: ",
-           memory->Available(),
-           " of ",
-           memory->Total(),
-           " are free");
+  PrintError("device ",
+             device->id,
+             " cannot allocate ",
+             size,
+             " bytes: ",
+             memory->Available(),
+             " of ",
+             memory->Total(),
+             " are free");
   return C_FAILED;
 }
 
-// Waits for the work of the device, which may use the block without the plugin
-// knowing, and for what the plugin knows to use it: copies of other devices.
+// Waits for all work of the device, since kernels may use the block without the
+// plugin's knowledge, and for copies of other devices, which pin the block.
 C_Status Deallocate(C_Device device, void* ptr, size_t size) {
   Memory* const memory = FindMemory(device);
   if (memory == nullptr || !MayWait()) return C_ERROR;
@@ -328,7 +329,7 @@ C_Status Deallocate(C_Device device, void* ptr, size_t size) {
     if (stream->Device() == device->id) stream->Last().Wait();
   }
   if (memory->Free(ptr, size)) return C_SUCCESS;
-  Complain(
+  PrintError(
       "device ", device->id, " has no live block of ", size, " bytes at ", ptr);
   return C_ERROR;
 }
@@ -337,7 +338,7 @@ C_Status AllocateHost(C_Device device, void** ptr, size_t size) {
   if (FindDevice(device) == nullptr) return C_ERROR;
   *ptr = runtime->host.Allocate(size);
   if (*ptr != nullptr) return C_SUCCESS;
-  Complain("the host cannot allocate ", size, " bytes");
+  PrintError("the host cannot allocate ", size, " bytes");
   return C_FAILED;
 }
 
@@ -345,7 +346,7 @@ C_Status AllocateHost(C_Device device, void** ptr, size_t size) {
 C_Status DeallocateHost(C_Device device, void* ptr, size_t size) {
   if (FindDevice(device) == nullptr || !MayWait()) return C_ERROR;
   if (runtime->host.Free(ptr, size)) return C_SUCCESS;
-  Complain("the host has no live block of ", size, " bytes at ", ptr);
+  PrintError("the host has no live block of ", size, " bytes at ", ptr);
   return C_ERROR;
 }
 
@@ -357,13 +358,13 @@ C_Status GetMemoryStats(C_Device device, size_t* total, size_t* free) {
   return C_SUCCESS;
 }
 
-// Paddle aligns the tensors that it places in one allocation to this.
+// Paddle aligns tensors within an allocation to this size.
 C_Status GetMinChunkSize(C_Device, size_t* size) {
   *size = host_device::kAlignment;
   return C_SUCCESS;
 }
 
-// A copy of nothing may come without a pointer, which memcpy does not take.
+// An empty copy may have a null pointer, which memcpy does not allow.
 void Copy(void* dst, const void* src, size_t size) {
   if (size > 0) std::memcpy(dst, src, size);
 }
@@ -402,10 +403,10 @@ C_Status CopyD2D(C_Device device, void* dst, const void* src, size_t size) {
   return CopyP2P(device, device, dst, src, size);
 }
 
-// What keeps the memory of a copy in place until the copy is done.
+// Keeps the memory of a copy alive until the copy is complete.
 using Block = std::shared_ptr<const void>;
 
-// A device copy between the blocks that hold its two ends.
+// Submits a copy, and keeps its source and destination blocks.
 Position SubmitCopy(C_Stream handle,
                     Stream* stream,
                     const char* kind,
@@ -483,7 +484,7 @@ C_Status AsyncD2D(
       device, device, stream, "async_memory_copy_d2d", dst, src, size);
 }
 
-// Paddle passes a stream of the device that it copies to.
+// Paddle passes a stream of the destination device.
 C_Status AsyncP2P(C_Device to,
                   C_Device from,
                   C_Stream stream,
@@ -528,8 +529,8 @@ void FillInterface(C_DeviceInterface* interface) {
   interface->async_memory_copy_p2p = AsyncP2P;
 }
 
-// Returns nothing, having said so, when the variable is set to anything other
-// than a decimal number from 1 to `max`.
+// Prints an error and returns nullopt if the variable is set but is not a
+// decimal number from 1 to `max`.
 std::optional<size_t> ReadVariable(const char* name,
                                    size_t fallback,
                                    size_t max) {
@@ -540,7 +541,7 @@ std::optional<size_t> ReadVariable(const char* name,
   const auto [rest, error] = std::from_chars(text, end, value);
   const bool is_number = error == std::errc() && rest == end;
   if (is_number && 1 <= value && value <= max) return value;
-  Complain(
+  PrintError(
       "no devices: ", name, " is \"", text, "\", not a number from 1 to ", max);
   return std::nullopt;
 }
@@ -549,14 +550,14 @@ void LockState() { host_device::state_mutex.lock(); }
 
 void UnlockState() { host_device::state_mutex.unlock(); }
 
-void BeginAnewInChild() {
-  if (runtime != nullptr) runtime->BeginAnewInChild();
+void ResetInChild() {
+  if (runtime != nullptr) runtime->ResetInChild();
   UnlockState();
 }
 
 }  // namespace
 
-// Paddle leaves out a plugin that sets no device type.
+// Paddle ignores a plugin that sets no device type.
 [[gnu::visibility("default")]] void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
   const auto count = ReadVariable("HOST_DEVICE_COUNT", 4, 16);
@@ -564,11 +565,11 @@ void BeginAnewInChild() {
       "HOST_DEVICE_MEMORY", size_t{1} << 30, host_device::kMaxMemory);
   const auto delay = ReadVariable("HOST_DEVICE_DELAY", 0, kMaxDelay);
   if (!count || !memory || !delay) return;
-  // Once, although tests call this again and again.
+  // Only once, although tests call this function repeatedly.
   static const int fork_handlers =
-      pthread_atfork(LockState, UnlockState, BeginAnewInChild);
+      pthread_atfork(LockState, UnlockState, ResetInChild);
   if (fork_handlers != 0) {
-    Complain("no devices: pthread_atfork fails with error ", fork_handlers);
+    PrintError("no devices: pthread_atfork fails with error ", fork_handlers);
     return;
   }
   runtime = std::make_unique<Runtime>(*count, *memory, *delay);
@@ -581,10 +582,10 @@ C_Status HostDeviceSetDelay(int32_t device,
                             C_Stream stream,
                             uint64_t microseconds) {
   if (microseconds > kMaxDelay) {
-    Complain("a delay of ",
-             microseconds,
-             " microseconds is more than the longest one, ",
-             kMaxDelay);
+    PrintError("a delay of ",
+               microseconds,
+               " microseconds is more than the longest one, ",
+               kMaxDelay);
     return C_ERROR;
   }
   C_Device_st handle{device};
@@ -605,12 +606,12 @@ C_Status HostDeviceLaunch(C_Stream stream,
                           void (*function)(void* argument),
                           void* argument) {
   if (function == nullptr) {
-    Complain("there is no function to launch as ", kind);
+    PrintError("there is no function to launch as ", kind);
     return C_ERROR;
   }
   const auto found = Table<Stream>().Find(stream);
   if (found == nullptr) {
-    Complain("there is no live stream ", stream, " to launch ", kind, " on");
+    PrintError("there is no live stream ", stream, " to launch ", kind, " on");
     return C_ERROR;
   }
   SubmitShort(stream, found.get(), kind, [=] {

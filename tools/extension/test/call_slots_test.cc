@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Each test runs in a process of its own, with the libraries that it loads.
+// Each test runs in its own process, with the libraries that it loads.
 
 #include "tools/extension/call_slots.h"
 
@@ -63,7 +63,7 @@ Function Find(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-// What redirecting throws; empty if nothing.
+// Returns the error that redirecting throws; empty if there is none.
 std::string ErrorOf(const std::function<void()>& redirect) {
   try {
     redirect();
@@ -73,8 +73,8 @@ std::string ErrorOf(const std::function<void()>& redirect) {
   return {};
 }
 
-// Calls on many threads while `redirect` runs: each call goes to one of the two
-// functions, and each that begins after it to ours.
+// Calls the functions on many threads while `redirect` runs. Each call must
+// reach one of the two targets; each call that starts after `redirect`, ours.
 void CallWhile(const std::vector<Function>& functions,
                const std::function<void()>& redirect) {
   std::atomic<int> ready{0};
@@ -185,7 +185,8 @@ ISOLATED_TEST(CallSlotsTest, CallsThatTheLinkerMayBeBindingAreRefused) {
       ::testing::IsSubstring, "_ZN15call_slots_test6TargetEi", error);
   EXPECT_PRED_FORMAT2(::testing::IsSubstring, "LD_BIND_NOW", error);
   EXPECT_EQ(call(1), 1);
-  // By now the linker may have bound it; another thread may yet be at it.
+  // The linker may have bound the call by now, but another thread may still be
+  // binding it.
   EXPECT_EQ(ErrorOf(redirect), error);
   EXPECT_EQ(call(1), 1);
 }

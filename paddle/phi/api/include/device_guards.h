@@ -22,8 +22,8 @@
 #include "paddle/common/macros.h"
 #include "paddle/phi/common/place.h"
 
-// Guards of the current device and the current streams, for custom operators
-// and other code in C++:
+// Guards that set the current device and the current streams, for custom
+// operators and other C++ code:
 //
 //   paddle::DeviceStream side(x.place());
 //   side.wait_stream(paddle::DeviceStream::current(x.place()));
@@ -33,16 +33,16 @@
 //   }
 //   paddle::DeviceStream::current(x.place()).wait_stream(side);
 //
-// A guard acts on the calling thread only, and puts back what it has changed
-// when it is destroyed, also by an exception. A function that throws has
-// changed nothing. All functions are thread-safe, but a guard is used and
-// destroyed on the thread that made it. No function needs the GIL.
+// A guard acts on the calling thread only. Its destructor restores the previous
+// state, also during stack unwinding. A function that throws has no effect. All
+// functions are thread-safe, but a guard must be used and destroyed on the
+// thread that created it. No function needs the GIL.
 //
-// Each type of devices has a current device, which calls of the driver act on:
-// the one that cudaSetDevice and DeviceManager::SetDevice set. What
-// paddle.device.get_device() returns stays, and new tensors are on the place
-// that they are given. The CPU has no index and no streams; a guard of it does
-// nothing.
+// Each device type has a current device, which driver calls act on:
+// cudaSetDevice or DeviceManager::SetDevice sets it. A guard does not change
+// the result of paddle.device.get_device(); new tensors are allocated on the
+// place that the caller passes. The CPU has no index and no streams: a guard
+// for it does nothing.
 
 namespace phi {
 class DeviceContext;
@@ -50,20 +50,21 @@ class DeviceContext;
 
 namespace paddle {
 
-// What the classes below do to the calling thread. Virtual, so that code that
-// is compiled with this header needs one function of Paddle's libraries.
+// The operations on the calling thread that the classes below use. They are
+// virtual, so that code compiled with this header links to only one function of
+// Paddle's libraries.
 class PADDLE_API ThreadDevices {
  public:
   static ThreadDevices& Instance();
 
-  // Makes the device of this index the current one of the type of `place`.
-  // Returns the previous one.
+  // Makes the device with this index the current one of the type of `place`.
+  // Returns the previous device.
   virtual phi::Place ExchangeDevice(const phi::Place& place, int index);
 
-  // Makes a device that ExchangeDevice has returned the current one again.
+  // Restores a device that ExchangeDevice returned.
   virtual void RestoreDevice(const phi::Place& place) noexcept;
 
-  // A stream is the device context that is bound to it.
+  // These functions represent a stream by the device context bound to it.
   virtual std::shared_ptr<phi::DeviceContext> NewStream(
       const phi::Place& place);
   virtual std::shared_ptr<phi::DeviceContext> CurrentStream(
@@ -73,8 +74,8 @@ class PADDLE_API ThreadDevices {
   virtual void WaitForStream(const phi::DeviceContext& waiting,
                              const phi::DeviceContext& other);
 
-  // Makes each stream the current one of its device, until the object that is
-  // returned is destroyed.
+  // Makes each stream the current one of its device, until the returned object
+  // is destroyed.
   virtual std::shared_ptr<void> UseStreams(
       const std::vector<std::shared_ptr<phi::DeviceContext>>& streams);
 
@@ -83,26 +84,27 @@ class PADDLE_API ThreadDevices {
   ~ThreadDevices() = default;
 };
 
-// A stream of a device; copies are the same stream. The stream and its device
-// context are made once, so make it once and use it often. It is destroyed with
-// the last copy, which waits for its work, but not by a child of a fork.
+// A stream of a device; copies refer to the same stream. Creating one also
+// creates a device context: keep it and reuse it. Destroying the last copy
+// waits for the work on the stream and destroys the stream, except in a forked
+// child.
 class DeviceStream {
  public:
-  // Makes a new stream. Throws if the place is of no GPU and no custom device,
-  // or if there is no such device.
+  // Creates a stream. Throws if `place` is neither a GPU nor a custom device,
+  // or if the device does not exist.
   explicit DeviceStream(const phi::Place& place)
       : place_(place), context_(ThreadDevices::Instance().NewStream(place)) {}
 
-  // Returns the current stream of the calling thread on a device. On a thread
-  // that has set none that is the stream of the process, which changes when the
-  // main thread sets one. Throws as the constructor does.
+  // Returns the calling thread's current stream on a device. For a thread that
+  // has set no stream, this is the process's stream, which changes when the
+  // main thread sets one. Throws in the same cases as the constructor.
   static DeviceStream current(const phi::Place& place) {
     return {place, ThreadDevices::Instance().CurrentStream(place)};
   }
 
   const phi::Place& place() const { return place_; }
 
-  // Returns the stream as the driver has it, such as a cudaStream_t.
+  // Returns the driver's handle of the stream, such as a cudaStream_t.
   void* raw_stream() const {
     return ThreadDevices::Instance().RawStream(*context_);
   }
@@ -110,8 +112,8 @@ class DeviceStream {
   // Waits until the work on the stream is done.
   void synchronize() const { ThreadDevices::Instance().Synchronize(*context_); }
 
-  // Makes later work on this stream wait for the work that `other` has been
-  // given by now, as Stream.wait_stream does in Python.
+  // Makes later work on this stream wait for the work enqueued on `other` so
+  // far, as Stream.wait_stream does in Python.
   void wait_stream(const DeviceStream& other) const {
     ThreadDevices::Instance().WaitForStream(*context_, *other.context_);
   }
@@ -131,7 +133,7 @@ class DeviceStream {
 // Makes a device the current one of its type.
 class DeviceGuard {
  public:
-  // Throws if there is no such device.
+  // Throws if the device does not exist.
   explicit DeviceGuard(const phi::Place& place)
       : original_(Exchange(place, place.GetDeviceId())), current_(place) {}
 
@@ -140,8 +142,8 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
-  // Makes another device the current one, and puts back the one of the previous
-  // type if the types differ. Throws if there is no such device.
+  // Makes another device the current one. If its type differs, restores the
+  // device of the previous type. Throws if the device does not exist.
   void reset_device(const phi::Place& place) {
     const phi::Place previous = Exchange(place, place.GetDeviceId());
     if (!OfSameType(place, original_)) {
@@ -151,20 +153,20 @@ class DeviceGuard {
     current_ = place;
   }
 
-  // The same for another device of the type. Throws if there is no such device.
+  // The same for another device of the current type. Throws if the device does
+  // not exist.
   void set_index(int index) {
     Exchange(current_, index);
     if (HasIndex(current_)) current_.device = static_cast<int8_t>(index);
   }
 
-  // Returns the device that is restored.
+  // Returns the device that the guard restores.
   const phi::Place& original_device() const { return original_; }
 
-  // Returns the device that this has made the current one.
+  // Returns the device that the guard has made the current one.
   const phi::Place& current_device() const { return current_; }
 
  private:
-  // The others cost nothing.
   static bool HasIndex(const phi::Place& place) {
     return place.GetType() == phi::AllocationType::GPU ||
            place.GetType() == phi::AllocationType::XPU ||
@@ -191,17 +193,17 @@ class DeviceGuard {
   phi::Place current_;
 };
 
-// A DeviceGuard that does nothing until it is given a device.
+// A DeviceGuard that does nothing until it gets a device.
 class OptionalDeviceGuard {
  public:
   OptionalDeviceGuard() = default;
 
-  // Throws if there is no such device.
+  // Throws if the device does not exist.
   explicit OptionalDeviceGuard(const std::optional<phi::Place>& place) {
     if (place) guard_.emplace(*place);
   }
 
-  // Makes a device the current one. Throws if there is no such device.
+  // Makes a device the current one. Throws if the device does not exist.
   void reset_device(const phi::Place& place) {
     if (guard_) {
       guard_->reset_device(place);
@@ -210,16 +212,16 @@ class OptionalDeviceGuard {
     }
   }
 
-  // Puts back what was current, and does nothing until it is given a device.
+  // Restores the original device, and does nothing until it gets another one.
   void reset() { guard_.reset(); }
 
-  // Returns the device that is restored, if any.
+  // Returns the device that the guard restores, if any.
   std::optional<phi::Place> original_device() const {
     if (!guard_) return std::nullopt;
     return guard_->original_device();
   }
 
-  // Returns the device that this has made the current one, if any.
+  // Returns the device that the guard has made the current one, if any.
   std::optional<phi::Place> current_device() const {
     if (!guard_) return std::nullopt;
     return guard_->current_device();
@@ -230,8 +232,8 @@ class OptionalDeviceGuard {
 };
 
 // Makes a stream the current one of its device, and that device the current one
-// of its type. While it exists, no stream of that device can be set from Python
-// on this thread.
+// of its type. While the guard exists, Python cannot set another stream of that
+// device on this thread.
 class StreamGuard {
  public:
   explicit StreamGuard(DeviceStream stream)
@@ -242,7 +244,7 @@ class StreamGuard {
   StreamGuard(const StreamGuard&) = delete;
   StreamGuard& operator=(const StreamGuard&) = delete;
 
-  // Uses another stream, which may be of another device, instead.
+  // Switches to another stream, which may belong to another device.
   void reset_stream(DeviceStream stream) {
     auto use = ThreadDevices::Instance().UseStreams({stream.context_});
     device_.reset_device(stream.place());
@@ -250,26 +252,25 @@ class StreamGuard {
     stream_ = std::move(stream);
   }
 
-  // Returns the stream that this has made the current one.
+  // Returns the stream that the guard has made the current one.
   const DeviceStream& current_stream() const { return stream_; }
 
-  // Returns the device that is restored.
+  // Returns the device that the guard restores.
   const phi::Place& original_device() const {
     return device_.original_device();
   }
 
  private:
   DeviceGuard device_;
-  // Outlives its use.
-  DeviceStream stream_;
+  DeviceStream stream_;  // Must outlive use_.
   std::shared_ptr<void> use_;
 };
 
-// Makes several streams the current ones, each of its device. The current
-// device stays.
+// Makes several streams the current ones, one per device. The current device
+// does not change.
 class MultiStreamGuard {
  public:
-  // Throws if two of the streams are of one device.
+  // Throws if two of the streams belong to the same device.
   explicit MultiStreamGuard(const std::vector<DeviceStream>& streams) {
     std::vector<std::shared_ptr<phi::DeviceContext>> contexts;
     for (const auto& stream : streams) contexts.push_back(stream.context_);

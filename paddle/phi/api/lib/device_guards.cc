@@ -47,7 +47,7 @@ namespace {
 
 using Context = std::shared_ptr<phi::DeviceContext>;
 
-// What the driver says about the type of a place.
+// The driver's state for the device type of a place.
 struct DriverState {
   int number_of_devices = 0;
   int current_device = 0;
@@ -100,7 +100,7 @@ void SetDevice(const phi::Place& place) {
   }
 }
 
-// Returns a number that a child of a fork does not have.
+// Returns a number that differs in a forked child.
 [[maybe_unused]] int64_t ThisProcess() {
 #ifdef _WIN32
   return 0;
@@ -149,7 +149,7 @@ void EnforceHasStreams(const phi::Place& place) {
   PADDLE_THROW(
       common::errors::InvalidArgument("%s has no streams in this Paddle. Pass "
                                       "the place of a GPU or of a custom "
-                                      "device that Paddle was compiled for.",
+                                      "device that this Paddle supports.",
                                       place));
 }
 
@@ -166,8 +166,8 @@ phi::Place ThreadDevices::ExchangeDevice(const phi::Place& place, int index) {
       index >= 0 && index < state.number_of_devices,
       true,
       common::errors::InvalidArgument(
-          "There is no device %d of the type of %s, of which this process has "
-          "%d. Pass an index from 0 on that is less than this number.",
+          "There is no device %d of the type of %s: this process has %d such "
+          "devices. Pass an index from 0 that is less than this number.",
           index,
           place,
           state.number_of_devices));
@@ -179,16 +179,15 @@ void ThreadDevices::RestoreDevice(const phi::Place& place) noexcept {
   try {
     if (StateOf(place).current_device != place.GetDeviceId()) SetDevice(place);
   } catch (...) {  // NOLINT
-    // A destructor must not throw. A device that fails reports it again at the
-    // thread's next call.
+    // A destructor must not throw. A failed device reports the error again at
+    // the thread's next call.
   }
 }
 
 Context ThreadDevices::NewStream(const phi::Place& place) {
   EnforceHasStreams(place);
 #ifdef PADDLE_WITH_STREAMS
-  // Streams and contexts change the current device when they are made and when
-  // they are destroyed.
+  // Creating and destroying streams and contexts changes the current device.
   const DeviceGuard device(place);
   struct Kept {
     const int64_t process = ThisProcess();
@@ -198,8 +197,8 @@ Context ThreadDevices::NewStream(const phi::Place& place) {
 
     ~Kept() {
       if (process != ThisProcess()) {
-        // A child of a fork has no threads that could end the work, which to
-        // destroy the stream would wait for.
+        // Destroying the stream would wait for its work, which no thread of a
+        // forked child could finish. Leak both.
         std::make_unique<std::pair<decltype(stream), Context>>(
             std::move(stream), std::move(context))
             .release();  // NOLINT
@@ -224,7 +223,7 @@ Context ThreadDevices::NewStream(const phi::Place& place) {
 
 Context ThreadDevices::CurrentStream(const phi::Place& place) {
   EnforceHasStreams(place);
-  // Checks that there is such a device.
+  // Throws if the device does not exist.
   const DeviceGuard device(place);
   return phi::CurrentContext(place);
 }
@@ -244,7 +243,7 @@ void ThreadDevices::Synchronize(const phi::DeviceContext& stream) {
 
 void ThreadDevices::WaitForStream(const phi::DeviceContext& waiting,
                                   const phi::DeviceContext& other) {
-  // An event changes the current device.
+  // Creating an event changes the current device.
   const DeviceGuard device(other.GetPlace());
   phi::WaitForStream(&waiting, &other);
 }
@@ -261,7 +260,7 @@ std::shared_ptr<void> ThreadDevices::UseStreams(
         false,
         common::errors::InvalidArgument(
             "A guard takes one stream per device, but received two of %s. Pass "
-            "the one that work is to run on.",
+            "only the stream that work should run on.",
             place));
   }
   // A list, since guards do not move.

@@ -11,16 +11,16 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What context managers of devices and streams restore when they are left.
+"""The state that device and stream context managers restore on exit.
 
-Invariant: leaving a context on a thread restores what that thread had when it
-last entered the same context, "no device of its own" included. The value to
-restore is kept with the thread, not with the context. So a context object may
-be entered again before it is left, and by several threads at once.
+Invariant: leaving a context on a thread restores the state of that thread when
+it last entered the same context, "no device of its own" included. The thread
+stores the value to restore, not the context. So a context object is reentrant,
+and several threads may use it concurrently.
 
-A context that is never left on its thread, such as that of a generator that is
-dropped on another thread, is forgotten together with its object. Otherwise
-these would pile up on the threads of a server, which never end.
+If a context is never left on its thread, for example because its generator is
+dropped on another thread, its entry is removed together with the context
+object. Otherwise such entries would pile up on a server's long-lived threads.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = []
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        # The contexts that the thread is inside of, the innermost last, each
-        # with the value to restore.
+        # The contexts that the thread is inside of, innermost last, with the
+        # values to restore.
         self.entered: list[tuple[weakref.ref, Any]] = []
 
 
@@ -52,8 +52,8 @@ _local = _Local()
 
 def push(context: object, saved: Any) -> None:
     """
-    Notes that the calling thread has entered `context`, and is to restore
-    `saved` when it leaves. Thread-safe.
+    Records that the calling thread has entered `context` and restores `saved`
+    when it leaves. Thread-safe.
     """
     entered = _local.entered
     if entered:
@@ -67,7 +67,7 @@ def pop(context: object) -> Any:
     Thread-safe.
 
     Raises:
-        RuntimeError: the thread is not inside `context`. Nothing is changed.
+        RuntimeError: the thread is not inside `context`. Nothing changes.
     """
     entered = _local.entered
     for i in reversed(range(len(entered))):
@@ -79,8 +79,8 @@ def pop(context: object) -> Any:
 
 def enter(context: object, place: OrUnset[core.Place] | None) -> None:
     """
-    Enters `context`, in which the calling thread is on `place`, or uses the
-    main thread's place if that is UNSET. Thread-safe.
+    Enters `context`, in which the calling thread uses `place`, or the main
+    thread's place if `place` is UNSET. Thread-safe.
     """
     saved = current_place.saved()
     set_place(place)
@@ -92,16 +92,16 @@ def leave(context: object) -> None:
     Leaves `context` and restores the calling thread's place. Thread-safe.
 
     Raises:
-        RuntimeError: the thread is not inside `context`. Nothing is changed.
+        RuntimeError: the thread is not inside `context`. Nothing changes.
     """
     set_place(pop(context))
 
 
 class Guard:
     """
-    Helps a context manager that is written as a generator. It is made when the
-    context is entered. In the generator's `finally`, it tells whether the
-    context is being left or the generator is being dropped.
+    A helper for context managers written as generators. Create it on entry. In
+    the generator's `finally`, it tells whether the context is being left or the
+    generator is being dropped.
 
     Args:
         name (str): the name of the context manager, for the error.
@@ -109,18 +109,17 @@ class Guard:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Its identity tells the thread, and unlike the thread's ident it is not
-        # used again by a later one.
+        # This object identifies the thread. Unlike the thread's ident, it is
+        # never reused for a later thread.
         self._entered = _local.entered
 
     def left_by_owner(self) -> bool:
         """
-        Returns whether the context is being left, and has to restore what it
-        found.
+        Returns whether the context is being left and must restore its state.
 
-        Otherwise the generator is being dropped, by another thread or with the
-        state of a thread that has ended. After a fork that is the state of each
-        thread but the forking one.
+        Otherwise the generator is being dropped: by another thread, or together
+        with the state of a thread that has ended. After a fork, all threads
+        except the forking one have ended.
 
         Raises:
             RuntimeError: the context is left on a thread that has not entered

@@ -13,20 +13,20 @@
 # limitations under the License.
 """The current device of each thread.
 
-Invariant: the place of the main thread is the place of the process. Any other
-thread has a place of its own once it sets one. Until then it uses the main
-thread's, and sees it change.
+Invariant: the main thread's place is the process's place. Any other thread has
+its own place once it sets one. Until then it uses the main thread's place, and
+sees it change.
 
 Python reads the place from `current_place`; kernels read it from the C++ tracer
-of the calling thread. The two have to agree, so a thread other than the main
-one uses one of two kinds of tracer:
+of the calling thread. The two must match, so a thread other than the main one
+uses one of two kinds of tracer:
 
-- `process_tracer`, while it has no place of its own. `set_place` on the main
-  thread keeps that tracer on the place of the process.
-- The tracer of its own place. There is one per place in the process, whose
-  place is set before any thread can see the tracer, and never again. A thread
-  that changes its device switches a thread-local pointer, and writes to nothing
-  that another thread reads.
+- `process_tracer`, while it does not have its own place. `set_place` on the
+  main thread keeps that tracer on the process's place.
+- The tracer of its own place, one per place in the process. The tracer's place
+  is set before any thread can see the tracer, and never changes. A thread that
+  changes its device switches a thread-local pointer, and does not write to
+  state that another thread reads.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ _USUAL_PLACES = {core.CPUPlace, core.CUDAPlace, core.CustomPlace, core.XPUPlace}
 # Set while Paddle is imported, by `become_process_tracer`.
 current_place: MainThreadValue[core.Place] = MainThreadValue(UNSET)
 
-# The tracer of the threads that have no place of their own.
+# The tracer of the threads that do not have their own place.
 process_tracer: Tracer | None = None
 # Whether the main thread is in static graph mode only while it builds a
-# program. A thread that starts meanwhile begins in the mode that the main
-# thread goes back to.
+# program. A thread that starts meanwhile starts in the mode that the main
+# thread returns to.
 mode_is_temporary = False
-# By the hash of the place, which is what Place's own equality compares.
+# The keys are place hashes, which Place's own equality compares.
 _place_tracers: dict[int, Tracer] = {}
 
 
 def concrete_place(place: OrUnset[core.Place] | None) -> OrUnset[core.Place]:
     """
-    Converts a place of the base class, such as a tensor's, to the class of its
-    device, as a current place has to be. Returns UNSET for None and for an
-    undefined place. Thread-safe.
+    Converts a place of the base class, such as a tensor's place, to the class
+    of its device; a current place must be of such a class. Returns UNSET for
+    None and for an undefined place. Thread-safe.
 
     Raises:
         TypeError: `place` is not a Place.
@@ -106,22 +106,22 @@ def concrete_place(place: OrUnset[core.Place] | None) -> OrUnset[core.Place]:
 
 def set_place(place: OrUnset[core.Place] | None) -> None:
     """
-    Sets the place of the process on the main thread, and elsewhere the calling
-    thread's own.
+    Sets the process's place on the main thread, and elsewhere the calling
+    thread's own place.
 
     Thread-safe.
 
     Args:
         place (Place|Unset|None): UNSET, None or an undefined place makes the
             thread use the main thread's place. On the main thread, None or an
-            undefined place changes nothing, and UNSET only what a fork left to
-            restore.
+            undefined place changes nothing, and UNSET restores the place from
+            before a fork, if there was one.
 
     Raises:
-        TypeError: `place` is not a Place; on the main thread a ValueError, by
-            the tracer. Nothing is changed.
+        TypeError: `place` is not a Place. On the main thread, the tracer raises
+            a ValueError instead. The place does not change.
     """
-    # Contexts call this twice, so it is short: one function, one read of
+    # Contexts call this twice, so it is fast: one function, one read of
     # Paddle's thread-local state, and no check of the usual places.
     state = framework.global_var.__dict__
     tracer = state["_dygraph_tracer_"]
@@ -143,7 +143,7 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
     own_tracer = process_tracer if place is UNSET else _tracer_of_place(place)
     current_place.set_local(place)
     if tracer is not None and tracer is not own_tracer:
-        # Not by assignment to the attribute, which derives the tracer again.
+        # Assigning the attribute would derive the tracer again.
         state["_dygraph_tracer_"] = own_tracer
         core._switch_tracer(own_tracer)
 
@@ -156,17 +156,17 @@ def _tracer_of_place(place: core.Place) -> Tracer:
 
         tracer = Tracer()
         tracer._expected_place = place
-        # Two threads that get here at once both use the first one's tracer.
+        # Threads that get here concurrently all use the first one's tracer.
         tracer = _place_tracers.setdefault(key, tracer)
     return tracer
 
 
 def become_process_tracer(tracer: Tracer | None) -> bool:
     """
-    Makes the first tracer of the process `process_tracer`, on the default
-    device of the process. Returns whether `tracer` is the first.
+    Makes the first tracer of the process `process_tracer`, on the process's
+    default device. Returns whether `tracer` is the first.
 
-    Requires: the first tracer is made by one thread, which imports Paddle.
+    Requires: the thread that imports Paddle creates the first tracer.
     """
     global process_tracer
     if tracer is None or process_tracer is not None:
@@ -180,11 +180,11 @@ def become_process_tracer(tracer: Tracer | None) -> bool:
 
 def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
     """
-    Returns the tracer for the calling thread, which is not the main one, to use
-    when it is given `tracer`: None in static graph mode. Any other tracer means
-    dynamic graph mode, with the tracer that matches the thread's present place.
+    Returns the tracer that the calling thread uses when code sets its tracer to
+    `tracer`. None means static graph mode and is returned as it is. Any other
+    tracer means dynamic graph mode: the result matches the thread's place.
 
-    Thread-safe.
+    Thread-safe. Requires: the calling thread is not the main one.
     """
     if tracer is None:
         return None
@@ -194,8 +194,8 @@ def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
 
 def began_in_dygraph_mode() -> bool:
     """
-    Returns whether the calling thread began in dynamic graph mode, rather than
-    entered it by a guard that it can leave. Thread-safe.
+    Returns whether the calling thread started in dynamic graph mode, as opposed
+    to having entered it with a guard that it can leave. Thread-safe.
     """
     return (
         not is_main_thread()
@@ -206,8 +206,8 @@ def began_in_dygraph_mode() -> bool:
 @contextmanager
 def temporary_mode() -> Iterator[None]:
     """
-    Context in which the main thread may change the graph mode without changing
-    that of new threads. Does nothing on other threads. Thread-safe.
+    A context in which the main thread may change the graph mode without
+    affecting new threads. Does nothing on other threads. Thread-safe.
     """
     global mode_is_temporary
     if not is_main_thread():
@@ -224,8 +224,8 @@ def temporary_mode() -> Iterator[None]:
 @fork.take_step(fork.Step.TRACER)
 def _use_process_tracer(was_main: bool) -> None:
     global mode_is_temporary
-    # A guard that was open at the fork may restore one of these as the tracer
-    # of the main thread, and `set_place` writes to that one.
+    # A guard that was open at the fork may restore one of these tracers on the
+    # main thread, and `set_place` then writes to it.
     _place_tracers.clear()
     if was_main:
         return

@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Makes the thread that forks the main thread of the child.
+"""Makes the forking thread the main thread of the child.
 
-A child takes the steps below in their order, whichever order the modules that
-add them are imported in. A module may also wait before a fork until the state
-that the child gets of it is whole.
+A child runs the steps below in their order, independent of the import order of
+the modules that register them. A module may also delay a fork until its state
+is consistent.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .thread_value import MainThreadValue
 __all__ = []
 
 
-# No enum: to define one takes longer than to import the rest of this module.
+# Not an enum: defining one takes longer than importing the rest of this module.
 class Step:
-    """What a child does after a fork, in this order."""
+    """The steps of a child after a fork, in this order."""
 
     # The forking thread becomes the main thread.
     MAIN_THREAD = 1
-    # Its current device, and its operator device, become the process's.
+    # Its current device and its operator device become the process's.
     VALUES = 2
-    # It uses the tracer of the process, on its own device.
+    # It uses the process's tracer, on its own device.
     TRACER = 3
     # The streams that it has set become the process's.
     STREAMS = 4
@@ -53,10 +53,10 @@ _steps_in_parent: list[Callable[[], None]] = []
 def take_step(
     step: int,
 ) -> Callable[[Callable[[bool], None]], Callable[[bool], None]]:
-    """Decorates the function that takes a step in the child.
+    """Registers the decorated function as a step of the child.
 
-    The function is called on the forking thread, the only thread of the child,
-    with whether that thread was the main thread before the fork.
+    It is called on the forking thread, the only thread of the child. Its
+    argument says whether that thread was the main thread before the fork.
     """
 
     def add(function: Callable[[bool], None]) -> Callable[[bool], None]:
@@ -70,7 +70,8 @@ def wait_before(
     wait: Callable[[], None], in_parent: Callable[[], None]
 ) -> None:
     """
-    Adds what the forking thread does before a fork, and after it in the parent.
+    Registers functions that the forking thread calls before a fork, and in the
+    parent after it.
     """
     _waits.append(wait)
     _steps_in_parent.append(in_parent)

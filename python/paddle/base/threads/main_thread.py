@@ -30,7 +30,7 @@ def is_main_thread() -> bool:
 def become_main_thread() -> None:
     """Makes the calling thread the main one.
 
-    Requires: the calling thread is the only one, since it has just forked.
+    Requires: runs in a child right after a fork: no other thread exists.
     """
     global ident
     ident = threading.get_ident()

@@ -13,9 +13,9 @@
 # limitations under the License.
 """The device that `static.device_guard` gives to new operators.
 
-Threads build programs at the same time: a guard on the main thread acts on all
-threads that are in no guard of their own, and one on any other thread acts on
-that thread alone.
+Threads may build programs concurrently. A guard on the main thread acts on all
+threads that are not inside their own guard. A guard on any other thread acts on
+that thread only.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ from .thread_value import MainThreadValue
 
 __all__ = []
 
-# None leaves the choice to the executor.
+# None: the executor chooses the device.
 operator_device: MainThreadValue[str | None] = MainThreadValue(None)

@@ -11,13 +11,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Streams that are made once and handed out in turn, per device and priority.
+"""Stream pools: streams created once and handed out round-robin.
 
-To make a stream, with the device context that a thread needs for it, takes long
-and costs memory. A pool makes up to `SIZE` of them, each when its turn comes
-first, and keeps them until the process ends. So threads that come and go make
-no streams. The stream that is handed out may be one that other threads use;
-what they all start there runs in order.
+Creating a stream, and the device context that a thread needs for it, costs time
+and memory. There is one pool per device and priority. It creates up to `SIZE`
+streams, each on first use, and keeps them until the process ends. So
+short-lived threads need not create streams. Several threads may get the same
+stream; their work on it runs in order.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-# As in torch: more than a device runs at a time.
+# As in torch: more streams than a device runs concurrently.
 SIZE = 32
 
 
 class _Pool:
-    # No lock, which a fork could leave locked: next() and setdefault() are one
-    # step each.
+    # Lock-free, since a fork could leave a lock locked: next() and setdefault()
+    # are atomic.
     def __init__(self, place: core.Place) -> None:
         self.place = place
         self.turns: Iterator[int] = itertools.count()
         self.streams: dict[int, Stream] = {}
 
 
-# By the hash of the place, which is what Place's own equality compares, and the
+# The keys are the place hash, which Place's own equality compares, and the
 # priority.
 _pools: dict[tuple[int, int], _Pool] = {}
 
@@ -59,13 +59,13 @@ def next_stream(
     make: Callable[[core.Place, int], Stream],
 ) -> Stream:
     """
-    Returns the stream whose turn it is in the pool of a device and a priority.
+    Returns the next stream from the pool of a device and a priority.
     Thread-safe.
 
     Args:
         place (core.Place): the place of the device, or of a tensor on it.
-        priority (int): as `make` takes it.
-        make (Callable): makes a stream of a device and a priority.
+        priority (int): the priority to pass to `make`.
+        make (Callable): creates a stream with a given device and priority.
 
     Raises:
         TypeError: the device has no streams.
@@ -78,6 +78,6 @@ def next_stream(
     number = next(pool.turns) % SIZE
     stream = pool.streams.get(number)
     if stream is None:
-        # Two threads that get here at once both use the first one's stream.
+        # Threads that get here concurrently all use the first one's stream.
         stream = pool.streams.setdefault(number, make(pool.place, priority))
     return stream

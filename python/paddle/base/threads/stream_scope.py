@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What guards of streams set, and put back when they are left.
+"""The state that stream guards set on entry and restore on exit.
 
-Invariant: a guard that was entered changes back all that it has changed, in the
-reverse order, also if one of the changes back raises an error. One that could
-not be entered has changed nothing.
+Invariant: leaving a guard undoes all of its changes in reverse order, even if
+undoing one of them raises an error. A guard that fails on entry has changed
+nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def _check_one_per_device(streams: Sequence[Stream]) -> None:
         if first is not stream:
             raise ValueError(
                 "A guard takes one stream per device, but received two of "
-                f"{stream.device}: {first} and {stream}. Please pass the one "
-                "that work is to run on."
+                f"{stream.device}: {first} and {stream}. Please pass only the "
+                "stream that work should run on."
             )
 
 
 def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
-    """Sets a stream and returns what sets the previous one."""
-    # A guard has no use for the previous stream as a Stream, which takes longer
-    # to make than the rest of this.
+    """Sets a stream and returns a function that restores the previous one."""
+    # Do not create a Stream for the previous stream: that takes longer than the
+    # rest of this function.
     base = getattr(stream, "stream_base", None)
     previous = None if base is None else streams_of_threads.set_stream(base)
     if previous is None:
@@ -65,7 +65,7 @@ def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
 def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     restore = _swap(stream, set_stream)
     place = stream.device
-    # By the hash, as Place compares, but without its slower operator.
+    # Place's own operator compares hashes, too, but is slower.
     is_current = hash(place) == hash(current_place.get())
     is_gpu = isinstance(place, core.CUDAPlace)
     if is_current and not is_gpu:
@@ -73,7 +73,7 @@ def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     with contextlib.ExitStack() as stack:
         stack.callback(restore)
         if is_gpu:
-            # Events are made on CUDA's current device, not on Paddle's.
+            # CUDA creates events on its own current device, not on Paddle's.
             before = core.get_cuda_current_device_id()
             stack.callback(core.set_cuda_current_device_id, before)
             core.set_cuda_current_device_id(place.get_device_id())
@@ -97,18 +97,18 @@ def enter(
     guard: object, streams: Stream | Sequence[Stream], set_stream: SetStream
 ) -> None:
     """
-    Enters `guard`, in which the streams are the current ones of the calling
-    thread, each on its device. A single stream makes its device the current
-    one, too, on the main thread also for threads that have set no device; a
-    sequence leaves the current device as it is. Thread-safe.
+    Enters `guard`, which makes each stream the calling thread's current stream
+    on its device. A single stream also makes its device the current one; on the
+    main thread, this also applies to threads that have set no device. A
+    sequence does not change the current device. Thread-safe.
 
     Args:
         guard (object): the context that `leave` is called with.
-        streams (Stream|Sequence[Stream]): a stream, or one per device.
+        streams (Stream|Sequence[Stream]): a stream, or one stream per device.
         set_stream (Callable): sets a stream and returns the previous one.
 
     Raises:
-        ValueError: two of the streams are on one device. Nothing is changed.
+        ValueError: two of the streams are on the same device. Nothing changes.
     """
     several = isinstance(streams, (list, tuple))
     enter_streams = _enter_several if several else _enter_one
@@ -117,10 +117,10 @@ def enter(
 
 def leave(guard: object) -> None:
     """
-    Leaves `guard`, and puts back the streams and the device of the calling
+    Leaves `guard`, and restores the streams and the device of the calling
     thread. Thread-safe.
 
     Raises:
-        RuntimeError: the thread is not inside `guard`. Nothing is changed.
+        RuntimeError: the thread is not inside `guard`. Nothing changes.
     """
     device_scope.pop(guard)()

@@ -14,16 +14,16 @@
 """The current streams of each thread.
 
 Invariant: a thread other than the main one that has set a stream uses, on that
-stream's device, a device context that is bound to that stream and to no other.
-A thread that has set none uses the context of the device's default stream,
-whatever the main thread sets. The main thread uses the context of the process
-and binds it to the stream that it sets, as in Paddle 3.3.0.
+stream's device, a device context that is permanently bound to that stream. A
+thread that has set none uses the context of the device's default stream,
+whatever the main thread sets. The main thread uses the process's context and
+binds it to the stream that it sets, as in Paddle 3.3.0.
 
 So "no stream of its own" and "the default stream" are one state, and only
-`set_stream` has to know about threads: a guard that sets the stream that it
-found on entry restores either.
+`set_stream` depends on threads: a guard that restores the stream that it found
+on entry handles both.
 
-This is the rule of torch's current streams. The lookup of contexts is C++, in
+torch's current streams follow the same rule. The context lookup is C++ code, in
 phi/backends/thread_contexts.h.
 """
 
@@ -53,9 +53,9 @@ native = find_cpp_module("_thread_contexts")
 
 _PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
 
-# All keys are hashes of places, which is what Place's own equality compares.
+# All keys are place hashes, which Place's own equality compares.
 _default_streams: dict[int, StreamBase] = {}
-# The places where the main thread has ever set a stream, so that threads that
+# The places where the main thread has ever set a stream. There, threads that
 # have set none need the context of the default stream.
 _set_by_main_thread: set[int] = set()
 # A context lives as long as its stream.
@@ -79,7 +79,7 @@ class _OwnStreams:
         else:
             in_use = None
             native.use_no_thread_contexts()
-        # Only now may the contexts that were in use before be destroyed.
+        # Drop the previously used contexts only now that they are not in use.
         self._in_use = in_use
         self.by_place = by_place
 
@@ -89,8 +89,8 @@ class _OwnStreams:
         if self._ident == threading.get_ident():
             native.use_no_thread_contexts()
         else:
-            # A fork drops the state of all other threads, and the exit of the
-            # interpreter that of threads that still run. To destroy a context
+            # A fork drops the state of all other threads; interpreter exit
+            # drops the state of threads that still run. Destroying a context
             # would wait for their work.
             native.keep_forever((self._in_use, self.by_place))
 
@@ -121,11 +121,10 @@ def _bind_process_context(stream: StreamBase, place: core.Place) -> None:
 
 def default_stream(place: core.Place) -> StreamBase:
     """
-    Returns the default stream of a device, which may be given by a tensor's
-    place. Thread-safe.
+    Returns the default stream of a device. `place` may be a tensor's place.
+    Thread-safe.
 
-    Requires: the first call for a device comes before any thread has set
-    another stream there.
+    Requires: the first call for a device precedes the first set_stream on it.
 
     Raises:
         TypeError: the device is not a GPU and not a custom device.
@@ -139,7 +138,7 @@ def default_stream(place: core.Place) -> StreamBase:
     key = hash(place)
     stream = _default_streams.get(key)
     if stream is None:
-        # Code in C++ may have set another stream for this thread.
+        # C++ code may have set another stream for this thread.
         find = _current if native is None else _current_of_process
         stream = _default_streams.setdefault(key, find(place))
     return stream
@@ -148,7 +147,7 @@ def default_stream(place: core.Place) -> StreamBase:
 def _context_of(stream: StreamBase) -> Any:
     context = _contexts.get(stream)
     if context is None:
-        # Two threads that get here at once both use the first one's context.
+        # Threads that get here concurrently all use the first one's context.
         made = native.StreamContext(stream)
         context = _contexts.setdefault(stream, made)
     return context
@@ -156,8 +155,8 @@ def _context_of(stream: StreamBase) -> Any:
 
 def _prepare_process_stream(place: core.Place) -> None:
     default = default_stream(place)
-    # While a CUDA graph is captured no context can be made. Threads that have
-    # set no stream then move with the main thread, as in Paddle 3.3.0.
+    # No context can be created during a CUDA graph capture. Threads that have
+    # set no stream then use the main thread's stream, as in Paddle 3.3.0.
     if native.is_capturing():
         return
     context = _context_of(default)
@@ -174,29 +173,30 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
 
     Args:
         stream (core.CUDAStream|core.CustomDeviceStream): any stream of the
-            device. The default stream leaves the thread without a stream of
-            its own.
+            device. With the default stream, the thread no longer has its own
+            stream.
 
     Returns:
-        The stream that was current before. None if nothing was done, because
-        this Paddle has no contexts per thread for such a stream: the caller
-        then sets the stream of the process.
+        The previous current stream. None if nothing was done, because this
+        Paddle has no per-thread contexts for this type of stream: the caller
+        then sets the process's stream.
 
     Raises:
-        NotImplementedError: it has none at all, and this is another thread.
-        RuntimeError: the thread is inside a guard of C++ code that has set a
-            stream of this device. Nothing is changed.
+        NotImplementedError: this Paddle has no per-thread contexts at all, and
+            the calling thread is not the main one.
+        RuntimeError: the thread is inside a C++ guard that has set a stream of
+            this device. Nothing changes.
     """
     if native is None and not is_main_thread():
         raise NotImplementedError(
             f"Thread {threading.current_thread().name!r} cannot set a stream: "
-            "this Paddle was built without streams per thread, a part in C++ "
-            "for Linux. Set streams on the main thread, or use default streams."
+            "this Paddle was built without per-thread streams, a C++ part for "
+            "Linux. Set streams on the main thread, or use default streams."
         )
     place = stream.place
     if native is None or not isinstance(stream, native.stream_types):
         if isinstance(place, _PLACES_OF_STREAMS):
-            # Known from before the caller sets another stream.
+            # Record the default stream before the caller sets another stream.
             default_stream(place)
         return None
     native.enforce_no_context_guard(place)
@@ -235,8 +235,8 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
 
 def threads_have_streams(place: core.Place) -> bool:
     """
-    Returns whether a thread can have a current stream of its own on a device.
-    Thread-safe. Requires what `default_stream` does.
+    Returns whether threads can have their own current streams on a device.
+    Thread-safe. Has the same precondition as `default_stream`.
     """
     return (
         native is not None
@@ -247,22 +247,22 @@ def threads_have_streams(place: core.Place) -> bool:
 
 def event_after_work(place: core.Place) -> Event:
     """
-    Returns an event after the work that the calling thread has started on its
-    current stream of a device. Thread-safe.
+    Returns an event recorded after the work that the calling thread has started
+    on its current stream of a device. Thread-safe.
     """
     from paddle.device import current_stream, stream_guard
 
     stream = current_stream(place)
-    # An event is one of the current device, which the guard sets.
+    # The guard sets the current device, on which the event is created.
     with stream_guard(stream):
         return stream.record_event()
 
 
 def others_have_streams(place: core.Place) -> bool:
     """
-    Returns whether the calling thread is on the default stream of a device on
-    which threads have set streams: the work that it hands over may be theirs.
-    Thread-safe.
+    Returns whether the calling thread uses the default stream of a device on
+    which other threads have set streams. The data that it passes on may then
+    come from their streams. Thread-safe.
     """
     if is_main_thread():
         return False
@@ -274,8 +274,9 @@ def with_streams_of_creator(
     target: Callable[..., None],
 ) -> Callable[..., None]:
     """
-    Returns a function for a new thread that works for the calling one: it calls
-    `target` on the streams that are current here now. Thread-safe.
+    Returns a function that calls `target` with the streams that are current on
+    the calling thread now. It is for a new thread that works for the calling
+    thread. Thread-safe.
     """
     current = [
         (_current(default.place), default)
@@ -289,7 +290,7 @@ def with_streams_of_creator(
     if not streams:
         return target
     for stream in streams:
-        # Make it here, where an error is raised to the caller.
+        # Create the context here, where the caller sees an error.
         _context_of(stream)
 
     def on_streams_of_creator(*args: Any) -> None:
@@ -302,9 +303,9 @@ def with_streams_of_creator(
 
 class CreatorsThread(threading.Thread):
     """
-    A thread that works for the thread that makes it, on the device and the
-    streams that are current there at that time. If the creator has no device of
-    its own, neither has this thread.
+    A thread that works for its creator, on the device and the streams that are
+    current there at creation. If the creator does not have its own device, this
+    thread does not either.
     """
 
     def __init__(self, target: Callable[..., None], args: Any = ()) -> None:
@@ -321,20 +322,19 @@ class CreatorsThread(threading.Thread):
 
 def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
     """
-    Decorates a function that returns the id under which a program is built
-    for its first run and found for later ones. A program keeps the contexts
-    that it was built on, so it gets another id, and is built anew, for each set
-    of contexts.
+    Decorates a function that returns the id under which a program is cached. A
+    program keeps the contexts that it was built on. So the result differs for
+    each set of contexts, and the program is built once per set.
 
-    The decorated function is as thread-safe as `program_id`. A program that was
-    built stays until the process ends.
+    The decorated function is as thread-safe as `program_id`. A program stays in
+    the cache until the process ends.
     """
     if native is None:
         return program_id
 
     @functools.wraps(program_id)
     def program_id_of_contexts(*program: Any) -> int:
-        contexts = native.number_of_thread_contexts()
+        contexts = native.thread_contexts_id()
         if contexts == 0:
             return program_id(*program)
         return hash((program_id(*program), contexts)) & (2**62 - 1)
@@ -344,11 +344,10 @@ def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
 
 def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorates a function that builds or runs something that keeps its
-    contexts and that any thread may run, such as a predictor. Inside it the
-    calling thread uses the contexts of the process. The work there comes after
-    the work that the thread has started, and before the work that it starts
-    next.
+    Decorates a function that builds or runs an object that keeps its contexts
+    and that any thread may run, such as a predictor. Inside it, the calling
+    thread uses the process's contexts. The work there is ordered after the
+    thread's earlier work and before its later work.
 
     The decorated function is as thread-safe as `function`.
     """
@@ -359,8 +358,8 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     def function_on_process_contexts(*args: Any, **kwargs: Any) -> Any:
         if is_main_thread():
             return function(*args, **kwargs)
-        # `function` may set a stream. The contexts that are current now must
-        # outlive the call, which waits for them at its end.
+        # The contexts that are current now must outlive the call, which waits
+        # for them at its end: `function` may set another stream.
         kept = _own_streams.get().by_place
         try:
             return native.with_process_contexts(function, *args, **kwargs)
@@ -372,14 +371,14 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def enforce_process_streams(waiting: str) -> None:
     """
-    Raises an error if the calling thread is on streams that `waiting`, which
-    waits for the streams of the process, would not wait for. Thread-safe.
+    Raises an error if the calling thread uses streams that `waiting` would not
+    wait for, since it waits for the process's streams only. Thread-safe.
 
     Args:
         waiting (str): the subject of the error, such as "A process group".
 
     Raises:
-        RuntimeError: the thread is on another stream than the process.
+        RuntimeError: the thread's stream is not the process's stream.
     """
     if native is None or is_main_thread():
         return
@@ -399,8 +398,8 @@ def _make_own_streams_the_process_ones(was_main: bool) -> None:
         return
     by_place = _own_streams.get().by_place
     if by_place:
-        # To destroy a context waits for the work of threads that do not exist
-        # in the child.
+        # Destroying a context would wait for the work of threads that do not
+        # exist in the child.
         native.keep_forever(by_place)
         _use_own_streams({})
     native.become_main_thread()

@@ -47,10 +47,10 @@ class _Local(threading.local):
 
 
 class _PythonThreadValue:
-    """What is in C++ in thread_value.cc, for a Paddle without that.
+    """The Python version of thread_value.cc, for a Paddle without that file.
 
     Args:
-        process: the process's value at first.
+        process: the process's initial value.
         unset: UNSET.
     """
 
@@ -59,8 +59,8 @@ class _PythonThreadValue:
     def __init__(self, process: Any, unset: Unset) -> None:
         self._local = _Local()
         self.process = process
-        # False until a thread sets a value of its own. It spares `get` the
-        # thread-local lookup, and never becomes False again.
+        # False until a thread sets its own value, and then True forever. While
+        # it is False, `get` skips the thread-local lookup.
         self.any_thread_has_set = False
 
     def get(self) -> Any:
@@ -83,21 +83,21 @@ class _PythonThreadValue:
 
 
 _native = find_cpp_module("_thread_value")
-# The current device is looked up for each operator.
+# In C++ where possible: each operator looks up the current device.
 _Base: Any = _PythonThreadValue if _native is None else _native.ThreadValue
 
 
 class ThreadValue(_Base, Generic[T]):
-    """A value that each thread may set for itself.
+    """A value that each thread can set for itself.
 
-    A thread without a value of its own, such as a new one, uses the process's,
-    and sees it change.
+    A thread without its own value, such as a new thread, uses the process's
+    value, live.
 
-    Thread-safe: a thread writes its own value only, and the process's value is
+    Thread-safe: a thread writes only its own value, and the process's value is
     a single attribute.
 
     Args:
-        process: the process's value at first.
+        process: the process's initial value.
     """
 
     __slots__ = ()
@@ -109,8 +109,8 @@ class ThreadValue(_Base, Generic[T]):
 class MainThreadValue(ThreadValue[T]):
     """A ThreadValue for which the main thread's value is the process's.
 
-    The main thread never has a value of its own. After a fork the forking
-    thread is the main thread, and its value is the process's.
+    The main thread never has its own value. After a fork, the forking thread is
+    the main thread, and its value is the process's.
     """
 
     __slots__ = ("before_fork",)
@@ -119,24 +119,26 @@ class MainThreadValue(ThreadValue[T]):
 
     def __init__(self, process: T) -> None:
         super().__init__(process)
-        # What a thread that has forked, and so is the main thread now, gets
-        # when it restores the UNSET that it saved before the fork.
+        # A forked child restores this value where its main thread saved UNSET
+        # before the fork.
         self.before_fork: OrUnset[T] = UNSET
         self._all.append(self)
 
     def saved(self) -> OrUnset[T]:
         """
-        Returns what restores the value that the calling thread has now: on the
-        main thread the process's value, elsewhere the thread's own, or UNSET.
+        Returns the argument with which `swap` restores the calling thread's
+        present value: on the main thread the process's value, elsewhere the
+        thread's own value, or UNSET.
         """
         return self.process if is_main_thread() else self.get_local()
 
     def swap(self, value: OrUnset[T]) -> OrUnset[T]:
         """
         Sets the process's value on the main thread, and elsewhere the calling
-        thread's own. Returns what another call takes to undo this one.
+        thread's own value. Returns the argument for a call that undoes this
+        one.
 
-        Requires: UNSET is passed to the main thread only to undo a call that
+        Requires: on the main thread, UNSET is only passed to undo a call that
         returned it before a fork.
         """
         saved = self.saved()
@@ -150,8 +152,8 @@ class MainThreadValue(ThreadValue[T]):
     def take_over_all(cls) -> None:
         """Makes the calling thread's values the process's.
 
-        Requires: the calling thread, which was not the main one, has just
-        forked, so that there is no other thread.
+        Requires: runs in a child, right after a thread other than the main one
+        forked: no other thread exists.
         """
         for value in cls._all:
             own = value.get_local()

@@ -31,16 +31,16 @@ class ThreadContextsTest : public ::testing::Test {};
 using Context = std::shared_ptr<phi::DeviceContext>;
 
 constexpr int kDevices = 32;
-constexpr int kFollowers = 4;
+constexpr int kThreads = 4;
 constexpr int kRounds = 20000;
 
-thread_local bool follows = true;
+thread_local bool is_python_thread = true;
 
-bool Follows() { return follows; }
+bool IsPythonThread() { return is_python_thread; }
 
 phi::Place Device(int id) { return phi::CustomPlace("test", id); }
 
-// Any context will do: nothing here looks into it.
+// The type of context does not matter: the tests only compare pointers.
 Context NewContext() {
   return std::make_shared<phi::CPUContext>(phi::CPUPlace());
 }
@@ -50,11 +50,10 @@ void OnThread(const Body& body) {
   std::thread(body).join();
 }
 
-ISOLATED_TEST(ThreadContextsTest,
-              AThreadFindsWhatItHasChosenAndNobodyElseDoes) {
-  const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
-  phi::UseThreadContexts(&chosen);
-  EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+ISOLATED_TEST(ThreadContextsTest, AThreadsOwnContextIsFoundOnlyOnThatThread) {
+  const phi::ThreadContexts own = {{Device(0), NewContext()}};
+  phi::UseThreadContexts(&own);
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), own.at(Device(0)).get());
   EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
   OnThread([] { EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr); });
   phi::UseThreadContexts(nullptr);
@@ -62,39 +61,38 @@ ISOLATED_TEST(ThreadContextsTest,
 }
 
 ISOLATED_TEST(ThreadContextsTest,
-              FollowersFindADefaultContextOnceItIsKeptAndTheMainThreadDoesNot) {
+              PythonThreadsFindADefaultContextAndTheMainThreadDoesNot) {
   const Context kept = NewContext();
   phi::BecomeMainThread();
-  phi::KeepDefaultContext(Device(0), kept, Follows);
+  phi::KeepDefaultContext(Device(0), kept, IsPythonThread);
   EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
   OnThread([&] {
     EXPECT_EQ(phi::FindThreadContext(Device(0)), kept.get());
     EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
   });
   OnThread([] {
-    follows = false;
+    is_python_thread = false;
     EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
   });
 }
 
-ISOLATED_TEST(ThreadContextsTest,
-              WhatAThreadHasChosenComesBeforeTheDefaultContext) {
+ISOLATED_TEST(ThreadContextsTest, AThreadsOwnContextPrecedesTheDefaultContext) {
   phi::BecomeMainThread();
-  phi::KeepDefaultContext(Device(0), NewContext(), Follows);
+  phi::KeepDefaultContext(Device(0), NewContext(), IsPythonThread);
   OnThread([] {
-    const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
-    phi::UseThreadContexts(&chosen);
-    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+    const phi::ThreadContexts own = {{Device(0), NewContext()}};
+    phi::UseThreadContexts(&own);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), own.at(Device(0)).get());
     phi::UseThreadContexts(nullptr);
   });
 }
 
-ISOLATED_TEST(ThreadContextsTest, AGuardHidesAllButTheContextsOfTheProcess) {
+ISOLATED_TEST(ThreadContextsTest, AProcessContextsGuardHidesAllOtherContexts) {
   phi::BecomeMainThread();
-  phi::KeepDefaultContext(Device(1), NewContext(), Follows);
+  phi::KeepDefaultContext(Device(1), NewContext(), IsPythonThread);
   OnThread([] {
-    const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
-    phi::UseThreadContexts(&chosen);
+    const phi::ThreadContexts own = {{Device(0), NewContext()}};
+    phi::UseThreadContexts(&own);
     {
       const phi::ProcessContextsGuard outer;
       { const phi::ProcessContextsGuard inner; }
@@ -102,27 +100,28 @@ ISOLATED_TEST(ThreadContextsTest, AGuardHidesAllButTheContextsOfTheProcess) {
       EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
       EXPECT_EQ(phi::FindThreadAllocator(Device(0)), nullptr);
     }
-    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), own.at(Device(0)).get());
     phi::UseThreadContexts(nullptr);
   });
 }
 
-ISOLATED_TEST(ThreadContextsTest, AnOrderedGuardSaysAllThatIsFoundInsideIt) {
-  const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+ISOLATED_TEST(ThreadContextsTest,
+              OnlyTheContextsOfAnOrderedGuardAreFoundInsideIt) {
+  const phi::ThreadContexts own = {{Device(0), NewContext()}};
   const Context host = NewContext();
-  phi::UseThreadContexts(&chosen);
+  phi::UseThreadContexts(&own);
   phi::UseHostContext(host.get());
   {
     const phi::OrderedContextsGuard guard(phi::CurrentContexts());
     phi::UseThreadContexts(nullptr);
-    EXPECT_EQ(phi::FindThreadContext(Device(0)), chosen.at(Device(0)).get());
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), own.at(Device(0)).get());
     EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
     EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr);
     {
       const phi::ProcessContextsGuard inner;
       EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
     }
-    EXPECT_EQ(phi::CurrentContexts(), chosen);
+    EXPECT_EQ(phi::CurrentContexts(), own);
   }
   EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
   EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), host.get());
@@ -130,7 +129,7 @@ ISOLATED_TEST(ThreadContextsTest, AnOrderedGuardSaysAllThatIsFoundInsideIt) {
 }
 
 ISOLATED_TEST(ThreadContextsTest,
-              AThreadFindsTheContextOfTheHostThatItHasChosenAndNobodyElseDoes) {
+              AThreadsOwnHostContextIsFoundOnlyOnThatThread) {
   const Context host = NewContext();
   phi::UseHostContext(host.get());
   EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), host.get());
@@ -144,25 +143,26 @@ ISOLATED_TEST(ThreadContextsTest,
   EXPECT_EQ(phi::FindThreadContext(phi::CPUPlace()), nullptr);
 }
 
-ISOLATED_TEST(ThreadContextsTest, FollowersLookUpWhileDefaultContextsAreKept) {
+ISOLATED_TEST(ThreadContextsTest,
+              ThreadsLookUpContextsWhileDefaultContextsAreAdded) {
   std::vector<Context> kept;
   for (int id = 0; id < kDevices; ++id) kept.push_back(NewContext());
-  std::atomic<int> ready{0};  // Those below it are kept.
-  // Paddle registers a type of device with its first place, without a lock.
+  std::atomic<int> ready{0};  // The contexts below this index are kept.
+  // The first place of a device type registers the type, without a lock.
   Device(0);
-  std::vector<std::thread> followers;
-  for (int i = 0; i < kFollowers; ++i) {
-    followers.emplace_back([&, i] {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
       std::mt19937_64 random(isolated_test::Seed() + i);
-      const phi::ThreadContexts chosen = {{Device(0), NewContext()}};
+      const phi::ThreadContexts own = {{Device(0), NewContext()}};
       for (int round = 0; round < kRounds; ++round) {
-        const bool chooses = random() % 2 == 0;
-        phi::UseThreadContexts(chooses ? &chosen : nullptr);
+        const bool sets_own = random() % 2 == 0;
+        phi::UseThreadContexts(sets_own ? &own : nullptr);
         const int known = ready;
         const int id = static_cast<int>(random() % kDevices);
         const auto* found = phi::FindThreadContext(Device(id));
-        if (chooses && id == 0) {
-          EXPECT_EQ(found, chosen.at(Device(0)).get());
+        if (sets_own && id == 0) {
+          EXPECT_EQ(found, own.at(Device(0)).get());
         } else {
           EXPECT_TRUE(found == kept[id].get() ||
                       (found == nullptr && id >= known));
@@ -173,12 +173,12 @@ ISOLATED_TEST(ThreadContextsTest, FollowersLookUpWhileDefaultContextsAreKept) {
   }
   phi::BecomeMainThread();
   for (int id = 0; id < kDevices; ++id) {
-    phi::KeepDefaultContext(Device(id), kept[id], Follows);
+    phi::KeepDefaultContext(Device(id), kept[id], IsPythonThread);
     ready = id + 1;
     EXPECT_EQ(phi::FindThreadContext(Device(id)), nullptr);
     std::this_thread::yield();
   }
-  for (auto& follower : followers) follower.join();
+  for (auto& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ namespace {
 
 class RecordedStorage;
 
-// The storages that streams were recorded for. Leaked on purpose: storages are
-// freed while the process exits.
+// The storages with recorded streams. Leaked on purpose: storages may be freed
+// while the process exits.
 struct RecordedStorages {
   static RecordedStorages& Instance() {
     static auto& all = *std::make_unique<RecordedStorages>().release();
@@ -55,7 +55,7 @@ struct RecordedStorages {
   std::unordered_map<phi::Allocation*, RecordedStorage*> by_allocation;
 };
 
-// Watches a storage, and owns itself once it is started, see StorageWatcher.
+// Watches a storage. Owns itself once started, see StorageWatcher.
 class RecordedStorage : public StorageWatcher {
  public:
   explicit RecordedStorage(phi::Allocation* allocation)
@@ -73,12 +73,12 @@ class RecordedStorage : public StorageWatcher {
       const std::lock_guard<std::mutex> lock(all.mutex);
       all.by_allocation.erase(allocation());
     }
-    // RecordStream takes a shared_ptr, and keeps no copy of it.
+    // RecordStream takes a shared_ptr but keeps no copy of it.
     const std::shared_ptr<phi::Allocation> freed(allocation(),
                                                  [](phi::Allocation*) {});
     try {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-      // The allocator makes its events on the current device.
+      // The allocator creates its events on the current device.
       const phi::backends::gpu::GPUDeviceGuard guard(
           freed->place().GetDeviceId());
 #endif
@@ -86,9 +86,8 @@ class RecordedStorage : public StorageWatcher {
         AllocatorFacade::Instance().RecordStream(freed, stream);
       }
     } catch (...) {  // NOLINT
-      // The device has failed, or the process exits. A stream may still use the
-      // memory, so it is not given back. This must not throw: it is called by
-      // destructors.
+      // The device has failed, or the process exits. Leak the memory, since a
+      // stream may still use it. This must not throw: destructors call it.
       return;
     }
     AllocationDeleter(allocation());
@@ -98,7 +97,7 @@ class RecordedStorage : public StorageWatcher {
   std::map<RawStream, std::shared_ptr<void>> owners_;
 };
 
-// Returns whether a storage is one of an allocator that waits for streams.
+// Returns whether a storage comes from an allocator that waits for streams.
 bool IsStreamSafe(const phi::Allocation* storage) {
 #ifdef PADDLE_WITH_CUDA
   if (dynamic_cast<const CUDAMallocAsyncAllocation*>(storage)) return true;
@@ -121,15 +120,15 @@ void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
       true,
       common::errors::InvalidArgument(
           "record_stream cannot delay the reuse of memory on %s that Paddle "
-          "has not allocated, such as that of another framework. Keep the "
-          "tensor until stream.synchronize() has returned.",
+          "did not allocate, such as another framework's memory. Keep the "
+          "tensor until stream.synchronize() returns.",
           storage->place()));
   PADDLE_ENFORCE_EQ(
       IsStreamSafe(storage.get()),
       true,
       common::errors::PreconditionNotMet(
-          "record_stream needs an allocator that waits for streams, which the "
-          "flags of this process have turned off for %s. Set "
+          "record_stream needs an allocator that waits for streams, but the "
+          "flags of this process turn it off for %s. Set "
           "FLAGS_allocator_strategy=auto_growth, FLAGS_use_system_allocator=0 "
           "and FLAGS_use_stream_safe_cuda_allocator=1 before Paddle starts.",
           storage->place()));

@@ -35,20 +35,20 @@ using RawStream = phi::stream::stream_t;
 
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP) || \
     defined(PADDLE_WITH_CUSTOM_DEVICE)
-// Keeps the memory of a storage from being used again before `stream` has done
-// the work that it was given until the storage was freed.
+// Delays the reuse of a storage's memory until `stream` completes all work that
+// was enqueued on it before the storage is freed.
 //
-// Paddle's own RecordStream counts the work until the call alone, so that a
-// program would have to call it after the last use. Here it is called when the
+// Paddle's own RecordStream covers only the work before the call, so a program
+// would have to call it after the last use. This function calls it when the
 // storage is freed; the allocator then waits for its events, see
 // StreamSafeCUDAAllocator and StreamSafeCustomDeviceAllocator.
 //
-// Thread-safe. Requires: the stream is on the device of the storage, and lives
-// as long as `stream_owner`, which is dropped once the storage was freed, on
-// any thread.
+// Thread-safe. Requires: the stream is on the storage's device, and lives as
+// long as `stream_owner`, which is dropped on an arbitrary thread after the
+// storage is freed.
 //
-// Throws InvalidArgument for memory that Paddle has not allocated, and
-// PreconditionNotMet if its allocators are not those that wait for events.
+// Throws InvalidArgument for memory that Paddle did not allocate, and
+// PreconditionNotMet if Paddle's allocators do not wait for events.
 void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
                   RawStream stream,
                   std::shared_ptr<void> stream_owner);
