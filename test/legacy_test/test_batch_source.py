@@ -334,7 +334,7 @@ class TestErrors(SourceTestCase):
         source = BatchSource(Numbers(3), 2)
         kept = source.reader(1)
         with self.assertRaisesRegex(
-            RuntimeError, "Reader 1 .* returned before"
+            RuntimeError, "Reader 1 .* already returned"
         ):
             source.reader(1)
         for error, message, rank in (
@@ -380,13 +380,13 @@ class TestEnd(SourceTestCase):
                 break
         taken = []
         with self.assertRaisesRegex(
-            RuntimeError, "reader 0 has left after 3 batches of epoch 0"
+            RuntimeError, "reader 0 left after 3 batches of epoch 0"
         ):
             for batch in second:
                 taken.append(batch["number"].item())
         self.assertGreaterEqual(len(taken), 3)
         self.assertEqual(taken, [*range(1, 2 * len(taken), 2)])
-        with self.assertRaisesRegex(RuntimeError, "reader 0 has left"):
+        with self.assertRaisesRegex(RuntimeError, "reader 0 left"):
             list(first)
 
     def test_a_reader_may_leave_in_a_later_epoch(self):
@@ -396,7 +396,7 @@ class TestEnd(SourceTestCase):
         next(iter(first))
         taken = []
         with self.assertRaisesRegex(
-            RuntimeError, "reader 0 has left after 1 batches of epoch 1"
+            RuntimeError, "reader 0 left after 1 batches of epoch 1"
         ):
             while True:
                 for batch in second:
@@ -425,7 +425,7 @@ class TestEnd(SourceTestCase):
             "the thread waits for room",
         )
         taken = []
-        with self.assertRaisesRegex(RuntimeError, "reader 0 has left after 4"):
+        with self.assertRaisesRegex(RuntimeError, "reader 0 left after 4"):
             for batch in second:
                 taken += numbers([batch])
         self.assertEqual(taken, [1, 3, 5, 7])

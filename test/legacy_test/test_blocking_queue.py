@@ -156,7 +156,7 @@ class TestShutDown(unittest.TestCase):
         items = BlockingQueue()
         items.put(1)
         items.shutdown()
-        with self.assertRaisesRegex(ShutDown, "Make a new one"):
+        with self.assertRaisesRegex(ShutDown, "Create a new one"):
             items.put(2)
         self.assertEqual(items.get(), 1)
         for block in (True, False):

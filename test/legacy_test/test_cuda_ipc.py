@@ -900,7 +900,7 @@ class TestRefusals(GpuTestCase):
     @needs_stand_in
     def test_views_of_gpu_memory_are_refused(self):
         handle = reduce_tensor(vector())[1][0]
-        with self.assertRaisesRegex(ValueError, "Views are rebuilt in shared"):
+        with self.assertRaisesRegex(ValueError, "only be rebuilt in shared"):
             native.rebuild_views(handle, [(core.DataType.UINT8, [1], 0)])
         sharing.collect_shared_memory(message_timeout=0)
 

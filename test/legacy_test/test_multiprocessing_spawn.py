@@ -353,7 +353,7 @@ class TestValues(SpawnTestCase):
             self.skipTest("this Python does not know such a lock")
         lock = multiprocessing.get_context("fork").Lock()
         with self.assertRaisesRegex(
-            RuntimeError, r"Make it with .*get_context\('spawn'\)"
+            RuntimeError, r"Create it with .*get_context\('spawn'\)"
         ):
             spawn(exit_all_with, (lock,))
 

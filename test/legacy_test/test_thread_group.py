@@ -275,7 +275,7 @@ class Devices(unittest.TestCase):
 
     def test_devices_that_do_not_exist_or_do_not_suffice(self):
         for devices, message in (
-            (["cpu"], "one for each rank, but received 1 devices for 2 ranks"),
+            (["cpu"], "device per rank, but received 1 devices for 2 ranks"),
             (["cpu", "cpu:1"], "'cpu:1' has an index"),
             (["cpu", "tpu:0"], "must be one of .*'tpu'"),
             (["cpu", 1.5], "received 1.5. The devices of this process are cpu"),
