@@ -130,7 +130,7 @@ class SourceTestCase(unittest.TestCase):
 
 
 class TestBatches(SourceTestCase):
-    def test_batches_go_to_the_readers_in_turn(self):
+    def test_batches_are_distributed_round_robin(self):
         source = BatchSource(Numbers(11), nreaders=2, batch_size=2)
         read_by = read(source, 2)
         self.assertEqual(
@@ -250,13 +250,13 @@ class TestBatches(SourceTestCase):
         for i, batch in zip(FIRSTS, kept):
             self.assertEqual(batch.unique().tolist(), [i, i + 1])
 
-    def test_own_collate_function(self):
+    def test_custom_collate_function(self):
         source = BatchSource(
             Numbers(4), 1, batch_size=2, collate_fn=lambda batch: len(batch)
         )
         self.assertEqual([*source.reader(0)], [2, 2])
 
-    def test_arrays_of_an_own_collate_function_are_copied(self):
+    def test_arrays_of_a_custom_collate_function_are_copied(self):
         array = np.ones([2], "float32")
         source = BatchSource(range(1), 1, collate_fn=lambda batch: array)
         (batch,) = source.reader(0)

@@ -152,7 +152,7 @@ class TestItems(unittest.TestCase):
 
 
 class TestShutDown(unittest.TestCase):
-    def test_items_that_are_there_can_be_taken_and_none_be_added(self):
+    def test_remaining_items_can_be_taken_but_none_added(self):
         items = BlockingQueue()
         items.put(1)
         items.shutdown()
@@ -163,7 +163,7 @@ class TestShutDown(unittest.TestCase):
             with self.assertRaises(ShutDown):
                 items.get(block)
 
-    def test_at_once_it_drops_the_items(self):
+    def test_immediate_shutdown_drops_the_items(self):
         items = BlockingQueue()
         items.put(1)
         items.shutdown(immediate=True)
@@ -171,7 +171,7 @@ class TestShutDown(unittest.TestCase):
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_it_wakes_all_that_wait(self):
+    def test_shutdown_wakes_all_waiting_threads(self):
         empty, full = BlockingQueue(), BlockingQueue(maxsize=1)
         full.put(1)
         waiting = [Worker(empty.get) for _ in range(3)]
@@ -196,7 +196,7 @@ class TestShutDown(unittest.TestCase):
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_an_immediate_one_while_an_item_is_taken(self):
+    def test_immediate_shutdown_while_an_item_is_taken(self):
         class DroppedMeanwhile(deque):
             def popleft(self):
                 items.shutdown(immediate=True)
@@ -207,7 +207,7 @@ class TestShutDown(unittest.TestCase):
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_an_immediate_one_while_an_item_is_added_leaves_no_item(self):
+    def test_immediate_shutdown_while_an_item_is_added_leaves_no_item(self):
         class ShutDownMeanwhile(deque):
             def append(self, item):
                 items.shutdown(immediate=True)

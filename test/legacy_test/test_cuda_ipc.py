@@ -288,7 +288,7 @@ class TestWhatArrives(GpuTestCase):
         self.assertEqual(arrived, [on_gpu(base), on_gpu(row)])
         self.assertEqual(gpu.to_cpu(row).tolist(), [5.0] * 4)
 
-    def test_writes_of_each_are_seen_by_the_other(self):
+    def test_each_process_sees_writes_of_the_other(self):
         tensor = vector()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         self.peer.call(write_kept, "tensor", 5.0)
@@ -452,7 +452,7 @@ class TestLifetime(GpuTestCase):
             paddle.device.cuda.ipc_collect()
         self.assertEqual(self.gpu_bytes(), 0)
 
-    def test_memory_of_a_killed_receiver_is_given_back(self):
+    def test_memory_of_a_killed_receiver_is_released(self):
         with self.another_peer() as receiver:
             self.given_to(receiver)
             receiver.kill()
@@ -471,7 +471,7 @@ class TestLifetime(GpuTestCase):
         gpu.set_limit(0, gpu.used(0) + size)
 
     @needs_stand_in
-    def test_what_a_killed_receiver_held_is_found_when_memory_runs_out(self):
+    def test_memory_of_a_killed_receiver_is_found_when_memory_runs_out(self):
         with self.another_peer() as receiver:
             size = self.given_to(receiver)
             self.set_room(size - 1, retries=1)
@@ -492,7 +492,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
     @needs_stand_in
-    def test_memory_that_is_all_in_use_runs_out_as_ever(self):
+    def test_allocation_fails_while_all_memory_is_in_use(self):
         size = self.given_to(self.peer)
         self.set_room(size - 1, retries=1)
         with self.assertRaisesRegex(MemoryError, "no memory on the device"):
@@ -522,7 +522,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(caught.exception.kind, "RuntimeError")
         self.assertIn("has expired", caught.exception.message)
 
-    def test_tensors_in_flight_are_told_apart(self):
+    def test_tensors_in_flight_are_distinguished(self):
         messages = [message_of(vector(float(n))) for n in range(3)]
         for n in (2, 0, 1):
             self.assertEqual(
@@ -618,7 +618,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(on_gpu(back), on_gpu(vector()))
 
     @needs_stand_in
-    def test_figures_count_memory_in_use_with_others(self):
+    def test_stats_count_memory_shared_with_other_processes(self):
         def figures(**expected):
             return {**dict.fromkeys(before, 0), **expected}
 
@@ -697,7 +697,7 @@ class TestChunks(GpuTestCase):
         view = gpu.view(gpu.to_gpu(content, 0), content[350:, ::2])
         self.assertEqual(self.peer.call(describe_on_gpu, view), on_gpu(view))
 
-    def test_writes_of_each_are_seen_by_the_other(self):
+    def test_each_process_sees_writes_of_the_other(self):
         tensor = large()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         self.peer.call(write_kept, "tensor", 5.0)
@@ -722,7 +722,7 @@ class TestChunks(GpuTestCase):
         sharing.collect_shared_memory()
         self.assertEqual(self.gpu_bytes(), 0)
 
-    def test_memory_of_a_killed_receiver_is_given_back(self):
+    def test_memory_of_a_killed_receiver_is_released(self):
         with self.another_peer() as receiver:
             receiver.call(keep_on_gpu, "tensor", large())
             receiver.kill()
@@ -747,7 +747,7 @@ class TestChunks(GpuTestCase):
         sharing.collect_shared_memory()
         self.assertEqual(descriptors_of_chunks(), 0)
 
-    def test_chunks_that_are_not_to_be_exported_go_the_way_of_paddle(self):
+    def test_chunks_that_cannot_be_exported_use_paddles_path(self):
         self.use_chunks(exportable=False)
         tensor = vector()
         # Which needs a Paddle that was built for GPUs.
@@ -772,7 +772,7 @@ class TestRefusals(GpuTestCase):
         self.addCleanup(peer.close)
         return peer
 
-    def test_child_of_fork_is_told_to_be_started_by_spawn(self):
+    def test_forked_child_gets_an_error_that_suggests_spawn(self):
         tensor = vector()
         message = message_of(tensor)
         child = self.forked_peer(tensor=tensor)
@@ -782,7 +782,7 @@ class TestRefusals(GpuTestCase):
         self.assert_refused_by(child, "'spawn'", message_of_kept, "tensor")
         self.peer.call(load_and_describe_on_gpu, message)
 
-    def test_child_of_fork_keeps_no_memory_of_its_parent(self):
+    def test_forked_child_keeps_no_memory_of_its_parent(self):
         tensor = vector()
         message_of(tensor)
         received = self.peer.call(new_vector)
@@ -794,7 +794,7 @@ class TestRefusals(GpuTestCase):
         self.assertTrue(child.alive)
 
     @needs_stand_in
-    def test_child_of_fork_is_told_so_though_nothing_was_sent_before(self):
+    def test_forked_child_gets_the_error_though_nothing_was_sent_before(self):
         run_sharing_script(
             self,
             """
@@ -853,14 +853,14 @@ class TestRefusals(GpuTestCase):
                 receiver.call(forget)
 
     @needs_stand_in
-    def test_view_of_memory_without_a_handle_is_to_be_cloned(self):
+    def test_view_of_memory_without_a_handle_is_refused_with_a_remedy(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             base = gpu.to_gpu(matrix(), 0)
         with self.assertRaisesRegex(NotImplementedError, r"tensor\.clone\(\)"):
             message_of(gpu.view(base, VIEWS["row"](matrix())))
 
     @needs_stand_in
-    def test_tensor_whose_memory_has_no_handle_goes_the_way_of_paddle(self):
+    def test_tensor_whose_memory_has_no_handle_uses_paddles_path(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             tensor = vector()
         # Which needs a Paddle that was built for GPUs.
@@ -912,7 +912,7 @@ class TestExit(unittest.TestCase):
             errors, "Traceback|Exception|terminate|Segmentation|violation|leak"
         )
 
-    def test_sender_that_ends_says_who_still_has_its_memory(self):
+    def test_sender_that_ends_names_the_holders_of_its_memory(self):
         done = run_sharing_script(
             self,
             """

@@ -178,7 +178,7 @@ class TestStorm(unittest.TestCase):
         store.clear()
         return len(killed), received
 
-    def test_everything_is_right_and_given_back(self):
+    def test_values_are_correct_and_memory_is_released(self):
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
         used = [gpu.used(device) for device in range(devices)]
         common = in_common()

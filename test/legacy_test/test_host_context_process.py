@@ -107,7 +107,9 @@ def draw_in_shared_memory(kept):
 
 
 class TestThreads(HostTestCase):
-    def test_thread_that_ends_inside_leaves_it_before_its_context_goes(self):
+    def test_thread_that_ends_inside_leaves_before_its_context_ends(
+        self,
+    ):
         peer = Peer(get_context("spawn"), "file_system")
         self.addCleanup(peer.close)
         answers = peer.call(end_threads_inside)
@@ -125,7 +127,7 @@ class TestPrograms(HostTestCase):
 
 
 class TestFork(HostTestCase):
-    def test_a_forked_process_is_inside_what_it_was_forked_in(self):
+    def test_a_forked_process_stays_inside_the_context(self):
         with host_context(generator=seeded(5)):
             expected = draw()
         with host_context(allocator=native.allocator(), generator=seeded(5)):

@@ -130,7 +130,7 @@ class TestEvent(Stop):
         self.check(event.wait)
         self.check_group(event.wait)
 
-    def test_it_is_set_and_cleared(self):
+    def test_set_and_clear_change_its_state(self):
         event = InterruptibleEvent()
         self.assertFalse(event.is_set())
         self.assertFalse(event.wait(0))
@@ -181,7 +181,7 @@ class TestLock(Stop):
         end(worker)
         self.assertFalse(lock.locked())
 
-    def test_it_is_taken_for_the_time_of_a_body(self):
+    def test_a_with_statement_holds_it_during_the_body(self):
         lock = InterruptibleLock()
         with lock as taken:
             self.assertTrue(taken)

@@ -199,7 +199,7 @@ class TestDocumentation(unittest.TestCase):
         ]
         self.assertEqual(left_out, [])
 
-    def test_examples_are_right(self):
+    def test_examples_pass(self):
         wrong = {name: wrong_in_examples(name) for name in public_names()}
         self.assertEqual({n: text for n, text in wrong.items() if text}, {})
 
@@ -235,7 +235,7 @@ class TestTypes(unittest.TestCase):
         functions = {n for n in public_names() if "." not in n}
         self.assertEqual(functions - imported, set())
 
-    def test_package_says_that_it_has_types(self):
+    def test_package_has_a_py_typed_file(self):
         package = Path(importlib.util.find_spec("paddle").origin).parent
         self.assertTrue((package / "py.typed").is_file())
 

@@ -130,7 +130,7 @@ class TestJoin(SpawnTestCase):
         self.assertEqual(caught.exception.exit_code, 3)
         self.assertEqual(context.processes[0].exitcode, -signal.SIGKILL)
 
-    def test_others_may_end_by_themselves_in_the_grace_period(self):
+    def test_others_may_end_on_their_own_in_the_grace_period(self):
         context = self.start(fail_or_end_soon, get_context("fork").Event())
         with self.assertRaises(ProcessExitedException):
             self.join(context, grace_period=WAIT_S)
@@ -179,7 +179,7 @@ class TestJoin(SpawnTestCase):
         thread.join()
         self.assertEqual([exists(pid) for pid in found], [False, False])
 
-    def test_error_just_after_a_start_ends_what_was_started(self):
+    def test_error_just_after_a_start_ends_the_started_processes(self):
         start = process.BaseProcess.start
 
         def start_and_raise(each):
@@ -190,7 +190,7 @@ class TestJoin(SpawnTestCase):
             with self.assertRaises(KeyboardInterrupt):
                 self.start(wait_forever)
 
-    def test_interrupt_in_the_middle_of_a_start_ends_what_was_started(self):
+    def test_interrupt_during_a_start_ends_the_started_processes(self):
         fork = os.fork
 
         def fork_and_interrupt():
@@ -206,7 +206,7 @@ class TestJoin(SpawnTestCase):
             signal.getsignal(signal.SIGINT), signal.default_int_handler
         )
 
-    def test_process_that_is_interrupted_in_its_start_ends_quietly(self):
+    def test_process_that_is_interrupted_while_it_starts_ends_quietly(self):
         fork = os.fork
 
         def fork_interrupted():
@@ -219,7 +219,7 @@ class TestJoin(SpawnTestCase):
             context = self.start(wait_forever)
         self.join(context)
 
-    def test_processes_have_the_handler_of_interrupts_of_the_parent(self):
+    def test_processes_inherit_the_interrupt_handler_of_the_parent(self):
         self.join(self.start(check_handler_of_interrupts))
 
     def test_daemons_end_with_the_parent_that_exits(self):

@@ -104,7 +104,7 @@ class TestNames(unittest.TestCase):
             "True",
         )
 
-    def test_name_that_neither_has(self):
+    def test_unknown_name_is_an_attribute_error(self):
         for module in mp, paddle.incubate.multiprocessing:
             with self.assertRaisesRegex(AttributeError, "'nothing'"):
                 module.nothing  # noqa: B018
@@ -129,7 +129,7 @@ class TestNames(unittest.TestCase):
 
 
 class TestStandardLibrary(unittest.TestCase):
-    def test_every_public_name_of_python_is_pythons(self):
+    def test_public_names_of_python_are_the_same_objects(self):
         for name in multiprocessing.__all__:
             if name in REPLACED:
                 continue
@@ -138,7 +138,7 @@ class TestStandardLibrary(unittest.TestCase):
                     getattr(mp, name), getattr(multiprocessing, name)
                 )
 
-    def test_every_attribute_of_python_is_there(self):
+    def test_every_attribute_of_python_is_available(self):
         for name, value in inspect.getmembers(multiprocessing):
             if name.startswith("_") or name in OWN | REPLACED:
                 continue

@@ -173,7 +173,7 @@ class OrphansTestCase(unittest.TestCase):
 
 @over_start_methods
 class TestOrphans(OrphansTestCase):
-    def test_processes_and_theirs_end_when_the_parent_is_killed(self):
+    def test_children_and_grandchildren_end_when_the_parent_is_killed(self):
         parent = self.parent(sleep_or_start_one_that_sleeps, 2, self.method)
         pids = [pid for pid, _ in parent.said(2)]
         parent.kill()
@@ -183,13 +183,13 @@ class TestOrphans(OrphansTestCase):
 
 
 class TestForkedOrphans(OrphansTestCase):
-    def test_process_that_is_deaf_to_sigterm_ends(self):
+    def test_process_that_ignores_sigterm_ends(self):
         parent = self.parent(sleep_deaf_to_sigterm, 1)
         pids = [pid for pid, _ in parent.said(1)]
         parent.kill()
         self.assert_all_end(pids)
 
-    def test_processes_end_where_there_are_no_process_handles(self):
+    def test_processes_end_without_pidfds(self):
         parent = self.parent(sleep, 3, has_handles=False)
         pids = [pid for pid, _ in parent.said(3)]
         parent.kill()

@@ -105,14 +105,14 @@ class TestMessages(unittest.TestCase):
         # More than one for each worker, none of which may be gone.
         self.assertEqual(self.mapped(echo, range(6)), list(range(6)))
 
-    def test_result_that_cannot_be_loaded_is_the_error_of_its_job(self):
+    def test_result_that_cannot_be_loaded_fails_only_its_job(self):
         for kind in KINDS:
             with self.subTest(kind):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
                     self.mapped(cannot_be_loaded, [kind] * 3)
                 self.assert_goes_on()
 
-    def test_task_that_cannot_be_loaded_is_the_error_of_its_job(self):
+    def test_task_that_cannot_be_loaded_fails_only_its_job(self):
         for kind in KINDS:
             with self.subTest(kind):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
@@ -215,7 +215,7 @@ class TestPool(unittest.TestCase):
             [each.tolist() for each in result.get(0)], [[5, 5]] * 9
         )
 
-    def test_tasks_that_nobody_took_are_no_messages_any_more(self):
+    def test_messages_of_untaken_tasks_are_freed(self):
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(messages(), 0)
         context = get_context("fork")

@@ -59,7 +59,7 @@ class TestPlaces(unittest.TestCase):
                 self.assertIs(type(arrived), type(place))
                 self.assertEqual(arrived, place)
 
-    def test_what_tensors_say_of_their_place_arrives(self):
+    def test_place_of_a_tensor_arrives(self):
         for place in places():
             with self.subTest(place):
                 arrived = passed_on(general(place))

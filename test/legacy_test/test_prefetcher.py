@@ -82,14 +82,14 @@ class TestPrefetcher(WorkerTestCase):
         for tensor, item in zip(tensors, Prefetcher(tensors)):
             self.assertIs(item, tensor)
 
-    def test_items_are_made_by_another_thread_while_nobody_asks(self):
+    def test_items_are_made_by_another_thread_ahead_of_use(self):
         source = Source()
         with Prefetcher(source, capacity=3) as prefetcher:
             wait_until(lambda: source.made == 3, "items are made ahead")
             self.assertEqual(next(prefetcher), 0)
         self.assertIs(source.closed_by, prefetcher._thread)
 
-    def test_no_more_items_are_made_than_there_is_room_for(self):
+    def test_no_more_items_are_made_than_the_capacity(self):
         for capacity in (1, 2, 5):
             source = Source(30)
             for taken, _ in enumerate(Prefetcher(source, capacity), start=1):
@@ -127,11 +127,11 @@ class TestPrefetcher(WorkerTestCase):
             with self.assertRaisesRegex(DeliberateError, "said so"):
                 next(prefetcher)
 
-    def test_what_cannot_be_iterated_over_is_an_error_of_the_first_item(self):
+    def test_a_non_iterable_is_an_error_of_the_first_item(self):
         with self.assertRaisesRegex(TypeError, "not iterable"):
             next(Prefetcher(3))
 
-    def test_what_prevents_the_start_of_the_thread_reaches_the_consumer(self):
+    def test_a_failed_start_of_the_thread_reaches_the_consumer(self):
         with mock.patch(
             "paddle.incubate.multiprocessing.worker_thread.host_context",
             side_effect=NotImplementedError("no contexts"),
@@ -222,7 +222,7 @@ class TestPrefetcher(WorkerTestCase):
         gc.collect()
         end(thread)
 
-    def test_an_error_that_nobody_came_to_is_reported(self):
+    def test_an_error_that_was_never_raised_is_reported(self):
         def items():
             yield 1
             fail()
@@ -285,7 +285,7 @@ class TestPrefetcher(WorkerTestCase):
             self.assertFalse(second._thread.is_alive())
             gate.set()
 
-    def test_the_thread_is_in_the_state_of_the_one_that_made_it(self):
+    def test_the_thread_inherits_the_state_of_its_creator(self):
         def items():
             yield paddle.is_grad_enabled()
 

@@ -64,7 +64,7 @@ class TestProduction(SharingTestCase):
             batch.numpy(), np.stack([image().numpy()] * 4)
         )
 
-    def test_sending_does_not_move_what_was_made_there(self):
+    def test_sending_does_not_move_tensors_allocated_there(self):
         with shared_allocation():
             stack = paddle.stack([image(), image()])
         for batch in (empty_shared([2, 3]), stack):

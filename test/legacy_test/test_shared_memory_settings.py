@@ -87,7 +87,7 @@ class TestLimit(unittest.TestCase):
             sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
         )
 
-    def test_limit_is_at_first_within_the_memory_of_the_machine(self):
+    def test_default_limit_is_at_most_the_memory_of_the_machine(self):
         pages = os.sysconf("SC_PHYS_PAGES")
         self.assertGreater(sharing.get_shared_memory_limit(), 0)
         self.assertLessEqual(
@@ -99,7 +99,7 @@ class TestLimit(unittest.TestCase):
         self.assertEqual(sharing.get_shared_memory_limit(), 123 * MIB)
         self.assertEqual(sharing.shared_memory_stats()["limit"], 123 * MIB)
 
-    def test_limit_that_is_no_size_is_refused(self):
+    def test_limit_that_is_not_a_size_is_refused(self):
         before = sharing.get_shared_memory_limit()
         for value, error in ((-1, ValueError), ("1 GiB", TypeError)):
             with self.assertRaises(error):
@@ -118,7 +118,7 @@ class TestLimit(unittest.TestCase):
 
 
 class TestFigures(unittest.TestCase):
-    def test_figures_tell_of_a_tensor(self):
+    def test_stats_count_a_tensor(self):
         before = sharing.shared_memory_stats()
         self.assertEqual(set(before), FIGURES)
         tensor = moved()
@@ -160,7 +160,7 @@ class TestCollection(unittest.TestCase):
         sharing.collect_shared_memory()
         self.assertTrue((tensor == 5).all().item())
 
-    def test_a_timeout_that_is_no_time_is_refused_by_its_value(self):
+    def test_invalid_timeout_is_refused(self):
         for timeout in (-1, math.nan):
             with self.assertRaisesRegex(ValueError, f"received {timeout}"):
                 sharing.collect_shared_memory(timeout)

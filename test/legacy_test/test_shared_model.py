@@ -304,25 +304,25 @@ class TestModels(SharingTestCase):
             ({"scale": 0.5, "sizes": [3, 3]}, {"seen"}),
         )
 
-    def test_gradient_does_not_go_with_its_parameter(self):
+    def test_gradient_is_not_sent_with_its_parameter(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
         self.assertFalse(self.peer.call(has_grad, layer.weight))
 
-    def test_gradient_does_not_go_with_a_tensor_that_is_no_parameter(self):
+    def test_gradient_is_not_sent_with_a_plain_tensor(self):
         tensor = matrix()
         tensor.stop_gradient = False
         (tensor * 3).sum().backward()
         self.assertFalse(self.peer.call(has_grad, tensor))
 
-    def test_sparse_tensor_goes_without_its_sparse_gradient(self):
+    def test_sparse_gradient_is_not_sent_with_its_tensor(self):
         sparse = matrix().to_sparse_coo(2)
         sparse.stop_gradient = False
         paddle.sparse.nn.functional.relu(sparse).to_dense().sum().backward()
         self.assertTrue(sparse.grad.is_sparse())
         self.assertFalse(self.peer.call(has_grad, sparse))
 
-    def test_each_trainer_of_one_parameter_has_a_gradient_of_its_own(self):
+    def test_each_trainer_of_one_parameter_has_its_own_gradient(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
         once = layer.weight.grad.tolist()
@@ -381,13 +381,13 @@ class TestModels(SharingTestCase):
                     )
                 )
 
-    def test_optimizer_that_says_how_it_is_pickled_is_left_alone(self):
+    def test_optimizer_with_its_own_pickling_keeps_it(self):
         small = ForkingPickler.loads(ForkingPickler.dumps(SmallOptimizer(0.5)))
         self.assertEqual(vars(small), {"step_size": 0.5})
         odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
         self.assertEqual(self.peer.call(echo, odd), "as its class has it")
 
-    def test_optimizer_is_restored_as_its_class_says(self):
+    def test_optimizer_is_restored_by_its_own_setstate(self):
         layer = nn.Linear(3, 2)
         optimizer = RestoredOptimizer(0.1, parameters=layer.parameters())
         self.assertTrue(self.peer.call(is_restored, optimizer))
@@ -429,7 +429,7 @@ class TestModels(SharingTestCase):
             users_parameter(None, parameter),
         )
 
-    def test_tensor_that_says_how_it_is_pickled_is_left_alone(self):
+    def test_tensor_with_its_own_pickling_keeps_it(self):
         self.assertEqual(
             self.peer.call(echo, OddTensor(matrix())), "as its class has it"
         )
@@ -464,7 +464,7 @@ class TestInitializers(SharingTestCase):
                     )
                     self.assertEqual(view.tolist(), weight[1].tolist())
 
-    def test_layer_that_is_initialized_anew_stays_shared(self):
+    def test_layer_that_is_initialized_again_stays_shared(self):
         layer = nn.Linear(3, 2)
         self.peer.call(keep, "weight", layer.weight)
         normal = nn.initializer.Normal()
@@ -532,7 +532,7 @@ CHANGES = (
 
 
 class TestChangesOfASharedTensor(unittest.TestCase):
-    def test_changes_in_place_are_seen_and_others_leave_the_memory(self):
+    def test_only_changes_in_place_are_seen_and_keep_the_sharing(self):
         for number, (change, in_place) in enumerate(CHANGES):
             with self.subTest(change, number=number):
                 mine = paddle.ones([2, 3]).cpu().share_memory_()
@@ -541,7 +541,7 @@ class TestChangesOfASharedTensor(unittest.TestCase):
                 self.assertEqual(change(theirs).is_shared(), in_place)
                 self.assertEqual(mine.tolist() != before, in_place)
 
-    def test_operator_that_assigns_changes_a_name_alone(self):
+    def test_augmented_assignment_only_rebinds_the_name(self):
         # The reason: Paddle has no __iadd__, so that Python makes a new tensor.
         x = paddle.ones([2, 3])
         y = x

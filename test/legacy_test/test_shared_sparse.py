@@ -163,7 +163,7 @@ class TestSparse(SharingTestCase):
                 self.peer.call(doubled, tensor), 2 * tensor.to_dense().numpy()
             )
 
-    def test_values_shared_with_a_dense_tensor_arrive_so(self):
+    def test_values_stay_shared_with_a_dense_tensor(self):
         values = paddle.ones([2])
         tensor = paddle.sparse.sparse_coo_tensor([[0, 1]], values, [2])
         back, values_back = self.peer.call(echo, [tensor, values])

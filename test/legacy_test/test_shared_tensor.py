@@ -213,7 +213,7 @@ class TestWhatArrives(SharingTestCase):
             ForkingPickler.dumps(leaf * 2)
         self.assert_arrives((leaf * 2).detach())
 
-    def test_shape_of_more_elements_than_can_be_is_refused(self):
+    def test_shape_with_too_many_elements_is_refused(self):
         rebuild, (handle, stop_gradient) = reduce_tensor(
             paddle.as_strided(matrix(), [2, 3], [0, 0])
         )
@@ -241,7 +241,7 @@ class TestWhatArrives(SharingTestCase):
         received = self.peer.call(array_of, tensor.get_tensor())
         np.testing.assert_array_equal(received, tensor.numpy())
 
-    def test_dense_tensor_of_a_tensor_that_is_gone_arrives(self):
+    def test_dense_tensor_arrives_after_its_tensor_is_freed(self):
         dense = self.peer.call(dense_of_dropped_tensor)
         np.testing.assert_array_equal(np.array(dense), matrix().numpy())
 
@@ -252,7 +252,7 @@ class TestWhatArrives(SharingTestCase):
             self.peer.call(output, layer, tensor), layer(tensor).numpy()
         )
 
-    def test_threads_send_and_receive_at_once(self):
+    def test_threads_send_and_receive_concurrently(self):
         def send(first):
             tensors = [
                 paddle.full([size * 7 + 1], first + size, "int64")
@@ -267,7 +267,7 @@ class TestWhatArrives(SharingTestCase):
         ]
         self.assertEqual(self.peer.call(load_in_threads, messages), expected)
 
-    def test_tensor_that_threads_send_first_at_once_is_one_memory(self):
+    def test_concurrent_first_sends_of_a_tensor_share_one_memory(self):
         def send(tensor):
             return bytes(ForkingPickler.dumps(tensor))
 

@@ -126,10 +126,10 @@ class TestDeath(LifetimeTestCase):
             end(consumer)
             self.wait_for_use_of(before)
 
-    def test_tensor_of_a_killed_consumer_is_given_back(self):
+    def test_tensor_of_a_killed_consumer_is_released(self):
         self.assert_given_back_after(lambda consumer: consumer.kill())
 
-    def test_tensor_of_a_consumer_that_exits_is_given_back(self):
+    def test_tensor_of_a_consumer_that_exits_is_released(self):
         self.assert_given_back_after(lambda peer: peer.order(exit_at_once))
         self.assert_given_back_after(lambda consumer: consumer.close())
 
@@ -215,7 +215,7 @@ class TestDelivery(LifetimeTestCase):
 
 @over_every_way_to_send(("file_descriptor",), methods=("fork", "spawn"))
 class TestNoDelivery(LifetimeTestCase):
-    def test_tensor_of_a_worker_that_is_gone_is_a_clear_error(self):
+    def test_tensor_of_a_dead_worker_is_a_clear_error(self):
         queue = self.context.SimpleQueue()
         process = self.context.Process(target=put_without_a_file, args=(queue,))
         process.start()
@@ -400,12 +400,12 @@ class TestTrees(SharingTestCase):
             self.assertLessEqual(names, shared_files())
         return names
 
-    def test_files_of_a_killed_tree_go_when_the_next_process_shares(self):
+    def test_next_process_that_shares_removes_the_files_of_a_killed_tree(self):
         names = self.killed_tree()
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assertEqual(names & shared_files(), set())
 
-    def test_files_of_a_living_tree_stay_when_a_dead_ones_go(self):
+    def test_files_of_a_live_tree_are_not_removed(self):
         tensor = vector()
         self.peer.call(keep, "tensor", tensor)
         ours = {

@@ -165,7 +165,7 @@ class TestBounds(SharingTestCase):
         arrived = ForkingPickler.loads(message)
         self.assertEqual(arrived.data_ptr(), parameter.data_ptr())
 
-    def test_figures_tell_of_a_tensor_and_of_its_message(self):
+    def test_stats_count_a_tensor_and_its_message(self):
         self.used()
         before = sharing.shared_memory_stats()
         self.assertEqual(set(before), FIGURES)
@@ -185,7 +185,7 @@ class TestBounds(SharingTestCase):
         for figure in ("messages", "blocks", "used"):
             self.assertEqual(received[figure], before[figure], figure)
 
-    def test_figures_tell_of_segments_of_others(self):
+    def test_stats_count_segments_of_other_processes(self):
         before = sharing.shared_memory_stats()["attached"]
         with self.another_peer() as other:
             tensor = other.call(new_bytes, MIB)
@@ -248,8 +248,8 @@ def private_shm(options: str) -> tuple[str, ...]:
     raise unittest.SkipTest("no mount of a /dev/shm of one's own allowed here")
 
 
-class TestPlaceForFiles(unittest.TestCase):
-    def test_full_place_is_a_clear_error_and_nothing_lost(self):
+class TestDevShm(unittest.TestCase):
+    def test_full_dev_shm_is_a_clear_error_and_loses_nothing(self):
         run_sharing_script(
             self,
             """
@@ -280,7 +280,7 @@ class TestPlaceForFiles(unittest.TestCase):
             private_shm("size=4m"),
         )
 
-    def test_descriptors_do_without_the_place(self):
+    def test_file_descriptor_strategy_does_not_need_dev_shm(self):
         for options in ("size=4m", "ro"):
             with self.subTest(options):
                 run_sharing_script(
@@ -302,7 +302,7 @@ class TestPlaceForFiles(unittest.TestCase):
                     private_shm(options),
                 )
 
-    def test_place_that_cannot_be_written_is_a_clear_error(self):
+    def test_read_only_dev_shm_is_a_clear_error(self):
         run_sharing_script(
             self,
             """

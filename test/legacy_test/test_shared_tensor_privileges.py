@@ -80,7 +80,7 @@ class TestOtherUser(unittest.TestCase):
     def test_sender_that_makes_itself_dumpable_is_received(self):
         self.assertEqual(self.received("dumpable"), "received 15\n")
 
-    def test_sender_by_files_is_received(self):
+    def test_sender_with_file_system_strategy_is_received(self):
         self.assertEqual(self.received("file_system"), "received 15\n")
 
 

@@ -241,7 +241,7 @@ class TestErrorsOfTheSender(unittest.TestCase):
             """,
         )
 
-    def test_executor_hears_of_its_errors_itself(self):
+    def test_executor_handles_its_own_errors(self):
         weight = paddle.ones([2])
         weight.stop_gradient = False
         with concurrent.futures.ProcessPoolExecutor(

@@ -329,11 +329,11 @@ class StormTestCase(SharingTestCase):
 
 
 class TestStormOverFiles(StormTestCase):
-    def test_everything_is_right_and_reclaimed(self):
+    def test_values_are_correct_and_memory_is_reclaimed(self):
         self.assert_survives("fork")
 
     @unittest.skipUnless(LONG, "set PADDLE_SHARED_TENSOR_LONG=1 for it")
-    def test_everything_is_right_and_reclaimed_with_spawn(self):
+    def test_values_are_correct_and_memory_is_reclaimed_with_spawn(self):
         self.assert_survives("spawn")
 
 
