@@ -117,7 +117,7 @@ class TestItems(unittest.TestCase):
             def append(self, item):
                 if item == 1:
                     producers.append(Worker(items.put_nowait, 2))
-                    # Time for it to add its item, if it were allowed to.
+                    # Enough time to add its item, if that were allowed.
                     producers[0].join(0.1)
                 super().append(item)
 
@@ -189,7 +189,7 @@ class TestShutDown(unittest.TestCase):
         self.assertEqual(full.get(), 1)
 
     def test_a_finalizer_may_shut_down_a_queue_that_is_in_use(self):
-        """It can run while its own thread holds the mutex of the queue."""
+        """The finalizer may run on the thread that holds the queue's mutex."""
         items = BlockingQueue()
         with items._mutex:
             items.shutdown()

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors on GPUs between processes: what arrives, how it lives, refusals."""
+"""GPU tensors between processes: arrival, lifetime, refusals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from cuda_ipc_base import (
     describe_kept_on_gpu,
     describe_on_gpu,
     gpu,
-    in_common,
-    in_common_of_peer,
+    ipc_stats,
+    ipc_stats_of_peer,
     keep_on_gpu,
     kept_address,
     load_and_describe_on_gpu,
@@ -67,7 +67,7 @@ from paddle.base import core
 from paddle.base.shared_storage import native
 from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
-# How often an allocation that fails is tried again.
+# The number of retries of a failed allocation.
 RETRIES = "FLAGS_offload_retry_times"
 
 
@@ -77,7 +77,7 @@ def message_of(tensor) -> bytes:
 
 @contextlib.contextmanager
 def slow_work_on(address: int, seconds: float):
-    """Has the stand-in's GPU 0 take so long for a memory."""
+    """Makes GPU 0 of the stand-in work on a memory for the given time."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
@@ -94,7 +94,7 @@ def slow_work_on(address: int, seconds: float):
 
 
 def send_by_a_thread_that_stays(connection) -> None:
-    """Returns at once; a thread of the process sends a tensor later."""
+    """Returns immediately; a thread of the process sends a tensor later."""
     left = threading.Event()
     util.Finalize(None, left.set, exitpriority=-1000)
 
@@ -206,8 +206,8 @@ def address_rebuilt_dense(handle):
 
 def rebuild_damaged(kept, rebuild, handles, seed):
     """
-    Rebuilds tensors from damaged handles. Returns how many had an error, and
-    how many the memory of the tensor "right", or no elements.
+    Rebuilds tensors from damaged handles. Returns the number of errors, and the
+    number of tensors that have the memory of the tensor "right" or no elements.
     """
     rng = random.Random(seed)
     errors = right = 0
@@ -400,7 +400,7 @@ class TestLifetime(GpuTestCase):
     method = "forkserver"
 
     def make_noise(self) -> None:
-        """Sends tensors that would overwrite one that was freed too early."""
+        """Sends tensors that would overwrite a tensor freed too early."""
         for _ in range(20):
             self.peer.call(describe_on_gpu, vector(9.0))
 
@@ -411,7 +411,7 @@ class TestLifetime(GpuTestCase):
         )
 
     def given_to(self, peer: Peer) -> int:
-        """Has the peer alone keep a tensor; returns its bytes."""
+        """Makes only the peer keep a tensor; returns its size in bytes."""
         tensor = vector()
         peer.call(keep_on_gpu, "tensor", tensor)
         size = self.gpu_bytes()
@@ -447,7 +447,7 @@ class TestLifetime(GpuTestCase):
     def test_memory_is_freed_by_ipc_collect(self):
         self.given_to(self.peer)
         self.peer.call(forget)
-        # What is Paddle's own of it needs a Paddle that was built for GPUs.
+        # Paddle's own part of it needs a Paddle built for GPUs.
         with contextlib.suppress(RuntimeError):
             paddle.device.cuda.ipc_collect()
         self.assertEqual(self.gpu_bytes(), 0)
@@ -461,8 +461,8 @@ class TestLifetime(GpuTestCase):
 
     def set_room(self, size: int, retries: int) -> None:
         """
-        Leaves GPU 0 so many bytes more than are in use, and lets an allocation
-        that fails be tried again so often.
+        Limits the free memory of GPU 0 to the given bytes, and sets the number
+        of retries of a failed allocation.
         """
         before = paddle.get_flags(RETRIES)
         self.addCleanup(paddle.set_flags, before)
@@ -483,7 +483,7 @@ class TestLifetime(GpuTestCase):
     @needs_stand_in
     def test_allocation_waits_for_what_a_receiver_is_about_to_drop(self):
         size = self.given_to(self.peer)
-        # As often as a busy machine takes until the peer drops it.
+        # Enough retries for a busy machine, until the peer drops it.
         self.set_room(size - 1, retries=1000)
         self.peer.send(ForkingPickler.dumps((forget_soon, ())))
         tensor = vector(5.0)
@@ -567,7 +567,7 @@ class TestLifetime(GpuTestCase):
         thread.start()
         for seconds in (0.2, 1, 5):
             found = laps_meanwhile(seconds)
-            # On a busy machine the work may be done before it is waited for.
+            # On a busy machine, the work may finish before the wait begins.
             if found > 100:
                 break
         goes_on.clear()
@@ -593,7 +593,7 @@ class TestLifetime(GpuTestCase):
             self.peer.call(kept_address, "one"),
             self.peer.call(kept_address, "other"),
         )
-        self.assertEqual(self.peer.call(in_common_of_peer)["handles"], 1)
+        self.assertEqual(self.peer.call(ipc_stats_of_peer)["handles"], 1)
 
     def test_tensor_passed_on_needs_its_owner_and_its_last_holder(self):
         with self.another_peer() as third:
@@ -622,22 +622,22 @@ class TestLifetime(GpuTestCase):
         def figures(**expected):
             return {**dict.fromkeys(before, 0), **expected}
 
-        before = in_common()
+        before = ipc_stats()
         self.assertEqual(before, figures())
         tensor = vector()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         sent = {"sent": 1, "sent_bytes": 4000}
-        self.assertEqual(in_common(), figures(**sent))
+        self.assertEqual(ipc_stats(), figures(**sent))
         self.assertEqual(
-            self.peer.call(in_common_of_peer),
+            self.peer.call(ipc_stats_of_peer),
             figures(received=1, received_bytes=4000, handles=1),
         )
         del tensor
         self.assertEqual(
-            in_common(), figures(**sent, limbo=1, limbo_bytes=4000)
+            ipc_stats(), figures(**sent, limbo=1, limbo_bytes=4000)
         )
         self.peer.call(forget)
-        self.assertEqual(in_common(), figures())
+        self.assertEqual(ipc_stats(), figures())
 
     def test_summary_names_the_process_that_holds_and_counts_messages(self):
         tensor = vector()
@@ -652,12 +652,12 @@ class TestLifetime(GpuTestCase):
 
 
 def large(value: float = 3.0) -> paddle.Tensor:
-    """Returns a tensor that takes several chunks on GPU 0."""
+    """Returns a tensor that spans several chunks on GPU 0."""
     return gpu.to_gpu(paddle.full([400, 300], value), 0)
 
 
 def descriptors_of_chunks() -> int:
-    """Returns how many descriptors of chunks of the stand-in are open."""
+    """Returns the number of open chunk descriptors of the stand-in."""
     folder = "/proc/self/fd"
     targets = []
     for name in os.listdir(folder):
@@ -668,7 +668,7 @@ def descriptors_of_chunks() -> int:
 
 @needs_stand_in
 class TestChunks(GpuTestCase):
-    """Memory that is mapped in chunks, as the virtual-memory allocator's is."""
+    """Memory that is mapped in chunks, as by the virtual-memory allocator."""
 
     def setUp(self):
         super().setUp()
@@ -750,7 +750,7 @@ class TestChunks(GpuTestCase):
     def test_chunks_that_cannot_be_exported_use_paddles_path(self):
         self.use_chunks(exportable=False)
         tensor = vector()
-        # Which needs a Paddle that was built for GPUs.
+        # This needs a Paddle built for GPUs.
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
         base = gpu.to_gpu(matrix(), 0)
@@ -790,7 +790,7 @@ class TestRefusals(GpuTestCase):
         del tensor, received
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(self.gpu_bytes(), 0)
-        self.assertFalse(any(self.peer.call(in_common_of_peer).values()))
+        self.assertFalse(any(self.peer.call(ipc_stats_of_peer).values()))
         self.assertTrue(child.alive)
 
     @needs_stand_in
@@ -816,7 +816,7 @@ class TestRefusals(GpuTestCase):
         )
 
     def peer_that_sees(self, devices: str) -> Peer:
-        vector()  # so that this process has seen its own
+        vector()  # initializes the GPUs of this process
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=devices):
             peer = self.new_peer()
         self.addCleanup(peer.close)
@@ -863,7 +863,7 @@ class TestRefusals(GpuTestCase):
     def test_tensor_whose_memory_has_no_handle_uses_paddles_path(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             tensor = vector()
-        # Which needs a Paddle that was built for GPUs.
+        # This needs a Paddle built for GPUs.
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
 

@@ -228,7 +228,7 @@ class TestScope(HostTestCase):
                     entered.__exit__(None, None, None)
                 return is_shared()
 
-        # A new thread gets the ident of one that has ended, sooner or later.
+        # Sooner or later, a new thread gets the ident of an ended thread.
         ident = in_thread(enter)
         answers = (in_thread(lambda: leave(ident)) for _ in range(1000))
         self.assertIs(next(filter(None, answers), None), True)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Host contexts in processes of their own, and in forked ones."""
+"""Host contexts in separate and in forked processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from paddle.base.threads.host_context import host_context
 
 
 class Asking:
-    """Records where its thread makes tensors when the object is destroyed."""
+    """Records where its thread allocates tensors when it is destroyed."""
 
     def __init__(self, answers):
         self._answers = answers

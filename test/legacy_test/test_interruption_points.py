@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Calls in which a worker thread that is asked to stop ends."""
+"""Calls that end a worker thread that is asked to stop."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Stop(unittest.TestCase):
         wait_until_threads_end(self.before)
 
     def check(self, wait):
-        """Checks that a worker that waits ends when it is stopped, and that one
-        that was stopped before begins no wait."""
+        """Checks that a waiting worker ends when it is stopped, and that a
+        worker that was stopped before does not start to wait."""
         after = []
 
         def target():
@@ -80,7 +80,7 @@ class Stop(unittest.TestCase):
         self.assertEqual(after, [])
 
     def check_group(self, wait):
-        """Checks that the failure of a thread ends those that wait."""
+        """Checks that the failure of one thread ends the waiting threads."""
 
         def fail_or_wait(rank):
             group_started.wait(WAIT_S)
@@ -120,7 +120,7 @@ class TestQueue(Stop):
         worker.start()
         worker.stop()
         end(worker)
-        # Between the two calls it has the item.
+        # Between the two calls, the worker holds the item.
         self.assertLessEqual(items.qsize(), 1)
 
 

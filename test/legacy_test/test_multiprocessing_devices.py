@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Started processes begin on the device of their rank."""
+"""Processes of `spawn` start on the device of their rank."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ needs_devices = unittest.skipIf(
 
 
 def put_devices(rank, queue):
-    """Says on which device the rank is, and its tensors are."""
+    """Sends the device of the rank, and the device of its tensors."""
     place = str(paddle.zeros([1]).place)
     queue.put((rank, paddle.get_device(), place))
 
 
 class DevicesTestCase(SpawnTestCase):
     def devices(self, nprocs, devices) -> list[tuple[str, str]]:
-        """Returns the devices of processes, and of their tensors, by rank."""
+        """Returns the devices of the processes and their tensors, by rank."""
         queue = mp.get_context(self.method).SimpleQueue()
         self.addCleanup(queue.close)
         self.join(

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""`paddle.multiprocessing`: one module by two names, with all of Python's."""
+"""`paddle.multiprocessing`: one module, two names, and all Python names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import paddle.incubate.multiprocessing
 import paddle.multiprocessing as mp
 
 PACKAGE = "paddle.incubate.multiprocessing"
-# `mp.spawn` is the function, as in torch; Python documents nothing of its own.
+# `mp.spawn` is the function, as in torch; Python's own `spawn` is undocumented.
 OWN = {
     "spawn",
     *(
@@ -43,7 +43,7 @@ OWN = {
         )
     ),
 }
-# Those that lead to pools.
+# The names that return our pools.
 REPLACED = {"Pool", "get_context"}
 STANDARD = {
     module.name
@@ -53,7 +53,7 @@ STANDARD = {
 
 
 def run(*statements: str) -> str:
-    """Returns what a new Python prints."""
+    """Runs code in a new Python process and returns its output."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "\n".join(statements)],
         check=True,

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Processes that run one function: success, each way to fail, bad values."""
+"""Processes of `spawn`: success, all kinds of failures, invalid arguments."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def start_one_that_raises(rank):
 
 
 class FailsToLoad:
-    """An argument that can be sent and not be received."""
+    """An argument that can be sent but not received."""
 
     def __reduce__(self):
         return _raise, ()
@@ -125,7 +125,7 @@ def _raise():
 
 
 class SentTwice:
-    """An argument that can be sent to two processes, not to a third one."""
+    """An argument that can be sent to two processes, but not to a third."""
 
     count = 0
 
@@ -183,7 +183,7 @@ class TestRun(SpawnTestCase):
         thread.join(WAIT_S)
         theirs.close()
         started = contexts.pop()
-        # Long enough for a signal that the end of the thread would bring.
+        # Long enough for a signal that the end of the thread might send.
         self.assertFalse(started.join(0.2))
         ours.send("still there?")
         self.assertEqual(ours.recv(), "ready")

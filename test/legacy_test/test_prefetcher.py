@@ -46,14 +46,14 @@ __all__ = ["setUpModule", "tearDownModule"]
 
 
 def held_back(gate):
-    """An item that is made when `gate` is set; an error if nobody sets it."""
+    """Yields an item once `gate` is set; fails if it is never set."""
     if not gate.wait(WAIT_S):
         raise AssertionError("nobody has set the gate")
     yield 1
 
 
 class Source:
-    """Counts; knows how many items it has made and whether it was closed."""
+    """Counts up; records its number of items and whether it was closed."""
 
     def __init__(self, count=2**31):
         self.made = 0
@@ -363,7 +363,7 @@ class TestStress(WorkerTestCase):
                 prefetcher.close()
                 self.assertFalse(prefetcher._thread.is_alive())
             del prefetcher
-        # Those that nobody came to.
+        # Errors that no consumer reached.
         errors = {type(error) for error in self.take_reports()}
         self.assertLessEqual(errors, {DeliberateError})
 
@@ -371,7 +371,7 @@ class TestStress(WorkerTestCase):
         prefetcher = Prefetcher(Source(), capacity=1)
         for _ in range(200):
             workers = [WorkerThread(list, [prefetcher]) for _ in range(3)]
-            # A list that never ends would grow: these are short-lived.
+            # The workers are short-lived, so the infinite lists stay small.
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -382,7 +382,7 @@ class TestStress(WorkerTestCase):
         prefetcher.close()
 
 
-# A process whose prefetchers are at work when it ends, and what it says then.
+# A process whose prefetchers still run when it ends, and its output.
 LEAVES_PREFETCHERS = """
 import time
 import paddle
@@ -420,7 +420,7 @@ prefetcher = Prefetcher(stuck())
 
 class TestEndOfPython(unittest.TestCase):
     def test_it_is_not_taken_for_the_end_of_the_items(self):
-        # That it ends, although a thread waits for room, is a test too.
+        # This also tests that it ends although a thread waits for room.
         said = run_script(self, LEAVES_PREFETCHERS, [])
         self.assertIn("ends now", said)
         self.assertNotIn("an end that is none", said)
@@ -451,7 +451,7 @@ class TestFork(WorkerTestCase):
             prefetchers.clear()
             gc.collect()
 
-        # At work, so that some fork meets them in the middle of something.
+        # They keep working, so that some fork happens amid an operation.
         prefetchers = [Prefetcher(Source(), capacity=1) for _ in range(3)]
         for _ in range(10):
             for prefetcher in prefetchers:

@@ -35,7 +35,7 @@ def matrix() -> paddle.Tensor:
 
 
 class Tied(nn.Layer):
-    """Two layers with one weight, and an attribute that only users have."""
+    """Two layers with one shared weight, and a custom attribute."""
 
     def __init__(self, scale: float):
         super().__init__()
@@ -226,7 +226,7 @@ class TestShareMemory(ShareMemoryTestCase):
 
 
 def initializers() -> dict[str, nn.initializer.Initializer]:
-    """Returns an initializer of each kind, all of which change a weight."""
+    """Returns one initializer of each kind; each changes a weight."""
     initializer = nn.initializer
     return {
         "Assign": initializer.Assign(np.full([2, 2, 3, 3], 5.0)),

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors that are made in shared memory."""
+"""Allocation of tensors in shared memory."""
 
 from __future__ import annotations
 

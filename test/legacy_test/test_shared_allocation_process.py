@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors that are made in shared memory, and sent."""
+"""Sending of tensors that are allocated in shared memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestProduction(SharingTestCase):
         used = self.used()
         self.assertGreater(used, 0)
         del batch
-        # It is the peer's now.
+        # Only the peer holds it now.
         self.assertEqual(self.used(), used)
 
 

@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors sent by value, which arrive as copies.
+"""Tensors that are sent by value, and arrive as copies.
 
-Those of devices: test/custom_runtime/test_shared_by_value_device.py.
+test/custom_runtime/test_shared_by_value_device.py tests device tensors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UsersTensor(paddle.Tensor):
 
 
 def describe(kept, tensor):
-    """Returns what a tensor is and where."""
+    """Returns the kind, the contents and the place of a tensor."""
     return (
         type(tensor).__name__,
         str(tensor.dtype),

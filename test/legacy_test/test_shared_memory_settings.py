@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How tensors are shared: strategies, the limit, figures and collection."""
+"""Sharing strategies, the limit, statistics and collection."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FIGURES = {
 
 
 def moved(size: int = MIB) -> paddle.Tensor:
-    """Returns a tensor of so many bytes in shared memory."""
+    """Returns a tensor in shared memory with the given number of bytes."""
     tensor = paddle.zeros([size], "uint8").cpu()
     native.move(tensor, False)
     return tensor
 
 
 def mapped_file(tensor: paddle.Tensor) -> str:
-    """Returns the path of what is mapped where a tensor is."""
+    """Returns the path of the file that is mapped at a tensor's address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             span, _, _, _, _, *path = line.strip().split(maxsplit=5)

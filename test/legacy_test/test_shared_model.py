@@ -107,7 +107,7 @@ class OddOptimizer(paddle.optimizer.SGD):
 
 class SmallOptimizer(paddle.optimizer.SGD):
     def __init__(self, step):
-        self.step_size = step  # and nothing of what an optimizer has
+        self.step_size = step  # and no other state of an optimizer
 
 
 class RestoredOptimizer(paddle.optimizer.SGD):
@@ -153,7 +153,7 @@ def output_in_peer(kept, layer, x):
 
 
 def tensors_of(layer: nn.Layer) -> list[paddle.Tensor]:
-    """Returns the tensors of a layer; one of the LSTM's has no values."""
+    """Returns the tensors of a layer; a buffer of the LSTM has no values."""
     tensors = [*layer.parameters(), *layer.buffers()]
     return [tensor for tensor in tensors if tensor._is_initialized()]
 
@@ -181,7 +181,7 @@ def has_grad(kept, tensor):
 
 
 def grad_after_backward(kept, layer):
-    """Returns the gradient and whether other processes see it."""
+    """Returns the gradient and whether it is shared with other processes."""
     backward(kept, layer)
     return layer.weight.grad.tolist(), layer.weight.grad.is_shared()
 
@@ -513,8 +513,8 @@ def set_value(x):
     return x
 
 
-# What a program does to a tensor, and whether others see that and it is still
-# shared.
+# Changes to a tensor, and whether they are in place: whether other processes
+# see them and the tensor stays shared.
 CHANGES = (
     (add_at_once, False),
     (subtract_at_once, False),
@@ -542,7 +542,7 @@ class TestChangesOfASharedTensor(unittest.TestCase):
                 self.assertEqual(mine.tolist() != before, in_place)
 
     def test_augmented_assignment_only_rebinds_the_name(self):
-        # The reason: Paddle has no __iadd__, so that Python makes a new tensor.
+        # Paddle has no __iadd__, so Python creates a new tensor.
         x = paddle.ones([2, 3])
         y = x
         x += 5
@@ -610,7 +610,7 @@ class TestSending(SharingTestCase):
         message = f"{layer[1].weight.name}.*initialize"
         with self.assertRaisesRegex(RuntimeError, message):
             ForkingPickler.dumps(layer)
-        # What came before it in the message, which is not sent.
+        # Expire the tensors that were pickled before the error.
         sharing.collect_shared_memory(message_timeout=0)
 
     def test_buffer_without_values_arrives_without(self):

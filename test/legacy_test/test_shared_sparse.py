@@ -35,7 +35,7 @@ from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
 
 def coordinates() -> paddle.Tensor:
-    # Not in order, and one place twice.
+    # Out of order, with one duplicate index.
     return paddle.sparse.sparse_coo_tensor(
         [[1, 0, 1], [2, 1, 2]], [1.0, 2.0, 3.0], [2, 3]
     )
@@ -70,7 +70,7 @@ def sparse_tensors() -> dict[str, paddle.Tensor]:
 
 
 class Description(NamedTuple):
-    """All that a sparse tensor is, in plain values."""
+    """The properties and content of a sparse tensor, in plain values."""
 
     is_coo: bool
     is_csr: bool

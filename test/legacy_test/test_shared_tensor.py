@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: what arrives, and that it is shared."""
+"""Tensors between processes: their contents on arrival, and sharing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def fill_first_loaded(kept, messages, value):
 
 def dense_of_dropped_tensor(kept):
     dense = matrix().get_tensor()
-    # Whatever was freed would be overwritten here.
+    # This would overwrite memory that was freed.
     kept["noise"] = [paddle.full([6, 4], 9.0) for _ in range(50)]
     return dense
 
@@ -225,7 +225,7 @@ class TestWhatArrives(SharingTestCase):
             rebuild(forged, stop_gradient)
 
     def test_sparse_tensor_is_refused_or_arrives(self):
-        # Stock sends memory that holds something else.
+        # Stock sends memory with other contents.
         sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0])
         try:
             message = ForkingPickler.dumps(sparse)
@@ -272,7 +272,7 @@ class TestWhatArrives(SharingTestCase):
             return bytes(ForkingPickler.dumps(tensor))
 
         for _ in range(5):
-            # One thread finds memory that was used, the other waits for new.
+            # One thread gets reused memory, the other waits for new memory.
             ForkingPickler.loads(send(paddle.zeros([8 << 20])))
             tensor = paddle.zeros([8 << 20])
             messages = in_threads(*[partial(send, tensor)] * 2)
@@ -328,7 +328,7 @@ class TestOneMemory(SharingTestCase):
             with self.subTest(name):
                 tensor, expected = matrix(), matrix().numpy()
                 self.peer.call(fill, VIEWS[name](tensor), 5)
-                # NumPy's views are the model.
+                # NumPy's views are the reference.
                 VIEWS[name](expected)[...] = 5
                 np.testing.assert_array_equal(tensor.numpy(), expected)
 

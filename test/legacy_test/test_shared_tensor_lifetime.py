@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: how they live when processes die."""
+"""The lifetime of shared tensors when processes end or die."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def new_vector(kept):
 
 
 def drop_data(kept, name):
-    # The frames that the process was forked in have the tensor too.
+    # The stack frames of the fork hold the tensor, too.
     kept[name]._clear_data()
 
 
@@ -107,7 +107,7 @@ def put_and_die(channel) -> None:
 
 class LifetimeTestCase(SharingTestCase):
     def make_noise(self) -> None:
-        """Shares tensors that would overwrite one that was freed too early."""
+        """Shares tensors that would overwrite a tensor freed too early."""
         for _ in range(20):
             self.peer.call(describe, vector(9.0))
 
@@ -118,7 +118,7 @@ class LifetimeTestCase(SharingTestCase):
 @over_every_way_to_send(methods=("fork", "spawn"))
 class TestDeath(LifetimeTestCase):
     def assert_given_back_after(self, end) -> None:
-        """`end` ends the use of a tensor by the peer that it gets."""
+        """`end` takes a peer and ends the peer's use of a tensor."""
         before = self.used()
         with self.another_peer() as consumer:
             consumer.call(keep, "tensor", vector())
@@ -140,7 +140,7 @@ class TestDeath(LifetimeTestCase):
             consumer.order(become_another_program)
             self.wait_for_use_of(before)
             self.assertTrue(consumer.alive)
-            # The other program does not listen.
+            # The other program does not read the connection.
             consumer.kill()
 
     def assert_outlives_its_producer(self, end) -> None:
@@ -293,7 +293,7 @@ class TestFork(LifetimeTestCase):
 @over_every_way_to_send(methods=("fork",))
 class TestMessages(LifetimeTestCase):
     def new_message(self) -> bytes:
-        """Returns a message that alone keeps its tensor."""
+        """Returns a message that holds the only reference to its tensor."""
         return bytes(ForkingPickler.dumps(vector()))
 
     def test_message_keeps_its_tensor(self):
@@ -347,8 +347,8 @@ class TestMessages(LifetimeTestCase):
             ForkingPickler.loads(message)
 
 
-# A process that has sent tensors to two children, and got some from them, all
-# of which wait; and messages are on their way.
+# A process that has sent tensors to two children and received tensors from
+# them. All three processes wait, and messages are in flight.
 TREE = """
 from killed_test_run import end_with
 
@@ -378,7 +378,7 @@ class TestTrees(SharingTestCase):
     method = "fork"
 
     def killed_tree(self) -> set[str]:
-        """Kills a tree of processes, returns the files that they had."""
+        """Kills a process tree and returns the files that it had."""
         tree = start_command(
             sharing_script(TREE),
             pristine_environment(),
@@ -395,7 +395,7 @@ class TestTrees(SharingTestCase):
         self.assertGreaterEqual(len(names), 3, "one a process")
         with kept_files(family_of(min(names)).rpartition("-")[2]):
             os.killpg(tree.pid, signal.SIGKILL)
-            # All of the tree had its output.
+            # All processes of the tree had its output pipe.
             self.assertEqual(tree.communicate(timeout=WAIT_S), ("", None))
             self.assertLessEqual(names, shared_files())
         return names
@@ -448,10 +448,10 @@ class TestTrees(SharingTestCase):
         self.assertEqual(names & shared_files(), set())
 
 
-# A parent that sends a message to a program and ends before the program has
-# imported Paddle, if it ever does: the program reads to the end, which is that
-# of its parent. A program belongs to the tree if its parent did when it started
-# the program; the parent joins by sharing a tensor.
+# A parent sends a message to a program and ends before the program imports
+# Paddle, if it ever does: the program reads its input to the end, that is,
+# until its parent ends. A program belongs to the tree if its parent had joined
+# the tree when it started the program; the parent joins by sharing a tensor.
 SEND_AND_END = """
 import subprocess
 tensor = paddle.arange(6).share_memory_()
@@ -475,7 +475,7 @@ import sys
 sys.stdin.buffer.read()
 print("ends")
 """
-# Its last words come when it has left, since handlers run backwards.
+# It prints "left" after Paddle's exit handlers, which run in reverse order.
 LEAVE_FIRST = """
 import atexit, os, sys
 def wait():
@@ -488,10 +488,10 @@ import paddle.incubate.multiprocessing
 
 
 class TestPrograms(unittest.TestCase):
-    """Programs of a tree that have Paddle later than their parent, or not."""
+    """Programs of a tree that import Paddle after their parent, or never."""
 
     def run_parent(self, program: str, script: str) -> tuple[str, set[str]]:
-        """Returns what the program says, and the files of the tree then."""
+        """Returns the program's output, and the tree's files at that time."""
         with mock.patch.dict(os.environ, PROGRAM=program):
             done = run_sharing_script(self, script, variables=("PROGRAM",))
         family, *said = done.stdout.split()
@@ -519,7 +519,7 @@ class TestPrograms(unittest.TestCase):
 
 
 def limited(kibibytes: int) -> tuple[str, ...]:
-    """Returns a wrapper that runs a command with so many addresses."""
+    """Returns a wrapper that limits the address space of a command."""
     return ("bash", "-c", f'ulimit -v {kibibytes} && exec "$@"', "-")
 
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads that are started as a group: ranks, errors, devices."""
+"""Thread groups: ranks, errors, devices."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Worker threads: what they begin with, and how they end."""
+"""Worker threads: their initial state, seeds, stopping and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = ["setUpModule", "tearDownModule"]
 
 
 def wait_for_stop():
-    """A target that listens to `stop`."""
+    """A target that runs until `stop` is called."""
     worker = threading.current_thread()
     while not worker.should_stop():
         time.sleep(0.001)
@@ -56,7 +56,7 @@ class TestGradientsAndModes(WorkerTestCase):
     def test_a_worker_inherits_no_grad(self):
         with paddle.no_grad():
             self.assertFalse(in_worker(paddle.is_grad_enabled))
-            # What is lost without.
+            # An ordinary thread does not inherit the mode.
             self.assertTrue(in_thread(paddle.is_grad_enabled))
         self.assertTrue(in_worker(paddle.is_grad_enabled))
 
@@ -107,7 +107,7 @@ class TestGradientsAndModes(WorkerTestCase):
                 paddle.in_dynamic_mode
             )
 
-        # The first is what is lost without.
+        # The ordinary thread, the first, does not inherit the mode.
         self.assertEqual(in_thread(static), (True, False))
 
     def test_a_worker_inherits_dynamic_mode(self):
@@ -469,7 +469,7 @@ class TestErrors(WorkerTestCase):
         self.assertEqual(self.take_reports(), [])
 
     def test_a_failed_start_is_raised_by_join(self):
-        # Say, a Paddle without contexts of threads.
+        # For example, in a Paddle without per-thread contexts.
         with mock.patch(
             "paddle.incubate.multiprocessing.worker_thread.host_context",
             side_effect=NotImplementedError("no contexts"),
@@ -481,7 +481,7 @@ class TestErrors(WorkerTestCase):
 
 class TestWaiters(unittest.TestCase):
     def test_a_change_is_not_missed_by_a_thread_about_to_wait(self):
-        # As by a finalizer, or a signal handler, that comes just then.
+        # As if a finalizer or a signal handler ran at this moment.
         def predicate():
             looks.append(True)
             if len(looks) == 1:
@@ -492,7 +492,7 @@ class TestWaiters(unittest.TestCase):
         in_thread(waiters.wait_for, predicate)
 
 
-# A process whose workers are at work when it ends, and what it says then.
+# A process whose workers still run when it ends, and its output.
 LEAVES_WORKERS = """
 import time
 import paddle
@@ -572,7 +572,7 @@ class TestFork(WorkerTestCase):
             self.assertEqual(draw(), expected)
             self.assertFalse(paddle.is_grad_enabled())
 
-        # Not by a worker: Paddle cannot be forked while a thread goes.
+        # Not with a worker: Paddle cannot be forked while a thread runs.
         generator = core.Generator()
         generator.manual_seed(3)
         with host_context(generator=generator):
