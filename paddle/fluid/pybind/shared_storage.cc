@@ -132,7 +132,7 @@ void WaitWithoutGil(const std::function<void()>& wait) {
 // Runs a call that may copy the storage of a tensor, without the GIL if the
 // storage is large. Requires: the calling thread holds the GIL.
 template <typename Call>
-void Copying(const phi::DenseTensor& tensor, const Call& call) {
+void WithoutGilIfLarge(const phi::DenseTensor& tensor, const Call& call) {
   if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
     WithoutGil(call);
   } else {
@@ -143,7 +143,7 @@ void Copying(const phi::DenseTensor& tensor, const Call& call) {
 // `tensor` is a copy, since other threads run while the GIL is released.
 py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   std::string handle;
-  Copying(tensor, [&] {
+  WithoutGilIfLarge(tensor, [&] {
     handle = ShareDenseTensor(
         std::move(tensor), CurrentSharingStrategy(), long_lived);
   });
@@ -287,7 +287,7 @@ void BindSharedStorage(py::module* m) {
   m->def("move", [](const paddle::Tensor& tensor, bool long_lived) {
     // A copy, since other threads run while the GIL is released.
     phi::DenseTensor dense = DenseTensorOf(tensor);
-    Copying(dense, [&] {
+    WithoutGilIfLarge(dense, [&] {
       MoveIntoSharedMemory(
           std::move(dense), CurrentSharingStrategy(), long_lived);
     });

@@ -91,7 +91,7 @@ class _Batches:
             except StopIteration:
                 if self._is_iterable:
                     return
-                # Python makes it a RuntimeError, since this is a generator.
+                # Python turns it into a RuntimeError: this is a generator.
                 raise
             if thread.should_stop():
                 return
@@ -455,7 +455,7 @@ class BatchSource:
         # The constructor may have failed.
         thread = getattr(self, "_thread", None)
         if thread is not None:
-            # Nobody can get the readers of the other ranks any more.
+            # The other ranks' readers cannot be requested any more.
             for rank in range(len(thread.queues)):
                 if rank not in self._taken:
                     thread.leave(rank, 0, 0)

@@ -91,7 +91,7 @@ def _register_subclasses(reduce_tensor: Callable) -> None:
             getattr(cls, name) is getattr(tensor, name)
             for name in ("__reduce__", "__reduce_ex__")
         ):
-            # A pickler looks for the class itself, not for its bases.
+            # A pickler looks up the class itself, not its bases.
             ForkingPickler.register(cls, reduce_tensor)
 
     tensor.__init_subclass__ = classmethod(init_subclass)

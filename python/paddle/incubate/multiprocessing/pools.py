@@ -89,10 +89,10 @@ class _Queue(queues.SimpleQueue):
         try:
             rest = ForkingPickler.loads(memoryview(content)[_HEADER.size :])
         except Exception as error:
-            rest = self._content_for(error)
+            rest = self._replacement_for(error)
         return (job, index, *rest)
 
-    def _content_for(self, error: Exception) -> tuple:
+    def _replacement_for(self, error: Exception) -> tuple:
         """Returns a substitute for a rest that cannot be unpickled."""
         raise NotImplementedError
 
@@ -102,12 +102,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class _Tasks(_Queue):
-    def _content_for(self, error: Exception) -> tuple:
+    def _replacement_for(self, error: Exception) -> tuple:
         return _raise, (error,), {}
 
 
 class _Results(_Queue):
-    def _content_for(self, error: Exception) -> tuple:
+    def _replacement_for(self, error: Exception) -> tuple:
         return ((False, error),)
 
 

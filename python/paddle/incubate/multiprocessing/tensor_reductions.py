@@ -248,7 +248,7 @@ def _reduce_parts(tensor: paddle.Tensor) -> tuple | None:
     if parts[0].place.is_custom_place():
         return None
     handles = [native.share_tensor(x, False, _sending_stream) for x in parts]
-    # Pickle hands a part without a handle to Paddle's own reduction.
+    # Pickle uses Paddle's own reduction for a part without a handle.
     sent = [
         part if handle is None else handle
         for part, handle in zip(parts, handles)

@@ -88,7 +88,7 @@ size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
 // The first send of a GPU tensor registers this as a side effect and sets a
 // Paddle flag, without which Paddle does not call it. A list of callbacks in
 // Paddle, each with its own number of retries, would need neither.
-void CollectWhenMemoryRunsOut() {
+void RegisterOutOfMemoryCollection() {
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);
   if (FLAGS_offload_retry_times > 0) return;
@@ -128,7 +128,7 @@ bool Share(const std::shared_ptr<phi::Allocation>& holder,
           holder->place(),
           FLAGS_alloc_fill_value));
   WarnOnStandardError();
-  CollectWhenMemoryRunsOut();
+  RegisterOutOfMemoryCollection();
   CudaIPCMemory memory = {phi::GPUPlace(holder->place()).GetDeviceId(),
                           static_cast<char*>(holder->ptr()),
                           holder->size()};

@@ -27,9 +27,9 @@ namespace {
 
 // Returns the lowest limit in the files `name` of the folder `path` below `top`
 // and of its parent folders.
-uint64_t LeastLimit(const std::string& top,
-                    std::string path,
-                    const std::string& name) {
+uint64_t LowestLimit(const std::string& top,
+                     std::string path,
+                     const std::string& name) {
   uint64_t least = UINT64_MAX;
   for (;;) {
     uint64_t limit = 0;
@@ -59,10 +59,10 @@ uint64_t MemoryOfMachineOrContainer(const std::string& root) {
         "," + line.substr(first + 1, second - first - 1) + ",";
     std::string path = line.substr(second + 1);
     if (controllers == ",,") {
-      least = std::min(least, LeastLimit(top, path, "memory.max"));
+      least = std::min(least, LowestLimit(top, path, "memory.max"));
     } else if (controllers.find(",memory,") != std::string::npos) {
       least = std::min(
-          least, LeastLimit(top + "/memory", path, "memory.limit_in_bytes"));
+          least, LowestLimit(top + "/memory", path, "memory.limit_in_bytes"));
     }
   }
   return least;

@@ -131,7 +131,8 @@ void EnforceOnHost(const phi::Place& place) {
           place));
 }
 
-// Returns the address of a tensor's first element, given that of its storage.
+// Returns the address of a tensor's first element. `storage` is the address of
+// the tensor's storage.
 const char* FirstElement(const phi::DenseTensor& tensor, const void* storage) {
   return static_cast<const char*>(storage) + tensor.meta().offset;
 }
