@@ -553,7 +553,7 @@ class TestEnd(SourceTestCase):
             )
 
     @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
-    def test_a_forked_child_gets_an_error_and_the_parent_goes_on(self):
+    def test_a_forked_child_gets_an_error_and_the_parent_continues(self):
         run_script(
             self,
             """

@@ -43,7 +43,7 @@ from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class TestItems(unittest.TestCase):
-    def test_items_come_out_in_the_order_in_which_they_went_in(self):
+    def test_items_come_in_first_in_first_out_order(self):
         items = BlockingQueue()
         for i in range(3):
             items.put(i)

@@ -314,7 +314,7 @@ class TestWhatArrives(GpuTestCase):
             self.peer.call(describe_parameter, parameter), expected
         )
 
-    def test_parameter_that_is_not_trainable_stays_so(self):
+    def test_parameter_stays_not_trainable(self):
         parameter = gpu_parameter()
         parameter.trainable = False
         expected = describe_parameter(None, parameter)
@@ -481,7 +481,7 @@ class TestLifetime(GpuTestCase):
             self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
     @needs_stand_in
-    def test_allocation_waits_for_what_a_receiver_is_about_to_drop(self):
+    def test_allocation_waits_for_memory_that_a_receiver_drops_soon(self):
         size = self.given_to(self.peer)
         # Enough retries for a busy machine, until the peer drops it.
         self.set_room(size - 1, retries=1000)
@@ -510,7 +510,7 @@ class TestLifetime(GpuTestCase):
             self.peer.call(load_and_describe_on_gpu, message), on_gpu(vector())
         )
 
-    def test_message_that_nobody_receives_expires_on_demand(self):
+    def test_unreceived_message_expires_on_demand(self):
         message = message_of(vector())
         self.assertGreater(self.gpu_bytes(), 0)
         sharing.collect_shared_memory(message_timeout=0)
@@ -737,7 +737,7 @@ class TestChunks(GpuTestCase):
             self.assertEqual(on_gpu(tensor), right)
             del tensor
 
-    def test_descriptors_are_closed_when_nobody_uses_the_memory(self):
+    def test_descriptors_are_closed_when_the_memory_is_unused(self):
         tensor = large()
         alone = descriptors_of_chunks()
         self.peer.call(keep_on_gpu, "tensor", tensor)
@@ -868,7 +868,7 @@ class TestRefusals(GpuTestCase):
             message_of(tensor)
 
     @needs_stand_in
-    def test_flag_by_which_sending_would_overwrite_a_tensor_is_refused(self):
+    def test_flag_that_would_overwrite_a_sent_tensor_is_refused(self):
         paddle.set_flags({"FLAGS_alloc_fill_value": 0})
         self.addCleanup(paddle.set_flags, {"FLAGS_alloc_fill_value": -1})
         with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):

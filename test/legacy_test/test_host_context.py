@@ -72,7 +72,7 @@ class TestRandomNumbers(HostTestCase):
             draw()
         self.assertEqual(before + draw(), expected)
 
-    def test_a_sequence_goes_on_when_its_generator_is_used_again(self):
+    def test_a_sequence_continues_when_its_generator_is_used_again(self):
         with host_context(generator=seeded(5)):
             expected = draw(8)
         generator = seeded(5)

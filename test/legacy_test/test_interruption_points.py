@@ -155,7 +155,7 @@ class TestEvent(Stop):
             [*results, *(worker.result() for worker in workers)], [True] * 3
         )
 
-    def test_threads_that_wait_go_on_although_it_is_cleared_at_once(self):
+    def test_waiting_threads_continue_although_it_is_cleared_immediately(self):
         event = InterruptibleEvent()
         worker = Worker(event.wait, WAIT_S)
         wait_until(lambda: event._waiters._locked, "it waits")
@@ -215,7 +215,7 @@ class TestLock(Stop):
 
 
 class TestFuture(Stop):
-    def test_a_worker_that_waits_ends_and_the_future_goes_on(self):
+    def test_a_waiting_worker_ends_and_the_future_continues(self):
         future = Future()
         self.check(lambda: wait_for_result(future))
         self.check_group(lambda: wait_for_result(future))

@@ -109,7 +109,7 @@ class TestNames(unittest.TestCase):
             with self.assertRaisesRegex(AttributeError, "'nothing'"):
                 module.nothing  # noqa: B018
 
-    def test_help_begins_with_what_the_module_has(self):
+    def test_help_begins_with_the_contents_of_the_module(self):
         first, _, rest = mp.__doc__.partition("\n")
         self.assertIn("multiprocessing", first)
         mentioned = set(re.findall(r"\w+", rest))

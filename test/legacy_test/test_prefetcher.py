@@ -116,7 +116,7 @@ class TestPrefetcher(WorkerTestCase):
             wait_until(lambda: item() is None, "the item is gone")
             gate.set()
 
-    def test_the_error_of_the_iterable_comes_after_the_items_before_it(self):
+    def test_the_error_of_the_iterable_follows_the_earlier_items(self):
         def items():
             yield from range(3)
             fail()
@@ -174,7 +174,7 @@ class TestPrefetcher(WorkerTestCase):
             next(prefetcher)
         end(prefetcher._thread)
 
-    def test_an_end_by_close_is_not_taken_for_the_end_of_the_items(self):
+    def test_close_is_not_mistaken_for_the_end_of_the_items(self):
         prefetcher = Prefetcher(Source())
         next(prefetcher)
         prefetcher.close()
@@ -261,7 +261,7 @@ class TestPrefetcher(WorkerTestCase):
             with self.assertRaises(DeliberateError):
                 consumer.join(WAIT_S)
 
-    def test_prefetchers_make_a_pipeline_that_ends_as_one(self):
+    def test_a_pipeline_of_prefetchers_ends_together(self):
         source = Source(40)
         doubled = (2 * n for n in Prefetcher(source, capacity=2))
         stage = Prefetcher(doubled, capacity=2)
@@ -315,7 +315,7 @@ class TestPrefetcher(WorkerTestCase):
         with self.assertRaisesRegex(TypeError, "received 1.5"):
             Prefetcher(range(3), 1.5)
 
-    def test_a_worker_that_waits_for_items_ends_when_it_is_stopped(self):
+    def test_a_worker_that_waits_for_items_ends_when_stopped(self):
         gate, cleaned_up, wrongly = threading.Event(), [], []
 
         def consume():
@@ -419,7 +419,7 @@ prefetcher = Prefetcher(stuck())
 
 
 class TestEndOfPython(unittest.TestCase):
-    def test_it_is_not_taken_for_the_end_of_the_items(self):
+    def test_interpreter_exit_is_not_mistaken_for_the_end_of_the_items(self):
         # This also tests that it ends although a thread waits for room.
         said = run_script(self, LEAVES_PREFETCHERS, [])
         self.assertIn("ends now", said)
@@ -431,7 +431,7 @@ class TestEndOfPython(unittest.TestCase):
 
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
 class TestFork(WorkerTestCase):
-    def test_a_prefetcher_of_the_parent_is_an_error_in_a_fork(self):
+    def test_a_prefetcher_of_the_parent_is_an_error_in_a_forked_child(self):
         def child():
             for call in (prefetcher.__next__, prefetcher._thread.join):
                 with self.assertRaisesRegex(
@@ -444,7 +444,7 @@ class TestFork(WorkerTestCase):
             self.in_fork(child)
             self.assertEqual([next(prefetcher) for _ in range(3)], [1, 2, 3])
 
-    def test_a_fork_can_close_and_drop_prefetchers_of_the_parent(self):
+    def test_a_forked_child_can_close_and_drop_prefetchers_of_the_parent(self):
         def child():
             for prefetcher in prefetchers:
                 prefetcher.close()
@@ -461,14 +461,14 @@ class TestFork(WorkerTestCase):
             self.assertEqual(next(prefetcher), 10)
             prefetcher.close()
 
-    def test_a_fork_makes_prefetchers_of_its_own(self):
+    def test_a_forked_child_can_create_prefetchers(self):
         def child():
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 
         with Prefetcher(Source()):
             self.in_fork(child)
 
-    def test_a_fork_of_a_worker_makes_prefetchers_of_its_own(self):
+    def test_a_forked_child_of_a_worker_can_create_prefetchers(self):
         def child():
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 

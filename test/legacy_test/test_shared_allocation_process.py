@@ -73,7 +73,7 @@ class TestProduction(SharingTestCase):
             self.assertEqual(batch.data_ptr(), place)
             self.assertTrue((batch == 7).all().item())
 
-    def test_receiver_keeps_what_the_sender_drops(self):
+    def test_receiver_keeps_a_tensor_that_the_sender_drops(self):
         batch = empty_shared([2, 3])
         batch[:] = 5
         self.peer.call(keep, "batch", batch)

@@ -54,7 +54,7 @@ class TestStrategy(unittest.TestCase):
         before = sharing.get_sharing_strategy()
         self.addCleanup(sharing.set_sharing_strategy, before)
 
-    def test_strategy_is_what_was_set_and_so_is_the_flag(self):
+    def test_setting_the_strategy_sets_the_flag(self):
         for strategy in sharing.get_all_sharing_strategies():
             sharing.set_sharing_strategy(strategy)
             self.assertEqual(sharing.get_sharing_strategy(), strategy)
@@ -94,7 +94,7 @@ class TestLimit(unittest.TestCase):
             sharing.get_shared_memory_limit(), pages * mmap.PAGESIZE
         )
 
-    def test_limit_is_what_was_set(self):
+    def test_limit_can_be_set(self):
         sharing.set_shared_memory_limit(123 * MIB)
         self.assertEqual(sharing.get_shared_memory_limit(), 123 * MIB)
         self.assertEqual(sharing.shared_memory_stats()["limit"], 123 * MIB)

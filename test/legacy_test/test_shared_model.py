@@ -346,7 +346,7 @@ class TestModels(SharingTestCase):
         )
         self.assertEqual(layer.weight.grad.tolist(), [[4.0, 4.0]])
 
-    def test_optimizer_goes_on_with_the_state_that_it_had(self):
+    def test_optimizer_continues_with_its_state(self):
         for name in optimizers(nn.Linear(3, 2).parameters()):
             with self.subTest(name):
                 layer = nn.Linear(3, 2)

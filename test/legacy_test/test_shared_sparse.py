@@ -156,7 +156,7 @@ class TestSparse(SharingTestCase):
             [description(each) for each in tensors],
         )
 
-    def test_receiver_computes_with_what_arrives(self):
+    def test_receiver_computes_with_received_tensors(self):
         for name in ("coalesced", "rows"):
             tensor = sparse_tensors()[name]
             np.testing.assert_array_equal(

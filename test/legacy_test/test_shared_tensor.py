@@ -197,7 +197,7 @@ class TestWhatArrives(SharingTestCase):
         expected = parameter_state(None, parameter)
         self.assertEqual(self.peer.call(parameter_state, parameter), expected)
 
-    def test_parameter_that_is_not_trainable_stays_so(self):
+    def test_parameter_stays_not_trainable(self):
         parameter = paddle.create_parameter([2, 3], "float32")
         parameter.trainable = False
         expected = parameter_state(None, parameter)

@@ -133,7 +133,7 @@ class TestDeath(LifetimeTestCase):
         self.assert_given_back_after(lambda peer: peer.order(exit_at_once))
         self.assert_given_back_after(lambda consumer: consumer.close())
 
-    def test_tensor_of_a_consumer_that_becomes_another_program(self):
+    def test_tensor_of_a_consumer_that_execs_another_program(self):
         before = self.used()
         with self.another_peer() as consumer:
             consumer.call(keep, "tensor", vector())
@@ -164,12 +164,12 @@ class TestDeath(LifetimeTestCase):
     def test_tensor_outlives_a_producer_that_is_killed(self):
         self.assert_outlives_its_producer(lambda producer: producer.kill())
 
-    def test_tensor_outlives_a_producer_that_exits_at_once(self):
+    def test_tensor_outlives_a_producer_that_exits_immediately(self):
         self.assert_outlives_its_producer(
             lambda producer: producer.order(exit_at_once)
         )
 
-    def test_tensor_outlives_a_producer_that_becomes_another_program(self):
+    def test_tensor_outlives_a_producer_that_execs_another_program(self):
         self.assert_outlives_its_producer(
             lambda producer: producer.order(become_another_program)
         )
@@ -206,7 +206,7 @@ class TestDelivery(LifetimeTestCase):
         self.addCleanup(queue.close)
         self.assert_delivered(put, queue)
 
-    def test_tensor_of_a_worker_that_exited_at_once_arrives(self):
+    def test_tensor_of_a_worker_that_exits_immediately_arrives(self):
         self.assert_delivered(put_and_exit_at_once, self.context.SimpleQueue())
 
     def test_tensor_of_a_worker_that_was_killed_arrives(self):
@@ -227,7 +227,7 @@ class TestNoDelivery(LifetimeTestCase):
 
 @over_every_way_to_send(methods=("fork",))
 class TestFork(LifetimeTestCase):
-    def test_child_keeps_what_its_parent_drops(self):
+    def test_child_keeps_a_tensor_that_its_parent_drops(self):
         before = self.used()
         tensor = vector()
         self.peer.call(describe, tensor)
@@ -502,7 +502,7 @@ class TestPrograms(unittest.TestCase):
         said, files = self.run_parent(LOAD, SEND_AND_END)
         self.assertEqual((said, files), ("15", set()))
 
-    def test_file_for_a_program_that_never_imports_paddle_goes_after_it(self):
+    def test_file_for_a_program_without_paddle_is_removed_after_it_ends(self):
         said, files = self.run_parent(NEVER_IMPORT, SEND_AND_END)
         self.assertEqual(said, "ends")
         self.assertEqual(len(files), 1)
@@ -687,7 +687,7 @@ class TestShutdown(unittest.TestCase):
                     "Traceback|Exception|Error|terminate|Segmentation|leak",
                 )
 
-    def test_interpreter_that_ends_within_a_send_ends_quietly(self):
+    def test_interpreter_that_ends_during_a_send_ends_quietly(self):
         run_sharing_script(
             self,
             """
@@ -701,7 +701,7 @@ class TestShutdown(unittest.TestCase):
 
 
 class TestThreads(unittest.TestCase):
-    def test_tensor_that_loses_its_memory_within_a_send_does_no_harm(self):
+    def test_tensor_that_loses_its_memory_during_a_send_is_harmless(self):
         run_sharing_script(
             self,
             """

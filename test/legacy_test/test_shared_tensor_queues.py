@@ -217,7 +217,7 @@ class TestNewPrograms(FilledTestCase):
 class TestErrorsOfTheSender(unittest.TestCase):
     """A Queue pickles on a feeder thread, and drops that thread's errors."""
 
-    def test_receiver_gets_the_error_of_what_a_queue_cannot_pickle(self):
+    def test_receiver_gets_the_error_of_a_tensor_that_cannot_be_sent(self):
         run_sharing_script(
             self,
             """
@@ -265,7 +265,7 @@ class TestInterface(unittest.TestCase):
             {"file_system", "file_descriptor"},
         )
 
-    def test_strategy_is_what_was_set(self):
+    def test_strategy_can_be_set(self):
         for strategy in ("file_descriptor", "file_system"):
             sharing.set_sharing_strategy(strategy)
             self.assertEqual(sharing.get_sharing_strategy(), strategy)

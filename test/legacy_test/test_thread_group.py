@@ -179,7 +179,7 @@ class TestEnd(unittest.TestCase):
         with self.assertRaises(DeliberateError):
             start_threads(fail_or_take, nthreads=3)
 
-    def test_an_error_that_nobody_joins_is_reported(self):
+    def test_an_error_that_no_join_raised_is_reported(self):
         reported = threading.Event()
         self.addCleanup(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = lambda args: reported.set()

@@ -66,7 +66,7 @@ class TestWaitForKey(Stop):
                 values, [f"value {key}".encode() for key in keys[first::4]]
             )
 
-    def test_a_worker_that_waits_ends_and_the_store_goes_on(self):
+    def test_a_waiting_worker_ends_and_the_store_stays_usable(self):
         self.check(lambda: wait_for_key(self.store, "key"))
         self.check(lambda: wait_for_key(self.store, "key", timeout=WAIT_S))
         self.check_group(lambda: wait_for_key(self.store, "key"))

@@ -554,7 +554,7 @@ class TestEndOfPython(unittest.TestCase):
         self.assertNotIn("a worker has cleaned up", before)
         self.assertIn("a worker has cleaned up", after)
 
-    def test_an_error_that_no_join_raised_is_reported_then(self):
+    def test_an_error_that_no_join_raised_is_reported_at_exit(self):
         before, _, after = self.said
         self.assertNotIn("ValueError", before)
         self.assertIn("Exception in thread reader", after)
