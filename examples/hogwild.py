@@ -16,10 +16,10 @@
     python hogwild.py [--processes 2] [--steps 300]
 
 One copy of the parameters is in shared memory. Each process draws its own
-batches and updates the parameters in place, without a lock: sometimes two of
-them overwrite a part of each other's update, which SGD tolerates. The parent
-makes no step. It prints loss and accuracy of its model before and after, on
-held-back data, and the steps of each process.
+batches and updates the parameters in place, without a lock. Sometimes two
+processes overwrite a part of each other's update, which SGD tolerates. The
+parent does not train. It prints the loss and accuracy of its model on held-back
+data, before and after training, and the number of steps of each process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLES, HELD_BACK, BATCH = 5000, 1000, 64
 
 
 def make_data() -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns points and, of each, which of four random sums is the largest."""
+    """Returns points and labels: which of four random sums is the largest."""
     rng = np.random.default_rng(0)
     points = rng.standard_normal((SAMPLES, 16), "float32")
     labels = (points @ rng.standard_normal((16, 4), "float32")).argmax(1)

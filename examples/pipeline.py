@@ -15,11 +15,11 @@
 
     python pipeline.py
 
-Producers make batches, consumers reduce each to a number. Batches stay in
-shared memory; a few hundred bytes go through the pipes. A producer and a
-consumer are killed when they have just received an item, which other workers
-then process. It prints which items were processed again, how many results are
-wrong, and what is left in shared memory.
+Producers create batches, and consumers reduce each batch to a number. Batches
+stay in shared memory; only a few hundred bytes go through the pipes. A producer
+and a consumer are killed just after they receive an item, and other workers
+process that item again. The example prints the items that were processed again,
+the number of wrong results, and the memory that is still shared.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def work(function, connection) -> None:
 class Worker:
     """A process with its own pipe.
 
-    One queue for all would not do: a process that is killed while it uses the
-    queue leaves its lock locked forever, or half a message in it.
+    A common queue would not survive: a process that is killed while it uses the
+    queue leaves its lock locked forever, or an incomplete message in it.
     """
 
     def __init__(self, function):
@@ -72,7 +72,7 @@ class Worker:
         arguments = (function, theirs)
         self.process = context.Process(target=work, args=arguments, daemon=True)
         self.process.start()
-        # Now only the worker has that end: `recv` raises when it dies.
+        # Now only the worker holds that end, so `recv` raises when it dies.
         theirs.close()
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Worker:
 
 
 class Stage:
-    """Workers with the same job; the first that gets the victim is killed."""
+    """Workers with the same job; the first to get item `victim` is killed."""
 
     def __init__(self, function, victim: int):
         self.function, self.victim, self.again = function, victim, []
@@ -90,7 +90,7 @@ class Stage:
             self.idle.put(Worker(function))
 
     def run(self, number: int, value):
-        """Has a worker process an item, and another one if the first dies."""
+        """Processes an item on a worker, and on another if the first dies."""
         for _ in range(ATTEMPTS):
             worker = self.idle.get()
             try:
@@ -127,8 +127,8 @@ def main() -> int:
         print(f"{stage.function.__name__}: done again: {stage.again}")
     wrong = sum(result != n for n, result in enumerate(results))
     print(f"{len(results)} results, {wrong} wrong")
-    # Messages that nobody receives keep their batches: let those expire that
-    # the killed workers have not read.
+    # An unreceived message keeps its batch alive: expire the messages that the
+    # killed workers have not read.
     mp.collect_shared_memory(message_timeout=0)
     stats = mp.shared_memory_stats()
     print(f"left: {stats['used']} bytes, {stats['attached']} foreign segments")

@@ -15,11 +15,11 @@
 
     python shared_weights.py [--processes 3] [--layers 8]
 
-The same data is evaluated by processes that each load a model, then by
-processes that share the parent's. A layer has 16 MiB of weights. It prints the
-memory of each process, the parent first, as Linux counts it, in MiB: private
-pages, shared pages, and Pss, in which a page of n processes counts one n-th, so
-that the sum over all processes is the memory that they need together.
+Processes that each load the model evaluate some data, and then processes that
+share the parent's model evaluate the same data. A layer has 16 MiB of weights.
+The example prints the memory of each process in MiB, the parent first: private
+pages, shared pages and Pss, as counted by Linux. Pss counts a page that n
+processes share as one n-th, so the sum of Pss is the memory of all processes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def memory(pid: int) -> tuple[int, int, int]:
 
 
 def run(model, inputs, processes: int) -> paddle.Tensor:
-    """Evaluates in each process, and prints their memory meanwhile."""
+    """Evaluates in several processes, and prints the memory of each."""
     losses = paddle.full([processes], float("nan"))
     leave = mp.get_context("forkserver").Event()
     context = mp.start_processes(

@@ -147,12 +147,11 @@ NEEDS_NATIVE_PARTS = tuple(
         "thread_group.py::TestStart"
         "::test_threads_draw_the_same_numbers_again_from_the_same_seed",
         "worker_thread.py::TestRandomNumbers",
-        "worker_thread.py::TestErrors"
-        "::test_what_prevents_the_start_is_raised_by_join",
+        "worker_thread.py::TestErrors::test_a_failed_start_is_raised_by_join",
         "prefetcher.py::TestPrefetcher"
         "::test_random_items_do_not_depend_on_what_the_consumer_draws",
         "prefetcher.py::TestPrefetcher"
-        "::test_what_prevents_the_start_of_the_thread_reaches_the_consumer",
+        "::test_a_failed_start_of_the_thread_reaches_the_consumer",
         "worker_thread.py::TestFork::test_a_fork_of_a_worker_goes_on_in_its_state",
     )
 )

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The names of `paddle.incubate.multiprocessing`, under a shorter one."""
+"""The short name of `paddle.incubate.multiprocessing`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = list(_module.__all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of the module, which may load it at its first use."""
+    """Returns an attribute of the module, loading it at its first use."""
     return getattr(_module, name)
 
 

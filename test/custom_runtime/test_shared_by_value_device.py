@@ -131,7 +131,7 @@ class TestDevices(SharingTestCase):
             self.assertIn(arrived[2], str(device))
             self.assertEqual(arrived[3], matrix().tolist())
 
-    def test_error_names_a_device_that_the_receiver_lacks(self):
+    def test_device_that_the_receiver_lacks_is_named(self):
         message = by_value(matrix(), f"{DEVICE_TYPE}:99")
         with self.assertRaisesRegex(PeerError, f"'{DEVICE_TYPE}:99'.*only"):
             self.peer.call(describe, message)

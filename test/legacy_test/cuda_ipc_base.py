@@ -11,11 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of GPU tensors between processes: the GPUs.
+"""Helpers for the tests of GPU tensors between processes: the GPUs.
 
-These are the GPUs that Paddle has, or a stand-in for the driver with a module
-that makes tensors in its memory: libcuda.so.1 and stand_in_gpu, in the folders
-that the environment variable PADDLE_STAND_IN_GPU names.
+They are Paddle's real GPUs, or a driver stand-in (libcuda.so.1) with a module
+that allocates tensors in its memory (stand_in_gpu). The environment variable
+PADDLE_STAND_IN_GPU names the folders of both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import paddle.incubate.multiprocessing as sharing
 
 
 class _RealGpus:
-    """The functions of the module stand_in_gpu, on real GPUs by Paddle."""
+    """The functions of the module stand_in_gpu, on Paddle's real GPUs."""
 
     @staticmethod
     def to_gpu(tensor: paddle.Tensor, device: int) -> paddle.Tensor:
@@ -119,8 +119,8 @@ def on_gpu(tensor: paddle.Tensor) -> tuple[str, Description]:
     )
 
 
-def in_common() -> dict[str, int]:
-    """Returns figures of the GPU memory that is shared with other processes."""
+def ipc_stats() -> dict[str, int]:
+    """Returns statistics of GPU memory that other processes share."""
     gc.collect()
     sharing.collect_shared_memory()
     stats = sharing.ipc_memory_stats()
@@ -161,20 +161,20 @@ def new_vector(kept, value=3.0):
     return vector(value)
 
 
-def in_common_of_peer(kept):
-    return in_common()
+def ipc_stats_of_peer(kept):
+    return ipc_stats()
 
 
 @needs_gpu
 class GpuTestCase(SharingTestCase):
-    """Base of the tests. Each must leave as much shared memory as it found."""
+    """Checks that each test leaves as much shared memory as it found."""
 
     method = "spawn"
 
     def setUp(self):
         super().setUp()
         self.bytes_before = gpu.used(0)
-        common = [in_common(), self.peer.call(in_common_of_peer)]
+        common = [ipc_stats(), self.peer.call(ipc_stats_of_peer)]
         self.addCleanup(self.assert_nothing_more, common)
 
     def new_peer(self, **kept: Any) -> Peer:
@@ -182,13 +182,13 @@ class GpuTestCase(SharingTestCase):
         return super().new_peer(_first=describe_on_gpu, **kept)
 
     def gpu_bytes(self) -> int:
-        """Returns the bytes that tensors on GPU 0 take since the test began."""
+        """Returns the bytes allocated on GPU 0 since the test began."""
         return gpu.used(0) - self.bytes_before
 
     def assert_nothing_more(self, common: list[dict[str, int]]) -> None:
         if self.peer.alive:
             self.peer.call(forget)
             # The peer first: it holds memory of this process.
-            peers = self.peer.call(in_common_of_peer)
-            self.assertEqual([in_common(), peers], common)
+            peers = self.peer.call(ipc_stats_of_peer)
+            self.assertEqual([ipc_stats(), peers], common)
         self.assertEqual(self.gpu_bytes(), 0)

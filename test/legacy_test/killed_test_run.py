@@ -21,28 +21,28 @@ import signal
 import time
 
 _PR_SET_PDEATHSIG = 1
-# The process of the tests, also in processes that are forked from it.
+# The test process; its forked children have the same value.
 _tests = os.getpid()
 
 
 def end_with(starter: int) -> None:
     """
-    Has the kernel kill this process when the process that started it ends. The
-    other one has to start it from its main thread.
+    Makes the kernel kill this process when the process that started it ends.
+    The starter must have started it from its main thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != starter:
-        # The other process has already ended.
+        # The starter has already ended.
         os._exit(1)
 
 
 def end_with_tests() -> None:
-    """Calls `end_with` in a child of the tests; it can be a `preexec_fn`."""
+    """Calls `end_with` in a child of the tests, for example as `preexec_fn`."""
     end_with(_tests)
 
 
-def live_while_tests_do() -> None:
-    """Returns when the process that the caller was forked from has ended."""
+def wait_until_tests_end() -> None:
+    """Waits until the test process has ended."""
     while exists(_tests):
         time.sleep(0.01)
 

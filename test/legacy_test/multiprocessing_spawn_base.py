@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of started processes: nothing may be left of them."""
+"""Helpers for `spawn` tests: they may leave nothing behind."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ START_METHODS = ("fork", "spawn", "forkserver")
 
 def over_start_methods(case: type) -> None:
     """
-    Class decorator: puts in the place of a test case that reads `self.method`
-    one for each start method.
+    Class decorator: replaces a test case that reads `self.method` with one test
+    case per start method.
     """
     module = sys.modules[case.__module__]
     for method in START_METHODS:
@@ -52,15 +52,15 @@ def over_start_methods(case: type) -> None:
 
 class SpawnTestCase(unittest.TestCase):
     """
-    Base of the tests: after each one there are no more processes, descriptors
-    and temporary files than before.
+    Checks that each test leaves no additional processes, descriptors or
+    temporary files.
     """
 
     method = "fork"
 
     @classmethod
     def setUpClass(cls):
-        # These live until the end of the run and are no leak.
+        # These live until the end of the run and are not leaks.
         resource_tracker.ensure_running()
         share(paddle.ones([1]))
         if cls.method == "forkserver":
@@ -82,7 +82,7 @@ class SpawnTestCase(unittest.TestCase):
         self.assertEqual(os.listdir(folder), [])
 
     def start(self, function, *args, nprocs=2, **options):
-        """Returns the context of processes that run a function."""
+        """Starts processes that run a function, and returns their context."""
         return start_processes(
             function,
             args,
@@ -93,14 +93,14 @@ class SpawnTestCase(unittest.TestCase):
         )
 
     def failure(self, function, *args, **options) -> ProcessException:
-        """Returns the error with which such processes end."""
+        """Starts such processes and returns the error that join raises."""
         context = self.start(function, *args, **options)
         with self.assertRaises(ProcessException) as caught:
             self.join(context)
         return caught.exception
 
     def join(self, context, **options) -> None:
-        """Joins processes, which have to end in time."""
+        """Joins processes, which must end in time."""
         self.assertTrue(context.join(WAIT_S, **options), "not ended in time")
 
 
@@ -114,8 +114,8 @@ def resources() -> set[tuple[str, str] | int]:
     Returns the descriptors, with their targets, and the child processes of this
     process.
     """
-    # Errors that tests have caught refer to the processes that failed. While
-    # another thread collects garbage, collect() returns at once.
+    # Errors that tests have caught refer to the failed processes. While another
+    # thread collects garbage, collect() returns immediately.
     gc.collect()
     multiprocessing.active_children()
     return set(descriptors().items()) | children()
@@ -131,7 +131,7 @@ def children() -> set[int]:
 
 
 def parent_of(pid: int) -> int | None:
-    """Returns the parent of a process, None if there is no such process."""
+    """Returns the parent of a process, or None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return int(stat.read().rpartition(")")[2].split()[1])

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of shared tensors: peer processes and scripts."""
+"""Helpers for shared tensor tests: peer processes and scripts."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ LARGE = 64 << 20  # bytes; no test sends more at once
 _END = b"end"
 
 
-# The tests are about host memory, whatever device Paddle starts on. A spawned
-# child imports this module when it has its name but no parent yet; a forked one
-# has its parent's device.
+# The tests use host memory, whatever device Paddle starts on. A spawned child
+# imports this module before its parent is known, but its name is already set; a
+# forked child has its parent's device.
 if multiprocessing.current_process().name != "MainProcess":
     paddle.set_device("cpu")
 
@@ -72,7 +72,7 @@ def tearDownModule() -> None:
 
 
 class PeerError(AssertionError):
-    """A call in a peer raised: `kind` and `message` say what."""
+    """A call in a peer raised an exception; see `kind` and `message`."""
 
     def __init__(self, kind: str, message: str, trace: str):
         super().__init__(f"in the peer process:\n{trace}")
@@ -84,10 +84,10 @@ class Peer:
     """
     A process that calls functions on behalf of a test.
 
-    A function gets, before its arguments, a dict that the peer keeps from one
-    call to the next. The dict begins with `kept`: objects that a forked peer
-    inherits, and that another peer gets as arguments of its process. Names that
-    begin with an underscore last from one test to the next.
+    A function gets, before its arguments, a dict that the peer keeps between
+    calls. The dict initially contains `kept`: objects that a forked peer
+    inherits, and that other peers get as arguments of their process. Entries
+    whose names start with an underscore survive from one test to the next.
     """
 
     def __init__(self, context, strategy: str, **kept: Any):
@@ -109,10 +109,10 @@ class Peer:
 
     def call(self, function: Callable, *args: Any) -> Any:
         """
-        Returns `function(kept, *args)`, called in the peer.
+        Calls `function(kept, *args)` in the peer and returns the result.
 
-        Raises PeerError when the call raised, and AssertionError when the peer
-        died or did not answer in time, in which case it is killed.
+        Raises PeerError if the call raises, and AssertionError if the peer dies
+        or does not answer in time; a peer that does not answer is killed.
         """
         self.send(ForkingPickler.dumps((function, args)))
         return self.receive()
@@ -122,7 +122,7 @@ class Peer:
         self._connection.send_bytes(message)
 
     def receive(self) -> Any:
-        """Returns the result of the last call that was sent; see `call`."""
+        """Returns the result of the last sent call; see `call`."""
         if not self._connection.poll(WAIT_S):
             # Its faulthandler writes the stacks of its threads to stderr.
             os.kill(self.pid, signal.SIGUSR1)
@@ -140,11 +140,11 @@ class Peer:
         return result
 
     def order(self, function: Callable, *args: Any) -> None:
-        """Has the peer call a function that ends the peer or never returns."""
+        """Makes the peer call a function that ends it or never returns."""
         self.send(ForkingPickler.dumps((function, args)))
 
     def kill(self) -> None:
-        """Kills the peer with SIGKILL and waits for its end."""
+        """Kills the peer with SIGKILL and waits until it has ended."""
         self._process.kill()
         self.join()
 
@@ -152,7 +152,7 @@ class Peer:
         self._process.join(WAIT_S)
 
     def close(self) -> None:
-        """Ends the peer, by force if it does not answer; once is enough."""
+        """Ends the peer, by force if it does not answer. May be repeated."""
         if self._connection.closed:
             return
         with contextlib.suppress(OSError):
@@ -167,11 +167,11 @@ class Peer:
 def _serve(connection, strategy: str, kept: dict[str, Any]) -> None:
     parent = multiprocessing.parent_process().pid
     if os.getppid() == parent:
-        # A forked peer also has its parent's end of the connection, so it would
-        # not notice that the parent has ended.
+        # A forked peer also has its parent's end of the connection, so it could
+        # not detect that the parent has ended.
         end_with(parent)
-    # Garbage of the tests before a fork is never collected here: interpreters
-    # of programs may be in it, which wait for threads that a child has not.
+    # Never collect the garbage from before a fork here: it may contain program
+    # interpreters, which wait for threads that the child does not have.
     gc.freeze()
     faulthandler.register(signal.SIGUSR1, file=2)
     sharing.set_sharing_strategy(strategy)
@@ -268,7 +268,7 @@ def description(tensor: paddle.Tensor) -> Description:
 
 
 class SharingTestCase(unittest.TestCase):
-    """Base of the tests: runs in `strategy`, with a peer if `method` is set."""
+    """A base that runs tests in `strategy`, with a peer if `method` is set."""
 
     strategy = "file_system"
     method: str | None = None
@@ -289,8 +289,8 @@ class SharingTestCase(unittest.TestCase):
         if self.method is not None and not (self.peer and self.peer.alive):
             type(self).peer = self.new_peer()
             # From here on, both processes have segments of each kind with room
-            # for the tensors of the tests, and are attached to each other's:
-            # a process keeps its segments for the next tensors.
+            # for the test tensors, and are attached to each other's segments. A
+            # process keeps its segments for later tensors.
             for strategy in STRATEGIES:
                 sharing.set_sharing_strategy(strategy)
                 for size in (4, LARGE):
@@ -306,7 +306,7 @@ class SharingTestCase(unittest.TestCase):
 
     @contextlib.contextmanager
     def another_peer(self, **kept: Any):
-        """A second peer, for as long as the context lasts."""
+        """Yields a second peer and closes it at the end of the context."""
         peer = self.new_peer(**kept)
         try:
             yield peer
@@ -336,7 +336,7 @@ def over_every_way_to_send(
     methods: tuple[str, ...] = START_METHODS,
 ) -> Callable[[type], None]:
     """
-    Class decorator: puts in the place of a test case one for each strategy and
+    Class decorator: replaces a test case with one test case per strategy and
     start method. Each of their tests must leave nothing behind.
     """
 
@@ -371,7 +371,7 @@ def _without_leak(method: Callable) -> Callable:
     return test
 
 
-# Scripts: processes that die, or have a /dev/shm of their own.
+# Scripts: processes that die, or that have their own /dev/shm.
 
 
 SCRIPT_HEAD = """
@@ -395,9 +395,9 @@ def run_sharing_script(
     variables: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """
-    Runs a script to its end, by way of the command `wrapper` if there is one,
-    and fails `case` unless it exits with 0. `variables` names environment
-    variables that were set after the start of this process and are passed on.
+    Runs a script to its end, through the command `wrapper` if given, and fails
+    `case` unless it exits with 0. `variables` lists environment variables that
+    were set after the start of this process, to be passed to the script.
     """
     environment = pristine_environment()
     environment.update((name, os.environ[name]) for name in variables)

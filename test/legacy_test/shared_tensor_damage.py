@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of handles: damaged ones, and extents of tensors."""
+"""Helpers for handle tests: damaged handles, and extents of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paddle.base.shared_storage import native
 if TYPE_CHECKING:
     import random
 
-# The offset, in a handle, of the byte of the block at which its tensor begins.
+# The position, in a handle, of the tensor's byte offset in its block.
 _OFFSET_AT = 56
 # Errors that an impossible handle may raise.
 REFUSALS = (MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -38,7 +38,7 @@ SIZES = {
 
 
 class View(NamedTuple):
-    """What `native.rebuild_views` makes a tensor of."""
+    """A view as `native.rebuild_views` takes it."""
 
     dtype: core.DataType
     dims: list[int]
@@ -46,19 +46,19 @@ class View(NamedTuple):
 
 
 def no_stream(device: int) -> int:
-    """Returns the stream for a tensor that came: the default one."""
+    """Returns the stream for a received tensor: the default stream."""
     return 0
 
 
 def with_offset(handle: bytes, offset: int) -> bytes:
-    """Returns the handle of a tensor that begins elsewhere in its block."""
+    """Returns a handle whose tensor starts at another offset in its block."""
     moved = bytearray(handle)
     struct.pack_into("<Q", moved, _OFFSET_AT, offset)
     return bytes(moved)
 
 
 def extent(tensor: paddle.Tensor) -> tuple[int, int]:
-    """Returns the address of a tensor's first byte, and that behind its last.
+    """Returns the address of a tensor's first byte, and of its end.
 
     Both are 0 if it has no elements.
     """
@@ -73,7 +73,7 @@ def extent(tensor: paddle.Tensor) -> tuple[int, int]:
 
 
 def rebuilt_views(handle: bytes, views: list[View]) -> list[tuple[int, int]]:
-    """Returns the extents of views that a handle is said to have."""
+    """Returns the extents of the given views of a handle."""
     made = native.rebuild_views(handle, views)
     assert len(made) == len(views)
     return [
@@ -83,12 +83,12 @@ def rebuilt_views(handle: bytes, views: list[View]) -> list[tuple[int, int]]:
 
 
 def rebuilt_tensor(handle: bytes) -> list[tuple[int, int]]:
-    """Returns the extent of the tensor that a handle is said to be of."""
+    """Returns the extent of the tensor that a handle describes."""
     return [extent(native.rebuild_tensor(handle, no_stream))]
 
 
 def rebuilt_dense_tensor(handle: bytes) -> list[tuple[int, int]]:
-    """Does what `rebuilt_tensor` does by way of a DenseTensor."""
+    """Does the same as `rebuilt_tensor`, but through a DenseTensor."""
     dense = native.rebuild_dense_tensor(handle, no_stream)
     return [extent(paddle.Tensor(dense))] if dense._is_initialized() else []
 
@@ -99,8 +99,8 @@ def outcome(
     blocks: list[tuple[int, int]],
 ) -> str:
     """
-    Returns the name of the error that a call raised, or "inside" if what it
-    made lies in blocks. Raises AssertionError if that lies elsewhere.
+    Returns the name of the error that a call raises, or "inside" if its results
+    lie inside blocks. Raises AssertionError if they lie elsewhere.
     """
     try:
         made = rebuild(*arguments)
@@ -141,7 +141,7 @@ def damage(data: bytearray, rng: random.Random) -> None:
     elif kind == "byte":
         data[place] = rng.choice((0, 1, 127, 128, 255))
     elif kind == "number":
-        # Numbers of a handle begin where their size divides.
+        # The numbers in a handle are aligned to their size.
         width = rng.choice((2, 4, 8))
         place -= place % width
         number = rng.choice((0, 1, 1 << 20, 2**31 - 1, 2**63 - 1, -1, -8))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Finds what shared tensors leave behind in processes and in /dev/shm."""
+"""Finds leaks of shared tensors, in processes and in /dev/shm."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from paddle.base.shared_storage import native
 SETTLE_S = 60
 SHM = "/dev/shm"
 
-# Later collections then skip the objects that exist now. There are many
-# collections, and the objects of Paddle stay anyway.
+# Later collections then skip the objects that exist now, which saves time in
+# the many collections: Paddle's objects stay alive anyway.
 gc.collect()
 gc.freeze()
 
@@ -49,7 +49,7 @@ class Resources(NamedTuple):
 
 
 def resources(kept: dict[str, Any] | None = None) -> Resources:
-    """Returns what this process holds, after it has freed what it can."""
+    """Returns the resources of this process, after freeing what it can."""
     gc.collect()
     native.collect(None)
     native.collect_cuda()
@@ -75,11 +75,11 @@ def shared_files_of(family: str) -> set[str]:
 @contextlib.contextmanager
 def kept_files(family: str):
     """
-    Keeps other programs from removing the files of a process tree that ends
-    within the context, as a program may whenever it shares a tensor.
+    Prevents other programs from removing the files of a process tree that ends
+    within the context. A program removes them when it shares a tensor.
     """
-    # The lock by which a member of a tree shows that the tree lives: struct
-    # flock, of the byte of /dev/shm that its number gives.
+    # The lock that shows that a tree has live members: a struct flock for the
+    # byte of /dev/shm that the tree's number selects.
     byte = int(family, 16) >> 2
     lock = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
     folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY)
@@ -92,7 +92,7 @@ def kept_files(family: str):
 
 def _own_segments() -> set[str]:
     """Returns the segments that this process owns, by their names."""
-    # The offset of the owner's process number in the ledger.
+    # The offset of the owner's process id in the ledger.
     owner = 140
     # The owner of a file has it without its name.
     names = {entry.inode(): entry.path for entry in os.scandir(SHM)}
@@ -109,7 +109,7 @@ def _own_segments() -> set[str]:
 
 
 def is_shared_memory(target: str) -> bool:
-    """Returns whether a link of /proc leads to a segment."""
+    """Returns whether a link in /proc points to a segment."""
     semaphore = target.startswith(f"{SHM}/sem.")
     return target.startswith((f"{SHM}/", "/memfd:paddle-")) and not semaphore
 
@@ -131,19 +131,19 @@ def mapped_bytes(pid: int) -> dict[str, int]:
 
 def family_of(name: str) -> str:
     """
-    Returns the common part of the names of files and memfds of one process
-    tree, from one of the names: paddle-<user>-<family>-<segment>.
+    Returns the common prefix of the file and memfd names of a process tree,
+    from one of the names: paddle-<user>-<family>-<segment>.
     """
     return name[name.index("paddle-") :].rpartition("-")[0]
 
 
 def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
     """
-    Returns a line for each thing that `after` has and `before` has not. The
-    segments in `kept` are no leak: living processes keep the segments that they
-    own, of which there are few.
+    Returns a line for each resource that is in `after` but not in `before`. The
+    segments in `kept` are not leaks: live processes keep the few segments that
+    they own.
     """
-    # Other programs may run at the same time and have files.
+    # Other programs may run concurrently and have files.
     families = {family_of(name) for name in before.mapped if "paddle-" in name}
     lines = [
         f"file {SHM}/{file}"
@@ -165,10 +165,10 @@ def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
 @contextlib.contextmanager
 def no_leak(*peers: Any, settle_s: float = SETTLE_S):
     """
-    Fails with a list of leaks, in this process or in a peer, if more is held
-    `settle_s` seconds after the body than before it. It waits because other
-    processes release memory when they come to it. A peer calls a function, as
-    those of shared_tensor_base.py do.
+    Fails with a list of leaks if this process or a peer holds more `settle_s`
+    seconds after the body than before it. It waits because other processes
+    release memory with a delay. A peer calls functions, like the peers of
+    shared_tensor_base.py.
     """
 
     def measure() -> list[Resources]:

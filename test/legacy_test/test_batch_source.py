@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""BatchSource: batches of one dataset for several threads that read."""
+"""BatchSource: batches of one dataset for several reader threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
 from paddle.io.dataloader.gathered_batch import ArrayPool
 
-# The index of the first sample in each batch of two of the 16 arrays.
+# The first index of each batch: 16 arrays in batches of two.
 FIRSTS = range(0, 16, 2)
 
 
@@ -55,7 +55,7 @@ class DeliberateError(Exception):
 
 
 class Numbers(Dataset):
-    """The numbers from 0, each with one of Paddle's random numbers."""
+    """The numbers from 0, each with a random number from Paddle."""
 
     def __init__(self, length, fail_at=None):
         self.length, self.fail_at = length, fail_at
@@ -75,7 +75,8 @@ class Stream(IterableDataset):
 
 
 class Arrays(Dataset):
-    """Arrays of their index, two of which are large for `ArrayPool`."""
+    """Arrays filled with their index; a batch of two is large enough for
+    `ArrayPool`."""
 
     def __getitem__(self, i):
         return np.full([1 << 13], i, "float32")
@@ -99,8 +100,8 @@ def numbers(batches):
 
 
 def read(source, nreaders, epochs=1, pauses=None):
-    """Returns what each reader gets in each epoch, when all of them read at the
-    same time, with a pause before each batch."""
+    """Reads concurrently with all readers, with a pause before each batch, and
+    returns the batches of each reader and epoch."""
 
     def one(rank):
         reader, read = source.reader(rank), []
@@ -130,7 +131,7 @@ class SourceTestCase(unittest.TestCase):
 
 
 class TestBatches(SourceTestCase):
-    def test_batches_go_to_the_readers_in_turn(self):
+    def test_batches_are_distributed_round_robin(self):
         source = BatchSource(Numbers(11), nreaders=2, batch_size=2)
         read_by = read(source, 2)
         self.assertEqual(
@@ -222,7 +223,7 @@ class TestBatches(SourceTestCase):
 
     def test_memory_of_batches_that_were_dropped_is_used_again(self):
         for dataset in (Arrays(), StreamOfArrays()):
-            # All of it is kept here, so that new memory is at a new address.
+            # Keep all of it, so that new memory has a new address.
             used = []
 
             def take(pool, size, used=used, take=ArrayPool._take):
@@ -238,7 +239,7 @@ class TestBatches(SourceTestCase):
                     self.assertEqual(first, [[i, i + 1] for i in FIRSTS])
                 del reader
             self.assertGreaterEqual(len(used), 10 * len(FIRSTS))
-            # How many batches there are at once depends on the threads' speed.
+            # The number of batches alive depends on the threads' speed.
             different = len({id(memory) for memory in used})
             self.assertLess(different, len(used) // 2)
 
@@ -250,13 +251,13 @@ class TestBatches(SourceTestCase):
         for i, batch in zip(FIRSTS, kept):
             self.assertEqual(batch.unique().tolist(), [i, i + 1])
 
-    def test_own_collate_function(self):
+    def test_custom_collate_function(self):
         source = BatchSource(
             Numbers(4), 1, batch_size=2, collate_fn=lambda batch: len(batch)
         )
         self.assertEqual([*source.reader(0)], [2, 2])
 
-    def test_arrays_of_an_own_collate_function_are_copied(self):
+    def test_arrays_of_a_custom_collate_function_are_copied(self):
         array = np.ones([2], "float32")
         source = BatchSource(range(1), 1, collate_fn=lambda batch: array)
         (batch,) = source.reader(0)
@@ -272,7 +273,7 @@ class TestBatches(SourceTestCase):
                 return i
 
         source = BatchSource(Noted(100), 2, capacity=3)
-        # Three for each reader, and one that waits for room.
+        # Three batches per reader, and one that waits for room.
         wait_until(lambda: len(made) == 7, "seven batches are made")
         wait_until(lambda: source._thread._wake, "the thread waits")
         self.assertEqual(made, [*range(7)])
@@ -291,7 +292,7 @@ class TestBatches(SourceTestCase):
 
 class TestErrors(SourceTestCase):
     def test_an_error_of_the_dataset_reaches_every_reader(self):
-        """After the batches before it, and with its traceback."""
+        """It follows the batches before it, and has its traceback."""
         source = BatchSource(Numbers(9, fail_at=5), 3)
 
         def one(rank):
@@ -334,7 +335,7 @@ class TestErrors(SourceTestCase):
         source = BatchSource(Numbers(3), 2)
         kept = source.reader(1)
         with self.assertRaisesRegex(
-            RuntimeError, "Reader 1 .* returned before"
+            RuntimeError, "Reader 1 .* already returned"
         ):
             source.reader(1)
         for error, message, rank in (
@@ -380,13 +381,13 @@ class TestEnd(SourceTestCase):
                 break
         taken = []
         with self.assertRaisesRegex(
-            RuntimeError, "reader 0 has left after 3 batches of epoch 0"
+            RuntimeError, "reader 0 left after 3 batches of epoch 0"
         ):
             for batch in second:
                 taken.append(batch["number"].item())
         self.assertGreaterEqual(len(taken), 3)
         self.assertEqual(taken, [*range(1, 2 * len(taken), 2)])
-        with self.assertRaisesRegex(RuntimeError, "reader 0 has left"):
+        with self.assertRaisesRegex(RuntimeError, "reader 0 left"):
             list(first)
 
     def test_a_reader_may_leave_in_a_later_epoch(self):
@@ -396,7 +397,7 @@ class TestEnd(SourceTestCase):
         next(iter(first))
         taken = []
         with self.assertRaisesRegex(
-            RuntimeError, "reader 0 has left after 1 batches of epoch 1"
+            RuntimeError, "reader 0 left after 1 batches of epoch 1"
         ):
             while True:
                 for batch in second:
@@ -417,7 +418,7 @@ class TestEnd(SourceTestCase):
         first, second = source.reader(0), source.reader(1)
         batches = iter(first)
         self.assertEqual(numbers(next(batches) for _ in range(4)), [0, 2, 4, 6])
-        # The last batch of the second reader is made when it has no room.
+        # The second reader's last batch is read while its queue is full.
         del first, batches
         has_left.set()
         wait_until(
@@ -425,7 +426,7 @@ class TestEnd(SourceTestCase):
             "the thread waits for room",
         )
         taken = []
-        with self.assertRaisesRegex(RuntimeError, "reader 0 has left after 4"):
+        with self.assertRaisesRegex(RuntimeError, "reader 0 left after 4"):
             for batch in second:
                 taken += numbers([batch])
         self.assertEqual(taken, [1, 3, 5, 7])
@@ -552,14 +553,14 @@ class TestEnd(SourceTestCase):
             )
 
     @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
-    def test_a_forked_child_gets_an_error_and_the_parent_goes_on(self):
+    def test_a_forked_child_gets_an_error_and_the_parent_continues(self):
         run_script(
             self,
             """
             from test_batch_source import BatchSource
-            # The threads of the sources make numpy arrays alone: in a child,
-            # a thread that allocates a tensor and ends can corrupt the heap or
-            # wait for ever, as on official Paddle (docs/limits.md).
+            # The sources' threads create only numpy arrays: in a child, a
+            # thread that allocates a tensor and ends can corrupt the heap or
+            # hang, as on official Paddle (docs/limits.md).
             source = BatchSource(range(9), 1)
             reader = source.reader(0)
             batches = iter(reader)
@@ -589,7 +590,7 @@ class TestStress(SourceTestCase):
         switch_threads_often(self)
         for _ in range(25):
             nreaders = rng.randint(1, 4)
-            # Each reader gets batches in each epoch.
+            # Long enough that each reader gets batches in each epoch.
             length = rng.randint(nreaders, 60)
             source = BatchSource(
                 range(length), nreaders, capacity=rng.randint(1, 3)
@@ -619,8 +620,8 @@ class TestStress(SourceTestCase):
             counts = [
                 len(range(rank, length, nreaders)) for rank in range(nreaders)
             ]
-            # The earliest reader to leave gets its number, and the others as
-            # many batches of that epoch, if they have as many.
+            # The reader that leaves first gets its number of batches. The
+            # others get as many of that epoch, if they have as many.
             epoch, last = min(
                 divmod(leave - 1, count)
                 for leave, count in zip(leave_at, counts)

@@ -43,7 +43,7 @@ from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 class TestItems(unittest.TestCase):
-    def test_items_come_out_in_the_order_in_which_they_went_in(self):
+    def test_items_come_in_first_in_first_out_order(self):
         items = BlockingQueue()
         for i in range(3):
             items.put(i)
@@ -117,7 +117,7 @@ class TestItems(unittest.TestCase):
             def append(self, item):
                 if item == 1:
                     producers.append(Worker(items.put_nowait, 2))
-                    # Time for it to add its item, if it were allowed to.
+                    # Enough time to add its item, if that were allowed.
                     producers[0].join(0.1)
                 super().append(item)
 
@@ -152,18 +152,18 @@ class TestItems(unittest.TestCase):
 
 
 class TestShutDown(unittest.TestCase):
-    def test_items_that_are_there_can_be_taken_and_none_be_added(self):
+    def test_remaining_items_can_be_taken_but_none_added(self):
         items = BlockingQueue()
         items.put(1)
         items.shutdown()
-        with self.assertRaisesRegex(ShutDown, "Make a new one"):
+        with self.assertRaisesRegex(ShutDown, "Create a new one"):
             items.put(2)
         self.assertEqual(items.get(), 1)
         for block in (True, False):
             with self.assertRaises(ShutDown):
                 items.get(block)
 
-    def test_at_once_it_drops_the_items(self):
+    def test_immediate_shutdown_drops_the_items(self):
         items = BlockingQueue()
         items.put(1)
         items.shutdown(immediate=True)
@@ -171,7 +171,7 @@ class TestShutDown(unittest.TestCase):
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_it_wakes_all_that_wait(self):
+    def test_shutdown_wakes_all_waiting_threads(self):
         empty, full = BlockingQueue(), BlockingQueue(maxsize=1)
         full.put(1)
         waiting = [Worker(empty.get) for _ in range(3)]
@@ -189,14 +189,14 @@ class TestShutDown(unittest.TestCase):
         self.assertEqual(full.get(), 1)
 
     def test_a_finalizer_may_shut_down_a_queue_that_is_in_use(self):
-        """It can run while its own thread holds the mutex of the queue."""
+        """The finalizer may run on the thread that holds the queue's mutex."""
         items = BlockingQueue()
         with items._mutex:
             items.shutdown()
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_an_immediate_one_while_an_item_is_taken(self):
+    def test_immediate_shutdown_while_an_item_is_taken(self):
         class DroppedMeanwhile(deque):
             def popleft(self):
                 items.shutdown(immediate=True)
@@ -207,7 +207,7 @@ class TestShutDown(unittest.TestCase):
         with self.assertRaises(ShutDown):
             items.get()
 
-    def test_an_immediate_one_while_an_item_is_added_leaves_no_item(self):
+    def test_immediate_shutdown_while_an_item_is_added_leaves_no_item(self):
         class ShutDownMeanwhile(deque):
             def append(self, item):
                 items.shutdown(immediate=True)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors on GPUs between processes: what arrives, how it lives, refusals."""
+"""GPU tensors between processes: arrival, lifetime, refusals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from cuda_ipc_base import (
     describe_kept_on_gpu,
     describe_on_gpu,
     gpu,
-    in_common,
-    in_common_of_peer,
+    ipc_stats,
+    ipc_stats_of_peer,
     keep_on_gpu,
     kept_address,
     load_and_describe_on_gpu,
@@ -67,7 +67,7 @@ from paddle.base import core
 from paddle.base.shared_storage import native
 from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
-# How often an allocation that fails is tried again.
+# The number of retries of a failed allocation.
 RETRIES = "FLAGS_offload_retry_times"
 
 
@@ -77,7 +77,7 @@ def message_of(tensor) -> bytes:
 
 @contextlib.contextmanager
 def slow_work_on(address: int, seconds: float):
-    """Has the stand-in's GPU 0 take so long for a memory."""
+    """Makes GPU 0 of the stand-in work on a memory for the given time."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
@@ -94,7 +94,7 @@ def slow_work_on(address: int, seconds: float):
 
 
 def send_by_a_thread_that_stays(connection) -> None:
-    """Returns at once; a thread of the process sends a tensor later."""
+    """Returns immediately; a thread of the process sends a tensor later."""
     left = threading.Event()
     util.Finalize(None, left.set, exitpriority=-1000)
 
@@ -206,8 +206,8 @@ def address_rebuilt_dense(handle):
 
 def rebuild_damaged(kept, rebuild, handles, seed):
     """
-    Rebuilds tensors from damaged handles. Returns how many had an error, and
-    how many the memory of the tensor "right", or no elements.
+    Rebuilds tensors from damaged handles. Returns the number of errors, and the
+    number of tensors that have the memory of the tensor "right" or no elements.
     """
     rng = random.Random(seed)
     errors = right = 0
@@ -288,7 +288,7 @@ class TestWhatArrives(GpuTestCase):
         self.assertEqual(arrived, [on_gpu(base), on_gpu(row)])
         self.assertEqual(gpu.to_cpu(row).tolist(), [5.0] * 4)
 
-    def test_writes_of_each_are_seen_by_the_other(self):
+    def test_each_process_sees_writes_of_the_other(self):
         tensor = vector()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         self.peer.call(write_kept, "tensor", 5.0)
@@ -314,7 +314,7 @@ class TestWhatArrives(GpuTestCase):
             self.peer.call(describe_parameter, parameter), expected
         )
 
-    def test_parameter_that_is_not_trainable_stays_so(self):
+    def test_parameter_stays_not_trainable(self):
         parameter = gpu_parameter()
         parameter.trainable = False
         expected = describe_parameter(None, parameter)
@@ -400,7 +400,7 @@ class TestLifetime(GpuTestCase):
     method = "forkserver"
 
     def make_noise(self) -> None:
-        """Sends tensors that would overwrite one that was freed too early."""
+        """Sends tensors that would overwrite a tensor freed too early."""
         for _ in range(20):
             self.peer.call(describe_on_gpu, vector(9.0))
 
@@ -411,7 +411,7 @@ class TestLifetime(GpuTestCase):
         )
 
     def given_to(self, peer: Peer) -> int:
-        """Has the peer alone keep a tensor; returns its bytes."""
+        """Makes only the peer keep a tensor; returns its size in bytes."""
         tensor = vector()
         peer.call(keep_on_gpu, "tensor", tensor)
         size = self.gpu_bytes()
@@ -447,12 +447,12 @@ class TestLifetime(GpuTestCase):
     def test_memory_is_freed_by_ipc_collect(self):
         self.given_to(self.peer)
         self.peer.call(forget)
-        # What is Paddle's own of it needs a Paddle that was built for GPUs.
+        # Paddle's own part of it needs a Paddle built for GPUs.
         with contextlib.suppress(RuntimeError):
             paddle.device.cuda.ipc_collect()
         self.assertEqual(self.gpu_bytes(), 0)
 
-    def test_memory_of_a_killed_receiver_is_given_back(self):
+    def test_memory_of_a_killed_receiver_is_released(self):
         with self.another_peer() as receiver:
             self.given_to(receiver)
             receiver.kill()
@@ -461,8 +461,8 @@ class TestLifetime(GpuTestCase):
 
     def set_room(self, size: int, retries: int) -> None:
         """
-        Leaves GPU 0 so many bytes more than are in use, and lets an allocation
-        that fails be tried again so often.
+        Limits the free memory of GPU 0 to the given bytes, and sets the number
+        of retries of a failed allocation.
         """
         before = paddle.get_flags(RETRIES)
         self.addCleanup(paddle.set_flags, before)
@@ -471,7 +471,7 @@ class TestLifetime(GpuTestCase):
         gpu.set_limit(0, gpu.used(0) + size)
 
     @needs_stand_in
-    def test_what_a_killed_receiver_held_is_found_when_memory_runs_out(self):
+    def test_memory_of_a_killed_receiver_is_found_when_memory_runs_out(self):
         with self.another_peer() as receiver:
             size = self.given_to(receiver)
             self.set_room(size - 1, retries=1)
@@ -481,9 +481,9 @@ class TestLifetime(GpuTestCase):
             self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
     @needs_stand_in
-    def test_allocation_waits_for_what_a_receiver_is_about_to_drop(self):
+    def test_allocation_waits_for_memory_that_a_receiver_drops_soon(self):
         size = self.given_to(self.peer)
-        # As often as a busy machine takes until the peer drops it.
+        # Enough retries for a busy machine, until the peer drops it.
         self.set_room(size - 1, retries=1000)
         self.peer.send(ForkingPickler.dumps((forget_soon, ())))
         tensor = vector(5.0)
@@ -492,7 +492,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
     @needs_stand_in
-    def test_memory_that_is_all_in_use_runs_out_as_ever(self):
+    def test_allocation_fails_while_all_memory_is_in_use(self):
         size = self.given_to(self.peer)
         self.set_room(size - 1, retries=1)
         with self.assertRaisesRegex(MemoryError, "no memory on the device"):
@@ -510,7 +510,7 @@ class TestLifetime(GpuTestCase):
             self.peer.call(load_and_describe_on_gpu, message), on_gpu(vector())
         )
 
-    def test_message_that_nobody_receives_expires_on_demand(self):
+    def test_unreceived_message_expires_on_demand(self):
         message = message_of(vector())
         self.assertGreater(self.gpu_bytes(), 0)
         sharing.collect_shared_memory(message_timeout=0)
@@ -522,7 +522,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(caught.exception.kind, "RuntimeError")
         self.assertIn("has expired", caught.exception.message)
 
-    def test_tensors_in_flight_are_told_apart(self):
+    def test_tensors_in_flight_are_distinguished(self):
         messages = [message_of(vector(float(n))) for n in range(3)]
         for n in (2, 0, 1):
             self.assertEqual(
@@ -567,7 +567,7 @@ class TestLifetime(GpuTestCase):
         thread.start()
         for seconds in (0.2, 1, 5):
             found = laps_meanwhile(seconds)
-            # On a busy machine the work may be done before it is waited for.
+            # On a busy machine, the work may finish before the wait begins.
             if found > 100:
                 break
         goes_on.clear()
@@ -593,7 +593,7 @@ class TestLifetime(GpuTestCase):
             self.peer.call(kept_address, "one"),
             self.peer.call(kept_address, "other"),
         )
-        self.assertEqual(self.peer.call(in_common_of_peer)["handles"], 1)
+        self.assertEqual(self.peer.call(ipc_stats_of_peer)["handles"], 1)
 
     def test_tensor_passed_on_needs_its_owner_and_its_last_holder(self):
         with self.another_peer() as third:
@@ -618,26 +618,26 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(on_gpu(back), on_gpu(vector()))
 
     @needs_stand_in
-    def test_figures_count_memory_in_use_with_others(self):
+    def test_stats_count_memory_shared_with_other_processes(self):
         def figures(**expected):
             return {**dict.fromkeys(before, 0), **expected}
 
-        before = in_common()
+        before = ipc_stats()
         self.assertEqual(before, figures())
         tensor = vector()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         sent = {"sent": 1, "sent_bytes": 4000}
-        self.assertEqual(in_common(), figures(**sent))
+        self.assertEqual(ipc_stats(), figures(**sent))
         self.assertEqual(
-            self.peer.call(in_common_of_peer),
+            self.peer.call(ipc_stats_of_peer),
             figures(received=1, received_bytes=4000, handles=1),
         )
         del tensor
         self.assertEqual(
-            in_common(), figures(**sent, limbo=1, limbo_bytes=4000)
+            ipc_stats(), figures(**sent, limbo=1, limbo_bytes=4000)
         )
         self.peer.call(forget)
-        self.assertEqual(in_common(), figures())
+        self.assertEqual(ipc_stats(), figures())
 
     def test_summary_names_the_process_that_holds_and_counts_messages(self):
         tensor = vector()
@@ -652,12 +652,12 @@ class TestLifetime(GpuTestCase):
 
 
 def large(value: float = 3.0) -> paddle.Tensor:
-    """Returns a tensor that takes several chunks on GPU 0."""
+    """Returns a tensor that spans several chunks on GPU 0."""
     return gpu.to_gpu(paddle.full([400, 300], value), 0)
 
 
 def descriptors_of_chunks() -> int:
-    """Returns how many descriptors of chunks of the stand-in are open."""
+    """Returns the number of open chunk descriptors of the stand-in."""
     folder = "/proc/self/fd"
     targets = []
     for name in os.listdir(folder):
@@ -668,7 +668,7 @@ def descriptors_of_chunks() -> int:
 
 @needs_stand_in
 class TestChunks(GpuTestCase):
-    """Memory that is mapped in chunks, as the virtual-memory allocator's is."""
+    """Memory that is mapped in chunks, as by the virtual-memory allocator."""
 
     def setUp(self):
         super().setUp()
@@ -697,7 +697,7 @@ class TestChunks(GpuTestCase):
         view = gpu.view(gpu.to_gpu(content, 0), content[350:, ::2])
         self.assertEqual(self.peer.call(describe_on_gpu, view), on_gpu(view))
 
-    def test_writes_of_each_are_seen_by_the_other(self):
+    def test_each_process_sees_writes_of_the_other(self):
         tensor = large()
         self.peer.call(keep_on_gpu, "tensor", tensor)
         self.peer.call(write_kept, "tensor", 5.0)
@@ -722,7 +722,7 @@ class TestChunks(GpuTestCase):
         sharing.collect_shared_memory()
         self.assertEqual(self.gpu_bytes(), 0)
 
-    def test_memory_of_a_killed_receiver_is_given_back(self):
+    def test_memory_of_a_killed_receiver_is_released(self):
         with self.another_peer() as receiver:
             receiver.call(keep_on_gpu, "tensor", large())
             receiver.kill()
@@ -737,7 +737,7 @@ class TestChunks(GpuTestCase):
             self.assertEqual(on_gpu(tensor), right)
             del tensor
 
-    def test_descriptors_are_closed_when_nobody_uses_the_memory(self):
+    def test_descriptors_are_closed_when_the_memory_is_unused(self):
         tensor = large()
         alone = descriptors_of_chunks()
         self.peer.call(keep_on_gpu, "tensor", tensor)
@@ -747,10 +747,10 @@ class TestChunks(GpuTestCase):
         sharing.collect_shared_memory()
         self.assertEqual(descriptors_of_chunks(), 0)
 
-    def test_chunks_that_are_not_to_be_exported_go_the_way_of_paddle(self):
+    def test_chunks_that_cannot_be_exported_use_paddles_path(self):
         self.use_chunks(exportable=False)
         tensor = vector()
-        # Which needs a Paddle that was built for GPUs.
+        # This needs a Paddle built for GPUs.
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
         base = gpu.to_gpu(matrix(), 0)
@@ -772,7 +772,7 @@ class TestRefusals(GpuTestCase):
         self.addCleanup(peer.close)
         return peer
 
-    def test_child_of_fork_is_told_to_be_started_by_spawn(self):
+    def test_forked_child_gets_an_error_that_suggests_spawn(self):
         tensor = vector()
         message = message_of(tensor)
         child = self.forked_peer(tensor=tensor)
@@ -782,7 +782,7 @@ class TestRefusals(GpuTestCase):
         self.assert_refused_by(child, "'spawn'", message_of_kept, "tensor")
         self.peer.call(load_and_describe_on_gpu, message)
 
-    def test_child_of_fork_keeps_no_memory_of_its_parent(self):
+    def test_forked_child_keeps_no_memory_of_its_parent(self):
         tensor = vector()
         message_of(tensor)
         received = self.peer.call(new_vector)
@@ -790,11 +790,11 @@ class TestRefusals(GpuTestCase):
         del tensor, received
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(self.gpu_bytes(), 0)
-        self.assertFalse(any(self.peer.call(in_common_of_peer).values()))
+        self.assertFalse(any(self.peer.call(ipc_stats_of_peer).values()))
         self.assertTrue(child.alive)
 
     @needs_stand_in
-    def test_child_of_fork_is_told_so_though_nothing_was_sent_before(self):
+    def test_forked_child_gets_the_error_though_nothing_was_sent_before(self):
         run_sharing_script(
             self,
             """
@@ -816,7 +816,7 @@ class TestRefusals(GpuTestCase):
         )
 
     def peer_that_sees(self, devices: str) -> Peer:
-        vector()  # so that this process has seen its own
+        vector()  # initializes the GPUs of this process
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=devices):
             peer = self.new_peer()
         self.addCleanup(peer.close)
@@ -853,22 +853,22 @@ class TestRefusals(GpuTestCase):
                 receiver.call(forget)
 
     @needs_stand_in
-    def test_view_of_memory_without_a_handle_is_to_be_cloned(self):
+    def test_view_of_memory_without_a_handle_is_refused_with_a_remedy(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             base = gpu.to_gpu(matrix(), 0)
         with self.assertRaisesRegex(NotImplementedError, r"tensor\.clone\(\)"):
             message_of(gpu.view(base, VIEWS["row"](matrix())))
 
     @needs_stand_in
-    def test_tensor_whose_memory_has_no_handle_goes_the_way_of_paddle(self):
+    def test_tensor_whose_memory_has_no_handle_uses_paddles_path(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             tensor = vector()
-        # Which needs a Paddle that was built for GPUs.
+        # This needs a Paddle built for GPUs.
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
 
     @needs_stand_in
-    def test_flag_by_which_sending_would_overwrite_a_tensor_is_refused(self):
+    def test_flag_that_would_overwrite_a_sent_tensor_is_refused(self):
         paddle.set_flags({"FLAGS_alloc_fill_value": 0})
         self.addCleanup(paddle.set_flags, {"FLAGS_alloc_fill_value": -1})
         with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):
@@ -900,7 +900,7 @@ class TestRefusals(GpuTestCase):
     @needs_stand_in
     def test_views_of_gpu_memory_are_refused(self):
         handle = reduce_tensor(vector())[1][0]
-        with self.assertRaisesRegex(ValueError, "Views are rebuilt in shared"):
+        with self.assertRaisesRegex(ValueError, "only be rebuilt in shared"):
             native.rebuild_views(handle, [(core.DataType.UINT8, [1], 0)])
         sharing.collect_shared_memory(message_timeout=0)
 
@@ -912,7 +912,7 @@ class TestExit(unittest.TestCase):
             errors, "Traceback|Exception|terminate|Segmentation|violation|leak"
         )
 
-    def test_sender_that_ends_says_who_still_has_its_memory(self):
+    def test_sender_that_ends_names_the_holders_of_its_memory(self):
         done = run_sharing_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""GPU tensors between processes that are killed at any instant."""
+"""GPU tensors between processes that are killed at random instants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from concurrent_base import WAIT_S
-from cuda_ipc_base import devices, gpu, in_common, needs_gpu
+from cuda_ipc_base import devices, gpu, ipc_stats, needs_gpu
 from shared_tensor_base import (  # noqa: F401
     LONG,
     setUpModule,
@@ -42,7 +42,7 @@ MOST_MESSAGES = 1000 if LONG else 250
 
 
 class Message(NamedTuple):
-    """A pickled tensor, the process whose memory it is, and its elements."""
+    """A pickled tensor, the owner of its memory, and its elements."""
 
     maker: int
     value: int
@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor that is held for a while, and what it must be."""
+    """A tensor that is held for a while, and its expected elements."""
 
     maker: int
     value: int
@@ -70,9 +70,9 @@ class Store:
 
     def take(self, message: Message) -> None:
         """
-        Receives a tensor. Checks it, and the one that is dropped for it.
+        Receives a tensor and checks it, and checks the tensor that it replaces.
 
-        Raises RuntimeError if its memory is gone.
+        Raises RuntimeError if its memory does not exist any more.
         """
         tensor = ForkingPickler.loads(message.pickled)
         self._held.append(Held(message.maker, message.value, tensor))
@@ -81,7 +81,7 @@ class Store:
             self._held.popleft().check()
 
     def next_message(self) -> Message:
-        """Returns a message for a tensor that is held, or for a new one."""
+        """Returns a message with a held tensor or with a new one."""
         if self._held and self._rng.random() < 0.3:
             held = self._rng.choice(self._held)
         else:
@@ -101,7 +101,7 @@ class Store:
 
 
 def consume(connection, seed: int) -> None:
-    """Answers each message with one; None ends it."""
+    """Answers each message with another message; None ends it."""
     store = Store(seed)
     for message in iter(connection.recv, None):
         try:
@@ -115,7 +115,7 @@ def consume(connection, seed: int) -> None:
 
 
 class Consumer:
-    """A process that is sent to while it has nothing else to answer."""
+    """A process that gets a message only when it has no other to answer."""
 
     def __init__(self, context, seed: int, life: Life):
         self.life = life
@@ -131,7 +131,7 @@ class Consumer:
         self.process.join(WAIT_S)
 
     def end(self) -> int | None:
-        """Takes the answer that is due, and returns the exit code."""
+        """Receives the pending answer, and returns the exit code."""
         if self.connection.poll(WAIT_S):
             self.connection.recv()
             self.connection.send(None)
@@ -142,7 +142,7 @@ class Consumer:
 @needs_gpu
 class TestStorm(unittest.TestCase):
     def storm(self) -> tuple[int, int]:
-        """Returns how many consumers were killed, and messages received."""
+        """Returns the numbers of killed consumers and received messages."""
         rng = random.Random(SEED)
         context = multiprocessing.get_context("spawn")
         store = Store(rng.getrandbits(32))
@@ -178,14 +178,14 @@ class TestStorm(unittest.TestCase):
         store.clear()
         return len(killed), received
 
-    def test_everything_is_right_and_given_back(self):
+    def test_values_are_correct_and_memory_is_released(self):
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
         used = [gpu.used(device) for device in range(devices)]
-        common = in_common()
+        common = ipc_stats()
         killed, received = self.storm()
-        # Of the messages in the pipes of the dead nothing else is known.
+        # Expire the messages in the pipes of killed processes.
         sharing.collect_shared_memory(message_timeout=0)
-        self.assertEqual(in_common(), common)
+        self.assertEqual(ipc_stats(), common)
         self.assertEqual([gpu.used(device) for device in range(devices)], used)
         print(f"{killed} consumers killed, {received} messages received")
 

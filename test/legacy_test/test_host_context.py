@@ -63,7 +63,7 @@ class TestRandomNumbers(HostTestCase):
                 np.testing.assert_array_equal(operator().numpy(), first)
                 self.assertTrue((operator().numpy() != first).any())
 
-    def test_the_sequence_of_the_process_goes_on_as_if_nothing_was_drawn(self):
+    def test_the_sequence_of_the_process_is_not_affected(self):
         paddle.seed(3)
         expected = draw(8)
         paddle.seed(3)
@@ -72,7 +72,7 @@ class TestRandomNumbers(HostTestCase):
             draw()
         self.assertEqual(before + draw(), expected)
 
-    def test_a_sequence_goes_on_when_its_generator_is_used_again(self):
+    def test_a_sequence_continues_when_its_generator_is_used_again(self):
         with host_context(generator=seeded(5)):
             expected = draw(8)
         generator = seeded(5)
@@ -81,7 +81,7 @@ class TestRandomNumbers(HostTestCase):
         with host_context(generator=generator):
             self.assertEqual(first + draw(), expected)
 
-    def test_a_seed_that_is_set_inside_is_that_of_the_given_generator(self):
+    def test_a_seed_that_is_set_inside_seeds_the_given_generator(self):
         paddle.seed(3)
         expected = draw(8)
         paddle.seed(3)
@@ -92,14 +92,14 @@ class TestRandomNumbers(HostTestCase):
             self.assertEqual(draw(), first)
         self.assertEqual(before + draw(), expected)
 
-    def test_a_state_that_is_got_and_set_is_that_of_the_given_generator(self):
+    def test_state_functions_use_the_given_generator(self):
         with host_context(generator=seeded(5)):
             state = paddle.get_rng_state("cpu")
             first = draw()
             paddle.set_rng_state(state, "cpu")
             self.assertEqual(draw(), first)
 
-    def test_what_is_recomputed_for_a_gradient_draws_the_same_numbers(self):
+    def test_recompute_draws_the_same_numbers(self):
         x = paddle.ones([100])
         x.stop_gradient = False
         with host_context(generator=seeded(5)):
@@ -116,7 +116,7 @@ class TestRandomNumbers(HostTestCase):
 
 
 class TestMemory(HostTestCase):
-    def test_operators_allocate_where_they_are_told_to(self):
+    def test_operators_use_the_given_allocator(self):
         x = paddle.ones([2, 2])
         operators = {
             "zeros": lambda: paddle.zeros([3]),
@@ -139,7 +139,7 @@ class TestMemory(HostTestCase):
             (weight * 2).sum().backward()
         self.assertTrue(native.is_shared(weight.grad))
 
-    def test_what_was_allocated_is_freed_outside(self):
+    def test_memory_allocated_inside_is_freed_outside(self):
         used = native.stats()["used"]
         with host_context(allocator=native.allocator()):
             x = paddle.ones([1000])
@@ -147,7 +147,7 @@ class TestMemory(HostTestCase):
         del x
         self.assertEqual(native.stats()["used"], used)
 
-    def test_there_is_an_error_when_no_memory_is_left(self):
+    def test_lack_of_memory_is_an_error(self):
         self.addCleanup(native.set_limit, native.stats()["limit"])
         native.collect(None)
         native.set_limit(native.stats()["reserved"] + 2**20)
@@ -158,7 +158,7 @@ class TestMemory(HostTestCase):
 
 
 class TestScope(HostTestCase):
-    def test_what_is_not_given_stays_as_outside(self):
+    def test_omitted_arguments_keep_the_outer_setting(self):
         with host_context(generator=seeded(5)):
             expected = draw(8)
         with host_context(generator=seeded(5)):
@@ -179,7 +179,7 @@ class TestScope(HostTestCase):
             self.assertFalse(in_thread(is_shared))
             self.assertTrue(is_shared())
 
-    def test_threads_are_inside_contexts_of_their_own(self):
+    def test_threads_have_their_own_contexts(self):
         def inside(seed):
             with host_context(generator=seeded(seed)):
                 return draw(1000)
@@ -228,7 +228,7 @@ class TestScope(HostTestCase):
                     entered.__exit__(None, None, None)
                 return is_shared()
 
-        # A new thread gets the ident of one that has ended, sooner or later.
+        # Sooner or later, a new thread gets the ident of an ended thread.
         ident = in_thread(enter)
         answers = (in_thread(lambda: leave(ident)) for _ in range(1000))
         self.assertIs(next(filter(None, answers), None), True)

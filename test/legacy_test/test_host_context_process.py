@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Host contexts in processes of their own, and in forked ones."""
+"""Host contexts in separate and in forked processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from paddle.base.threads.host_context import host_context
 
 
 class Asking:
-    """Records where its thread makes tensors when the object is destroyed."""
+    """Records where its thread allocates tensors when it is destroyed."""
 
     def __init__(self, answers):
         self._answers = answers
@@ -107,7 +107,9 @@ def draw_in_shared_memory(kept):
 
 
 class TestThreads(HostTestCase):
-    def test_thread_that_ends_inside_leaves_it_before_its_context_goes(self):
+    def test_thread_that_ends_inside_leaves_before_its_context_ends(
+        self,
+    ):
         peer = Peer(get_context("spawn"), "file_system")
         self.addCleanup(peer.close)
         answers = peer.call(end_threads_inside)
@@ -125,7 +127,7 @@ class TestPrograms(HostTestCase):
 
 
 class TestFork(HostTestCase):
-    def test_a_forked_process_is_inside_what_it_was_forked_in(self):
+    def test_a_forked_process_stays_inside_the_context(self):
         with host_context(generator=seeded(5)):
             expected = draw()
         with host_context(allocator=native.allocator(), generator=seeded(5)):

@@ -378,7 +378,7 @@ class TestRefusals(GpuTestCase):
         queue = self.context.Queue()
         queue.put(core.CUDAEvent.__new__(core.CUDAEvent))
         with self.assertRaisesRegex(
-            ValueError, "could not send an event by a queue"
+            ValueError, "could not send an event through a queue"
         ):
             queue.get()
 

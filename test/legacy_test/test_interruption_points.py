@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Calls in which a worker thread that is asked to stop ends."""
+"""Calls that end a worker thread that is asked to stop."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Stop(unittest.TestCase):
         wait_until_threads_end(self.before)
 
     def check(self, wait):
-        """Checks that a worker that waits ends when it is stopped, and that one
-        that was stopped before begins no wait."""
+        """Checks that a waiting worker ends when it is stopped, and that a
+        worker that was stopped before does not start to wait."""
         after = []
 
         def target():
@@ -80,7 +80,7 @@ class Stop(unittest.TestCase):
         self.assertEqual(after, [])
 
     def check_group(self, wait):
-        """Checks that the failure of a thread ends those that wait."""
+        """Checks that the failure of one thread ends the waiting threads."""
 
         def fail_or_wait(rank):
             group_started.wait(WAIT_S)
@@ -120,7 +120,7 @@ class TestQueue(Stop):
         worker.start()
         worker.stop()
         end(worker)
-        # Between the two calls it has the item.
+        # Between the two calls, the worker holds the item.
         self.assertLessEqual(items.qsize(), 1)
 
 
@@ -130,7 +130,7 @@ class TestEvent(Stop):
         self.check(event.wait)
         self.check_group(event.wait)
 
-    def test_it_is_set_and_cleared(self):
+    def test_set_and_clear_change_its_state(self):
         event = InterruptibleEvent()
         self.assertFalse(event.is_set())
         self.assertFalse(event.wait(0))
@@ -155,7 +155,7 @@ class TestEvent(Stop):
             [*results, *(worker.result() for worker in workers)], [True] * 3
         )
 
-    def test_threads_that_wait_go_on_although_it_is_cleared_at_once(self):
+    def test_waiting_threads_continue_although_it_is_cleared_immediately(self):
         event = InterruptibleEvent()
         worker = Worker(event.wait, WAIT_S)
         wait_until(lambda: event._waiters._locked, "it waits")
@@ -181,7 +181,7 @@ class TestLock(Stop):
         end(worker)
         self.assertFalse(lock.locked())
 
-    def test_it_is_taken_for_the_time_of_a_body(self):
+    def test_a_with_statement_holds_it_during_the_body(self):
         lock = InterruptibleLock()
         with lock as taken:
             self.assertTrue(taken)
@@ -215,7 +215,7 @@ class TestLock(Stop):
 
 
 class TestFuture(Stop):
-    def test_a_worker_that_waits_ends_and_the_future_goes_on(self):
+    def test_a_waiting_worker_ends_and_the_future_continues(self):
         future = Future()
         self.check(lambda: wait_for_result(future))
         self.check_group(lambda: wait_for_result(future))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""`ipc_collect`, where nothing was sent to another process."""
+"""`ipc_collect` in a process that has sent no tensors."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A run of the tests that is killed leaves no process behind."""
+"""A killed test run leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from concurrent_base import WAIT_S, wait_until
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 MARK = "PADDLE_KILLED_TEST_RUN"
-# A module, the tests of it that run, and the function at whose call they are
-# killed: their processes run then.
+# A module, the tests of it to run, the owner of a function and the function.
+# The run is killed at the call of the function, while its processes run.
 RUNS = (
     (
         "test_multiprocessing_orphans",
@@ -69,7 +69,7 @@ test_killed_test_run.run_until_call(*sys.argv[1:])
 def run_until_call(
     module: str, tests: str, owner: str, function: str, pipe: str
 ) -> None:
-    """Runs tests up to a call of a function, then waits to be killed."""
+    """Runs tests until they call a function, then waits to be killed."""
 
     def wait_to_be_killed(*args):
         os.write(int(pipe), b"called")
@@ -81,7 +81,7 @@ def run_until_call(
 
 
 def marked(value: str) -> set[int]:
-    """Returns the processes that were started with a mark, or forked."""
+    """Returns the processes that have a mark in their environment."""
     entry, found = f"{MARK}={value}".encode(), set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -89,7 +89,7 @@ def marked(value: str) -> set[int]:
                 if entry in environ.read().split(b"\0"):
                     found.add(int(name))
         except OSError:
-            # It has ended, or is another user's.
+            # The process has ended, or belongs to another user.
             continue
     return found
 

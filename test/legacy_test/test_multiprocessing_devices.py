@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Started processes begin on the device of their rank."""
+"""Processes of `spawn` start on the device of their rank."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ needs_devices = unittest.skipIf(
 
 
 def put_devices(rank, queue):
-    """Says on which device the rank is, and its tensors are."""
+    """Sends the device of the rank, and the device of its tensors."""
     place = str(paddle.zeros([1]).place)
     queue.put((rank, paddle.get_device(), place))
 
 
 class DevicesTestCase(SpawnTestCase):
     def devices(self, nprocs, devices) -> list[tuple[str, str]]:
-        """Returns the devices of processes, and of their tensors, by rank."""
+        """Returns the devices of the processes and their tensors, by rank."""
         queue = mp.get_context(self.method).SimpleQueue()
         self.addCleanup(queue.close)
         self.join(
@@ -59,7 +59,7 @@ class DevicesTestCase(SpawnTestCase):
 @over_start_methods
 @needs_devices
 class TestDevices(DevicesTestCase):
-    def test_name_of_a_type_stands_for_the_device_of_the_rank(self):
+    def test_device_type_selects_the_device_of_the_rank(self):
         self.assertEqual(
             self.devices(2, KIND),
             [(f"{KIND}:{rank}", f"Place({KIND}:{rank})") for rank in (0, 1)],
@@ -68,13 +68,13 @@ class TestDevices(DevicesTestCase):
 
 class TestForkedDevices(DevicesTestCase):
     @needs_devices
-    def test_names_stand_for_themselves(self):
+    def test_device_names_are_used_as_given(self):
         self.assertEqual(
             self.devices(2, [f"{KIND}:1", "cpu"]),
             [(f"{KIND}:1", f"Place({KIND}:1)"), ("cpu", "Place(cpu)")],
         )
 
-    def test_cpu_stands_for_the_cpu_of_all(self):
+    def test_cpu_is_the_device_of_all_ranks(self):
         self.assertEqual(self.devices(2, "cpu"), [("cpu", "Place(cpu)")] * 2)
 
     @needs_devices
@@ -93,7 +93,7 @@ class TestForkedDevices(DevicesTestCase):
         ):
             self.devices(COUNT + 1, KIND)
 
-    def test_names_that_are_not_one_for_each_process(self):
+    def test_number_of_names_differs_from_the_processes(self):
         with self.assertRaisesRegex(
             ValueError, "received 3 devices for 2 ranks"
         ):
@@ -104,7 +104,7 @@ class TestForkedDevices(DevicesTestCase):
             with self.assertRaisesRegex(ValueError, "one of .*'cpu'.*'tpu'"):
                 self.devices(1, devices)
 
-    def test_device_type_that_this_paddle_lacks_says_how_to_have_it(self):
+    def test_missing_device_type_error_says_what_to_install(self):
         if paddle.is_compiled_with_cuda():
             self.skipTest("this Paddle has CUDA")
         with self.assertRaisesRegex(ValueError, "install paddlepaddle-gpu"):
@@ -122,11 +122,11 @@ class TestForkedDevices(DevicesTestCase):
         with self.assertRaisesRegex(ValueError, "'cpu:0'.* Write 'cpu'"):
             self.devices(1, ["cpu:0"])
 
-    def test_name_that_is_no_string(self):
+    def test_name_that_is_not_a_string(self):
         with self.assertRaisesRegex(TypeError, "'gpu:0', but received 0"):
             self.devices(1, [0])
 
-    def test_gpu_in_a_process_that_is_forked(self):
+    def test_gpu_in_a_forked_process(self):
         with (
             mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
             mock.patch.object(

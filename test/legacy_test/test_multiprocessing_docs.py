@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The public names of paddle.incubate.multiprocessing: documentation, types."""
+"""Documentation and types of the names of paddle.incubate.multiprocessing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ import paddle
 import paddle.incubate.multiprocessing as sharing
 
 OURS = "paddle.incubate.multiprocessing."
-# A file of Paddle's, whose functions carry no underscore either.
+# One of Paddle's own files, whose functions have no underscore either.
 PADDLES = OURS + "reductions"
 _NOTHING = ("None", "Iterator[None]")
 
 
 class Callee(NamedTuple):
-    """What users call. A class documents its constructor."""
+    """A callable public name. A class documents its constructor."""
 
     function: Callable
     documentation: str
@@ -57,14 +57,14 @@ class Callee(NamedTuple):
         return [parameter for parameter in found if parameter.name != "self"]
 
     def section(self, title: str) -> str:
-        """Returns the indented lines below a title, "" if it is not there."""
+        """Returns the indented lines below a title, or "" if it is missing."""
         text = self.documentation + "\n"
         lines = re.search(rf"^{title}:\n((?: .*\n|\n)*)", text, re.MULTILINE)
         return lines[1] if lines else ""
 
 
 def public_names() -> dict[str, Any]:
-    """Returns the functions and classes of ours."""
+    """Returns our own functions and classes."""
     found = {
         "Tensor.share_memory_": paddle.Tensor.share_memory_,
         "Tensor.is_shared": paddle.Tensor.is_shared,
@@ -84,13 +84,13 @@ def is_exception(value: Any) -> bool:
 
 
 def callees() -> dict[str, Callee]:
-    """Returns all that users call: functions, constructors, methods."""
+    """Returns the callables of the interface: functions, classes, methods."""
     found = {}
     for name, value in public_names().items():
         if not inspect.isclass(value):
             found[name] = callee(value)
             continue
-        # Nobody makes an exception of ours but ourselves.
+        # Users do not construct our exceptions.
         if not is_exception(value):
             documentation = inspect.getdoc(value) or ""
             found[name] = Callee(value.__init__, documentation, False)
@@ -109,7 +109,7 @@ def callable_in(member: Any) -> Callable | None:
 def callee(member: Any) -> Callee:
     function = callable_in(member)
     result = inspect.signature(function).return_annotation
-    # A property is what it returns, a context may have nothing to give.
+    # A property describes its result, and a context may yield nothing.
     nothing = isinstance(member, property) or result in _NOTHING
     return Callee(function, inspect.getdoc(function) or "", not nothing)
 
@@ -121,8 +121,8 @@ def examples_of(name: str) -> list[doctest.DocTest]:
 
 
 def run_examples(name: str, pipe: connection.Connection) -> None:
-    """Runs the examples of a name and sends what is wrong with them."""
-    # What they start ends with them, see `wrong_in_examples`.
+    """Runs the examples of a name and sends their failures."""
+    # Their processes end with them, see `wrong_in_examples`.
     os.setsid()
     wrong = []
     for test in examples_of(name):
@@ -131,7 +131,7 @@ def run_examples(name: str, pipe: connection.Connection) -> None:
 
 
 def wrong_in_examples(name: str) -> str:
-    """Returns what is wrong with the examples of a name, run in a process."""
+    """Runs the examples of a name in a process, and returns their failures."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=run_examples, args=(name, theirs))
@@ -141,7 +141,7 @@ def wrong_in_examples(name: str) -> str:
         if not ours.poll(WAIT_S):
             return f"not done in {WAIT_S} s"
         wrong = ours.recv()
-        # Joined later: until then nothing else has the name of its group.
+        # Joined later: until then, the id of its process group is not reused.
         if not connection.wait([process.sentinel], WAIT_S):
             return "does not end"
         return wrong
@@ -156,7 +156,7 @@ def wrong_in_examples(name: str) -> str:
 
 class TestDocumentation(unittest.TestCase):
     def test_every_public_name_is_documented(self):
-        # Its own text: an exception would inherit that of its base.
+        # Its own docstring: an exception would inherit that of its base.
         documentation = {
             **{name: value.__doc__ for name, value in public_names().items()},
             **{name: found.documentation for name, found in callees().items()},
@@ -199,7 +199,7 @@ class TestDocumentation(unittest.TestCase):
         ]
         self.assertEqual(left_out, [])
 
-    def test_examples_are_right(self):
+    def test_examples_pass(self):
         wrong = {name: wrong_in_examples(name) for name in public_names()}
         self.assertEqual({n: text for n, text in wrong.items() if text}, {})
 
@@ -235,7 +235,7 @@ class TestTypes(unittest.TestCase):
         functions = {n for n in public_names() if "." not in n}
         self.assertEqual(functions - imported, set())
 
-    def test_package_says_that_it_has_types(self):
+    def test_package_has_a_py_typed_file(self):
         package = Path(importlib.util.find_spec("paddle").origin).parent
         self.assertTrue((package / "py.typed").is_file())
 

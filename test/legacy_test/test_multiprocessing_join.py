@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Joining processes that run one function, and how they end."""
+"""Joining the processes of `spawn`, and how they end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from multiprocessing import connection, get_context, process, util
 from unittest import mock
 
 from concurrent_base import WAIT_S, wait_until
-from killed_test_run import end_with_tests, exists, live_while_tests_do
+from killed_test_run import end_with_tests, exists, wait_until_tests_end
 from multiprocessing_spawn_base import SpawnTestCase, exit_with, wait_forever
 from shared_tensor_base import (  # noqa: F401
     setUpModule,
@@ -48,7 +48,7 @@ def check_handler_of_interrupts(rank):
 
 
 def fail_when_told(rank, told, ready):
-    """Process 1 fails when told; another one is deaf to SIGTERM."""
+    """Process 1 fails on request; the others ignore SIGTERM."""
     if rank == 1:
         told.wait()
         sys.exit(3)
@@ -68,7 +68,7 @@ def fail_or_end_soon(rank, told):
 def leave_a_process_behind(rank, pids):
     if os.fork() == 0:
         pids.put(os.getpid())
-        live_while_tests_do()
+        wait_until_tests_end()
     os._exit(3)
 
 
@@ -102,7 +102,7 @@ class TestJoin(SpawnTestCase):
         )
 
     def test_process_that_gets_sigterm_before_it_has_begun_is_quiet(self):
-        # Paddle's handler would print a page, and may hang so early.
+        # Paddle's handler would print a report, and may hang this early.
         bootstrap = process.BaseProcess._bootstrap
 
         def terminate_oneself(process, *args, **options):
@@ -130,7 +130,7 @@ class TestJoin(SpawnTestCase):
         self.assertEqual(caught.exception.exit_code, 3)
         self.assertEqual(context.processes[0].exitcode, -signal.SIGKILL)
 
-    def test_others_may_end_by_themselves_in_the_grace_period(self):
+    def test_others_may_end_on_their_own_in_the_grace_period(self):
         context = self.start(fail_or_end_soon, get_context("fork").Event())
         with self.assertRaises(ProcessExitedException):
             self.join(context, grace_period=WAIT_S)
@@ -158,7 +158,7 @@ class TestJoin(SpawnTestCase):
             thread.join()
 
     def test_interrupt_of_the_parent_ends_the_processes(self):
-        # A script's shell has what it starts in the background ignore it.
+        # A shell script makes its background processes ignore SIGINT.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, before)
         pids = get_context("fork").SimpleQueue()
@@ -179,7 +179,7 @@ class TestJoin(SpawnTestCase):
         thread.join()
         self.assertEqual([exists(pid) for pid in found], [False, False])
 
-    def test_error_just_after_a_start_ends_what_was_started(self):
+    def test_error_just_after_a_start_ends_the_started_processes(self):
         start = process.BaseProcess.start
 
         def start_and_raise(each):
@@ -190,7 +190,7 @@ class TestJoin(SpawnTestCase):
             with self.assertRaises(KeyboardInterrupt):
                 self.start(wait_forever)
 
-    def test_interrupt_in_the_middle_of_a_start_ends_what_was_started(self):
+    def test_interrupt_during_a_start_ends_the_started_processes(self):
         fork = os.fork
 
         def fork_and_interrupt():
@@ -206,7 +206,7 @@ class TestJoin(SpawnTestCase):
             signal.getsignal(signal.SIGINT), signal.default_int_handler
         )
 
-    def test_process_that_is_interrupted_in_its_start_ends_quietly(self):
+    def test_process_that_is_interrupted_while_it_starts_ends_quietly(self):
         fork = os.fork
 
         def fork_interrupted():
@@ -219,7 +219,7 @@ class TestJoin(SpawnTestCase):
             context = self.start(wait_forever)
         self.join(context)
 
-    def test_processes_have_the_handler_of_interrupts_of_the_parent(self):
+    def test_processes_inherit_the_interrupt_handler_of_the_parent(self):
         self.join(self.start(check_handler_of_interrupts))
 
     def test_daemons_end_with_the_parent_that_exits(self):
@@ -228,7 +228,7 @@ class TestJoin(SpawnTestCase):
         if parent == 0:
             try:
                 end_with_tests()
-                # Those of the test's process are none of this one's.
+                # The test process's children are not this process's children.
                 process._children.clear()
                 self.start(wait_forever, daemon=True)
                 util._exit_function()

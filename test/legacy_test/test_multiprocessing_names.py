@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""`paddle.multiprocessing`: one module by two names, with all of Python's."""
+"""`paddle.multiprocessing`: one module, two names, and all Python names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import paddle.incubate.multiprocessing
 import paddle.multiprocessing as mp
 
 PACKAGE = "paddle.incubate.multiprocessing"
-# `mp.spawn` is the function, as in torch; Python documents nothing of its own.
+# `mp.spawn` is the function, as in torch; Python's own `spawn` is undocumented.
 OWN = {
     "spawn",
     *(
@@ -43,7 +43,7 @@ OWN = {
         )
     ),
 }
-# Those that lead to pools.
+# The names that return our pools.
 REPLACED = {"Pool", "get_context"}
 STANDARD = {
     module.name
@@ -53,7 +53,7 @@ STANDARD = {
 
 
 def run(*statements: str) -> str:
-    """Returns what a new Python prints."""
+    """Runs code in a new Python process and returns its output."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "\n".join(statements)],
         check=True,
@@ -104,12 +104,12 @@ class TestNames(unittest.TestCase):
             "True",
         )
 
-    def test_name_that_neither_has(self):
+    def test_unknown_name_is_an_attribute_error(self):
         for module in mp, paddle.incubate.multiprocessing:
             with self.assertRaisesRegex(AttributeError, "'nothing'"):
                 module.nothing  # noqa: B018
 
-    def test_help_begins_with_what_the_module_has(self):
+    def test_help_begins_with_the_contents_of_the_module(self):
         first, _, rest = mp.__doc__.partition("\n")
         self.assertIn("multiprocessing", first)
         mentioned = set(re.findall(r"\w+", rest))
@@ -129,7 +129,7 @@ class TestNames(unittest.TestCase):
 
 
 class TestStandardLibrary(unittest.TestCase):
-    def test_every_public_name_of_python_is_pythons(self):
+    def test_public_names_of_python_are_the_same_objects(self):
         for name in multiprocessing.__all__:
             if name in REPLACED:
                 continue
@@ -138,7 +138,7 @@ class TestStandardLibrary(unittest.TestCase):
                     getattr(mp, name), getattr(multiprocessing, name)
                 )
 
-    def test_every_attribute_of_python_is_there(self):
+    def test_every_attribute_of_python_is_available(self):
         for name, value in inspect.getmembers(multiprocessing):
             if name.startswith("_") or name in OWN | REPLACED:
                 continue

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Started processes end with their parent, however it ends."""
+"""Processes of `spawn` end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ import unittest
 from multiprocessing import connection, forkserver
 
 from concurrent_base import WAIT_S, wait_until
-from killed_test_run import end_with_tests, exists, live_while_tests_do
+from killed_test_run import end_with_tests, exists, wait_until_tests_end
 from multiprocessing_spawn_base import over_start_methods
 
 from paddle.incubate.multiprocessing import spawned_process
 from paddle.incubate.multiprocessing.processes import start_processes
 
-# What a process says on its standard output when it is under way: one line, at
-# once, because several write to one pipe.
+# A running process prints one line to its standard output, in one write,
+# because several processes write to one pipe.
 
 
 def say(word: str) -> None:
@@ -82,7 +82,7 @@ def clean_up_at_sigterm(rank):
 
 
 def clean_up_after_a_sibling(rank):
-    """The sentinel of process 0 is late: it closes when process 1 ends."""
+    """The sentinel of process 0 closes late, when process 1 ends."""
     set_signals = spawned_process._set_signals
 
     def set_signals_until_the_sibling_ends(sentinel, enabled):
@@ -95,18 +95,18 @@ def clean_up_after_a_sibling(rank):
 
 
 def leave_a_process_that_holds_the_pipes(rank):
-    """Process 2 forks one that inherits all that it has of its siblings."""
+    """Process 2 forks a process that inherits its siblings' descriptors."""
     if rank == 2 and os.fork() == 0:
         say("holds")
-        live_while_tests_do()
+        wait_until_tests_end()
         os._exit(0)
     sleep(rank)
 
 
 class Parent:
     """
-    A process that starts others. It and they have one standard output, of which
-    `said` returns the next lines.
+    A process that starts other processes. All of them share one standard
+    output, and `said` returns its next lines.
     """
 
     def __init__(self, method, function, nprocs, *args, has_handles=True):
@@ -118,18 +118,18 @@ class Parent:
             os.dup2(write, 1)
             if not has_handles:
                 del os.pidfd_open
-            # The server of the test's process is no child of this one.
+            # The test process's fork server is not a child of this process.
             forkserver._forkserver._forkserver_pid = None
             try:
                 start_processes(function, args, nprocs, start_method=method)
             finally:
                 os._exit(1)
         os.close(write)
-        # With a buffer, a line could wait there unseen.
+        # A buffer could hold back a line.
         self._output = os.fdopen(read, "rb", buffering=0)
 
     def said(self, lines: int) -> list[tuple[int, str]]:
-        """Returns who has said what, in the next lines."""
+        """Returns the senders and contents of the next lines."""
         return [_parsed(self._line()) for _ in range(lines)]
 
     def said_until_all_end(self) -> list[tuple[int, str]]:
@@ -145,7 +145,7 @@ class Parent:
         os.waitpid(self.pid, 0)
 
     def close(self) -> None:
-        """Ends what the test has left, the parent too."""
+        """Ends the remaining processes of the test, including the parent."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -173,7 +173,7 @@ class OrphansTestCase(unittest.TestCase):
 
 @over_start_methods
 class TestOrphans(OrphansTestCase):
-    def test_processes_and_theirs_end_when_the_parent_is_killed(self):
+    def test_children_and_grandchildren_end_when_the_parent_is_killed(self):
         parent = self.parent(sleep_or_start_one_that_sleeps, 2, self.method)
         pids = [pid for pid, _ in parent.said(2)]
         parent.kill()
@@ -183,13 +183,13 @@ class TestOrphans(OrphansTestCase):
 
 
 class TestForkedOrphans(OrphansTestCase):
-    def test_process_that_is_deaf_to_sigterm_ends(self):
+    def test_process_that_ignores_sigterm_ends(self):
         parent = self.parent(sleep_deaf_to_sigterm, 1)
         pids = [pid for pid, _ in parent.said(1)]
         parent.kill()
         self.assert_all_end(pids)
 
-    def test_processes_end_where_there_are_no_process_handles(self):
+    def test_processes_end_without_pidfds(self):
         parent = self.parent(sleep, 3, has_handles=False)
         pids = [pid for pid, _ in parent.said(3)]
         parent.kill()

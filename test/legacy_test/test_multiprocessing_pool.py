@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pools: a message that fails is one failure, and all workers begin alike."""
+"""Pools: independent job failures, and the initial state of workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fail(kind):
 
 
 class CannotBeLoaded:
-    """Its pickle raises `kind` where it is loaded, as an attachment may."""
+    """Raises `kind` when it is unpickled, as attaching a tensor may do."""
 
     def __init__(self, kind: type[Exception]):
         self._kind = kind
@@ -83,7 +83,7 @@ def filled(tensor):
 
 
 def catches_sigterm(_):
-    """Returns whether any handler is set, of Python or of a C library."""
+    """Returns whether a handler is set, by Python or by a C library."""
     with open("/proc/self/status") as status:
         caught = next(x for x in status if x.startswith("SigCgt:")).split()[1]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
@@ -102,17 +102,17 @@ class TestMessages(unittest.TestCase):
         return self.pool.map_async(function, values, 1).get(WAIT_S)
 
     def assert_goes_on(self) -> None:
-        # More than one for each worker, none of which may be gone.
+        # More jobs than workers; no worker may be lost.
         self.assertEqual(self.mapped(echo, range(6)), list(range(6)))
 
-    def test_result_that_cannot_be_loaded_is_the_error_of_its_job(self):
+    def test_result_that_cannot_be_loaded_fails_only_its_job(self):
         for kind in KINDS:
             with self.subTest(kind):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
                     self.mapped(cannot_be_loaded, [kind] * 3)
                 self.assert_goes_on()
 
-    def test_task_that_cannot_be_loaded_is_the_error_of_its_job(self):
+    def test_task_that_cannot_be_loaded_fails_only_its_job(self):
         for kind in KINDS:
             with self.subTest(kind):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
@@ -215,7 +215,7 @@ class TestPool(unittest.TestCase):
             [each.tolist() for each in result.get(0)], [[5, 5]] * 9
         )
 
-    def test_tasks_that_nobody_took_are_no_messages_any_more(self):
+    def test_messages_of_untaken_tasks_are_freed(self):
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(messages(), 0)
         context = get_context("fork")
@@ -263,7 +263,7 @@ class TestContexts(unittest.TestCase):
 
 
 def state(_):
-    """Returns what a worker begins with."""
+    """Returns the initial state of a worker."""
     return (
         places_of_new_tensors() if paddle.in_dynamic_mode() else None,
         paddle.get_device(),
@@ -282,7 +282,7 @@ def streams(_):
 
 
 def mapped_by_short_lived_workers(pool, function) -> list:
-    """Returns what one worker after the other finds."""
+    """Returns the initial states of successive workers."""
     return pool.map_async(function, range(4), 1).get(WAIT_S)
 
 
@@ -322,7 +322,7 @@ class TestForkedPoolOnACpu(unittest.TestCase):
         amp, before = core._get_amp_attrs(), amp_state(None)
         self.addCleanup(setattr, amp, "_amp_level", before[0])
         self.addCleanup(setattr, amp, "_amp_dtype", before[1])
-        # auto_cast itself is for devices that this machine may not have.
+        # auto_cast itself needs devices that this machine may lack.
         amp._amp_level, amp._amp_dtype = core.AmpLevel.O2, "bfloat16"
         self.assertEqual(
             self.mapped(amp_state), [(core.AmpLevel.O2, "bfloat16")] * 4

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Processes that run one function: success, each way to fail, bad values."""
+"""Processes of `spawn`: success, all kinds of failures, invalid arguments."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def start_one_that_raises(rank):
 
 
 class FailsToLoad:
-    """An argument that can be sent and not be received."""
+    """An argument that can be sent but not received."""
 
     def __reduce__(self):
         return _raise, ()
@@ -125,7 +125,7 @@ def _raise():
 
 
 class SentTwice:
-    """An argument that can be sent to two processes, not to a third one."""
+    """An argument that can be sent to two processes, but not to a third."""
 
     count = 0
 
@@ -138,7 +138,7 @@ class SentTwice:
 
 @over_start_methods
 class TestRun(SpawnTestCase):
-    def test_no_processes_are_nothing_to_wait_for(self):
+    def test_zero_processes_return_immediately(self):
         self.assertIsNone(
             start_processes(wait_forever, nprocs=0, start_method=self.method)
         )
@@ -158,7 +158,7 @@ class TestRun(SpawnTestCase):
         self.assertEqual(values.tolist(), [1, 2, 0])
         self.assertEqual(layer.weight.tolist(), [[1, 1], [2, 2]])
 
-    def test_error_has_the_traceback_of_an_exception_that_has_no_pickle(self):
+    def test_error_has_the_traceback_of_an_unpicklable_exception(self):
         error = self.failure(raise_unpicklable)
         self.assertIsInstance(error, ProcessRaisedException)
         self.assertEqual(error.error_index, 1)
@@ -183,7 +183,7 @@ class TestRun(SpawnTestCase):
         thread.join(WAIT_S)
         theirs.close()
         started = contexts.pop()
-        # Long enough for a signal that the end of the thread would bring.
+        # Long enough for a signal that the end of the thread might send.
         self.assertFalse(started.join(0.2))
         ours.send("still there?")
         self.assertEqual(ours.recv(), "ready")
@@ -220,7 +220,7 @@ class TestSpawn(SpawnTestCase):
         ):
             spawn(wait_forever, (FailsToLoad(),))
 
-    def test_start_that_fails_half_way_stops_those_that_run(self):
+    def test_start_that_fails_halfway_stops_the_started_processes(self):
         SentTwice.count = 0
         with self.assertRaisesRegex(TypeError, "can not be sent"):
             spawn(wait_forever, (SentTwice(),), nprocs=3)
@@ -235,7 +235,7 @@ class TestFailure(SpawnTestCase):
         self.assertEqual(error.error_index, 1)
         self.assertIn("exited with code 3", str(error))
 
-    def test_thread_that_goes_on_keeps_no_failure_back(self):
+    def test_running_thread_does_not_delay_the_failure(self):
         with mock.patch.object(spawned_process, "TERMINATION_S", 0.1):
             error = self.failure(raise_beside_a_thread, nprocs=1)
         self.assertIn("beside a thread", str(error))
@@ -254,7 +254,7 @@ class TestFailure(SpawnTestCase):
         error = self.failure(kill_oneself, signal.SIGRTMIN + 6, nprocs=1)
         self.assertEqual(error.signal_name, "SIGRTMIN+6")
 
-    def test_process_is_told_from_others(self):
+    def test_error_has_the_pid_of_the_failed_process(self):
         context = self.start(exit_with, 3)
         pids = context.pids()
         self.assertEqual(pids, [p.pid for p in context.processes])
@@ -262,7 +262,7 @@ class TestFailure(SpawnTestCase):
             self.join(context)
         self.assertEqual(caught.exception.error_pid, pids[1])
 
-    def test_long_traceback_arrives_though_nobody_joins(self):
+    def test_long_traceback_arrives_before_any_join(self):
         length = 3 << 20
         context = self.start(raise_at_length, length, nprocs=1)
         ended = connection.wait(context.sentinels, WAIT_S)
@@ -276,7 +276,7 @@ class TestFailure(SpawnTestCase):
         self.assertIsInstance(error, ProcessExitedException)
         self.assertEqual(error.signal_name, "SIGKILL")
 
-    def test_traceback_arrives_where_there_are_no_files_in_memory(self):
+    def test_traceback_arrives_without_memfds(self):
         with mock.patch.object(os, "memfd_create"):
             del os.memfd_create
             context = self.start(raise_at_length, 10, nprocs=1)
@@ -321,7 +321,7 @@ class TestValues(SpawnTestCase):
     def test_function_that_can_not_be_called(self):
         self.refuse(TypeError, "`fn` must be callable, but received 5", 5)
 
-    def test_arguments_that_are_no_tuple(self):
+    def test_arguments_that_are_not_a_tuple(self):
         self.refuse(
             TypeError, r"\(x,\), but received Tensor", print, paddle.zeros([2])
         )
@@ -353,7 +353,7 @@ class TestValues(SpawnTestCase):
             self.skipTest("this Python does not know such a lock")
         lock = multiprocessing.get_context("fork").Lock()
         with self.assertRaisesRegex(
-            RuntimeError, r"Make it with .*get_context\('spawn'\)"
+            RuntimeError, r"Create it with .*get_context\('spawn'\)"
         ):
             spawn(exit_all_with, (lock,))
 

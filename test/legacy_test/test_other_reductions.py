@@ -31,7 +31,7 @@ from paddle.base import core
 
 
 def places():
-    """Returns the places that a Paddle for this machine can name."""
+    """Returns the places that this Paddle can name."""
     found = [core.CPUPlace()]
     if "custom_cpu" in paddle.device.get_all_custom_device_type():
         found.append(core.CustomPlace("custom_cpu", 1))
@@ -41,7 +41,7 @@ def places():
 
 
 def general(place):
-    """Returns a place as `Tensor.place` does."""
+    """Returns a place in the form of `Tensor.place`."""
     wrapped = core.Place()
     wrapped.set_place(place)
     return wrapped
@@ -59,7 +59,7 @@ class TestPlaces(unittest.TestCase):
                 self.assertIs(type(arrived), type(place))
                 self.assertEqual(arrived, place)
 
-    def test_what_tensors_say_of_their_place_arrives(self):
+    def test_place_of_a_tensor_arrives(self):
         for place in places():
             with self.subTest(place):
                 arrived = passed_on(general(place))

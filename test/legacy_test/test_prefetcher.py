@@ -46,14 +46,14 @@ __all__ = ["setUpModule", "tearDownModule"]
 
 
 def held_back(gate):
-    """An item that is made when `gate` is set; an error if nobody sets it."""
+    """Yields an item once `gate` is set; fails if it is never set."""
     if not gate.wait(WAIT_S):
         raise AssertionError("nobody has set the gate")
     yield 1
 
 
 class Source:
-    """Counts; knows how many items it has made and whether it was closed."""
+    """Counts up; records its number of items and whether it was closed."""
 
     def __init__(self, count=2**31):
         self.made = 0
@@ -82,14 +82,14 @@ class TestPrefetcher(WorkerTestCase):
         for tensor, item in zip(tensors, Prefetcher(tensors)):
             self.assertIs(item, tensor)
 
-    def test_items_are_made_by_another_thread_while_nobody_asks(self):
+    def test_items_are_made_by_another_thread_ahead_of_use(self):
         source = Source()
         with Prefetcher(source, capacity=3) as prefetcher:
             wait_until(lambda: source.made == 3, "items are made ahead")
             self.assertEqual(next(prefetcher), 0)
         self.assertIs(source.closed_by, prefetcher._thread)
 
-    def test_no_more_items_are_made_than_there_is_room_for(self):
+    def test_no_more_items_are_made_than_the_capacity(self):
         for capacity in (1, 2, 5):
             source = Source(30)
             for taken, _ in enumerate(Prefetcher(source, capacity), start=1):
@@ -116,7 +116,7 @@ class TestPrefetcher(WorkerTestCase):
             wait_until(lambda: item() is None, "the item is gone")
             gate.set()
 
-    def test_the_error_of_the_iterable_comes_after_the_items_before_it(self):
+    def test_the_error_of_the_iterable_follows_the_earlier_items(self):
         def items():
             yield from range(3)
             fail()
@@ -127,11 +127,11 @@ class TestPrefetcher(WorkerTestCase):
             with self.assertRaisesRegex(DeliberateError, "said so"):
                 next(prefetcher)
 
-    def test_what_cannot_be_iterated_over_is_an_error_of_the_first_item(self):
+    def test_a_non_iterable_is_an_error_of_the_first_item(self):
         with self.assertRaisesRegex(TypeError, "not iterable"):
             next(Prefetcher(3))
 
-    def test_what_prevents_the_start_of_the_thread_reaches_the_consumer(self):
+    def test_a_failed_start_of_the_thread_reaches_the_consumer(self):
         with mock.patch(
             "paddle.incubate.multiprocessing.worker_thread.host_context",
             side_effect=NotImplementedError("no contexts"),
@@ -174,7 +174,7 @@ class TestPrefetcher(WorkerTestCase):
             next(prefetcher)
         end(prefetcher._thread)
 
-    def test_an_end_by_close_is_not_taken_for_the_end_of_the_items(self):
+    def test_close_is_not_mistaken_for_the_end_of_the_items(self):
         prefetcher = Prefetcher(Source())
         next(prefetcher)
         prefetcher.close()
@@ -222,7 +222,7 @@ class TestPrefetcher(WorkerTestCase):
         gc.collect()
         end(thread)
 
-    def test_an_error_that_nobody_came_to_is_reported(self):
+    def test_an_error_that_was_never_raised_is_reported(self):
         def items():
             yield 1
             fail()
@@ -261,7 +261,7 @@ class TestPrefetcher(WorkerTestCase):
             with self.assertRaises(DeliberateError):
                 consumer.join(WAIT_S)
 
-    def test_prefetchers_make_a_pipeline_that_ends_as_one(self):
+    def test_a_pipeline_of_prefetchers_ends_together(self):
         source = Source(40)
         doubled = (2 * n for n in Prefetcher(source, capacity=2))
         stage = Prefetcher(doubled, capacity=2)
@@ -285,7 +285,7 @@ class TestPrefetcher(WorkerTestCase):
             self.assertFalse(second._thread.is_alive())
             gate.set()
 
-    def test_the_thread_is_in_the_state_of_the_one_that_made_it(self):
+    def test_the_thread_inherits_the_state_of_its_creator(self):
         def items():
             yield paddle.is_grad_enabled()
 
@@ -315,7 +315,7 @@ class TestPrefetcher(WorkerTestCase):
         with self.assertRaisesRegex(TypeError, "received 1.5"):
             Prefetcher(range(3), 1.5)
 
-    def test_a_worker_that_waits_for_items_ends_when_it_is_stopped(self):
+    def test_a_worker_that_waits_for_items_ends_when_stopped(self):
         gate, cleaned_up, wrongly = threading.Event(), [], []
 
         def consume():
@@ -363,7 +363,7 @@ class TestStress(WorkerTestCase):
                 prefetcher.close()
                 self.assertFalse(prefetcher._thread.is_alive())
             del prefetcher
-        # Those that nobody came to.
+        # Errors that no consumer reached.
         errors = {type(error) for error in self.take_reports()}
         self.assertLessEqual(errors, {DeliberateError})
 
@@ -371,7 +371,7 @@ class TestStress(WorkerTestCase):
         prefetcher = Prefetcher(Source(), capacity=1)
         for _ in range(200):
             workers = [WorkerThread(list, [prefetcher]) for _ in range(3)]
-            # A list that never ends would grow: these are short-lived.
+            # The workers are short-lived, so the infinite lists stay small.
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -382,7 +382,7 @@ class TestStress(WorkerTestCase):
         prefetcher.close()
 
 
-# A process whose prefetchers are at work when it ends, and what it says then.
+# A process whose prefetchers still run when it ends, and its output.
 LEAVES_PREFETCHERS = """
 import time
 import paddle
@@ -419,8 +419,8 @@ prefetcher = Prefetcher(stuck())
 
 
 class TestEndOfPython(unittest.TestCase):
-    def test_it_is_not_taken_for_the_end_of_the_items(self):
-        # That it ends, although a thread waits for room, is a test too.
+    def test_interpreter_exit_is_not_mistaken_for_the_end_of_the_items(self):
+        # This also tests that it ends although a thread waits for room.
         said = run_script(self, LEAVES_PREFETCHERS, [])
         self.assertIn("ends now", said)
         self.assertNotIn("an end that is none", said)
@@ -431,7 +431,7 @@ class TestEndOfPython(unittest.TestCase):
 
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
 class TestFork(WorkerTestCase):
-    def test_a_prefetcher_of_the_parent_is_an_error_in_a_fork(self):
+    def test_a_prefetcher_of_the_parent_is_an_error_in_a_forked_child(self):
         def child():
             for call in (prefetcher.__next__, prefetcher._thread.join):
                 with self.assertRaisesRegex(
@@ -444,14 +444,14 @@ class TestFork(WorkerTestCase):
             self.in_fork(child)
             self.assertEqual([next(prefetcher) for _ in range(3)], [1, 2, 3])
 
-    def test_a_fork_can_close_and_drop_prefetchers_of_the_parent(self):
+    def test_a_forked_child_can_close_and_drop_prefetchers_of_the_parent(self):
         def child():
             for prefetcher in prefetchers:
                 prefetcher.close()
             prefetchers.clear()
             gc.collect()
 
-        # At work, so that some fork meets them in the middle of something.
+        # They keep working, so that some fork happens amid an operation.
         prefetchers = [Prefetcher(Source(), capacity=1) for _ in range(3)]
         for _ in range(10):
             for prefetcher in prefetchers:
@@ -461,14 +461,14 @@ class TestFork(WorkerTestCase):
             self.assertEqual(next(prefetcher), 10)
             prefetcher.close()
 
-    def test_a_fork_makes_prefetchers_of_its_own(self):
+    def test_a_forked_child_can_create_prefetchers(self):
         def child():
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 
         with Prefetcher(Source()):
             self.in_fork(child)
 
-    def test_a_fork_of_a_worker_makes_prefetchers_of_its_own(self):
+    def test_a_forked_child_of_a_worker_can_create_prefetchers(self):
         def child():
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 

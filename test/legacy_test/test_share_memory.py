@@ -35,7 +35,7 @@ def matrix() -> paddle.Tensor:
 
 
 class Tied(nn.Layer):
-    """Two layers with one weight, and an attribute that only users have."""
+    """Two layers with one shared weight, and a custom attribute."""
 
     def __init__(self, scale: float):
         super().__init__()
@@ -111,7 +111,7 @@ class TestShareMemory(ShareMemoryTestCase):
         view[0, 0] = 9
         self.assertEqual(tensor[0, 0].item(), 9)
 
-    def test_sharing_twice_is_sharing_once(self):
+    def test_sharing_again_changes_nothing(self):
         tensor = matrix().share_memory_()
         place = tensor.data_ptr()
         self.assertEqual(tensor.share_memory_().data_ptr(), place)
@@ -142,7 +142,7 @@ class TestShareMemory(ShareMemoryTestCase):
         layer.share_memory()
         self.assertFalse(layer.weight.grad.is_shared())
 
-    def test_forked_trainers_have_gradients_of_their_own(self):
+    def test_forked_trainers_have_their_own_gradients(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
         once = layer.share_memory().weight.grad.tolist()
@@ -214,7 +214,7 @@ class TestShareMemory(ShareMemoryTestCase):
             parameter.initialize()
         self.assertTrue(layer.share_memory()[1].weight.is_shared())
 
-    def test_static_graphs_can_be_built_with_shared_tensors_about(self):
+    def test_static_graphs_can_be_built_while_tensors_are_shared(self):
         tensor = matrix()
         paddle.enable_static()
         self.addCleanup(paddle.disable_static, paddle.CPUPlace())
@@ -226,7 +226,7 @@ class TestShareMemory(ShareMemoryTestCase):
 
 
 def initializers() -> dict[str, nn.initializer.Initializer]:
-    """Returns an initializer of each kind, all of which change a weight."""
+    """Returns one initializer of each kind; each changes a weight."""
     initializer = nn.initializer
     return {
         "Assign": initializer.Assign(np.full([2, 2, 3, 3], 5.0)),
@@ -245,7 +245,7 @@ def initializers() -> dict[str, nn.initializer.Initializer]:
 
 
 class TestInitializers(ShareMemoryTestCase):
-    def test_there_is_a_test_of_each(self):
+    def test_every_initializer_is_tested(self):
         functions = {"calculate_gain", "set_global_initializer"}
         self.assertEqual(
             set(initializers()), set(nn.initializer.__all__) - functions

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors that are made in shared memory."""
+"""Allocation of tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestEmpty(AllocationTestCase):
             tensor = empty_shared([2])
             self.assertEqual(tensor.dtype, getattr(paddle, dtype))
 
-    def test_shape_that_cannot_be_is_refused(self):
+    def test_invalid_shape_is_refused(self):
         for shape, error in (
             ([2, -1], ValueError),
             ([2.0], TypeError),
@@ -90,7 +90,7 @@ class TestEmpty(AllocationTestCase):
                 empty_shared(shape)
             self.assertIn(str(shape), str(caught.exception))
 
-    def test_dtype_that_cannot_be_is_refused(self):
+    def test_invalid_dtype_is_refused(self):
         with self.assertRaises(TypeError):
             empty_shared([2], "float33")
 
@@ -124,7 +124,7 @@ class TestAllocation(AllocationTestCase):
                 self.assertTrue(tensor.is_shared())
         self.assertFalse(layer.weight.is_shared())
 
-    def test_values_are_those_that_they_would_be_without(self):
+    def test_values_do_not_change(self):
         paddle.seed(7)
         expected = [paddle.rand([5]).numpy(), (image() @ image().T).numpy()]
         paddle.seed(7)
@@ -152,7 +152,7 @@ class TestAllocation(AllocationTestCase):
         self.assertTrue(inner.is_shared())
         self.assertFalse((image() + 1).is_shared())
 
-    def test_other_threads_do_not_notice(self):
+    def test_other_threads_are_not_affected(self):
         found = []
         with shared_allocation():
             thread = threading.Thread(
@@ -169,7 +169,7 @@ class TestAllocation(AllocationTestCase):
             tensor.add_(tensor)
         self.assertFalse(tensor.is_shared())
 
-    def test_lack_of_room_is_an_error_and_the_context_goes_on(self):
+    def test_lack_of_room_is_an_error_and_the_context_stays_usable(self):
         self.addCleanup(
             sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
         )
@@ -208,7 +208,7 @@ class TestAllocation(AllocationTestCase):
 
 
 class TestCopy(AllocationTestCase):
-    def test_copy_has_the_values_and_memory_of_its_own(self):
+    def test_copy_has_the_values_and_its_own_memory(self):
         tensors = {
             "whole": image(),
             "transposed": image().T,
@@ -227,7 +227,7 @@ class TestCopy(AllocationTestCase):
 
 
 class TestDeviceNames(unittest.TestCase):
-    def test_a_name_leads_to_the_place_and_back(self):
+    def test_a_device_name_converts_to_its_place_and_back(self):
         for name in device_names():
             self.assertEqual(name_of(place_of(name)), name)
 
@@ -235,13 +235,13 @@ class TestDeviceNames(unittest.TestCase):
         self.assertEqual(parse("gpu"), ("gpu", None, True))
         self.assertEqual(parse("gpu:12"), ("gpu", 12, True))
 
-    def test_what_names_no_device_is_refused_by_its_value(self):
+    def test_invalid_device_name_is_refused(self):
         for wrong in ("", "gpu:", "gpu:x", "7", ":0"):
             self.assertFalse(parse(wrong).is_valid)
             with self.assertRaisesRegex(ValueError, f"received {wrong!r}"):
                 name_of(wrong)
 
-    def test_a_device_that_is_not_there_is_an_error_with_those_that_are(self):
+    def test_a_missing_device_is_an_error_that_lists_the_others(self):
         for name in ("gpu:99", "cpu:1", "carrier_pigeon"):
             with self.assertRaisesRegex(RuntimeError, f"{name}.*'cpu'"):
                 place_of(name)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors that are made in shared memory, and sent."""
+"""Sending of tensors that are allocated in shared memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestProduction(SharingTestCase):
             batch.numpy(), np.stack([image().numpy()] * 4)
         )
 
-    def test_sending_does_not_move_what_was_made_there(self):
+    def test_sending_does_not_move_tensors_allocated_there(self):
         with shared_allocation():
             stack = paddle.stack([image(), image()])
         for batch in (empty_shared([2, 3]), stack):
@@ -73,14 +73,14 @@ class TestProduction(SharingTestCase):
             self.assertEqual(batch.data_ptr(), place)
             self.assertTrue((batch == 7).all().item())
 
-    def test_receiver_keeps_what_the_sender_drops(self):
+    def test_receiver_keeps_a_tensor_that_the_sender_drops(self):
         batch = empty_shared([2, 3])
         batch[:] = 5
         self.peer.call(keep, "batch", batch)
         used = self.used()
         self.assertGreater(used, 0)
         del batch
-        # It is the peer's now.
+        # Only the peer holds it now.
         self.assertEqual(self.used(), used)
 
 

@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors sent by value, which arrive as copies.
+"""Tensors that are sent by value, and arrive as copies.
 
-Those of devices: test/custom_runtime/test_shared_by_value_device.py.
+test/custom_runtime/test_shared_by_value_device.py tests device tensors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UsersTensor(paddle.Tensor):
 
 
 def describe(kept, tensor):
-    """Returns what a tensor is and where."""
+    """Returns the kind, the contents and the place of a tensor."""
     return (
         type(tensor).__name__,
         str(tensor.dtype),
@@ -126,7 +126,7 @@ class TestByValue(SharingTestCase):
             self.assertEqual(arrived.dtype, tensor.dtype)
             self.assertEqual(arrived.tolist(), tensor.tolist())
 
-    def test_nobody_sees_what_the_receiver_writes(self):
+    def test_the_sender_does_not_see_writes_of_the_receiver(self):
         tensor = matrix()
         before = tensor.tolist()
         message = by_value(tensor)
@@ -138,7 +138,7 @@ class TestByValue(SharingTestCase):
         self.assertEqual(tensor.tolist(), before)
         self.assertEqual(self.peer.call(describe, message)[3], before)
 
-    def test_copy_is_made_when_it_is_asked_for(self):
+    def test_by_value_copies_immediately(self):
         tensor = matrix()
         before = tensor.tolist()
         message = by_value(tensor)
@@ -151,7 +151,7 @@ class TestByValue(SharingTestCase):
         self.peer.call(echo, by_value(tensor))
         self.assertFalse(tensor.is_shared())
 
-    def test_memory_of_the_message_is_given_back_at_arrival(self):
+    def test_memory_of_the_message_is_released_on_arrival(self):
         used = self.used()
         message = by_value(paddle.zeros([1 << 16]))
         self.peer.call(keep, "tensor", message)
@@ -172,7 +172,7 @@ class TestByValue(SharingTestCase):
             ({"learning_rate": 1.0}, False, [1]),
         )
 
-    def test_gradient_does_not_go_with_its_parameter(self):
+    def test_gradient_is_not_sent_with_its_parameter(self):
         parameter = paddle.create_parameter([2, 3], "float32")
         message = by_value(parameter)
         expected = self.peer.call(describe, message)
@@ -207,7 +207,7 @@ class TestByValue(SharingTestCase):
                 describe_sparse(None, tensor),
             )
 
-    def test_device_that_the_receiver_has_not_is_named(self):
+    def test_device_that_the_receiver_lacks_is_named(self):
         for device in ("gpu:77", "xpu:77", "no_such_device", "cpu:1"):
             with self.subTest(device):
                 message = by_value(matrix(), device)
@@ -217,8 +217,8 @@ class TestByValue(SharingTestCase):
                     self.peer.call(describe, message)
 
 
-class TestByValueHere(SharingTestCase):
-    def test_name_of_no_device_is_refused(self):
+class TestByValueInOneProcess(SharingTestCase):
+    def test_invalid_device_name_is_refused(self):
         for device in ("", "gpu:", "gpu:-1", ":0", "a b", 3):
             with (
                 self.subTest(device),
@@ -226,7 +226,7 @@ class TestByValueHere(SharingTestCase):
             ):
                 by_value(matrix(), device)
 
-    def test_what_is_no_tensor_is_refused_by_its_type(self):
+    def test_other_types_than_tensors_are_refused(self):
         for value in (3, np.ones(2), matrix().get_tensor()):
             with self.assertRaisesRegex(TypeError, type(value).__name__):
                 by_value(value)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How tensors are shared: strategies, the limit, figures and collection."""
+"""Sharing strategies, the limit, statistics and collection."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FIGURES = {
 
 
 def moved(size: int = MIB) -> paddle.Tensor:
-    """Returns a tensor of so many bytes in shared memory."""
+    """Returns a tensor in shared memory with the given number of bytes."""
     tensor = paddle.zeros([size], "uint8").cpu()
     native.move(tensor, False)
     return tensor
 
 
 def mapped_file(tensor: paddle.Tensor) -> str:
-    """Returns the path of what is mapped where a tensor is."""
+    """Returns the path of the file that is mapped at a tensor's address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             span, _, _, _, _, *path = line.strip().split(maxsplit=5)
@@ -54,7 +54,7 @@ class TestStrategy(unittest.TestCase):
         before = sharing.get_sharing_strategy()
         self.addCleanup(sharing.set_sharing_strategy, before)
 
-    def test_strategy_is_what_was_set_and_so_is_the_flag(self):
+    def test_setting_the_strategy_sets_the_flag(self):
         for strategy in sharing.get_all_sharing_strategies():
             sharing.set_sharing_strategy(strategy)
             self.assertEqual(sharing.get_sharing_strategy(), strategy)
@@ -87,19 +87,19 @@ class TestLimit(unittest.TestCase):
             sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
         )
 
-    def test_limit_is_at_first_within_the_memory_of_the_machine(self):
+    def test_default_limit_is_at_most_the_memory_of_the_machine(self):
         pages = os.sysconf("SC_PHYS_PAGES")
         self.assertGreater(sharing.get_shared_memory_limit(), 0)
         self.assertLessEqual(
             sharing.get_shared_memory_limit(), pages * mmap.PAGESIZE
         )
 
-    def test_limit_is_what_was_set(self):
+    def test_limit_can_be_set(self):
         sharing.set_shared_memory_limit(123 * MIB)
         self.assertEqual(sharing.get_shared_memory_limit(), 123 * MIB)
         self.assertEqual(sharing.shared_memory_stats()["limit"], 123 * MIB)
 
-    def test_limit_that_is_no_size_is_refused(self):
+    def test_limit_that_is_not_a_size_is_refused(self):
         before = sharing.get_shared_memory_limit()
         for value, error in ((-1, ValueError), ("1 GiB", TypeError)):
             with self.assertRaises(error):
@@ -118,7 +118,7 @@ class TestLimit(unittest.TestCase):
 
 
 class TestFigures(unittest.TestCase):
-    def test_figures_tell_of_a_tensor(self):
+    def test_stats_count_a_tensor(self):
         before = sharing.shared_memory_stats()
         self.assertEqual(set(before), FIGURES)
         tensor = moved()
@@ -160,7 +160,7 @@ class TestCollection(unittest.TestCase):
         sharing.collect_shared_memory()
         self.assertTrue((tensor == 5).all().item())
 
-    def test_a_timeout_that_is_no_time_is_refused_by_its_value(self):
+    def test_invalid_timeout_is_refused(self):
         for timeout in (-1, math.nan):
             with self.assertRaisesRegex(ValueError, f"received {timeout}"):
                 sharing.collect_shared_memory(timeout)

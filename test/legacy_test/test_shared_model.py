@@ -107,7 +107,7 @@ class OddOptimizer(paddle.optimizer.SGD):
 
 class SmallOptimizer(paddle.optimizer.SGD):
     def __init__(self, step):
-        self.step_size = step  # and nothing of what an optimizer has
+        self.step_size = step  # and no other state of an optimizer
 
 
 class RestoredOptimizer(paddle.optimizer.SGD):
@@ -153,7 +153,7 @@ def output_in_peer(kept, layer, x):
 
 
 def tensors_of(layer: nn.Layer) -> list[paddle.Tensor]:
-    """Returns the tensors of a layer; one of the LSTM's has no values."""
+    """Returns the tensors of a layer; a buffer of the LSTM has no values."""
     tensors = [*layer.parameters(), *layer.buffers()]
     return [tensor for tensor in tensors if tensor._is_initialized()]
 
@@ -181,7 +181,7 @@ def has_grad(kept, tensor):
 
 
 def grad_after_backward(kept, layer):
-    """Returns the gradient and whether other processes see it."""
+    """Returns the gradient and whether it is shared with other processes."""
     backward(kept, layer)
     return layer.weight.grad.tolist(), layer.weight.grad.is_shared()
 
@@ -304,25 +304,25 @@ class TestModels(SharingTestCase):
             ({"scale": 0.5, "sizes": [3, 3]}, {"seen"}),
         )
 
-    def test_gradient_does_not_go_with_its_parameter(self):
+    def test_gradient_is_not_sent_with_its_parameter(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
         self.assertFalse(self.peer.call(has_grad, layer.weight))
 
-    def test_gradient_does_not_go_with_a_tensor_that_is_no_parameter(self):
+    def test_gradient_is_not_sent_with_a_plain_tensor(self):
         tensor = matrix()
         tensor.stop_gradient = False
         (tensor * 3).sum().backward()
         self.assertFalse(self.peer.call(has_grad, tensor))
 
-    def test_sparse_tensor_goes_without_its_sparse_gradient(self):
+    def test_sparse_gradient_is_not_sent_with_its_tensor(self):
         sparse = matrix().to_sparse_coo(2)
         sparse.stop_gradient = False
         paddle.sparse.nn.functional.relu(sparse).to_dense().sum().backward()
         self.assertTrue(sparse.grad.is_sparse())
         self.assertFalse(self.peer.call(has_grad, sparse))
 
-    def test_each_trainer_of_one_parameter_has_a_gradient_of_its_own(self):
+    def test_each_trainer_of_one_parameter_has_its_own_gradient(self):
         layer = nn.Linear(3, 2)
         loss_of(layer).backward()
         once = layer.weight.grad.tolist()
@@ -346,7 +346,7 @@ class TestModels(SharingTestCase):
         )
         self.assertEqual(layer.weight.grad.tolist(), [[4.0, 4.0]])
 
-    def test_optimizer_goes_on_with_the_state_that_it_had(self):
+    def test_optimizer_continues_with_its_state(self):
         for name in optimizers(nn.Linear(3, 2).parameters()):
             with self.subTest(name):
                 layer = nn.Linear(3, 2)
@@ -381,13 +381,13 @@ class TestModels(SharingTestCase):
                     )
                 )
 
-    def test_optimizer_that_says_how_it_is_pickled_is_left_alone(self):
+    def test_optimizer_with_its_own_pickling_keeps_it(self):
         small = ForkingPickler.loads(ForkingPickler.dumps(SmallOptimizer(0.5)))
         self.assertEqual(vars(small), {"step_size": 0.5})
         odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
         self.assertEqual(self.peer.call(echo, odd), "as its class has it")
 
-    def test_optimizer_is_restored_as_its_class_says(self):
+    def test_optimizer_is_restored_by_its_own_setstate(self):
         layer = nn.Linear(3, 2)
         optimizer = RestoredOptimizer(0.1, parameters=layer.parameters())
         self.assertTrue(self.peer.call(is_restored, optimizer))
@@ -429,7 +429,7 @@ class TestModels(SharingTestCase):
             users_parameter(None, parameter),
         )
 
-    def test_tensor_that_says_how_it_is_pickled_is_left_alone(self):
+    def test_tensor_with_its_own_pickling_keeps_it(self):
         self.assertEqual(
             self.peer.call(echo, OddTensor(matrix())), "as its class has it"
         )
@@ -464,7 +464,7 @@ class TestInitializers(SharingTestCase):
                     )
                     self.assertEqual(view.tolist(), weight[1].tolist())
 
-    def test_layer_that_is_initialized_anew_stays_shared(self):
+    def test_layer_that_is_initialized_again_stays_shared(self):
         layer = nn.Linear(3, 2)
         self.peer.call(keep, "weight", layer.weight)
         normal = nn.initializer.Normal()
@@ -513,8 +513,8 @@ def set_value(x):
     return x
 
 
-# What a program does to a tensor, and whether others see that and it is still
-# shared.
+# Changes to a tensor, and whether they are in place: whether other processes
+# see them and the tensor stays shared.
 CHANGES = (
     (add_at_once, False),
     (subtract_at_once, False),
@@ -532,7 +532,7 @@ CHANGES = (
 
 
 class TestChangesOfASharedTensor(unittest.TestCase):
-    def test_changes_in_place_are_seen_and_others_leave_the_memory(self):
+    def test_only_changes_in_place_are_seen_and_keep_the_sharing(self):
         for number, (change, in_place) in enumerate(CHANGES):
             with self.subTest(change, number=number):
                 mine = paddle.ones([2, 3]).cpu().share_memory_()
@@ -541,8 +541,8 @@ class TestChangesOfASharedTensor(unittest.TestCase):
                 self.assertEqual(change(theirs).is_shared(), in_place)
                 self.assertEqual(mine.tolist() != before, in_place)
 
-    def test_operator_that_assigns_changes_a_name_alone(self):
-        # The reason: Paddle has no __iadd__, so that Python makes a new tensor.
+    def test_augmented_assignment_only_rebinds_the_name(self):
+        # Paddle has no __iadd__, so Python creates a new tensor.
         x = paddle.ones([2, 3])
         y = x
         x += 5
@@ -610,7 +610,7 @@ class TestSending(SharingTestCase):
         message = f"{layer[1].weight.name}.*initialize"
         with self.assertRaisesRegex(RuntimeError, message):
             ForkingPickler.dumps(layer)
-        # What came before it in the message, which is not sent.
+        # Expire the tensors that were pickled before the error.
         sharing.collect_shared_memory(message_timeout=0)
 
     def test_buffer_without_values_arrives_without(self):

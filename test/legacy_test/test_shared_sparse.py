@@ -35,7 +35,7 @@ from paddle.incubate.multiprocessing.tensor_reductions import reduce_tensor
 
 
 def coordinates() -> paddle.Tensor:
-    # Not in order, and one place twice.
+    # Out of order, with one duplicate index.
     return paddle.sparse.sparse_coo_tensor(
         [[1, 0, 1], [2, 1, 2]], [1.0, 2.0, 3.0], [2, 3]
     )
@@ -70,7 +70,7 @@ def sparse_tensors() -> dict[str, paddle.Tensor]:
 
 
 class Description(NamedTuple):
-    """All that a sparse tensor is, in plain values."""
+    """The properties and content of a sparse tensor, in plain values."""
 
     is_coo: bool
     is_csr: bool
@@ -156,14 +156,14 @@ class TestSparse(SharingTestCase):
             [description(each) for each in tensors],
         )
 
-    def test_receiver_computes_with_what_arrives(self):
+    def test_receiver_computes_with_received_tensors(self):
         for name in ("coalesced", "rows"):
             tensor = sparse_tensors()[name]
             np.testing.assert_array_equal(
                 self.peer.call(doubled, tensor), 2 * tensor.to_dense().numpy()
             )
 
-    def test_values_shared_with_a_dense_tensor_arrive_so(self):
+    def test_values_stay_shared_with_a_dense_tensor(self):
         values = paddle.ones([2])
         tensor = paddle.sparse.sparse_coo_tensor([[0, 1]], values, [2])
         back, values_back = self.peer.call(echo, [tensor, values])

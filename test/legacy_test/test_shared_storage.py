@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The storages of tensors in shared memory, by the binding alone."""
+"""Tensor storages in shared memory, tested through the binding alone."""
 
 from __future__ import annotations
 

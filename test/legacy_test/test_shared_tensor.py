@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: what arrives, and that it is shared."""
+"""Tensors between processes: their contents on arrival, and sharing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def fill_first_loaded(kept, messages, value):
 
 def dense_of_dropped_tensor(kept):
     dense = matrix().get_tensor()
-    # Whatever was freed would be overwritten here.
+    # This would overwrite memory that was freed.
     kept["noise"] = [paddle.full([6, 4], 9.0) for _ in range(50)]
     return dense
 
@@ -197,7 +197,7 @@ class TestWhatArrives(SharingTestCase):
         expected = parameter_state(None, parameter)
         self.assertEqual(self.peer.call(parameter_state, parameter), expected)
 
-    def test_parameter_that_is_not_trainable_stays_so(self):
+    def test_parameter_stays_not_trainable(self):
         parameter = paddle.create_parameter([2, 3], "float32")
         parameter.trainable = False
         expected = parameter_state(None, parameter)
@@ -213,7 +213,7 @@ class TestWhatArrives(SharingTestCase):
             ForkingPickler.dumps(leaf * 2)
         self.assert_arrives((leaf * 2).detach())
 
-    def test_shape_of_more_elements_than_can_be_is_refused(self):
+    def test_shape_with_too_many_elements_is_refused(self):
         rebuild, (handle, stop_gradient) = reduce_tensor(
             paddle.as_strided(matrix(), [2, 3], [0, 0])
         )
@@ -225,7 +225,7 @@ class TestWhatArrives(SharingTestCase):
             rebuild(forged, stop_gradient)
 
     def test_sparse_tensor_is_refused_or_arrives(self):
-        # Stock sends memory that holds something else.
+        # Stock sends memory with other contents.
         sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0])
         try:
             message = ForkingPickler.dumps(sparse)
@@ -241,7 +241,7 @@ class TestWhatArrives(SharingTestCase):
         received = self.peer.call(array_of, tensor.get_tensor())
         np.testing.assert_array_equal(received, tensor.numpy())
 
-    def test_dense_tensor_of_a_tensor_that_is_gone_arrives(self):
+    def test_dense_tensor_arrives_after_its_tensor_is_freed(self):
         dense = self.peer.call(dense_of_dropped_tensor)
         np.testing.assert_array_equal(np.array(dense), matrix().numpy())
 
@@ -252,7 +252,7 @@ class TestWhatArrives(SharingTestCase):
             self.peer.call(output, layer, tensor), layer(tensor).numpy()
         )
 
-    def test_threads_send_and_receive_at_once(self):
+    def test_threads_send_and_receive_concurrently(self):
         def send(first):
             tensors = [
                 paddle.full([size * 7 + 1], first + size, "int64")
@@ -267,12 +267,12 @@ class TestWhatArrives(SharingTestCase):
         ]
         self.assertEqual(self.peer.call(load_in_threads, messages), expected)
 
-    def test_tensor_that_threads_send_first_at_once_is_one_memory(self):
+    def test_concurrent_first_sends_of_a_tensor_share_one_memory(self):
         def send(tensor):
             return bytes(ForkingPickler.dumps(tensor))
 
         for _ in range(5):
-            # One thread finds memory that was used, the other waits for new.
+            # One thread gets reused memory, the other waits for new memory.
             ForkingPickler.loads(send(paddle.zeros([8 << 20])))
             tensor = paddle.zeros([8 << 20])
             messages = in_threads(*[partial(send, tensor)] * 2)
@@ -328,7 +328,7 @@ class TestOneMemory(SharingTestCase):
             with self.subTest(name):
                 tensor, expected = matrix(), matrix().numpy()
                 self.peer.call(fill, VIEWS[name](tensor), 5)
-                # NumPy's views are the model.
+                # NumPy's views are the reference.
                 VIEWS[name](expected)[...] = 5
                 np.testing.assert_array_equal(tensor.numpy(), expected)
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Handles that say of a tensor that it lies where it cannot."""
+"""Handles whose tensors would lie outside of their storage or block."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from paddle.base.shared_storage import native
 
 UINT8 = core.DataType.UINT8
 FLOAT32 = core.DataType.FLOAT32
-STORAGE = 100  # bytes of the tensor
-BLOCK = 128  # bytes of the block that the tensor lies in
+STORAGE = 100  # size of the tensor in bytes
+BLOCK = 128  # size of the tensor's block in bytes
 LAST = 2**64 - 1
 
 
@@ -49,7 +49,7 @@ class TestHandles(unittest.TestCase):
         self.addCleanup(sharing.collect_shared_memory, message_timeout=0)
 
     def views(self, start: int, *views: View) -> list[tuple[int, int]]:
-        """Returns where views lie in a storage, seen from byte `start` on."""
+        """Returns the extents of views, relative to byte `start`."""
         extents = rebuilt_views(with_offset(self.handle, start), list(views))
         return [(b - self.begin, e - self.begin) for b, e in extents]
 
@@ -128,7 +128,7 @@ class TestHandles(unittest.TestCase):
 
     def test_views_of_a_tensor_without_memory_are_refused(self):
         handle = native.share_while_alive(paddle.zeros([0]))
-        with self.assertRaisesRegex(ValueError, "Views are rebuilt in shared"):
+        with self.assertRaisesRegex(ValueError, "only be rebuilt in shared"):
             native.rebuild_views(handle, [View(FLOAT32, [0], 0)])
 
     def test_one_view_that_is_refused_refuses_all(self):

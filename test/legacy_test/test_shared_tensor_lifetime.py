@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: how they live when processes die."""
+"""The lifetime of shared tensors when processes end or die."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def new_vector(kept):
 
 
 def drop_data(kept, name):
-    # The frames that the process was forked in have the tensor too.
+    # The stack frames of the fork hold the tensor, too.
     kept[name]._clear_data()
 
 
@@ -107,7 +107,7 @@ def put_and_die(channel) -> None:
 
 class LifetimeTestCase(SharingTestCase):
     def make_noise(self) -> None:
-        """Shares tensors that would overwrite one that was freed too early."""
+        """Shares tensors that would overwrite a tensor freed too early."""
         for _ in range(20):
             self.peer.call(describe, vector(9.0))
 
@@ -118,7 +118,7 @@ class LifetimeTestCase(SharingTestCase):
 @over_every_way_to_send(methods=("fork", "spawn"))
 class TestDeath(LifetimeTestCase):
     def assert_given_back_after(self, end) -> None:
-        """`end` ends the use of a tensor by the peer that it gets."""
+        """`end` takes a peer and ends the peer's use of a tensor."""
         before = self.used()
         with self.another_peer() as consumer:
             consumer.call(keep, "tensor", vector())
@@ -126,21 +126,21 @@ class TestDeath(LifetimeTestCase):
             end(consumer)
             self.wait_for_use_of(before)
 
-    def test_tensor_of_a_killed_consumer_is_given_back(self):
+    def test_tensor_of_a_killed_consumer_is_released(self):
         self.assert_given_back_after(lambda consumer: consumer.kill())
 
-    def test_tensor_of_a_consumer_that_exits_is_given_back(self):
+    def test_tensor_of_a_consumer_that_exits_is_released(self):
         self.assert_given_back_after(lambda peer: peer.order(exit_at_once))
         self.assert_given_back_after(lambda consumer: consumer.close())
 
-    def test_tensor_of_a_consumer_that_becomes_another_program(self):
+    def test_tensor_of_a_consumer_that_execs_another_program(self):
         before = self.used()
         with self.another_peer() as consumer:
             consumer.call(keep, "tensor", vector())
             consumer.order(become_another_program)
             self.wait_for_use_of(before)
             self.assertTrue(consumer.alive)
-            # The other program does not listen.
+            # The other program does not read the connection.
             consumer.kill()
 
     def assert_outlives_its_producer(self, end) -> None:
@@ -164,12 +164,12 @@ class TestDeath(LifetimeTestCase):
     def test_tensor_outlives_a_producer_that_is_killed(self):
         self.assert_outlives_its_producer(lambda producer: producer.kill())
 
-    def test_tensor_outlives_a_producer_that_exits_at_once(self):
+    def test_tensor_outlives_a_producer_that_exits_immediately(self):
         self.assert_outlives_its_producer(
             lambda producer: producer.order(exit_at_once)
         )
 
-    def test_tensor_outlives_a_producer_that_becomes_another_program(self):
+    def test_tensor_outlives_a_producer_that_execs_another_program(self):
         self.assert_outlives_its_producer(
             lambda producer: producer.order(become_another_program)
         )
@@ -206,7 +206,7 @@ class TestDelivery(LifetimeTestCase):
         self.addCleanup(queue.close)
         self.assert_delivered(put, queue)
 
-    def test_tensor_of_a_worker_that_exited_at_once_arrives(self):
+    def test_tensor_of_a_worker_that_exits_immediately_arrives(self):
         self.assert_delivered(put_and_exit_at_once, self.context.SimpleQueue())
 
     def test_tensor_of_a_worker_that_was_killed_arrives(self):
@@ -215,7 +215,7 @@ class TestDelivery(LifetimeTestCase):
 
 @over_every_way_to_send(("file_descriptor",), methods=("fork", "spawn"))
 class TestNoDelivery(LifetimeTestCase):
-    def test_tensor_of_a_worker_that_is_gone_is_a_clear_error(self):
+    def test_tensor_of_a_dead_worker_is_a_clear_error(self):
         queue = self.context.SimpleQueue()
         process = self.context.Process(target=put_without_a_file, args=(queue,))
         process.start()
@@ -227,7 +227,7 @@ class TestNoDelivery(LifetimeTestCase):
 
 @over_every_way_to_send(methods=("fork",))
 class TestFork(LifetimeTestCase):
-    def test_child_keeps_what_its_parent_drops(self):
+    def test_child_keeps_a_tensor_that_its_parent_drops(self):
         before = self.used()
         tensor = vector()
         self.peer.call(describe, tensor)
@@ -293,7 +293,7 @@ class TestFork(LifetimeTestCase):
 @over_every_way_to_send(methods=("fork",))
 class TestMessages(LifetimeTestCase):
     def new_message(self) -> bytes:
-        """Returns a message that alone keeps its tensor."""
+        """Returns a message that holds the only reference to its tensor."""
         return bytes(ForkingPickler.dumps(vector()))
 
     def test_message_keeps_its_tensor(self):
@@ -347,8 +347,8 @@ class TestMessages(LifetimeTestCase):
             ForkingPickler.loads(message)
 
 
-# A process that has sent tensors to two children, and got some from them, all
-# of which wait; and messages are on their way.
+# A process that has sent tensors to two children and received tensors from
+# them. All three processes wait, and messages are in flight.
 TREE = """
 from killed_test_run import end_with
 
@@ -378,7 +378,7 @@ class TestTrees(SharingTestCase):
     method = "fork"
 
     def killed_tree(self) -> set[str]:
-        """Kills a tree of processes, returns the files that they had."""
+        """Kills a process tree and returns the files that it had."""
         tree = start_command(
             sharing_script(TREE),
             pristine_environment(),
@@ -395,17 +395,17 @@ class TestTrees(SharingTestCase):
         self.assertGreaterEqual(len(names), 3, "one a process")
         with kept_files(family_of(min(names)).rpartition("-")[2]):
             os.killpg(tree.pid, signal.SIGKILL)
-            # All of the tree had its output.
+            # All processes of the tree had its output pipe.
             self.assertEqual(tree.communicate(timeout=WAIT_S), ("", None))
             self.assertLessEqual(names, shared_files())
         return names
 
-    def test_files_of_a_killed_tree_go_when_the_next_process_shares(self):
+    def test_next_process_that_shares_removes_the_files_of_a_killed_tree(self):
         names = self.killed_tree()
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assertEqual(names & shared_files(), set())
 
-    def test_files_of_a_living_tree_stay_when_a_dead_ones_go(self):
+    def test_files_of_a_live_tree_are_not_removed(self):
         tensor = vector()
         self.peer.call(keep, "tensor", tensor)
         ours = {
@@ -448,10 +448,10 @@ class TestTrees(SharingTestCase):
         self.assertEqual(names & shared_files(), set())
 
 
-# A parent that sends a message to a program and ends before the program has
-# imported Paddle, if it ever does: the program reads to the end, which is that
-# of its parent. A program belongs to the tree if its parent did when it started
-# the program; the parent joins by sharing a tensor.
+# A parent sends a message to a program and ends before the program imports
+# Paddle, if it ever does: the program reads its input to the end, that is,
+# until its parent ends. A program belongs to the tree if its parent had joined
+# the tree when it started the program; the parent joins by sharing a tensor.
 SEND_AND_END = """
 import subprocess
 tensor = paddle.arange(6).share_memory_()
@@ -475,7 +475,7 @@ import sys
 sys.stdin.buffer.read()
 print("ends")
 """
-# Its last words come when it has left, since handlers run backwards.
+# It prints "left" after Paddle's exit handlers, which run in reverse order.
 LEAVE_FIRST = """
 import atexit, os, sys
 def wait():
@@ -488,10 +488,10 @@ import paddle.incubate.multiprocessing
 
 
 class TestPrograms(unittest.TestCase):
-    """Programs of a tree that have Paddle later than their parent, or not."""
+    """Programs of a tree that import Paddle after their parent, or never."""
 
     def run_parent(self, program: str, script: str) -> tuple[str, set[str]]:
-        """Returns what the program says, and the files of the tree then."""
+        """Returns the program's output, and the tree's files at that time."""
         with mock.patch.dict(os.environ, PROGRAM=program):
             done = run_sharing_script(self, script, variables=("PROGRAM",))
         family, *said = done.stdout.split()
@@ -502,7 +502,7 @@ class TestPrograms(unittest.TestCase):
         said, files = self.run_parent(LOAD, SEND_AND_END)
         self.assertEqual((said, files), ("15", set()))
 
-    def test_file_for_a_program_that_never_imports_paddle_goes_after_it(self):
+    def test_file_for_a_program_without_paddle_is_removed_after_it_ends(self):
         said, files = self.run_parent(NEVER_IMPORT, SEND_AND_END)
         self.assertEqual(said, "ends")
         self.assertEqual(len(files), 1)
@@ -519,7 +519,7 @@ class TestPrograms(unittest.TestCase):
 
 
 def limited(kibibytes: int) -> tuple[str, ...]:
-    """Returns a wrapper that runs a command with so many addresses."""
+    """Returns a wrapper that limits the address space of a command."""
     return ("bash", "-c", f'ulimit -v {kibibytes} && exec "$@"', "-")
 
 
@@ -687,7 +687,7 @@ class TestShutdown(unittest.TestCase):
                     "Traceback|Exception|Error|terminate|Segmentation|leak",
                 )
 
-    def test_interpreter_that_ends_within_a_send_ends_quietly(self):
+    def test_interpreter_that_ends_during_a_send_ends_quietly(self):
         run_sharing_script(
             self,
             """
@@ -701,7 +701,7 @@ class TestShutdown(unittest.TestCase):
 
 
 class TestThreads(unittest.TestCase):
-    def test_tensor_that_loses_its_memory_within_a_send_does_no_harm(self):
+    def test_tensor_that_loses_its_memory_during_a_send_is_harmless(self):
         run_sharing_script(
             self,
             """

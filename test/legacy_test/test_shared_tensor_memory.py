@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: the memory they take and give back."""
+"""The memory that shared tensors use and release."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MIB = 1 << 20
 
 
 class Footprint(NamedTuple):
-    """What a process takes of what is limited."""
+    """The limited resources that a process uses."""
 
     resident: int
     maps: int
@@ -62,9 +62,9 @@ class Footprint(NamedTuple):
     shared: int
 
 
-# What the footprint may differ by for other reasons: Python and malloc keep
-# memory for later, and the ledger of a segment grows by a page at a time. Sizes
-# that come up for the first time may take one segment more, of each process.
+# The tolerance of the footprint: Python and malloc keep memory for later, and
+# the ledger of a segment grows by a page at a time. Sizes that are used for the
+# first time may need one more segment in each process.
 ALLOWANCE = Footprint(32 * MIB, 16, 2, MIB)
 
 
@@ -79,7 +79,7 @@ def footprint(kept=None) -> Footprint:
 
 
 def backed_bytes(kept=None) -> int:
-    """Returns the memory behind the shared objects that this process has."""
+    """Returns the memory that backs this process's shared objects."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{number}"
@@ -99,7 +99,7 @@ def new_bytes(kept, size):
 
 
 def private_memory() -> int:
-    """Returns the bytes that this process has for itself alone."""
+    """Returns the private memory of this process in bytes."""
     with open("/proc/self/smaps_rollup") as figures:
         for line in figures:
             if line.startswith("Anonymous:"):
@@ -110,7 +110,7 @@ def private_memory() -> int:
 @over_every_way_to_send(methods=("fork",))
 class TestBounds(SharingTestCase):
     def exchange(self, count: int, rng: random.Random) -> None:
-        """Sends `count` tensors there and back, and gets as many new ones."""
+        """Sends `count` tensors to the peer and back, and receives others."""
         for n in range(count):
             size = rng.choice((1, 100, 4096, 60_000))
             if n % 50 == 0:
@@ -122,7 +122,7 @@ class TestBounds(SharingTestCase):
             self.assertEqual(self.peer.call(new_bytes, size).shape, [size])
 
     def footprints(self) -> list[Footprint]:
-        # The other process has memory of this one's segment, and the reverse.
+        # Each process holds memory of the other's segment.
         resources()
         self.peer.call(resources)
         return [footprint(), self.peer.call(footprint)]
@@ -165,7 +165,7 @@ class TestBounds(SharingTestCase):
         arrived = ForkingPickler.loads(message)
         self.assertEqual(arrived.data_ptr(), parameter.data_ptr())
 
-    def test_figures_tell_of_a_tensor_and_of_its_message(self):
+    def test_stats_count_a_tensor_and_its_message(self):
         self.used()
         before = sharing.shared_memory_stats()
         self.assertEqual(set(before), FIGURES)
@@ -185,7 +185,7 @@ class TestBounds(SharingTestCase):
         for figure in ("messages", "blocks", "used"):
             self.assertEqual(received[figure], before[figure], figure)
 
-    def test_figures_tell_of_segments_of_others(self):
+    def test_stats_count_segments_of_other_processes(self):
         before = sharing.shared_memory_stats()["attached"]
         with self.another_peer() as other:
             tensor = other.call(new_bytes, MIB)
@@ -228,12 +228,12 @@ class TestLimit(SharingTestCase):
         reserved = sharing.shared_memory_stats()["reserved"]
         sharing.set_shared_memory_limit(reserved + 40 * MIB)
         for n in range(10):
-            # Each has a size of its own, so that no block is used twice.
+            # The sizes differ, so that no block is reused.
             self.peer.call(fill, bytes_of((16 + n) * MIB), 5)
 
 
 def private_shm(options: str) -> tuple[str, ...]:
-    """Returns the command that runs another with a /dev/shm of its own."""
+    """Returns a wrapper that runs a command with its own /dev/shm."""
     mount = f'mount -t tmpfs -o {options} tmpfs {SHM} && exec "$0" "$@"'
     for unshare in (("unshare", "-m"), ("unshare", "-r", "-m")):
         command = (*unshare, "sh", "-c", mount)
@@ -248,8 +248,8 @@ def private_shm(options: str) -> tuple[str, ...]:
     raise unittest.SkipTest("no mount of a /dev/shm of one's own allowed here")
 
 
-class TestPlaceForFiles(unittest.TestCase):
-    def test_full_place_is_a_clear_error_and_nothing_lost(self):
+class TestDevShm(unittest.TestCase):
+    def test_full_dev_shm_is_a_clear_error_and_loses_nothing(self):
         run_sharing_script(
             self,
             """
@@ -280,7 +280,7 @@ class TestPlaceForFiles(unittest.TestCase):
             private_shm("size=4m"),
         )
 
-    def test_descriptors_do_without_the_place(self):
+    def test_file_descriptor_strategy_does_not_need_dev_shm(self):
         for options in ("size=4m", "ro"):
             with self.subTest(options):
                 run_sharing_script(
@@ -302,7 +302,7 @@ class TestPlaceForFiles(unittest.TestCase):
                     private_shm(options),
                 )
 
-    def test_place_that_cannot_be_written_is_a_clear_error(self):
+    def test_read_only_dev_shm_is_a_clear_error(self):
         run_sharing_script(
             self,
             """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors between processes that have given up the rights of root."""
+"""Tensors between processes that have dropped root privileges."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import unittest
 from shared_tensor_base import run_sharing_script
 
 NOBODY = 65534
-# A process that changes its user is not dumpable, nor are children that it
-# forks. One of these sends a tensor, in memory that it makes itself.
+# A process that changes its user is not dumpable, and neither are its forked
+# children. Such a child sends a tensor in memory that it allocates itself.
 SCRIPT = f"""
 import ctypes
 # The user that it becomes may not be able to read the files of Python and of
@@ -33,11 +33,11 @@ sharing.shared_memory_stats()
 
 PR_SET_DUMPABLE = 4
 
-def send(connection, way):
-    if way == "dumpable":
+def send(connection, variant):
+    if variant == "dumpable":
         assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
     sharing.set_sharing_strategy(
-        "file_system" if way == "file_system" else "file_descriptor"
+        "file_system" if variant == "file_system" else "file_descriptor"
     )
     tensor = paddle.arange(6)
     connection.send_bytes(ForkingPickler.dumps(tensor))
@@ -48,7 +48,7 @@ os.setgid({NOBODY})
 os.setuid({NOBODY})
 context = multiprocessing.get_context("fork")
 ours, theirs = context.Pipe()
-child = context.Process(target=send, args=(theirs, os.environ["WAY"]))
+child = context.Process(target=send, args=(theirs, os.environ["VARIANT"]))
 child.start()
 try:
     tensor = ForkingPickler.loads(ours.recv_bytes())
@@ -63,11 +63,11 @@ child.join()
 
 @unittest.skipUnless(os.geteuid() == 0, "needs root, to become another user")
 class TestOtherUser(unittest.TestCase):
-    def received(self, way: str) -> str:
-        """Returns what becomes of a tensor that a child of a script sends."""
-        os.environ["WAY"] = way
-        self.addCleanup(os.environ.pop, "WAY")
-        return run_sharing_script(self, SCRIPT, variables=("WAY",)).stdout
+    def received(self, variant: str) -> str:
+        """Returns the result of receiving a tensor from a script's child."""
+        os.environ["VARIANT"] = variant
+        self.addCleanup(os.environ.pop, "VARIANT")
+        return run_sharing_script(self, SCRIPT, variables=("VARIANT",)).stdout
 
     def test_sender_that_is_not_dumpable_is_named_with_how_to_fix_it(self):
         said = self.received("file_descriptor")
@@ -80,7 +80,7 @@ class TestOtherUser(unittest.TestCase):
     def test_sender_that_makes_itself_dumpable_is_received(self):
         self.assertEqual(self.received("dumpable"), "received 15\n")
 
-    def test_sender_by_files_is_received(self):
+    def test_sender_with_file_system_strategy_is_received(self):
         self.assertEqual(self.received("file_system"), "received 15\n")
 
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: any views, and damaged handles."""
+"""Property tests of shared tensors: arbitrary views, damaged handles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ DTYPES = ("bool", "uint8", "int16", "float32", "bfloat16", "complex128")
 
 
 def property_of(*arguments, examples: int):
-    """Decorator: a test that holds for any arguments, the same in each run."""
+    """Decorator: tests a property for random but reproducible arguments."""
 
     def decorate(test):
         for wrap in (
@@ -85,7 +85,7 @@ def property_of(*arguments, examples: int):
 
 
 class Recipe(NamedTuple):
-    """How to make a tensor and views of it; each view is of an earlier one."""
+    """Describes a tensor and its views; each view is of an earlier one."""
 
     shape: list[int]
     dtype: str
@@ -104,7 +104,7 @@ class Recipe(NamedTuple):
 def view_of(
     tensor: paddle.Tensor, kind: str, numbers: tuple[int, ...]
 ) -> paddle.Tensor:
-    """Returns a view of a tensor; `numbers` choose which of its kind."""
+    """Returns a view of a tensor; `numbers` select the view of its kind."""
     axis, first, second, step = numbers
     if not tensor.shape:
         return tensor.reshape([1])
@@ -149,7 +149,7 @@ recipes = st.builds(
 )
 
 
-# Numbers that are near the ends of a block of 128 bytes, or of all numbers.
+# Numbers near the ends of a 128-byte block, or of the range of integers.
 extremes = [2**64 - 1, 2**64 - 4, 2**64 - 100, 2**63, 2**62, 2**32, -1]
 offsets = st.integers(0, 140) | st.integers(90, 130) | st.sampled_from(extremes)
 lengths = st.integers(0, 40) | st.sampled_from(
@@ -171,7 +171,7 @@ views = st.lists(
 
 
 def keep_block(kept, tensor, size):
-    """Keeps a tensor that is at the begin of a block of so many bytes."""
+    """Keeps a tensor at the start of a block of the given size in bytes."""
     begin = tensor.data_ptr()
     kept.setdefault("tensors", []).append(tensor)
     kept.setdefault("blocks", []).append((begin, begin + size))
@@ -182,7 +182,7 @@ def outcome_in_blocks(kept, rebuild, arguments):
 
 
 def look(kept):
-    """Returns what the tensors are, and where, seen from the first."""
+    """Returns the tensors' contents, and their positions from the first."""
     tensors = kept["tensors"]
     begin = tensors[0].data_ptr()
     return (
@@ -192,7 +192,7 @@ def look(kept):
 
 
 def rebuild_and_read(kept, reduced):
-    """Returns what came of a handle that may be damaged: a name."""
+    """Returns the name of the outcome of rebuilding a damaged handle."""
     function, args = reduced
     try:
         read(function(*args))
@@ -202,7 +202,7 @@ def rebuild_and_read(kept, reduced):
 
 
 def read(tensor: paddle.Tensor | paddle.base.core.DenseTensor) -> None:
-    """Reads every element, also the last of many that repeat a few."""
+    """Reads every element, even of a view that repeats a few elements."""
     if isinstance(tensor, paddle.Tensor):
         if tensor.size > MANY:
             tensor = tensor[tuple(size - 1 for size in tensor.shape)]
@@ -212,7 +212,7 @@ def read(tensor: paddle.Tensor | paddle.base.core.DenseTensor) -> None:
 
 
 def reduced(tensor: paddle.Tensor) -> tuple:
-    """Returns what is pickled in the place of a tensor."""
+    """Returns the reduction of a tensor."""
     return ForkingPickler._extra_reducers[type(tensor)](tensor)
 
 
@@ -240,7 +240,7 @@ class TestProperties(SharingTestCase):
                         for tensor, place in zip(made, places)
                     ],
                 )
-                # One memory, not copies that lie alike.
+                # They share memory; they are not copies with the same layout.
                 made[0].fill_(1)
                 self.assertEqual(
                     self.peer.call(look)[0],
@@ -264,7 +264,7 @@ class TestProperties(SharingTestCase):
             )
 
     def share_blocks(self) -> list[paddle.Tensor]:
-        """Returns tensors whose blocks the peer knows, all there are."""
+        """Returns tensors in all blocks, each of which the peer knows."""
         tensors = []
         for size in (25, 6, 5000):
             before = self.used()
@@ -284,12 +284,12 @@ class TestProperties(SharingTestCase):
         arguments = (damaged(handle, rng, amount), *arguments)
         got = self.peer.call(outcome_in_blocks, rebuild, arguments)
         own = [extent(tensor) for tensor in self.tensors]
-        # Here the storage of a tensor may end before its block.
+        # Here the storage of a tensor may end before its block ends.
         here = outcome(rebuild, arguments, own)
         return {got, here}
 
     def check_any_handles(self, rebuild, *arguments, examples: int) -> None:
-        """Nothing but what was sent is reached, by any handle of `rebuild`."""
+        """Checks that any handle for `rebuild` reaches only sent memory."""
         self.tensors = self.share_blocks()
         seen = set()
 
@@ -349,7 +349,7 @@ class TestProperties(SharingTestCase):
                 self.peer.call(
                     rebuild_and_read, (function, damaged(args, rng, 1))
                 )
-            # Theirs was not received, for the most part.
+            # Expire the damaged messages, most of which were not received.
             sharing.collect_shared_memory(message_timeout=0)
 
 

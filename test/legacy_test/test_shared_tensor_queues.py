@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes: each way of Python to send them."""
+"""Tensors through every kind of Python queue, pipe, pool and process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fill_from(queue) -> None:
     queue.get().fill_(5)
 
 
-class ShowsFilled(SharingTestCase):
+class FilledTestCase(SharingTestCase):
     def assert_filled(self, tensor: paddle.Tensor) -> None:
         self.assertEqual(
             tensor.numpy().tolist(), np.full(tensor.shape, 5.0).tolist()
@@ -89,7 +89,7 @@ class ShowsFilled(SharingTestCase):
 
 
 @over_every_way_to_send()
-class TestChannels(ShowsFilled):
+class TestChannels(FilledTestCase):
     def new_peer(self):
         cls, context = type(self), self.context
         cls.channels = {
@@ -145,7 +145,7 @@ class TestChannels(ShowsFilled):
 
 
 @over_every_way_to_send()
-class TestPools(ShowsFilled):
+class TestPools(FilledTestCase):
     def test_pool_maps_over_tensors(self):
         tensors = [paddle.zeros([n + 1]) for n in range(5)]
         pool = self.context.Pool(1)
@@ -184,7 +184,7 @@ class TestPools(ShowsFilled):
 
 
 @over_every_way_to_send()
-class TestProcesses(ShowsFilled):
+class TestProcesses(FilledTestCase):
     def test_process_gets_a_tensor_as_an_argument(self):
         tensor = paddle.arange(6)
         with self.another_peer(tensor=tensor) as other:
@@ -193,7 +193,7 @@ class TestProcesses(ShowsFilled):
             )
 
     def test_child_fills_the_tensor_of_a_queue_and_the_parent_sees_it(self):
-        # The first example of the design of this feature.
+        # The first example in the design of this feature.
         tensor = paddle.zeros([3])
         queue = self.context.SimpleQueue()
         process = self.context.Process(target=fill_from, args=(queue,))
@@ -206,7 +206,7 @@ class TestProcesses(ShowsFilled):
 
 
 @over_every_way_to_send(methods=("spawn", "forkserver"))
-class TestNewPrograms(ShowsFilled):
+class TestNewPrograms(FilledTestCase):
     def test_argument_of_a_process_is_shared(self):
         tensor = paddle.zeros([3])
         with self.another_peer(tensor=tensor) as other:
@@ -215,9 +215,9 @@ class TestNewPrograms(ShowsFilled):
 
 
 class TestErrorsOfTheSender(unittest.TestCase):
-    """A Queue pickles on a thread, whose error it drops."""
+    """A Queue pickles on a feeder thread, and drops that thread's errors."""
 
-    def test_receiver_gets_the_error_of_what_a_queue_cannot_pickle(self):
+    def test_receiver_gets_the_error_of_a_tensor_that_cannot_be_sent(self):
         run_sharing_script(
             self,
             """
@@ -241,7 +241,7 @@ class TestErrorsOfTheSender(unittest.TestCase):
             """,
         )
 
-    def test_executor_hears_of_its_errors_itself(self):
+    def test_executor_handles_its_own_errors(self):
         weight = paddle.ones([2])
         weight.stop_gradient = False
         with concurrent.futures.ProcessPoolExecutor(
@@ -265,7 +265,7 @@ class TestInterface(unittest.TestCase):
             {"file_system", "file_descriptor"},
         )
 
-    def test_strategy_is_what_was_set(self):
+    def test_strategy_can_be_set(self):
         for strategy in ("file_descriptor", "file_system"):
             sharing.set_sharing_strategy(strategy)
             self.assertEqual(sharing.get_sharing_strategy(), strategy)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tensors shared between processes that are killed at any instant."""
+"""Shared tensors of processes that are killed at random instants."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def checksum(tensor: paddle.Tensor) -> int:
 
 
 def check(message: tuple[int, list[paddle.Tensor]]) -> None:
-    """Raises AssertionError if the tensors are not what they were made."""
+    """Raises AssertionError if the tensors have lost their initial values."""
     expected, tensors = message
     for tensor in tensors:
         found = checksum(tensor)
@@ -64,7 +64,7 @@ def check(message: tuple[int, list[paddle.Tensor]]) -> None:
 
 
 def new_message(rng: random.Random) -> tuple[int, list[paddle.Tensor]]:
-    """Returns a checksum and one or two tensors that have it."""
+    """Returns a checksum, and one or two tensors with that checksum."""
     tensor = paddle.full([rng.choice(SIZES)], rng.randrange(256), "uint8")
     tensors = [tensor, tensor[:]] if rng.random() < 0.3 else [tensor]
     return checksum(tensor), tensors
@@ -76,20 +76,21 @@ def over_shared_memory(message):
 
 class Life:
     """
-    When to kill a process: at a random instant of its work on a random message.
+    Decides when a process is killed: at a random instant of its work on a
+    random message.
 
-    Counted in messages, and in a part of the time that one takes, so that the
-    process gets as far on a busy machine as on an idle one.
+    It counts messages, and then a fraction of the time for one message, so that
+    the process gets equally far on a busy and on an idle machine.
 
     Args:
-        rng: decides.
-        most_messages: that the process is let to answer.
-        message_s: how long the next message may take, in seconds.
+        rng: the random number generator.
+        most_messages: the maximum number of messages before the kill.
+        message_s: the expected time for one message, in seconds.
     """
 
     def __init__(self, rng, most_messages: int, message_s: float):
         self._rng = rng
-        # Some die while they start, some at once after that.
+        # Some processes die while they start, some immediately after that.
         self._messages = rng.choice((0, 1, rng.randrange(most_messages)))
         self._plan(message_s)
 
@@ -104,7 +105,7 @@ class Life:
             self._plan(time.monotonic() - self._begin)
 
     def left_s(self) -> float:
-        """Returns the seconds left; infinite before the last message."""
+        """Returns the remaining seconds; infinite before the last message."""
         if self._messages > 0:
             return math.inf
         return max(0.0, self._end - time.monotonic())
@@ -112,7 +113,8 @@ class Life:
 
 def wait_for_any(connections, lives) -> list:
     """
-    Returns the connections that can be read, none when a life is over.
+    Returns the readable connections, or none when a process is due to be
+    killed.
 
     Raises AssertionError if neither happens in time.
     """
@@ -123,7 +125,7 @@ def wait_for_any(connections, lives) -> list:
 
 
 class Held:
-    """Messages kept for a while; checked when they come and when they go."""
+    """Messages that are kept for a while; checked on arrival and removal."""
 
     def __init__(self):
         self._messages = deque()
@@ -140,13 +142,13 @@ class Held:
 
 
 class Broken(Exception):
-    """The process at the other end of a pipe is gone."""
+    """The process at the other end of a pipe has died."""
 
 
 def take(connection, strategy: str):
     """
-    Returns the next message, or None if it is lost: a memfd may be gone with
-    the process that sent it. Raises Broken when there will be none.
+    Returns the next message, or None if it is lost, because a memfd may be lost
+    with its sender. Raises Broken if no message can arrive any more.
     """
     try:
         data = connection.recv_bytes()
@@ -161,7 +163,7 @@ def take(connection, strategy: str):
 
 
 def give(connection, message) -> None:
-    """Sends a message. Raises Broken when there is nobody to receive it."""
+    """Sends a message. Raises Broken if the receiver has died."""
     data = ForkingPickler.dumps(message)
     try:
         connection.send_bytes(data)
@@ -170,7 +172,7 @@ def give(connection, message) -> None:
 
 
 def begin(strategy: str, foreign_ends: list) -> None:
-    # An end that a stranger keeps open hides the death of its owner.
+    # An end that another process keeps open hides the death of its owner.
     for end in foreign_ends:
         end.close()
     sharing.set_sharing_strategy(strategy)
@@ -187,7 +189,7 @@ def produce(strategy, foreign_ends, seed, inherited, there):
 
 
 def hold_and_pass(strategy, here, there, passed_on) -> None:
-    """Holds what arrives for a while, and sends on what `passed_on` returns."""
+    """Holds messages for a while, and sends on the result of `passed_on`."""
     held = Held()
     with contextlib.suppress(Broken):
         while True:
@@ -217,8 +219,8 @@ def consume(strategy, foreign_ends, seed, here, report):
 class Crew:
     """
     A producer, a forwarder and a consumer, each with a pipe to the next; the
-    last one's leads to the test. When one is killed the others end by
-    themselves, and the pipes go with them.
+    consumer's pipe leads to the test. When one of them is killed, the others
+    end on their own, and the pipes are closed.
     """
 
     def __init__(self, context, strategy: str, seed: int, inherited, life):
@@ -259,7 +261,7 @@ class Crew:
         self.workers[index].kill()
 
     def end(self) -> list[str]:
-        """Joins the workers; returns what is wrong with how they ended."""
+        """Joins the workers, and returns the errors of their ends."""
         self.output.close()
         wrong = []
         for index, worker in enumerate(self.workers):
@@ -274,7 +276,7 @@ class Crew:
 
 
 class StormTestCase(SharingTestCase):
-    """Runs crews whose members are killed, for as long as a storm lasts."""
+    """Runs crews whose members are killed, for the duration of a storm."""
 
     def storm(self, method: str) -> None:
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
@@ -309,31 +311,31 @@ class StormTestCase(SharingTestCase):
                 if crew.life.left_s() == 0:
                     crew.kill(rng.randrange(3))
                     kills += 1
-                    # The others may die while they end.
+                    # The other workers may be killed while they end.
                     crew.life = Life(rng, MOST_MESSAGES, crew.life.message_s)
         for crew in crews:
             crew.kill(rng.randrange(3))
             wrong += crew.end()
         held.clear()
         check(inherited)
-        # Of the messages in the pipes of the dead nothing else is known.
+        # Expire the messages in the pipes of killed workers.
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(wrong, [], f"PADDLE_SHARED_TENSOR_SEED={SEED}")
         print(f"{kills} kills, {checked} messages checked at the end of a crew")
 
     def assert_survives(self, method: str) -> None:
-        # So that the segment of this process is there before.
+        # Create the segment of this process first.
         over_shared_memory(new_message(random.Random(0)))
         with no_leak():
             self.storm(method)
 
 
 class TestStormOverFiles(StormTestCase):
-    def test_everything_is_right_and_reclaimed(self):
+    def test_values_are_correct_and_memory_is_reclaimed(self):
         self.assert_survives("fork")
 
     @unittest.skipUnless(LONG, "set PADDLE_SHARED_TENSOR_LONG=1 for it")
-    def test_everything_is_right_and_reclaimed_with_spawn(self):
+    def test_values_are_correct_and_memory_is_reclaimed_with_spawn(self):
         self.assert_survives("spawn")
 
 

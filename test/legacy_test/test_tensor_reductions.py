@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The way of a tensor through the files of the reducers, on both sides."""
+"""The path of a tensor through the reducer files, on both sides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PADDLE = Path(paddle.__file__).parent
 # In the order in which a tensor passes through them.
-WAY = [
+FILES = [
     "reductions.py",
     "tensor_reductions.py",
     "shared_allocator.py",
@@ -52,15 +52,15 @@ class UsersTensor(paddle.Tensor):
     pass
 
 
-class Way:
-    """Which files of `WAY` a call goes through, and how."""
+class CallPath:
+    """Records the path of a call through `FILES`."""
 
     def __init__(self, call: Callable[[Any], Any], argument: Any):
         self._stack: list[str | None] = []
         self.files: list[str] = []
-        # How often pickle calls them.
+        # The number of calls from pickle.
         self.entries = 0
-        # Calls from a file to one before it.
+        # Calls from a file to an earlier file.
         self.back: list[tuple[str, str]] = []
         profiler = sys.getprofile()
         sys.setprofile(self._note)
@@ -72,7 +72,7 @@ class Way:
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             path = Path(frame.f_code.co_filename)
-            ours = PADDLE in path.parents and path.name in WAY
+            ours = PADDLE in path.parents and path.name in FILES
             if ours:
                 self._enter(path.name)
             self._stack.append(path.name if ours else None)
@@ -83,7 +83,7 @@ class Way:
         callers = [each for each in self._stack if each]
         if not callers:
             self.entries += 1
-        elif WAY.index(file) < WAY.index(callers[-1]):
+        elif FILES.index(file) < FILES.index(callers[-1]):
             self.back.append((callers[-1], file))
         if file not in self.files:
             self.files.append(file)
@@ -110,12 +110,12 @@ def tensors() -> dict[str, Any]:
     return found
 
 
-class TestWay(unittest.TestCase):
+class TestCallPath(unittest.TestCase):
     def setUp(self):
-        # From the first use on, functions of the binding are called directly.
+        # After the first use, the binding's functions are called directly.
         pickle.loads(ForkingPickler.dumps(paddle.ones([2])))
 
-    def assert_goes_down_once(self, way: Way) -> None:
+    def assert_goes_down_once(self, way: CallPath) -> None:
         self.assertIn("tensor_reductions.py", way.files)
         self.assertEqual(way.entries, 1)
         self.assertEqual(way.back, [])
@@ -123,9 +123,9 @@ class TestWay(unittest.TestCase):
     def test_a_tensor_goes_through_the_reducers_once_and_never_back(self):
         for name, tensor in tensors().items():
             with self.subTest(name):
-                sent = Way(ForkingPickler.dumps, tensor)
+                sent = CallPath(ForkingPickler.dumps, tensor)
                 self.assert_goes_down_once(sent)
-                self.assert_goes_down_once(Way(pickle.loads, sent.result))
+                self.assert_goes_down_once(CallPath(pickle.loads, sent.result))
 
 
 if __name__ == "__main__":

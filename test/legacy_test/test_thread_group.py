@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads that are started as a group: ranks, errors, devices."""
+"""Thread groups: ranks, errors, devices."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class TestEnd(unittest.TestCase):
         with self.assertRaises(DeliberateError):
             start_threads(fail_or_take, nthreads=3)
 
-    def test_an_error_that_nobody_joins_is_reported(self):
+    def test_an_error_that_no_join_raised_is_reported(self):
         reported = threading.Event()
         self.addCleanup(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = lambda args: reported.set()
@@ -275,7 +275,7 @@ class Devices(unittest.TestCase):
 
     def test_devices_that_do_not_exist_or_do_not_suffice(self):
         for devices, message in (
-            (["cpu"], "one for each rank, but received 1 devices for 2 ranks"),
+            (["cpu"], "device per rank, but received 1 devices for 2 ranks"),
             (["cpu", "cpu:1"], "'cpu:1' has an index"),
             (["cpu", "tpu:0"], "must be one of .*'tpu'"),
             (["cpu", 1.5], "received 1.5. The devices of this process are cpu"),

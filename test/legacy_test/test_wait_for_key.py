@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""wait_for_key: waits for keys of a store, in which a worker can be stopped."""
+"""wait_for_key: waits for store keys that end when a worker is stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestWaitForKey(Stop):
         super().setUp()
         port = free_port()
         self.store = core.TCPStore("127.0.0.1", port, True, 1)
-        # Another connection, such as another process has.
+        # Another connection, as of another process.
         self.other = core.TCPStore("127.0.0.1", port, False, 1)
 
     def test_the_value_of_a_key_that_is_set_is_returned(self):
@@ -66,7 +66,7 @@ class TestWaitForKey(Stop):
                 values, [f"value {key}".encode() for key in keys[first::4]]
             )
 
-    def test_a_worker_that_waits_ends_and_the_store_goes_on(self):
+    def test_a_waiting_worker_ends_and_the_store_stays_usable(self):
         self.check(lambda: wait_for_key(self.store, "key"))
         self.check(lambda: wait_for_key(self.store, "key", timeout=WAIT_S))
         self.check_group(lambda: wait_for_key(self.store, "key"))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Worker threads: what they begin with, and how they end."""
+"""Worker threads: their initial state, seeds, stopping and errors."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ __all__ = ["setUpModule", "tearDownModule"]
 
 
 def wait_for_stop():
-    """A target that listens to `stop`."""
+    """A target that runs until `stop` is called."""
     worker = threading.current_thread()
     while not worker.should_stop():
         time.sleep(0.001)
 
 
 class TestGradientsAndModes(WorkerTestCase):
-    def test_a_worker_that_is_started_in_no_grad_is_in_it(self):
+    def test_a_worker_inherits_no_grad(self):
         with paddle.no_grad():
             self.assertFalse(in_worker(paddle.is_grad_enabled))
-            # What is lost without.
+            # An ordinary thread does not inherit the mode.
             self.assertTrue(in_thread(paddle.is_grad_enabled))
         self.assertTrue(in_worker(paddle.is_grad_enabled))
 
@@ -67,7 +67,7 @@ class TestGradientsAndModes(WorkerTestCase):
             self.assertTrue(in_worker(lambda: (weight * 2).stop_gradient))
         self.assertFalse(in_worker(lambda: (weight * 2).stop_gradient))
 
-    def test_the_state_is_that_of_start(self):
+    def test_the_state_is_captured_at_start(self):
         results = []
         worker = WorkerThread(lambda: results.append(paddle.is_grad_enabled()))
         with paddle.no_grad():
@@ -75,7 +75,7 @@ class TestGradientsAndModes(WorkerTestCase):
         worker.join(WAIT_S)
         self.assertEqual(results, [False])
 
-    def test_what_the_starter_changes_later_does_not_reach_the_worker(self):
+    def test_later_changes_of_the_starter_do_not_reach_the_worker(self):
         go = threading.Event()
         results = []
 
@@ -90,7 +90,7 @@ class TestGradientsAndModes(WorkerTestCase):
         worker.join(WAIT_S)
         self.assertEqual(results, [False])
 
-    def test_what_a_worker_changes_ends_with_it(self):
+    def test_changes_of_a_worker_end_with_it(self):
         def change():
             paddle.set_grad_enabled(False)
             paddle.enable_static()
@@ -100,17 +100,17 @@ class TestGradientsAndModes(WorkerTestCase):
             self.assertTrue(run(paddle.is_grad_enabled))
             self.assertTrue(run(paddle.in_dynamic_mode))
 
-    def test_a_worker_of_a_thread_in_static_mode_is_in_it(self):
+    def test_a_worker_inherits_static_mode(self):
         def static():
             paddle.enable_static()
             return in_thread(paddle.in_dynamic_mode), in_worker(
                 paddle.in_dynamic_mode
             )
 
-        # The first is what is lost without.
+        # The ordinary thread, the first, does not inherit the mode.
         self.assertEqual(in_thread(static), (True, False))
 
-    def test_a_worker_of_a_thread_in_dynamic_mode_is_in_it(self):
+    def test_a_worker_inherits_dynamic_mode(self):
         paddle.enable_static()
         self.addCleanup(paddle.disable_static)
         program = paddle.static.default_main_program()
@@ -157,7 +157,7 @@ class TestRandomNumbers(WorkerTestCase):
         self.assertEqual(in_worker(draw, seed=7), numbers)
         self.assertNotEqual(in_worker(draw, seed=8), numbers)
 
-    def test_workers_side_by_side_draw_what_each_draws_alone(self):
+    def test_concurrent_workers_draw_what_each_draws_alone(self):
         turns = 200
         alone = [
             in_worker(lambda: [draw() for _ in range(turns)], seed=seed)
@@ -247,7 +247,7 @@ class TestRandomNumbers(WorkerTestCase):
 
 
 class TestThreads(WorkerTestCase):
-    def test_a_wrong_argument_is_one_error_alone(self):
+    def test_a_wrong_argument_raises_only_one_error(self):
         with mock.patch("sys.unraisablehook") as finalizer_failed:
             for arguments in ({"target": print, "device": 1.5}, {"target": 1}):
                 with self.assertRaisesRegex(TypeError, "device|callable"):
@@ -312,7 +312,7 @@ class TestThreads(WorkerTestCase):
 
 
 class TestStop(WorkerTestCase):
-    def test_the_target_is_told_to_stop(self):
+    def test_the_target_sees_the_stop_request(self):
         worker = WorkerThread(wait_for_stop)
         worker.start()
         self.assertFalse(worker.should_stop())
@@ -382,7 +382,7 @@ class TestErrors(WorkerTestCase):
 
         self.assertEqual(length(), length())
 
-    def test_a_join_that_was_in_vain_raises_nothing(self):
+    def test_a_join_that_times_out_raises_nothing(self):
         go = threading.Event()
 
         def fail_later():
@@ -397,7 +397,7 @@ class TestErrors(WorkerTestCase):
         with self.assertRaises(DeliberateError):
             worker.join(WAIT_S)
 
-    def test_errors_that_are_no_exceptions_are_raised_too(self):
+    def test_base_exceptions_are_raised_too(self):
         for kind in (KeyboardInterrupt, SystemExit):
 
             def end_so(kind=kind):
@@ -410,7 +410,7 @@ class TestErrors(WorkerTestCase):
         with self.assertRaises(DeliberateError), WorkerThread(fail):
             pass
 
-    def test_an_error_of_both_sides_goes_on_and_is_reported(self):
+    def test_an_error_of_the_body_is_raised_and_the_workers_is_reported(self):
         def both():
             with WorkerThread(fail):
                 raise KeyError
@@ -420,7 +420,7 @@ class TestErrors(WorkerTestCase):
         errors = self.take_reports()
         self.assertEqual([type(error) for error in errors], [DeliberateError])
 
-    def test_an_error_that_nobody_joined_for_is_reported_once(self):
+    def test_an_error_that_no_join_raised_is_reported_once(self):
         gc.disable()
         self.addCleanup(gc.enable)
         worker = self.failed()
@@ -461,15 +461,15 @@ class TestErrors(WorkerTestCase):
             found = [frame.f_locals.get("secret") for frame, _ in frames]
         self.assertIn(7, found)
 
-    def test_an_error_that_was_joined_for_is_not_reported(self):
+    def test_an_error_that_join_raised_is_not_reported(self):
         worker = self.failed()
         with self.assertRaises(DeliberateError):
             worker.join()
         del worker
         self.assertEqual(self.take_reports(), [])
 
-    def test_what_prevents_the_start_is_raised_by_join(self):
-        # Say, a Paddle without contexts of threads.
+    def test_a_failed_start_is_raised_by_join(self):
+        # For example, in a Paddle without per-thread contexts.
         with mock.patch(
             "paddle.incubate.multiprocessing.worker_thread.host_context",
             side_effect=NotImplementedError("no contexts"),
@@ -481,7 +481,7 @@ class TestErrors(WorkerTestCase):
 
 class TestWaiters(unittest.TestCase):
     def test_a_change_is_not_missed_by_a_thread_about_to_wait(self):
-        # As by a finalizer, or a signal handler, that comes just then.
+        # As if a finalizer or a signal handler ran at this moment.
         def predicate():
             looks.append(True)
             if len(looks) == 1:
@@ -492,7 +492,7 @@ class TestWaiters(unittest.TestCase):
         in_thread(waiters.wait_for, predicate)
 
 
-# A process whose workers are at work when it ends, and what it says then.
+# A process whose workers still run when it ends, and its output.
 LEAVES_WORKERS = """
 import time
 import paddle
@@ -554,13 +554,13 @@ class TestEndOfPython(unittest.TestCase):
         self.assertNotIn("a worker has cleaned up", before)
         self.assertIn("a worker has cleaned up", after)
 
-    def test_an_error_that_nobody_joined_for_is_reported_then(self):
+    def test_an_error_that_no_join_raised_is_reported_at_exit(self):
         before, _, after = self.said
         self.assertNotIn("ValueError", before)
         self.assertIn("Exception in thread reader", after)
         self.assertEqual(after.count("ValueError: said so"), 1)
 
-    def test_so_it_is_in_a_process_that_multiprocessing_has_started(self):
+    def test_an_error_is_reported_in_a_process_of_multiprocessing(self):
         said, _, _ = run_script(self, FAILS_IN_A_CHILD, []).partition("ends")
         self.assertEqual(said.count("ValueError: said so"), 1)
 
@@ -572,7 +572,7 @@ class TestFork(WorkerTestCase):
             self.assertEqual(draw(), expected)
             self.assertFalse(paddle.is_grad_enabled())
 
-        # Not by a worker: Paddle cannot be forked while a thread goes.
+        # Not with a worker: Paddle cannot be forked while a thread runs.
         generator = core.Generator()
         generator.manual_seed(3)
         with host_context(generator=generator):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Helpers of the tests of worker threads: nothing may be left of them."""
+"""Helpers for worker thread tests: they may leave nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 
 
 def in_worker(function, **options):
-    """Returns what `function` returns in a worker that is started here."""
+    """Runs `function` in a new worker and returns its result."""
     results = []
     worker = WorkerThread(lambda: results.append(function()), **options)
     worker.start()
@@ -59,7 +59,7 @@ class WorkerTestCase(unittest.TestCase):
     """Checks that no test leaves a thread or an unexpected report."""
 
     def setUp(self):
-        # disable_static changes it.
+        # disable_static changes the device.
         self.addCleanup(paddle.set_device, "cpu")
         before = set(threading.enumerate())
         self.reports = []
@@ -75,13 +75,13 @@ class WorkerTestCase(unittest.TestCase):
         self.assertEqual(self.reports, [])
 
     def take_reports(self):
-        """Returns the errors reported so far, as none that is left over."""
+        """Returns and clears the errors reported so far."""
         errors = [report.exc_value for report in self.reports]
         self.reports.clear()
         return errors
 
     def in_fork(self, function):
-        """Calls a function, which has to succeed, in a fork of this process."""
+        """Calls a function in a forked child, where it must succeed."""
         pid = os.fork()
         if pid == 0:
             code = 1

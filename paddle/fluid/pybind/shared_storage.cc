@@ -66,14 +66,14 @@ using memory::allocation::SharedHeap;
 using memory::allocation::SharedView;
 using memory::allocation::SharingStrategy;
 
-// For smaller tensors, taking the GIL again costs more than the copy.
+// For smaller tensors, reacquiring the GIL costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
-// Runs a call without the GIL. Requires: the calling thread has the GIL.
+// Runs a call without the GIL. Requires: the calling thread holds the GIL.
 //
-// Not by gil_scoped_release: when a daemon thread asks for the GIL after the
-// interpreter has ended, Python ends the thread by unwinding its stack, which
-// must not pass a destructor.
+// Does not use gil_scoped_release: when a daemon thread requests the GIL after
+// the interpreter has ended, Python ends the thread by unwinding its stack,
+// which must not run through a destructor.
 template <typename Call>
 void WithoutGil(const Call& call) {
   PyThreadState* state = PyEval_SaveThread();
@@ -96,7 +96,7 @@ CudaStreamOf StreamOf(const py::function& stream_of) {
 }
 
 bool HasGil() {
-  // PyGILState_Check returns 1 always, once there was a subinterpreter.
+  // PyGILState_Check always returns 1 once there has been a subinterpreter.
 #if PY_VERSION_HEX >= 0x030D0000
   PyThreadState* current = PyThreadState_GetUnchecked();
 #else
@@ -115,12 +115,12 @@ bool IsFinalizing() {
 }
 
 // Runs a call that may wait for a device, without the GIL: the device may wait
-// for work that another Python thread has yet to give to it. Thread-safe, with
-// the GIL or without.
+// for work that another Python thread has not submitted yet. Thread-safe, with
+// or without the GIL.
 //
-// It runs in destructors too, where a thread must not be ended. So a thread
-// that is still here when the interpreter has ended sleeps until the process is
-// gone.
+// It also runs in destructors, where Python must not end the thread. So a
+// thread that is still here when the interpreter has ended sleeps until the
+// process exits.
 void WaitWithoutGil(const std::function<void()>& wait) {
   if (!HasGil() || IsFinalizing()) return wait();
   PyThreadState* state = PyEval_SaveThread();
@@ -129,10 +129,10 @@ void WaitWithoutGil(const std::function<void()>& wait) {
   PyEval_RestoreThread(state);
 }
 
-// Runs a call that may copy the storage of a tensor; without the GIL if that
-// takes long. Requires: the calling thread has the GIL.
+// Runs a call that may copy the storage of a tensor, without the GIL if the
+// storage is large. Requires: the calling thread holds the GIL.
 template <typename Call>
-void Copying(const phi::DenseTensor& tensor, const Call& call) {
+void WithoutGilIfLarge(const phi::DenseTensor& tensor, const Call& call) {
   if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
     WithoutGil(call);
   } else {
@@ -143,14 +143,14 @@ void Copying(const phi::DenseTensor& tensor, const Call& call) {
 // `tensor` is a copy, since other threads run while the GIL is released.
 py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
   std::string handle;
-  Copying(tensor, [&] {
+  WithoutGilIfLarge(tensor, [&] {
     handle = ShareDenseTensor(
         std::move(tensor), CurrentSharingStrategy(), long_lived);
   });
   return py::bytes(handle);
 }
 
-// Returns the handle of a tensor, or None if it has to be sent in another way.
+// Returns the handle of a tensor, or None if it must be sent in another way.
 // `tensor` is a copy, since other threads may run while Python looks up the
 // stream.
 py::object Share(phi::DenseTensor tensor,
@@ -177,16 +177,16 @@ const phi::DenseTensor& DenseTensorOf(const paddle::Tensor& tensor) {
   PADDLE_ENFORCE_NOT_NULL(
       dense,
       common::errors::Unimplemented(
-          "Only dense tensors can be sent to another process, and this is "
+          "Only dense tensors can be sent to another process, but received "
           "another kind. Send the dense tensors that it consists of."));
   return *dense;
 }
 
-// Makes a Python tensor, named by its kind and a number.
+// Creates a Python tensor whose name is its kind and a number.
 py::object ToPython(phi::DenseTensor dense, const char* kind) {
   paddle::Tensor tensor(std::make_shared<phi::DenseTensor>(std::move(dense)));
-  // Optimizers and to_static tell tensors apart by name. Relaxed: the number
-  // orders nothing, it only has to be unique.
+  // Optimizers and to_static identify tensors by name. Relaxed, because the
+  // number only has to be unique.
   static std::atomic<uint64_t> count{0};
   tensor.set_name(
       kind + std::to_string(count.fetch_add(1, std::memory_order_relaxed)));
@@ -202,8 +202,8 @@ phi::DenseTensor Empty(const std::vector<int64_t>& shape,
   return phi::DenseTensor(SharedAllocator(strategy), meta);
 }
 
-// Returns the bytes of a tensor. Its storage lives as long as the array or a
-// view of it.
+// Returns the bytes of a tensor. The array and its views keep the storage
+// alive.
 py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
   PADDLE_ENFORCE_EQ(
       IsOnHost(tensor.place()) && tensor.meta().is_contiguous(),
@@ -224,15 +224,15 @@ py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
                               kept);
 }
 
-// Keeps the inside of a Tensor alive as long as a Python object `inside` that
-// refers to it: get_tensor returns such a reference.
+// Keeps the implementation of a Tensor alive as long as the Python object
+// `inside`, which refers to it, as the result of get_tensor does.
 //
-// Registers by a side effect in pybind11's internals: in their list of
-// patients, which is what py::keep_alive writes to, but per object and not per
-// binding. The list is also searched, so that a second call adds nothing. This
-// needs no change of Paddle's binding of get_tensor, which could return a
-// DenseTensor that owns a shared_ptr of the Tensor's implementation instead.
-// Requires: the calling thread has the GIL.
+// Registers as a side effect in pybind11's internal list of patients. This is
+// the list that py::keep_alive uses, but here per object and not per binding.
+// Searches the list first, so that a second call adds nothing. This needs no
+// change to Paddle's binding of get_tensor; alternatively, get_tensor could
+// return a DenseTensor that owns a shared_ptr of the Tensor's implementation.
+// Requires: the calling thread holds the GIL.
 void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
   using Impl = std::shared_ptr<phi::TensorBase>;
   auto& patients = py::detail::get_internals().patients;
@@ -262,8 +262,8 @@ SharingStrategy CurrentSharingStrategy() {
 }
 
 void BindSharedStorage(py::module* m) {
-  // The first use of the heaps registers their handlers for fork, before any
-  // fork matters.
+  // The first use of the heaps registers their fork handlers, before any fork
+  // matters.
   SharedHeap& heap = SharedHeap::Instance();
   CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
 
@@ -287,12 +287,12 @@ void BindSharedStorage(py::module* m) {
   m->def("move", [](const paddle::Tensor& tensor, bool long_lived) {
     // A copy, since other threads run while the GIL is released.
     phi::DenseTensor dense = DenseTensorOf(tensor);
-    Copying(dense, [&] {
+    WithoutGilIfLarge(dense, [&] {
       MoveIntoSharedMemory(
           std::move(dense), CurrentSharingStrategy(), long_lived);
     });
   });
-  // Paddle's Python has a getter only.
+  // Paddle's Python API has only a getter.
   m->def("set_coalesced", [](const paddle::Tensor& tensor, bool coalesced) {
     auto* sparse = dynamic_cast<phi::SparseCooTensor*>(tensor.impl().get());
     PADDLE_ENFORCE_NOT_NULL(
@@ -321,12 +321,12 @@ void BindSharedStorage(py::module* m) {
   m->def("array_of", [](const paddle::Tensor& tensor) {
     return ArrayOf(DenseTensorOf(tensor));
   });
-  // In the form that HostContext of thread_contexts.cc takes.
+  // In the form that HostContext of thread_contexts.cc accepts.
   m->def("allocator", [] {
     return py::capsule(SharedAllocator(CurrentSharingStrategy()),
                        "phi::Allocator");
   });
-  // For groups of processes, which may be bound by another module.
+  // For process groups, which another module may bind.
   m->def("locator", [&heap] {
     static const memory::allocation::SharedLocator locate =
         [&heap](const void* address) { return heap.Locate(address); };

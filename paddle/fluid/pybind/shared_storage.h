@@ -20,11 +20,11 @@
 namespace paddle {
 namespace pybind {
 
-// Returns the strategy that the flag dataloader_use_file_descriptor chooses.
+// Returns the strategy that the flag dataloader_use_file_descriptor selects.
 // Thread-safe.
 memory::allocation::SharingStrategy CurrentSharingStrategy();
 
-// Binds the functions of shared memory that Python needs, in the module
+// Binds the shared memory functions that Python needs in the module
 // `_shared_storage`. Requires: the GIL is held.
 void BindSharedStorage(pybind11::module* m);
 

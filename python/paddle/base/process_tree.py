@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The process tree of this process, which is called its family in C++.
+"""The process tree of this process, called its family in C++.
 
 Processes of one tree may receive each other's messages, even after the sender
-has ended. The files of a tree in /dev/shm are removed with its last process.
+has ended. The tree's files in /dev/shm are removed when its last process ends.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-# After multiprocessing has joined the threads that feed its queues (-5).
+# Runs after multiprocessing has joined its queues' feeder threads (-5).
 _LAST = -100
 
 
 def join(binding: ModuleType, variable: str) -> str:
     """
-    Makes this process a member of its tree, so that its messages live as long
-    as any member does, and removes the files of trees that have ended. The
-    environment variable of the given name identifies the tree; returns its
-    value.
+    Makes this process a member of its tree, and removes the files of trees that
+    have ended. The messages of a member live as long as any member. Returns the
+    value of the given environment variable, which identifies the tree.
     """
 
     def leave() -> None:
@@ -45,7 +44,7 @@ def join(binding: ModuleType, variable: str) -> str:
         if multiprocessing.parent_process() is None:
             binding.leave_cuda()
         else:
-            # multiprocessing comes here before it waits for a child's threads.
+            # multiprocessing calls this before it joins a child's threads.
             atexit.register(binding.leave_cuda)
 
     def leave_at_exit() -> None:
@@ -54,18 +53,18 @@ def join(binding: ModuleType, variable: str) -> str:
     family = _family(binding, variable)
     binding.join(int(family, 16))
     leave_at_exit()
-    # Both: a child that multiprocessing forks forgets all finalizers.
+    # Register both: a child that multiprocessing forks drops all finalizers.
     os.register_at_fork(after_in_child=leave_at_exit)
     util.register_after_fork(leave_at_exit, lambda function: function())
     return family
 
 
 def _family(binding: ModuleType, variable: str) -> str:
-    """Returns the number that the processes of this tree have in common."""
+    """Returns the number that identifies this process tree."""
     inherited = os.environ.get(variable)
     if inherited is not None and not _is_family(inherited):
         del os.environ[variable]
-    # In one step: a signal handler may join, too.
+    # Atomic, since a signal handler may join, too.
     return os.environ.setdefault(variable, f"{binding.random_bits():016x}")
 
 

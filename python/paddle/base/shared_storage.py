@@ -11,10 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The binding of the C++ part of shared memory, which is loaded on first use.
+"""The binding of the C++ part of shared memory, loaded on first use.
 
-The first use also makes this process join its process tree, and so does the
-first start of a child. Importing Paddle does neither.
+The first use, or the first start of a child, also makes this process join its
+process tree. Importing Paddle does neither.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .cpp_module import find_cpp_module
 if TYPE_CHECKING:
     import paddle
 
-# It names a process tree, for its members and starting_processes.cc.
+# Identifies a process tree; starting_processes.cc reads it, too.
 _FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
 
-# The flag of Paddle that is the sharing strategy.
+# Paddle's flag that selects the sharing strategy.
 FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
 _binding = functools.partial(find_cpp_module, "_shared_storage")
@@ -48,14 +48,14 @@ def is_available() -> bool:
 
 
 class _Native:
-    """The functions of the binding."""
+    """The functions of the binding, loaded on first use."""
 
     def __getattr__(self, name: str) -> Any:
         binding = _binding()
         if binding is None:
             raise NotImplementedError(
-                "This Paddle was built without shared memory, a part in C++ "
-                "for Linux. Send a copy instead, for example tensor.numpy()."
+                "This Paddle was built without shared memory, a C++ part for "
+                "Linux. Send a copy instead, for example tensor.numpy()."
             )
         function = getattr(binding, name)
         join_process_tree()
@@ -64,8 +64,8 @@ class _Native:
 
 native = _Native()
 _family = ""  # the value of the variable, once this process has joined
-# Held while a thread joins, and during a fork: a child never inherits it from
-# a thread that it does not have.
+# Held while a thread joins, and during a fork, so that a child never inherits
+# it locked by a thread that does not exist there.
 _joining = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -79,14 +79,14 @@ _kept_forever: list[paddle.Tensor] = []
 
 def is_in_use() -> bool:
     """
-    Returns whether this process has joined its process tree. Before that, it
-    has no tensor in shared memory.
+    Returns whether this process has joined its process tree. A process that has
+    not joined has no tensors in shared memory.
     """
     return bool(vars(native))
 
 
 def join_process_tree() -> None:
-    """Makes this process join its process tree, if it has not."""
+    """Makes this process join its process tree, unless it already has."""
     global _family
     if is_in_use():
         return
@@ -108,15 +108,15 @@ def join_process_tree() -> None:
 
 
 def _before_child() -> None:
-    """Makes sure that a child that starts now is of this process tree."""
+    """Ensures that a child that starts now belongs to this process tree."""
     join_process_tree()
-    # The program may have restored an environment from before that.
+    # The program may have restored an older environment.
     if _family:
         os.environ.setdefault(_FAMILY_VARIABLE, _family)
 
 
 def _before_fork() -> None:
-    # A process without free descriptors, for example, still may fork.
+    # A failure, such as a lack of descriptors, must not prevent the fork.
     with contextlib.suppress(ImportError, OSError):
         _before_child()
 
@@ -129,26 +129,26 @@ def _reduce_key(key: AuthenticationString) -> tuple:
 def join_before_first_child() -> None:
     """
     Makes this process join its process tree before it starts its first child,
-    which inherits the tree; or now, if it has inherited one itself.
+    so that the child inherits the tree; or now, if it has inherited one itself.
     """
     if _FAMILY_VARIABLE in os.environ:
         join_process_tree()
     os.register_at_fork(before=_before_fork)
-    # multiprocessing sends this key to each child that it does not fork.
+    # multiprocessing pickles this key for each child that it does not fork.
     ForkingPickler.register(AuthenticationString, _reduce_key)
 
 
 def collect_dead() -> None:
-    """Frees the shared memory that processes held when they ended."""
+    """Frees the shared memory that processes held when they died."""
     if is_in_use():
         native.collect_dead()
 
 
 def ipc_collect() -> None:
     """
-    Frees GPU memory that this process has sent and dropped and that no other
-    process uses, killed processes included. Paddle does so itself when tensors
-    are sent, and when memory runs out.
+    Frees GPU memory that this process has sent and dropped and that no live
+    process uses. Paddle does this automatically when tensors are sent, and when
+    memory runs out.
     """
     if is_in_use():
         native.collect_cuda()
@@ -159,8 +159,8 @@ def keeping_inside_alive(
     get_tensor: Callable[[paddle.Tensor], paddle.base.core.DenseTensor],
 ) -> Callable[[paddle.Tensor], paddle.base.core.DenseTensor]:
     """
-    Returns a `Tensor.get_tensor` whose result stays valid when the Tensor,
-    which it refers into, is dropped or gets other contents.
+    Wraps `Tensor.get_tensor`, whose result refers into the Tensor. The result
+    stays valid when the Tensor is dropped or its contents are replaced.
     """
 
     def get_tensor_kept(self):
@@ -169,8 +169,8 @@ def keeping_inside_alive(
         try:
             binding = _binding()
         except ImportError:
-            # No free descriptor, or the interpreter exits: better keep it for
-            # ever than return what refers to freed memory.
+            # There is no free descriptor, or the interpreter is exiting. Leak
+            # the Tensor rather than return a reference to freed memory.
             _kept_forever.append(self)
             return inside
         if binding is not None:

@@ -34,9 +34,9 @@ __all__ = []
 @no_grad
 def dense_parts(tensor: Tensor) -> list[Tensor]:
     """
-    Returns the dense tensors that a tensor consists of, without a copy: the
-    indices and values of a sparse tensor, the values of selected rows, or the
-    tensor itself.
+    Returns the dense tensors that make up a tensor, without a copy: the indices
+    and values of a sparse tensor, the values of selected rows, or the tensor
+    itself.
     """
     if tensor.is_sparse_coo():
         return [tensor.indices(), tensor.values()]
@@ -49,7 +49,7 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def is_uninitialized(tensor: Tensor) -> bool:
-    """Returns whether a tensor has elements by its shape, but no memory."""
+    """Returns whether a tensor's shape has elements but it has no memory."""
     return tensor.size > 0 and not tensor._is_initialized()
 
 
@@ -67,8 +67,8 @@ def _check_can_be_shared(tensor: Tensor) -> None:
     place = tensor.place
     if place.is_custom_place() or place.is_xpu_place():
         raise NotImplementedError(
-            "The memory of a tensor that is shared must be on the CPU or on a "
-            f"GPU, but received a tensor on {place}. Send a copy instead: "
+            "The memory of a shared tensor must be on the CPU or on a GPU, but "
+            f"received a tensor on {place}. Send a copy instead: "
             "paddle.incubate.multiprocessing.by_value(tensor)."
         )
     check_initialized(tensor)
@@ -88,9 +88,10 @@ def _is_shared(part: Tensor) -> bool:
 
 def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorates `Initializer.__call__`, which replaces the memory of a parameter
-    by that of a new tensor. If the parameter is shared, the new values are
-    copied into its shared memory instead, where other processes see them.
+    Decorates `Initializer.__call__`, which replaces a parameter's memory with
+    the memory of a new tensor. If the parameter is shared, the decorator
+    instead copies the new values into its shared memory, where other processes
+    see them.
     """
 
     @functools.wraps(call)
@@ -99,17 +100,17 @@ def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not _has_values_that_others_see(param):
             return call(self, param, *args, **kwargs)
-        # Not by detach(), whose result would change together with the tensor.
+        # The result of detach() would change together with the tensor.
         shared = _alias(param)
         result = call(self, param, *args, **kwargs)
         filled = _alias(param)
         shared._share_underline_tensor_to(param)
         if filled.shape != shared.shape:
             raise ValueError(
-                f"The values for {param.name!r} must be of shape "
+                f"The values for {param.name!r} must have shape "
                 f"{list(shared.shape)}, because other processes share its "
-                f"memory, but received shape {list(filled.shape)}. Make a new "
-                "parameter of that shape, and send it."
+                f"memory, but received shape {list(filled.shape)}. Create a "
+                "new parameter of that shape, and send it."
             )
         if filled.data_ptr() != shared.data_ptr():
             # Some initializers produce another data type.
@@ -135,14 +136,14 @@ def _alias(tensor: Tensor) -> Tensor:
 
 def share_memory_(self: Tensor) -> Tensor:
     """
-    Moves the storage of this tensor into shared memory, as sending it does.
-    Its views, and the tensor that it is a view of, have the same storage and
-    move too. Processes that are forked afterwards share the memory; others
-    share it when they receive the tensor.
+    Moves the storage of this tensor into shared memory, as sending it does. Its
+    base and views have the same storage and move too. Processes that are forked
+    afterwards share the memory; other processes share it when they receive the
+    tensor.
 
-    A tensor that is already shared is not moved again, and neither is one on a
-    GPU, whose memory can always be shared. The gradient is not moved. The
-    method follows torch's.
+    A tensor that is already shared is not moved again. A GPU tensor is not
+    moved, because its memory can always be shared. The gradient is not moved.
+    The method follows torch's.
 
     Returns:
         Tensor: this tensor.
@@ -173,12 +174,12 @@ def share_memory_(self: Tensor) -> Tensor:
 
 def is_shared(self: Tensor) -> bool:
     """
-    Tells whether the memory of this tensor can be shared as it is: it was moved
-    by `share_memory_()`, sent or received, or it is on a GPU. A sparse tensor
-    is shared if all its parts are.
+    Returns whether the memory of this tensor can be shared as it is: it was
+    moved by `share_memory_()`, sent or received, or it is on a GPU. A sparse
+    tensor is shared if all its parts are.
 
     Returns:
-        bool: whether the tensor is shared; True for one without elements.
+        bool: whether the tensor is shared; True for a tensor without elements.
 
     Examples:
         .. code-block:: python
@@ -197,9 +198,9 @@ def share_memory(self: Layer) -> Layer:
     shared memory, see `Tensor.share_memory_`. Tied tensors stay tied.
 
     Processes that are forked afterwards, or receive the layer, have the same
-    parameters: each sees what another writes, for example by an optimizer.
-    Gradients are not moved: each process has its own. The method follows
-    torch's.
+    parameters: each process sees the others' writes, for example from an
+    optimizer. Gradients are not moved: each process has its own. The method
+    follows torch's.
 
     Returns:
         Layer: this layer.

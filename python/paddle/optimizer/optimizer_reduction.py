@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How optimizers, with their state, are pickled for other processes."""
+"""Pickles optimizers, with their state, for other processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
 def make_sendable(kind: type[Optimizer]) -> None:
     """
     Registers how `multiprocessing` pickles the optimizers of a class, unless
-    the class defines it itself.
+    the class defines its own pickling.
     """
     if all(
         getattr(kind, name, None) is getattr(object, name, None)
@@ -54,7 +54,7 @@ def _reduce(optimizer: Optimizer) -> tuple:
         **state,
         # A defaultdict whose factory is a lambda, which cannot be pickled.
         "_accumulators": dict(state["_accumulators"]),
-        # Each step fills it anew, with variables of this process's programs.
+        # Each step refills it with variables of this process's programs.
         "_learning_rate_map": {},
     }
     # A received tensor has a new name, but the state of a parameter is looked

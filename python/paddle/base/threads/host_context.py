@@ -11,11 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The memory and the random numbers that each thread uses on the CPU.
+"""Per-thread allocators and random number generators on the CPU.
 
-Invariant: a thread inside `host_context` uses a device context of its own for
-the CPU, see phi/backends/thread_contexts.h. Any other thread uses that of the
-process.
+Invariant: a thread inside `host_context` uses its own device context for the
+CPU, see phi/backends/thread_contexts.h. Other threads use the process's.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ __all__ = []
 
 class _Host:
     """
-    An allocator and a generator, None for those of the process, and the device
-    context that has them.
+    An allocator, a generator and the device context that uses them. None stands
+    for the process's own.
     """
 
     def __init__(
@@ -56,12 +55,12 @@ class _Host:
 
 class _OwnHost(_Host):
     """
-    The host of the thread that makes it, until that thread drops it or ends.
+    The host of the thread that creates it, until that thread drops it or ends.
     """
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        # Kept here, since a thread may outlive the contents of this module.
+        # Kept here, since a thread may outlive this module's globals.
         self._use = native.use_host_context
         self._get_ident = threading.get_ident
         self._ident = self._get_ident()
@@ -77,8 +76,7 @@ _host: ThreadValue[_Host] = ThreadValue(_Host())
 
 def cpu_generator() -> core.Generator:
     """
-    Returns the generator of the calling thread's random numbers on the CPU.
-    Thread-safe.
+    Returns the CPU random number generator of the calling thread. Thread-safe.
     """
     return _host.get().generator or core.default_cpu_generator()
 
@@ -93,8 +91,8 @@ def _set_host(allocator: Any, generator: core.Generator | None) -> None:
         _host.set_local(UNSET)
         return
     context = native.HostContext(allocator, generator)
-    # Drop the old one before the new one is in use: as it goes, it tells the
-    # thread to use none.
+    # Drop the old host before creating the new one: its destructor resets the
+    # context of the thread.
     _host.set_local(UNSET)
     _host.set_local(_OwnHost(allocator, generator, context))
 
@@ -130,11 +128,11 @@ def host_context(
     *, allocator: Any = None, generator: core.Generator | None = None
 ) -> Iterator[None]:
     """
-    Makes operators on the CPU that the calling thread runs use other memory,
-    other random numbers or both. An argument that is None leaves its part as it
-    was outside.
+    Makes the calling thread's CPU operators use another allocator, another
+    generator or both. For an argument that is None, the outer setting stays in
+    effect.
 
-    Programs that are compiled, by `to_static` for example, are not affected.
+    Compiled programs, for example of `to_static`, are not affected.
 
     Thread-safe. One context object serves one thread, once.
 
@@ -150,11 +148,10 @@ def host_context(
     """
     if native is None:
         raise NotImplementedError(
-            "This Paddle was built without device contexts per thread, a part "
-            "in C++ for Linux. Use the memory and the random numbers of the "
-            "process."
+            "This Paddle was built without device contexts per thread, a C++ "
+            "part for Linux. Use the process's allocator and generator."
         )
-    # Not the host itself, which tells the thread to use none when it goes.
+    # Do not keep the host itself: its destructor resets the thread's context.
     outside = _host.get().allocator, _host.get().generator
     guard = Guard("host_context")
     _set_host(

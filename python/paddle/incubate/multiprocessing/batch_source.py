@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Batches of one dataset, made on a thread, for several threads that read."""
+"""Reads one dataset on a thread, for several reader threads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = []
 
 _END_OF_EPOCH = object()
-# The pause between two looks at an event of a device.
+# The poll interval of a device event.
 _PAUSE_S = 0.001
 
 
@@ -81,8 +81,8 @@ class _Batches:
         self._pool = ArrayPool(most_free)
 
     def of_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
-        """Makes the batches of an epoch on `thread`, the calling one."""
-        # Looked at between the samples of a batch.
+        """Yields the batches of an epoch; `thread` is the calling thread."""
+        # The fetcher checks it between the samples of a batch.
         stop = SimpleNamespace(is_set=thread.should_stop)
         fetcher = self._fetcher()
         for samples in self._samples(epoch):
@@ -91,12 +91,12 @@ class _Batches:
             except StopIteration:
                 if self._is_iterable:
                     return
-                # It becomes a RuntimeError: this is a generator.
+                # Python turns it into a RuntimeError: this is a generator.
                 raise
             if thread.should_stop():
                 return
             yield batch
-            # The reader alone keeps it while the next one is made.
+            # Only the reader keeps it while the next batch is read.
             del batch
 
     def _fetcher(self) -> _DatasetFetcher | GatheringFetcher:
@@ -115,7 +115,7 @@ class _Batches:
 
     def _samples(self, epoch: int) -> Iterator[Iterable[int]]:
         if self._is_iterable:
-            # Of these, the number alone counts.
+            # Only the number of the indices matters.
             yield from itertools.repeat(range(self._batch_size))
         if self._batch_sampler is not None:
             if hasattr(self._batch_sampler, "set_epoch"):
@@ -132,16 +132,16 @@ class _Batches:
 
 
 class _SourceThread(WorkerThread):
-    """Deals the batches out. It refers neither to the BatchSource nor to the
-    readers, so that dropping these ends it."""
+    """Distributes the batches. The thread does not refer to the BatchSource or
+    to the readers, so that dropping them ends the thread."""
 
     def __init__(
         self, batches: _Batches, nreaders: int, capacity: int, seed: int | None
     ) -> None:
         super().__init__(self._deal, [batches], daemon=True, seed=seed)
         self.queues = [BlockingQueue(capacity) for _ in range(nreaders)]
-        # By rank, the epoch of each reader that has left, and how many batches
-        # of that epoch it has taken.
+        # For each reader that has left, by rank: its epoch, and the number of
+        # batches that it took in that epoch.
         self.left: dict[int, tuple[int, int]] = {}
 
     def run(self) -> None:
@@ -150,7 +150,7 @@ class _SourceThread(WorkerThread):
             queue.shutdown()
 
     def leave(self, rank: int, epoch: int, taken: int) -> None:
-        """Notes that a reader takes no more batches. Finalizers may call it."""
+        """Records that a reader has left. Finalizers may call this."""
         self.left.setdefault(rank, (epoch, taken))
         self.queues[rank].shutdown(immediate=True)
 
@@ -158,16 +158,16 @@ class _SourceThread(WorkerThread):
         nreaders = len(self.queues)
         place = _current_expected_place()
         for epoch in itertools.count():
-            # enumerate() would keep each batch until the next one is made.
+            # enumerate() would keep each batch until the next one is read.
             numbers = itertools.count()
             for batch in batches.of_epoch(epoch, self):
                 turn, rank = divmod(next(numbers), nreaders)
-                # Others take as many batches as a reader that has left, so that
-                # those that all leave after the same number get no error.
+                # The other readers may take as many batches as one that left,
+                # so readers that all leave after the same number get no error.
                 if rank == 0 and self._ends_at((epoch, turn)):
                     return
                 self._put(rank, (batch, _events_after(batch, place)))
-                # The reader alone keeps it while the next one is made.
+                # Only the reader keeps it while the next batch is read.
                 del batch
             for rank in range(nreaders):
                 self._put(rank, _END_OF_EPOCH)
@@ -178,15 +178,15 @@ class _SourceThread(WorkerThread):
         return any(position >= left for left in self.left.copy().values())
 
     def _put(self, rank: int, item: Any) -> None:
-        # It is shut down if the reader has left.
+        # The queue is shut down if the reader has left.
         with contextlib.suppress(ShutDown):
             self.queues[rank].put(item)
 
 
 def _events_after(batch: Any, place: core.Place) -> list[Event]:
     """
-    Returns events after the work that the calling thread has started on `place`
-    and wherever tensors of the batch are: it may compute on several devices.
+    Returns one event per device, after the work that the calling thread has
+    started there: on `place` and on the devices of the batch's tensors.
     """
     fields, _ = _flatten_batch(batch)
     places = {hash(place): place}
@@ -201,11 +201,11 @@ def _events_after(batch: Any, place: core.Place) -> list[Event]:
 
 
 class BatchReader:
-    """The batches of a :class:`BatchSource` for one thread.
+    """Iterates over one thread's batches of a :class:`BatchSource`.
 
-    Each iteration over it is one epoch. The tensors are on the current device
-    of the thread that iterates. Leaving an iteration before its end, or
-    dropping the reader, leaves the source for good.
+    Each iteration is one epoch. The tensors are on the current device of the
+    iterating thread. Leaving an iteration before its end, or dropping the
+    reader, leaves the source permanently.
     """
 
     def __init__(
@@ -217,13 +217,13 @@ class BatchReader:
         self._epoch = self._taken = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Takes the batches of the next epoch, and waits for each if necessary.
+        """Yields the batches of the next epoch, waiting for each if necessary.
 
         Raises:
-            BaseException: the exception that the dataset has raised, after the
-                batches that were made before.
+            BaseException: the exception that the dataset raised, after the
+                batches that were read before it.
             RuntimeError: this reader or another one has left the source, or the
-                reader was made before this process was forked.
+                reader was created before this process was forked.
         """
         ended = False
         try:
@@ -253,22 +253,22 @@ class BatchReader:
     def _why_ended(self) -> str:
         if not self._thread.left:
             return (
-                "The BatchSource was stopped before its readers, because the "
-                "program ends. Join the threads that read before that."
+                "The BatchSource was stopped because the program is exiting. "
+                "Join the reader threads before that."
             )
         rank, (epoch, taken) = min(
             self._thread.left.copy().items(), key=lambda entry: entry[1]
         )
         return (
             f"Reader {self._rank} of the BatchSource gets no more batches, "
-            f"because reader {rank} has left after {taken} batches of epoch "
-            f"{epoch}. Let all readers take the same number, and make a new "
-            "BatchSource to go on."
+            f"because reader {rank} left after {taken} batches of epoch "
+            f"{epoch}. Let all readers take the same number, and create a new "
+            "BatchSource to continue."
         )
 
     def _tensors(self, batch: Any, made: list[Event]) -> Any:
-        # The copies below may run on any stream of any device. To synchronize
-        # would stop all threads.
+        # The copies below may run on any stream of any device. Synchronizing
+        # would block all threads.
         for event in made:
             poll(event.query, _PAUSE_S)
         place = _current_expected_place()
@@ -290,24 +290,24 @@ class BatchReader:
 
 
 class BatchSource:
-    """Makes batches of one dataset on a thread, for several threads that read.
+    """Reads one dataset on a thread, for several reader threads.
 
-    Batch ``i`` of an epoch goes to reader ``i % nreaders``: each sample goes to
-    one reader, none is left out, and readers get what depends on the seed
-    alone, not on which of them is fast. One reader may get one batch more than
-    another in an epoch. Epochs go on without end.
+    Batch ``i`` of an epoch goes to reader ``i % nreaders``. So each sample goes
+    to exactly one reader, and the batches of a reader depend only on the seed,
+    not on the speed of the readers. One reader may get one batch more than
+    another in an epoch. The number of epochs is unlimited.
 
-    The thread begins at once, before there is a model, and makes up to
-    ``capacity`` batches ahead for each reader. So all of the readers have to
-    read: one that is ahead waits for the others. When a reader leaves, the
-    other readers may take as many batches as that one, and get an error if they
-    go on. The thread ends when it has made these batches, or when Python exits.
+    The thread starts immediately, before there is a model, and prefetches up to
+    ``capacity`` batches for each reader. All readers must read: one that is
+    ahead waits for the others. When a reader leaves, the other readers may take
+    as many batches as it took, and get an error after that. The thread ends
+    when it has read these batches, or when Python exits.
 
     The thread is a :class:`WorkerThread`, so that Paddle's random operators in
-    the dataset depend on the seed, too. In a Paddle that was built without
-    generators per thread, a part in C++ for Linux, these use the generator of
-    the process. The global generators of ``random`` and ``numpy.random`` do not
-    depend on the seed.
+    the dataset depend on the seed, too. In a Paddle built without per-thread
+    generators, a C++ part for Linux, they use the process-wide generator. The
+    global generators of ``random`` and ``numpy.random`` do not depend on the
+    seed.
 
     The design follows Caffe's ``DataReader`` (Berkeley Vision and Learning
     Center), which reads a source once for all solvers.
@@ -316,26 +316,26 @@ class BatchSource:
         dataset (Dataset|IterableDataset): the source of the samples. Only the
             thread uses it.
         nreaders (int): the number of readers.
-        batch_size (int, optional): the samples of a batch. Default: 1.
-        shuffle (bool, optional): whether each epoch has an order of its own,
-            which the seed determines. Default: False.
-        drop_last (bool, optional): whether to leave out a batch that is not
-            full. Default: False.
-        batch_sampler (BatchSampler|None, optional): the indices of each batch,
-            in place of the three arguments before. Its ``set_epoch``, if any,
-            is called. Default: None.
-        collate_fn (Callable|None, optional): makes a batch from a list of
-            samples. Default: None, that of ``DataLoader``; the memory of large
-            batches is then used again when nothing refers to them.
-        capacity (int, optional): the largest number of batches that are ready
-            for each reader. Default: 2.
+        batch_size (int, optional): the number of samples per batch. Default: 1.
+        shuffle (bool, optional): whether each epoch has its own order, which
+            the seed determines. Default: False.
+        drop_last (bool, optional): whether to leave out an incomplete batch.
+            Default: False.
+        batch_sampler (BatchSampler|None, optional): yields the indices of each
+            batch, in place of ``batch_size``, ``shuffle`` and ``drop_last``.
+            Its ``set_epoch``, if any, is called. Default: None.
+        collate_fn (Callable|None, optional): collates a list of samples into a
+            batch. Default: None, the default of ``DataLoader``, which reuses
+            the memory of large batches when nothing refers to them.
+        capacity (int, optional): the maximum number of prefetched batches per
+            reader. Default: 2.
         seed (int|None, optional): the seed, at least 0 and less than 2**64.
             Default: None, a number drawn from the generator of the calling
             thread.
 
     Raises:
         TypeError: a number is not an integer.
-        ValueError: a number is out of range, or arguments exclude each other.
+        ValueError: a number is out of range, or arguments conflict.
 
     Examples:
         .. code-block:: python
@@ -397,9 +397,9 @@ class BatchSource:
             self._seed,
             nreaders * capacity,
         )
-        # The arrays of the default collation belong to nobody else.
+        # No other code holds the arrays of the default collation.
         self._zero_copy = collate_fn is None
-        # The ranks that have a reader, which may have been dropped.
+        # The ranks whose reader was returned; it may have been dropped.
         self._taken: dict[int, object] = {}
         self._thread = _SourceThread(
             batches,
@@ -411,23 +411,23 @@ class BatchSource:
 
     @property
     def seed(self) -> int:
-        """The seed, given or drawn."""
+        """The seed that was given or drawn."""
         return self._seed
 
     def reader(self, rank: int) -> BatchReader:
-        """Returns the reader of a rank, once.
+        """Returns the reader of a rank, only once per rank.
 
         Args:
             rank (int): the number of the reader, from 0.
 
         Returns:
-            BatchReader: an object of which each iteration is an epoch. It is to
-            be used by one thread at a time.
+            BatchReader: an iterable; each iteration is an epoch. Only one
+            thread at a time may use it.
 
         Raises:
             TypeError: the rank is not an integer.
             ValueError: there is no such rank.
-            RuntimeError: the reader of this rank was returned before.
+            RuntimeError: the reader of this rank was already returned.
         """
         nreaders = len(self._thread.queues)
         try:
@@ -445,9 +445,9 @@ class BatchSource:
         token = object()
         if self._taken.setdefault(rank, token) is not token:
             raise RuntimeError(
-                f"Reader {rank} of the BatchSource was returned before, and "
-                "each is for one thread. Keep it, and iterate over it again "
-                "for the next epoch."
+                f"Reader {rank} of the BatchSource was already returned, and "
+                "each reader is for one thread. Keep the reader, and iterate "
+                "over it again for the next epoch."
             )
         return BatchReader(self._thread, rank, self._zero_copy)
 
@@ -455,7 +455,7 @@ class BatchSource:
         # The constructor may have failed.
         thread = getattr(self, "_thread", None)
         if thread is not None:
-            # Nobody can take these any more.
+            # The other ranks' readers cannot be requested any more.
             for rank in range(len(thread.queues)):
                 if rank not in self._taken:
                     thread.leave(rank, 0, 0)

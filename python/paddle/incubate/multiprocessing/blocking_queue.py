@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A bounded queue between threads, in which a worker thread can be stopped."""
+"""A bounded queue between threads, whose waits end when a worker is stopped."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if hasattr(queue, "ShutDown"):
 else:
 
     class ShutDown(Exception):
-        """A queue was shut down; the same as Python 3.13's
-        ``queue.ShutDown``, where there is one."""
+        """A queue was shut down; the same as ``queue.ShutDown`` from Python
+        3.13 on."""
 
 
-# Those of this process.
+# The queues of this process.
 _queues: weakref.WeakSet[BlockingQueue] = weakref.WeakSet()
 
 
 class BlockingQueue(Generic[T]):
-    """A queue for several producers and consumers, which are threads.
+    """A queue for several producer and consumer threads.
 
-    Its methods are those of Python's ``queue.Queue``, and :meth:`shutdown` of
-    Python 3.13, with three differences: a :class:`WorkerThread` that is asked
-    to stop ends in :meth:`get` and :meth:`put`, :meth:`shutdown` may be called
-    by finalizers and signal handlers, and there are no ``task_done`` and
-    ``join``. A forked child has a queue of its own, with the same items.
+    It has the methods of Python's ``queue.Queue``, including :meth:`shutdown`
+    from Python 3.13, with three differences: a :class:`WorkerThread` that is
+    asked to stop ends in :meth:`get` and :meth:`put`, finalizers and signal
+    handlers may call :meth:`shutdown`, and there are no ``task_done`` and
+    ``join``. A forked child has its own queue, with the same items.
 
     Args:
-        maxsize (int, optional): the number of items from which on :meth:`put`
-            waits. Default: 0, which stands for no limit.
+        maxsize (int, optional): the number of items at which :meth:`put` starts
+            to wait. Default: 0, no limit.
 
     Raises:
         TypeError: ``maxsize`` is not an integer.
@@ -89,11 +89,12 @@ class BlockingQueue(Generic[T]):
         if maxsize < 0:
             raise ValueError(
                 "The maxsize of a BlockingQueue must be at least 0, which "
-                f"stands for no limit, but received {maxsize}."
+                f"means no limit, but received {maxsize}."
             )
         self.maxsize = maxsize
         self._items: deque[T] = deque()
-        # Held while items are counted and one is added or taken, not in waits.
+        # Held while items are counted and an item is added or taken, but not
+        # during waits.
         self._mutex = threading.Lock()
         self._is_shut_down = False
         self._drops_items = False
@@ -102,26 +103,26 @@ class BlockingQueue(Generic[T]):
         _queues.add(self)
 
     def qsize(self) -> int:
-        """Counts the items.
+        """Returns the number of items.
 
         Returns:
-            int: their number, which other threads may change at any time.
+            int: the number, which other threads may change at any time.
         """
         return len(self._items)
 
     def empty(self) -> bool:
-        """Looks whether there are items.
+        """Returns whether the queue is empty.
 
         Returns:
-            bool: True if there was none.
+            bool: True if there are no items.
         """
         return not self._items
 
     def full(self) -> bool:
-        """Looks whether there is room for an item.
+        """Returns whether the queue is full.
 
         Returns:
-            bool: True if there was none.
+            bool: True if there is no room for another item.
         """
         return 0 < self.maxsize <= len(self._items)
 
@@ -137,7 +138,7 @@ class BlockingQueue(Generic[T]):
                 seconds. Default: None, no limit.
 
         Raises:
-            queue.Full: there was no room in time.
+            queue.Full: there was no room within the timeout.
             ShutDown: the queue was shut down; the item was not added.
             ValueError: the timeout is negative or not a number.
         """
@@ -174,7 +175,7 @@ class BlockingQueue(Generic[T]):
             Any: the item.
 
         Raises:
-            queue.Empty: there was no item in time.
+            queue.Empty: there was no item within the timeout.
             ShutDown: the queue was shut down and has no items.
             ValueError: the timeout is negative or not a number.
         """
@@ -187,7 +188,7 @@ class BlockingQueue(Generic[T]):
                     remaining_until(deadline),
                 )
             with self._mutex:
-                # Not looked for before, since `shutdown` may drop it meanwhile.
+                # Do not check for an item first: `shutdown` may drop it.
                 with contextlib.suppress(IndexError):
                     item = self._items.popleft()
                     break
@@ -214,17 +215,18 @@ class BlockingQueue(Generic[T]):
         return self.get(block=False)
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Lets all later calls of :meth:`put` raise ShutDown, and those of
-        :meth:`get` once there are no items. Threads that wait are woken.
+        """Makes later calls of :meth:`put` raise ShutDown, and calls of
+        :meth:`get` too once the queue is empty. Wakes all waiting threads.
 
         Args:
             immediate (bool, optional): whether to drop the items that are in
                 the queue. Default: False.
         """
-        # Without the mutex, which the thread that a finalizer interrupts may
-        # hold. A `put` that has passed its check completes; `get` looks for
-        # items first, with the mutex, and so takes what it has added. A `put`
-        # that adds its item after these are dropped sees that, and drops it.
+        # Do not take the mutex: the thread that a finalizer interrupts may hold
+        # it. A `put` that has passed its check completes, and `get` still takes
+        # that item, because it looks for items before it checks for a shutdown.
+        # A `put` that adds its item after the items are dropped sees
+        # `_drops_items`, and drops its item.
         self._is_shut_down = True
         if immediate:
             self._drops_items = True
@@ -235,14 +237,14 @@ class BlockingQueue(Generic[T]):
     def _raise_if_shut_down(self) -> None:
         if self._is_shut_down:
             raise ShutDown(
-                "This BlockingQueue was shut down, so it takes no more items "
-                "and has none. Make a new one."
+                "This BlockingQueue was shut down: it accepts no more items "
+                "and has none left. Create a new one."
             )
 
 
 def _renew_mutexes() -> None:
-    # A thread that the child does not have may hold them. The items are whole
-    # at any time.
+    # A thread that does not exist in the child may hold them. The items are
+    # consistent at any time.
     for queue_of_parent in _queues:
         queue_of_parent._mutex = threading.Lock()
 
@@ -252,8 +254,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Returns when a timeout ends, None if it is None. Raises ValueError if it
-    is negative or not a number."""
+    """Returns the end of a timeout, or None for None. Raises ValueError if the
+    timeout is negative or not a number."""
     if timeout is None:
         return None
     if not timeout >= 0:
@@ -264,7 +266,7 @@ def deadline_after(timeout: float | None) -> float | None:
 
 
 def remaining_until(deadline: float | None) -> float | None:
-    """Returns the seconds until a deadline, at least 0, None if it is None."""
+    """Returns the seconds until a deadline, at least 0, or None for None."""
     if deadline is None:
         return None
     return max(0, deadline - time.monotonic())

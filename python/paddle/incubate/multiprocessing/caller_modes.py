@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Hands the modes of a thread to the threads and processes it starts."""
+"""Passes the modes of a thread on to the threads and processes it starts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from paddle.base import core
 
 def modes_of_caller() -> Callable[[], None]:
     """
-    Returns a function that sets the `no_grad` mode and the AMP level of the
-    thread that calls it to those that the present thread has now.
+    Captures the `no_grad` mode and the AMP level of the calling thread. Returns
+    a function that sets them on the thread that calls it.
     """
     has_grad = paddle.is_grad_enabled()
-    # Entering auto_cast would repeat its warnings and reset the process's
-    # lists of operators.
+    # Entering auto_cast would repeat its warnings and reset the process-wide
+    # operator lists.
     amp = core._get_amp_attrs()
     level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
 

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Names of devices, such as 'cpu' and 'gpu:0', and which devices there are."""
+"""Parses device names such as 'cpu' and 'gpu:0', and finds their places."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class DeviceName(NamedTuple):
-    """The parts of the name of a device."""
+    """The parts of a device name."""
 
     kind: str
     # None without a number after the colon.
     index: int | None
-    # Whether the name has the form of one; the device need not exist.
+    # Whether the name is well formed; the device need not exist.
     is_valid: bool
 
 
 def parse(name: str) -> DeviceName:
-    """Returns the parts of the name of a device."""
+    """Returns the parts of a device name."""
     kind, _, number = name.partition(":")
     return DeviceName(
         kind,
@@ -60,7 +60,7 @@ def name_of(device: PlaceLike) -> str:
 
 
 def place_of(device: str) -> core.Place:
-    """Returns the place of a device of this process, by its name.
+    """Returns the place of this process's device with the given name.
 
     Raises:
         RuntimeError: this process has no such device.

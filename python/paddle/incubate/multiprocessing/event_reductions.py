@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How events are sent to other processes."""
+"""Pickles events for other processes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _reduce_event(
 
 def register() -> None:
     """
-    Registers how `multiprocessing` pickles events. Those that only Paddle's own
-    classes stand for have no handle, and are refused with the reason.
+    Registers how `multiprocessing` pickles events. Events of Paddle's internal
+    classes have no handle, and are refused with the reason.
     """
     for kind in (
         Event,

@@ -13,9 +13,9 @@
 # limitations under the License.
 """Delivers errors of a queue's feeder thread to the receiver.
 
-`Queue.put` of multiprocessing leaves the pickling to a feeder thread. If it
-fails there, the thread prints the error and drops the object, for which the
-receiver then waits in vain.
+`Queue.put` of multiprocessing leaves pickling to a feeder thread. If pickling
+fails there, the thread prints the error and drops the object, and the receiver
+waits for it forever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import sys
 from typing import NoReturn
 
-# Errors that can be made from a message alone, in every process.
+# Errors that any process can construct from a message alone.
 _KINDS = (
     MemoryError,
     NotImplementedError,
@@ -37,9 +37,9 @@ _KINDS = (
 
 def send_in_place_of_object(error: Exception, sent: str = "a tensor") -> tuple:
     """
-    Returns a reduction by which the receiver raises the error. If the calling
-    thread does not drop errors, this raises the error itself. `sent` says what
-    could not be sent.
+    Returns a reduction that raises the error in the receiver. If the calling
+    thread does not drop errors, this raises the error itself. `sent` names the
+    object in the message.
     """
     if not _in_thread_that_drops_errors():
         raise error
@@ -50,13 +50,15 @@ def send_in_place_of_object(error: Exception, sent: str = "a tensor") -> tuple:
 def _raise(
     kind: type[Exception], text: str, sender: int, sent: str
 ) -> NoReturn:
-    raise kind(f"Process {sender} could not send {sent} by a queue: {text}")
+    raise kind(
+        f"Process {sender} could not send {sent} through a queue: {text}"
+    )
 
 
 def _in_thread_that_drops_errors() -> bool:
     """
-    Returns whether the caller runs in a feeder thread that drops errors. That
-    of a ProcessPoolExecutor, for example, handles them.
+    Returns whether the caller runs in a feeder thread that drops errors. The
+    feeder thread of a ProcessPoolExecutor, for example, handles them.
     """
     queues = sys.modules.get("multiprocessing.queues")
     frame = sys._getframe() if queues else None

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Waits that end when the worker thread that waits is asked to stop."""
+"""Waits that end when the waiting worker thread is asked to stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = []
 
 T = TypeVar("T")
 
-# The pause between two looks at a store.
+# The poll interval of a store.
 _PAUSE_S = 0.01
 
 _waiters_of: weakref.WeakKeyDictionary[Future, Waiters] = (
@@ -47,10 +47,10 @@ _locks_of: weakref.WeakKeyDictionary[core.Store, threading.Lock] = (
 
 
 class InterruptibleEvent:
-    """A ``threading.Event`` in whose :meth:`wait` a worker can be stopped.
+    """A ``threading.Event`` whose :meth:`wait` ends when a worker is stopped.
 
-    A :class:`WorkerThread` that is asked to stop ends there. Finalizers and
-    signal handlers may call :meth:`set`, too.
+    A :class:`WorkerThread` that is asked to stop ends in :meth:`wait`.
+    Finalizers and signal handlers may call :meth:`set`, too.
 
     Examples:
         .. code-block:: python
@@ -67,28 +67,28 @@ class InterruptibleEvent:
 
     def __init__(self) -> None:
         self._is_set = False
-        # Another object after each `set`, which threads that wait notice even
-        # if `clear` follows at once.
+        # A new object after each `set`, which waiting threads notice even if
+        # `clear` follows immediately.
         self._last_set = object()
         self._waiters = Waiters()
 
     def is_set(self) -> bool:
-        """Looks whether the event is set.
+        """Returns whether the event is set.
 
         Returns:
-            bool: True if it is.
+            bool: True if it is set.
         """
         return self._is_set
 
     def set(self) -> None:
-        """Sets the event, which wakes all threads that wait for it."""
+        """Sets the event and wakes all threads that wait for it."""
         self._is_set = True
         self._last_set = object()
         self._waiters.notify_all()
 
     def clear(self) -> None:
-        """Makes the event one that is not set. Threads that waited when it was
-        set go on nevertheless."""
+        """Clears the event. Threads that were waiting when it was set still
+        wake up."""
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -99,7 +99,7 @@ class InterruptibleEvent:
                 seconds. Default: None, no limit.
 
         Returns:
-            bool: whether it was set, False only after the timeout.
+            bool: True if the event was set, False after the timeout.
         """
         last_set = self._last_set
         return wait_for(
@@ -110,12 +110,12 @@ class InterruptibleEvent:
 
 
 class InterruptibleLock:
-    """A ``threading.Lock`` in whose :meth:`acquire` a worker can be stopped.
+    """A ``threading.Lock`` whose :meth:`acquire` ends when a worker is stopped.
 
-    A :class:`WorkerThread` that is asked to stop ends there, without the lock.
-    What it has to do then, such as in ``finally``, needs a ``threading.Lock``.
-    A signal handler must not wait for the lock, which the thread that it
-    interrupts may hold.
+    A :class:`WorkerThread` that is asked to stop ends in :meth:`acquire`,
+    without the lock. Its cleanup code, such as a ``finally`` block, must use a
+    ``threading.Lock`` instead. A signal handler must not wait for the lock,
+    because the interrupted thread may hold it.
 
     Examples:
         .. code-block:: python
@@ -136,15 +136,15 @@ class InterruptibleLock:
         self._waiters = Waiters()
 
     def locked(self) -> bool:
-        """Looks whether a thread has the lock.
+        """Returns whether a thread holds the lock.
 
         Returns:
-            bool: True if one has.
+            bool: True if a thread holds it.
         """
         return self._lock.locked()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Takes the lock, and waits for it if necessary.
+        """Acquires the lock, and waits for it if necessary.
 
         Args:
             blocking (bool, optional): whether to wait. Default: True.
@@ -152,18 +152,18 @@ class InterruptibleLock:
                 Default: -1, no limit.
 
         Returns:
-            bool: whether the calling thread now has the lock.
+            bool: whether the calling thread now holds the lock.
 
         Raises:
-            ValueError: the timeout is negative or not a number, or given to a
-                call that does not wait.
+            ValueError: the timeout is negative or not a number, or ``blocking``
+                is False and there is a timeout.
         """
         if not blocking and timeout == -1:
             return self._lock.acquire(blocking=False)
         if not blocking or (timeout != -1 and not timeout >= 0):
             raise ValueError(
                 "The timeout of a lock must be at least 0 seconds, or -1 for "
-                "no limit and for a call that does not wait, but received "
+                "no limit or with blocking=False, but received "
                 f"{timeout}."
             )
         deadline = None if timeout == -1 else time.monotonic() + timeout
@@ -181,10 +181,10 @@ class InterruptibleLock:
                 return False
 
     def release(self) -> None:
-        """Gives the lock back.
+        """Releases the lock.
 
         Raises:
-            RuntimeError: no thread has the lock.
+            RuntimeError: no thread holds the lock.
         """
         self._lock.release()
         self._waiters.notify_all()
@@ -205,7 +205,7 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
     """Returns the result of a ``concurrent.futures.Future``.
 
     A :class:`WorkerThread` that is asked to stop ends here, unlike in
-    ``future.result()``. The future goes on.
+    ``future.result()``. The future continues.
 
     Args:
         future (concurrent.futures.Future): the future.
@@ -216,7 +216,7 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
         Any: the result of the future.
 
     Raises:
-        concurrent.futures.TimeoutError: there was no result in time.
+        concurrent.futures.TimeoutError: there was no result within the timeout.
         concurrent.futures.CancelledError: the future was cancelled.
         BaseException: the exception of the future.
 
@@ -231,7 +231,7 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
     """
     waiters = _waiters_of.get(future)
     if waiters is None:
-        # One callback for all calls, since a future does not remove any.
+        # One callback for all calls, because callbacks cannot be removed.
         waiters = _waiters_of.setdefault(future, Waiters())
         future.add_done_callback(lambda _: waiters.notify_all())
     wait_for(waiters, future.done, timeout)
@@ -247,8 +247,8 @@ def wait_for_key(
     and ``get`` of the store, which wait in C++ and have no timeout.
 
     Several threads may call this for one store. They must not call methods of
-    the store meanwhile: all calls use its one connection, and would take the
-    answers of each other.
+    the store meanwhile: all calls share one connection, and would read each
+    other's replies.
 
     Args:
         store (core.Store): the store.
@@ -261,8 +261,8 @@ def wait_for_key(
 
     Raises:
         NotImplementedError: Paddle was built without the backend shm, whose
-            part in C++ looks for keys.
-        TimeoutError: the key was not set in time.
+            C++ part looks up keys.
+        TimeoutError: the key was not set within the timeout.
         ValueError: the timeout is negative or not a number.
 
     Examples:
@@ -282,8 +282,8 @@ def wait_for_key(
     if native is None:
         raise NotImplementedError(
             f"Cannot wait for the key {key!r}: this Paddle was built without "
-            "the backend shm, a part in C++ for Linux. Call store.get(...), "
-            "which a worker thread cannot be stopped in."
+            "the backend shm, a C++ part for Linux. Call store.get(...) "
+            "instead; a worker thread cannot be stopped while it waits there."
         )
     lock = _locks_of.setdefault(store, threading.Lock())
 
@@ -294,7 +294,7 @@ def wait_for_key(
     if not poll(is_set, _PAUSE_S, timeout):
         raise TimeoutError(
             f"The key {key!r} of the store was not set within {timeout} s. "
-            "Look for the error of the process that sets it, or pass a longer "
+            "Check the process that sets it for errors, or pass a longer "
             "timeout."
         )
     with lock:
@@ -307,12 +307,11 @@ def poll(
     timeout: float | None = None,
 ) -> bool:
     """
-    Looks every `pause` seconds whether `predicate` holds, for what changes
-    without a notification. Otherwise as `wait_for`, but may take one pause
-    longer.
+    Does the same as `wait_for` for state that changes without a notification:
+    evaluates `predicate` every `pause` seconds. May take one pause longer.
     """
     deadline = deadline_after(timeout)
-    # `WorkerThread.stop` alone wakes the thread before the end of a pause.
+    # Only `WorkerThread.stop` wakes the thread before the end of a pause.
     while not wait_for(Waiters(), predicate, pause):
         if remaining_until(deadline) == 0:
             return False

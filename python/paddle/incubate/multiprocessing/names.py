@@ -13,8 +13,8 @@
 # limitations under the License.
 """Loads the names of `paddle.multiprocessing` when they are first used.
 
-These are our own names and the submodules of Python's `multiprocessing`, which
-`import paddle` should not pay for.
+They are our own names and the submodules of Python's `multiprocessing`. Loading
+them lazily keeps `import paddle` fast.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from paddle.base.lazy_modules import load_before_fork
 
 _NAME = "paddle.incubate.multiprocessing"
 
-# The module of each name of ours. None has the name of a function, which its
-# import would replace.
+# The module of each of our names. No module may be called like one of the
+# functions, because importing the module would replace the function.
 _MODULES = {
     "BatchSource": "batch_source",
     "BlockingQueue": "blocking_queue",
@@ -65,14 +65,14 @@ _MODULES = {
     "wait_for_key": "interruptible",
     "wait_for_result": "interruptible",
 }
-# What the package exports.
+# The names that the package exports.
 PUBLIC_NAMES = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """
-    Returns one of our names, or an attribute of `multiprocessing` that it does
-    not export: a submodule, imported or not, or one of a few others.
+    Returns one of our names, or an attribute that `multiprocessing` has but
+    does not export, such as a submodule, which need not be imported yet.
     """
     if name in _MODULES:
         module = importlib.import_module(f"{_NAME}.{_MODULES[name]}")

@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How places, generators and subclasses of Tensor are pickled.
+"""Pickles places, generators and subclasses of Tensor for other processes.
 
-Compiled functions are refused, with the reason.
+Compiled functions are refused with an error that gives the reason.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _refuse_compiled(function: StaticFunction) -> NoReturn:
 def _register_subclasses(reduce_tensor: Callable) -> None:
     """
     Registers how `multiprocessing` pickles tensors of each subclass of Tensor
-    that is defined from now on, unless the class defines it itself.
+    that is defined from now on, unless the class defines its own pickling.
     """
     tensor = core.eager.Tensor
 
@@ -91,7 +91,7 @@ def _register_subclasses(reduce_tensor: Callable) -> None:
             getattr(cls, name) is getattr(tensor, name)
             for name in ("__reduce__", "__reduce_ex__")
         ):
-            # A pickler looks for the class itself, not for its bases.
+            # A pickler looks up the class itself, not its bases.
             ForkingPickler.register(cls, reduce_tensor)
 
     tensor.__init_subclass__ = classmethod(init_subclass)
@@ -102,7 +102,7 @@ def register(reduce_tensor: Callable) -> None:
     Registers the reductions of this module with the pickler of
     `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
-    # Otherwise, sending the first tensor loads them.
+    # Otherwise, the first send would load these modules.
     package = __name__.rpartition(".")[0]
     load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
     _register_subclasses(reduce_tensor)

@@ -11,13 +11,12 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pools whose jobs fail one at a time, and whose workers all begin alike.
+"""Pools whose jobs fail independently, and whose workers start in one state.
 
-Python's `multiprocessing.pool` pickles the number of a job together with its
-payload. If a received tensor then cannot be attached, the thread that
-distributes results, or the worker, ends and the job never finishes. Also,
-replacement workers are forked by a thread of the pool, not by the thread that
-made the pool.
+Python's `multiprocessing.pool` pickles a job number together with its payload.
+If a received tensor cannot be attached, the result thread or the worker ends,
+and the job never finishes. Also, a thread of the pool forks replacement
+workers, not the thread that created the pool.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _HEADER = struct.Struct("=qq")
 
 class _Queue(queues.SimpleQueue):
     """
-    A queue of tuples that begin with the number of a job and an index; None
-    marks the end. The rest of a tuple is pickled separately, so that an error
-    in unpickling it fails this job only.
+    A queue of tuples that begin with a job number and an index; None marks the
+    end. The rest of a tuple is pickled separately, so that an error in
+    unpickling it fails only this job.
     """
 
     def put(self, message: tuple | None) -> None:
@@ -90,11 +89,11 @@ class _Queue(queues.SimpleQueue):
         try:
             rest = ForkingPickler.loads(memoryview(content)[_HEADER.size :])
         except Exception as error:
-            rest = self._content_for(error)
+            rest = self._replacement_for(error)
         return (job, index, *rest)
 
-    def _content_for(self, error: Exception) -> tuple:
-        """Returns the replacement for a rest that could not be unpickled."""
+    def _replacement_for(self, error: Exception) -> tuple:
+        """Returns a substitute for a rest that cannot be unpickled."""
         raise NotImplementedError
 
 
@@ -103,12 +102,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class _Tasks(_Queue):
-    def _content_for(self, error: Exception) -> tuple:
+    def _replacement_for(self, error: Exception) -> tuple:
         return _raise, (error,), {}
 
 
 class _Results(_Queue):
-    def _content_for(self, error: Exception) -> tuple:
+    def _replacement_for(self, error: Exception) -> tuple:
         return ((False, error),)
 
 
@@ -160,7 +159,7 @@ def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
 
 
 def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
-    """Returns a function that makes a worker whose target is run by `run`."""
+    """Returns a function that creates a worker; `run` calls its target."""
 
     def process(
         context: BaseContext,
@@ -174,7 +173,7 @@ def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
 
 
 def _forked_process() -> Callable[..., BaseProcess]:
-    """Returns a function that makes a worker which is to be forked."""
+    """Returns a function that creates a worker for the start method fork."""
     make = _process(_in_state_of_caller())
 
     def process(context: BaseContext, **call: Any) -> BaseProcess:
@@ -182,7 +181,7 @@ def _forked_process() -> Callable[..., BaseProcess]:
         start = worker.start
 
         def start_with_sigterm_blocked() -> None:
-            # A pool that is left at once ends workers that are just beginning.
+            # A pool that is left immediately ends workers that still start.
             with sigterm_blocked():
                 start()
 
@@ -194,15 +193,15 @@ def _forked_process() -> Callable[..., BaseProcess]:
 
 def _in_state_of_caller() -> Callable[..., object]:
     """
-    Returns a function that runs the target of a forked process in the present
-    state of the calling thread, whichever thread forks the process.
+    Captures the state of the calling thread. Returns a function that runs the
+    target of a forked process in that state, whichever thread forks it.
     """
     place = framework._current_expected_place()
     is_dynamic = paddle.in_dynamic_mode()
     set_modes = modes_of_caller()
 
     def run(target: Callable[..., object], args: Iterable[Any]) -> None:
-        # The creator's tracer may be that of its own device.
+        # The creator's tracer may belong to the creator's own device.
         tracer = devices.process_tracer if is_dynamic else None
         framework.global_var._dygraph_tracer_ = tracer
         framework._set_expected_place(place)
@@ -243,9 +242,9 @@ _CONTEXTS = _contexts()
 
 
 def get_context(method: str | None = None) -> BaseContext:
-    """Returns the context of a start method, with pools made for tensors.
+    """Returns the context of a start method, with a ``Pool`` for tensors.
 
-    It is the context of ``multiprocessing`` with another :func:`Pool`.
+    It is the context of ``multiprocessing``, except for its :func:`Pool`.
 
     Args:
         method (str|None, optional): ``'fork'``, ``'spawn'`` or
@@ -275,12 +274,12 @@ def Pool(
     initargs: Iterable[Any] = (),
     maxtasksperchild: int | None = None,
 ) -> pool.Pool:
-    """Makes a pool of processes that can exchange tensors.
+    """Creates a pool of processes that can exchange tensors.
 
     It differs from the ``Pool`` of ``multiprocessing`` in two ways. If a task
     or a result cannot be unpickled, for example because a tensor cannot be
     attached, only that job fails. With ``'fork'``, every worker, including
-    later replacements, begins in the present state of the calling thread: its
+    later replacements, starts in the state that the calling thread has now: its
     device and streams, graph mode, ``no_grad`` mode and ``auto_cast`` level.
 
     Args:

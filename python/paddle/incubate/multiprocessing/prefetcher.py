@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Makes the items of an iterable ahead of their use, on a worker thread."""
+"""Prefetches the items of an iterable on a worker thread."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ class _Buffer:
         self.capacity = capacity
         self.items: deque[Any] = deque()
         self.waiters = Waiters()
-        # The thread adds no more items.
+        # True when the thread adds no more items.
         self.ended = False
-        # The Prefetcher was closed, or stopped, before the last item.
+        # True when the Prefetcher is closed, or its thread is stopped, before
+        # the last item.
         self.closed = False
 
     def fill(self, iterable: Iterable[Any]) -> None:
         iterator = iter(iterable)
         while True:
-            # Wait first: the item that is being made counts as one of them.
+            # Wait first: the item in progress counts towards the capacity.
             wait_for(self.waiters, lambda: len(self.items) < self.capacity)
             try:
                 item = next(iterator)
@@ -76,28 +77,28 @@ class _FillingThread(WorkerThread):
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over items that a thread of its own makes ahead of their use.
+    """An iterator whose own thread prepares items before they are needed.
 
     The items come in the order of the iterable, without copies, followed by its
     end or its exception. Several threads may take items: each item goes to one
-    of them, the end or the exception to all.
+    of them, and the end or the exception goes to all.
 
-    Tensors on a device are made on the stream that is current where the
-    Prefetcher is made. To use them on another stream requires the usual
+    Device tensors are computed on the stream that was current when the
+    Prefetcher was created. Using them on another stream requires the usual
     synchronization, and ``Tensor.record_stream``.
 
     The thread is a :class:`WorkerThread`, started by the constructor. It ends
     with the iterable, when the Prefetcher is closed or dropped, or when Python
-    exits, but always after completing an item.
+    exits, but always completes the current item.
 
     The design follows Caffe's ``BlockingQueue`` (Berkeley Vision and Learning
-    Center), through which threads hand over prefetched batches.
+    Center), through which threads pass prefetched batches.
 
     Args:
         iterable (Iterable): the source of the items. Only the thread iterates
             over it.
-        capacity (int, optional): the largest number of items that are ready or
-            being made and have not been taken. Default: 2.
+        capacity (int, optional): the maximum number of items that are ready or
+            in progress and have not been taken. Default: 2.
 
     Raises:
         TypeError: the capacity is not an integer.
@@ -149,8 +150,8 @@ class Prefetcher(Generic[T]):
             StopIteration: there are no more items.
             BaseException: the exception that the iterable has raised, in this
                 and every later call.
-            RuntimeError: the Prefetcher was closed before its end, or was made
-                before this process was forked.
+            RuntimeError: the Prefetcher was closed before its end, or was
+                created before this process was forked.
         """
         buffer = self._buffer
         self._thread._enforce_same_process()
@@ -177,7 +178,7 @@ class Prefetcher(Generic[T]):
     def close(self) -> None:
         """Drops the items that are ready, and ends the thread.
 
-        This waits until the item that is being made is complete. Later calls do
+        This waits until the item in progress is complete. Later calls do
         nothing. An exception of the iterable that no call has raised is
         reported, see :meth:`WorkerThread.join`.
         """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Starts processes that run one function, and that fail together.
+"""Starts processes that run one function and fail together.
 
 The interface is that of `torch.multiprocessing.spawn`.
 """
@@ -37,12 +37,12 @@ _END_S = 0.001
 
 
 class ProcessException(Exception):
-    """A process has failed; the base class of the two kinds of failure.
+    """A failure of a process; the base class of the two kinds of failure.
 
     Args:
-        msg (str): what happened.
+        msg (str): the description of the failure.
         error_index (int): the rank of the process.
-        error_pid (int): its id, which may name another process by now.
+        error_pid (int): its process id, which the system may reuse.
     """
 
     def __init__(self, msg: str, error_index: int, error_pid: int):
@@ -60,23 +60,23 @@ class ProcessRaisedException(ProcessException):
     """The function raised an exception in a process.
 
     Args:
-        msg (str): what happened, with the traceback as that process saw it.
+        msg (str): the description of the failure, with the child's traceback.
         error_index (int): the rank of the process.
-        error_pid (int): its id, which may name another process by now.
+        error_pid (int): its process id, which the system may reuse.
     """
 
 
 class ProcessExitedException(ProcessException):
-    """A process was ended by a signal or by an exit code other than 0.
+    """A process was killed by a signal or exited with a code other than 0.
 
     Args:
-        msg (str): what happened.
+        msg (str): the description of the failure.
         error_index (int): the rank of the process.
-        error_pid (int): its id, which may name another process by now.
-        exit_code (int): its exit code; after a signal, the negative number of
-            the signal.
+        error_pid (int): its process id, which the system may reuse.
+        exit_code (int): its exit code; after a signal, the negative signal
+            number.
         signal_name (str|None, optional): the name of the signal, such as
-            ``'SIGKILL'``. Default: None, the process was not ended by a signal.
+            ``'SIGKILL'``. Default: None, no signal killed the process.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class ProcessContext:
 
     Attributes:
         processes (list): the processes, in the order of their ranks.
-        sentinels (dict): the rank of each process whose end has not been seen,
-            keyed by its sentinel, see ``multiprocessing.connection.wait``.
+        sentinels (dict): the rank of each process that has not been seen to
+            end, keyed by its sentinel, see ``multiprocessing.connection.wait``.
     """
 
     def __init__(self) -> None:
@@ -144,16 +144,16 @@ class ProcessContext:
     ) -> bool:
         """Waits until all processes have ended, or until one fails.
 
-        When one fails, the others are ended before the error is raised, by
-        SIGTERM and, if they do not end, by SIGKILL.
+        When one fails, the others are ended before the error is raised: with
+        SIGTERM and, if they do not end, with SIGKILL.
 
         Args:
             timeout (float|None, optional): the longest time to wait, in
                 seconds. Default: None, no limit.
-            grace_period (float|None, optional): the time, in seconds, after a
-                failure before the others get SIGTERM, and the same time again
-                before they get SIGKILL. Default: None, SIGTERM at once and
-                SIGKILL after 30 seconds.
+            grace_period (float|None, optional): the time, in seconds, from a
+                failure until the others get SIGTERM, and from SIGTERM until
+                they get SIGKILL. Default: None, SIGTERM immediately and SIGKILL
+                after 30 seconds.
 
         Returns:
             bool: True if all have ended, False if the timeout has passed.
@@ -161,8 +161,8 @@ class ProcessContext:
         Raises:
             ProcessRaisedException: the function raised an exception in a
                 process.
-            ProcessExitedException: a process was killed, or exited with
-                another code than 0.
+            ProcessExitedException: a process was killed, or exited with a code
+                other than 0.
             ValueError: a time is not a number.
 
         Examples:
@@ -191,8 +191,8 @@ class ProcessContext:
 
     def _wait(self, seconds: float | None, all_of_them: bool = False) -> bool:
         """
-        Returns True when all have ended, or, unless `all_of_them` is set, one
-        has failed; False when the time has passed.
+        Returns True when all processes have ended or, unless `all_of_them` is
+        set, when one has failed. Returns False when the time has passed.
         """
         from multiprocessing.connection import wait
 
@@ -278,8 +278,8 @@ def spawn(
     """Runs a function in several new processes, each with its rank.
 
     This is :func:`start_processes` with the start method ``'spawn'``, which
-    works with every device. Processes import the function by its name, so that
-    a script has to start them below ``if __name__ == '__main__':``.
+    works with every device. Processes import the function by its name, so a
+    script must start them below ``if __name__ == '__main__':``.
 
     Args:
         fn (Callable): called as ``fn(rank, *args)``, with ranks from 0.
@@ -289,16 +289,16 @@ def spawn(
         daemon (bool, optional): see :func:`start_processes`. Default: False.
         devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
             Default: None.
-        start_method (str, optional): must be ``'spawn'``; for others, call
-            :func:`start_processes`. Default: ``'spawn'``.
+        start_method (str, optional): must be ``'spawn'``; for other methods,
+            call :func:`start_processes`. Default: ``'spawn'``.
 
     Returns:
         ProcessContext|None: None if ``join`` is True.
 
     Raises:
         ProcessRaisedException: the function raised an exception in a process.
-        ProcessExitedException: a process was killed, or exited with another
-            code than 0.
+        ProcessExitedException: a process was killed, or exited with a code
+            other than 0.
         ValueError: the start method is not ``'spawn'``; for the other cases see
             :func:`start_processes`.
 
@@ -331,21 +331,21 @@ def start_processes(
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
-    If the parent ends, in whatever way, its processes get SIGTERM, and after
-    five seconds SIGKILL. A process that never releases the GIL gets SIGTERM
-    alone. A ``KeyboardInterrupt`` ends a process without a message and is not a
-    failure.
+    When the parent ends, in whatever way, its processes get SIGTERM, and after
+    five seconds SIGKILL. A process that never releases the GIL gets only
+    SIGTERM. A ``KeyboardInterrupt`` ends a process without a message and is not
+    a failure.
 
     Args:
         fn (Callable): called as ``fn(rank, *args)``, with ranks from 0.
         args (tuple, optional): the other arguments. Tensors among them are
-            shared with the processes; with ``'fork'``, only those that were in
-            shared memory before. Default: ().
-        nprocs (int, optional): the number of processes; with 0, nothing is
-            started. Default: 1.
-        join (bool, optional): whether to wait until all have ended, see
-            :meth:`ProcessContext.join`. When the wait is interrupted, the
-            processes are ended. Default: True.
+            shared with the processes; with ``'fork'``, only tensors that were
+            in shared memory before. Default: ().
+        nprocs (int, optional): the number of processes; 0 starts none. Default:
+            1.
+        join (bool, optional): whether to wait until all processes have ended,
+            see :meth:`ProcessContext.join`. Interrupting the wait ends the
+            processes. Default: True.
         daemon (bool, optional): whether this process, when it exits, ends the
             processes instead of waiting for them. Daemons cannot start
             processes. Default: False.
@@ -354,7 +354,7 @@ def start_processes(
         devices (str|Sequence[str]|None, optional): the device of each process.
             A type such as ``'gpu'`` stands for ``f'gpu:{rank}'``, ``'cpu'`` for
             the CPU; a sequence names one device per process. Default: None, the
-            default device, or with ``'fork'`` that of the calling thread.
+            default device, or with ``'fork'`` the calling thread's device.
 
     Returns:
         ProcessContext|None: the context that joins the processes; None if
@@ -362,8 +362,8 @@ def start_processes(
 
     Raises:
         ProcessRaisedException: the function raised an exception in a process.
-        ProcessExitedException: a process was killed, or exited with another
-            code than 0.
+        ProcessExitedException: a process was killed, or exited with a code
+            other than 0.
         TypeError: an argument has a wrong type.
         ValueError: the start method or a device does not exist, or there are
             fewer devices than processes.
@@ -390,7 +390,7 @@ def start_processes(
     names = spawn_arguments.device_names(devices, nprocs)
     if start_method == "fork":
         spawn_arguments.check_fork(names)
-    # Not before the check of the platform.
+    # Import only after the platform check.
     from . import spawned_process
 
     context = multiprocessing.get_context(start_method)

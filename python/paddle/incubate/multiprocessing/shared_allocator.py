@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def empty_shared(
     shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> paddle.Tensor:
-    """Makes a tensor on the CPU in shared memory.
+    """Allocates a CPU tensor in shared memory.
 
-    The result is that of ``paddle.empty(shape, dtype).share_memory_()`` without
-    the move, so that filling and sending it copies nothing. It is allocated
-    with the current sharing strategy.
+    The result is the same as of ``paddle.empty(shape, dtype).share_memory_()``,
+    but without the move, so that filling and sending it copies nothing. It is
+    allocated with the current sharing strategy.
 
     Args:
         shape (Sequence[int]): the size of each dimension.
@@ -50,8 +50,8 @@ def empty_shared(
             Default: None, ``paddle.get_default_dtype()``.
 
     Returns:
-        Tensor: the tensor, uninitialized, on the CPU whatever the current
-        device is.
+        Tensor: an uninitialized tensor on the CPU, whatever the current device
+        is.
 
     Raises:
         MemoryError: there is not enough shared memory.
@@ -89,19 +89,19 @@ def empty_shared(
 
 @contextmanager
 def shared_allocation() -> Iterator[None]:
-    """Makes operators on the CPU allocate their results in shared memory.
+    """Makes CPU operators allocate their results in shared memory.
 
-    A worker that makes a batch by Paddle's operators within this context sends
-    it without a copy. The context affects the calling thread and tensors on the
-    CPU only, and may be nested. Everything that operators allocate comes from
-    shared memory, temporary tensors included, with the sharing strategy that is
-    current when the context is entered.
+    A worker that builds a batch with Paddle's operators inside this context
+    sends it without a copy. The context affects only the calling thread and
+    only CPU tensors, and may be nested. All allocations of operators come from
+    shared memory, including temporary tensors, with the sharing strategy that
+    is current when the context is entered.
 
     Programs (of ``to_static``, an executor or a predictor) allocate as usual.
 
     Raises:
         NotImplementedError: this Paddle was built without shared memory.
-        RuntimeError: the context is left on a thread that did not enter it.
+        RuntimeError: a thread leaves a context that another thread entered.
 
     Examples:
         .. code-block:: python
@@ -136,8 +136,8 @@ def shared_copy(tensor: paddle.Tensor) -> paddle.Tensor:
 
 def _view_on_host(view: paddle.Tensor) -> paddle.Tensor:
     """Returns a copy of a view on the host, with the same strides."""
-    # The device may lack a kernel that makes a view contiguous, so copy
-    # everything between the view's first and last element in memory.
+    # The device may lack a kernel that makes a view contiguous, so copy all
+    # memory between the view's first and last element.
     ends = [
         (size - 1) * stride for size, stride in zip(view.shape, view.strides)
     ]

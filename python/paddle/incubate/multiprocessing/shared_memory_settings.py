@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Strategy, limit, figures and collection of shared memory."""
+"""The sharing strategy, limit, statistics and collection of shared memory."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def set_sharing_strategy(strategy: str) -> None:
     """Sets how this process shares the tensors that it sends from now on.
 
     This sets ``FLAGS_dataloader_use_file_descriptor``. Forked processes inherit
-    it; those of ``spawn`` and ``forkserver`` set their own. Tensors that were
-    sent before stay where they are.
+    the flag; processes started with ``spawn`` or ``forkserver`` set their own.
+    Tensors that were sent before stay where they are.
 
     Args:
         strategy (str): ``'file_system'`` (the default) allocates tensors in
             files in ``/dev/shm``, whose size limits them; a message outlives
             its sender. ``'file_descriptor'`` allocates them in memfds, which
-            ``/dev/shm`` does not limit; the sender has to live until the other
-            process has received its first tensor from it.
+            ``/dev/shm`` does not limit; the sender must live until each
+            receiver has received its first tensor from it.
 
     Raises:
         ValueError: the strategy does not exist.
@@ -94,7 +94,7 @@ def get_shared_memory_limit() -> int:
     """Returns how much shared memory the tensors of this process may occupy.
 
     Returns:
-        int: the limit in bytes; by default, the memory of the machine or of the
+        int: the limit in bytes; by default, the memory of the machine or
         container.
 
     Examples:
@@ -115,7 +115,7 @@ def set_shared_memory_limit(limit: int) -> None:
 
     Args:
         limit (int): the limit in bytes, for both strategies together. Memory
-            that is already shared is kept.
+            that is already shared stays shared.
 
     Raises:
         TypeError: the limit is not an integer.
@@ -131,12 +131,12 @@ def set_shared_memory_limit(limit: int) -> None:
     """
     if not isinstance(limit, int):
         raise TypeError(
-            "The limit of shared memory must be an integer number of bytes, "
+            "The limit on shared memory must be an integer number of bytes, "
             f"but received {limit!r}."
         )
     if not 0 <= limit < 2**64:
         raise ValueError(
-            "The limit of shared memory must be at least 0 and less than "
+            "The limit on shared memory must be at least 0 and less than "
             f"2**64 bytes, but received {limit}."
         )
     native.set_limit(limit)
@@ -147,12 +147,12 @@ def shared_memory_stats() -> dict[str, int]:
 
     Returns:
         dict[str, int]: in bytes, ``reserved`` (occupied by its segments),
-        ``used`` (by blocks that a process holds or a message carries),
-        ``cached`` (kept for further tensors) and ``limit``; as counts,
-        ``blocks`` (in use), ``messages`` (that carry one of its blocks and
-        have not been received), ``segments`` (its own), ``attached`` (mapped
-        segments of other processes) and ``detached`` (segments of processes
-        that have ended, of which only the tensors are kept).
+        ``used`` (blocks that a process holds or a message carries),
+        ``cached`` (free blocks kept for reuse) and ``limit``; as counts,
+        ``blocks`` (in use), ``messages`` (in flight with one of its blocks),
+        ``segments`` (its own), ``attached`` (mapped segments of other
+        processes) and ``detached`` (segments of ended processes, reduced to
+        the pages of their tensors).
 
     Examples:
         .. code-block:: python
@@ -166,10 +166,10 @@ def shared_memory_stats() -> dict[str, int]:
 
 
 def shared_memory_summary() -> str:
-    """Returns the figures of :func:`shared_memory_stats` as a table.
+    """Returns the statistics of :func:`shared_memory_stats` as a table.
 
     Returns:
-        str: one line per figure; sizes in bytes and MiB.
+        str: one line per value; sizes in bytes and MiB.
 
     Examples:
         .. code-block:: python
@@ -187,15 +187,15 @@ def shared_memory_summary() -> str:
 
 
 def ipc_memory_stats() -> dict[str, int]:
-    """Returns how much GPU memory this process shares with others.
+    """Returns how much GPU memory this process shares with other processes.
 
     Returns:
         dict[str, int]: ``sent`` (storages of this process that were sent and
-        have not been freed), ``limbo`` (those of them that this process has
-        dropped, but another holds or a message carries), ``received``
-        (storages of other processes that it holds), with ``sent_bytes``,
-        ``limbo_bytes`` and ``received_bytes``; ``handles`` (allocations of
-        other processes that it has opened) and ``events`` (which order work
+        are not freed yet), ``limbo`` (sent storages that this process has
+        dropped, but another process holds or a message carries), ``received``
+        (storages of other processes that this process holds), each also as
+        ``sent_bytes``, ``limbo_bytes`` and ``received_bytes``; ``handles``
+        (open allocations of other processes) and ``events`` (which order work
         between processes).
 
     Examples:
@@ -212,18 +212,18 @@ def ipc_memory_summary() -> str:
     """Returns :func:`ipc_memory_stats` as a table, with the holders.
 
     Returns:
-        str: one line per figure, then one for each of the first ten storages of
-        this process that others hold: its size, its holders, and the number of
-        messages that carry it and have not been received.
+        str: one line per value, then one line for each of the first ten
+        storages of this process that other processes hold: its size, its
+        holders, and the number of messages in flight that carry it.
 
     Examples:
         .. code-block:: python
 
             >>> import paddle.incubate.multiprocessing as mp
             >>> print(mp.ipc_memory_summary().splitlines()[0])
-            GPU memory in common with other processes
+            GPU memory shared with other processes
     """
-    lines = ["GPU memory in common with other processes"]
+    lines = ["GPU memory shared with other processes"]
     for name, value in native.cuda_stats().items():
         lines.append(f"  {name:<14}{value:>22,}")
     return "\n".join([*lines, *native.cuda_users().splitlines()])
@@ -232,16 +232,16 @@ def ipc_memory_summary() -> str:
 def collect_shared_memory(message_timeout: float | None = None) -> None:
     """Returns unused shared memory to the system.
 
-    These are blocks whose holders have died, blocks that are kept for reuse,
-    files of dead processes, and GPU memory that was sent and that no process
-    holds any more. Paddle does so itself when it needs memory.
+    It frees blocks whose holders have died, blocks kept for reuse, files of
+    dead processes, and GPU memory that was sent and that no process holds any
+    more. Paddle does this automatically when it needs memory.
 
     Args:
         message_timeout (float|None, optional): if given, messages that were
             sent more than this many seconds ago and have not been received
-            expire. They hold their tensors otherwise, also if they were lost
-            with a process or a queue. Receiving one later raises a
-            ``RuntimeError``. Default: None, no message expires.
+            expire. Otherwise a message keeps its tensor alive, even if it was
+            lost with a process or a queue. Receiving an expired message raises
+            a ``RuntimeError``. Default: None, no message expires.
 
     Raises:
         ValueError: the timeout is negative or not a number.

@@ -63,7 +63,7 @@ def check(fn: Callable, args: tuple, nprocs: int, start_method: str) -> None:
 
 
 def check_call(fn: Callable, args: tuple, count: int, name: str) -> None:
-    """Checks a function, its arguments, and how often it is to be called."""
+    """Checks a function, its arguments, and the number of its calls."""
     if not callable(fn):
         raise TypeError(f"`fn` must be callable, but received {fn!r}.")
     if not isinstance(args, (tuple, list)):
@@ -103,7 +103,7 @@ def device_names(
     names = list(devices)
     if len(names) != world_size:
         raise ValueError(
-            "`devices` must be one for each rank, but received "
+            "`devices` must name one device per rank, but received "
             f"{len(names)} devices for {world_size} ranks."
         )
     for name in names:
@@ -128,8 +128,8 @@ def _names_of_type(kind: str, world_size: int) -> list[str]:
     count = _device_count(kind)
     if count < world_size:
         raise ValueError(
-            f"The devices of type {kind!r} must be one for each rank, but "
-            f"there are {count} for {world_size} ranks."
+            f"There must be one device of type {kind!r} per rank, but there "
+            f"are {count} for {world_size} ranks."
         )
     return [f"{kind}:{rank}" for rank in range(world_size)]
 

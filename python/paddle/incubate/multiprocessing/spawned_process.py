@@ -14,7 +14,7 @@
 """The child's side of `spawn`.
 
 The child runs one function, reports its failure and ends with its parent. The
-last part of this file protects the moment in which the parent starts a child.
+last part of this file defers signals while the parent starts a child.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ import paddle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long a process that got SIGTERM may take until it gets SIGKILL.
+# The time from SIGTERM to SIGKILL.
 TERMINATION_S = 30.0
-# The same if its parent has ended or was interrupted.
+# The same time if the parent has ended or was interrupted.
 FAREWELL_S = 5.0
 
 
 class Call:
     """
-    A function and its arguments, which are sent to a child as bytes, so that
-    the child can report an error in unpickling them.
+    A function and its arguments. They are sent to a child as bytes, so that the
+    child can report an error in unpickling them.
     """
 
     def __init__(self, fn: Callable, args: tuple):
@@ -62,8 +62,8 @@ class Call:
             if "SemLock" not in str(error):
                 raise
             raise RuntimeError(
-                "The args hold a lock, or a queue that has one, which only "
-                "forked processes can use. Make it with "
+                "The args contain a lock, or a queue with a lock, that only "
+                "forked processes can use. Create it with "
                 "paddle.multiprocessing.get_context('spawn')."
             ) from error
         return PickledCall, (bytes(content),)
@@ -82,9 +82,9 @@ class PickledCall:
 
 def end_at_sigterm() -> None:
     """
-    Makes SIGTERM end this process at once, unless Python has a handler for it.
-    Paddle's handler prints a long report, and hangs if it interrupts a thread
-    that holds a lock it needs. Unblocks SIGTERM, see `sigterm_blocked`.
+    Makes SIGTERM end this process immediately, unless Python has a handler for
+    it. Paddle's handler prints a long report, and deadlocks if it interrupts a
+    thread that holds a lock it needs. Unblocks SIGTERM, see `sigterm_blocked`.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # Python does not see a handler that C++ has set; this replaces it.
@@ -111,12 +111,12 @@ def run(
     except SystemExit:
         raise
     except KeyboardInterrupt:
-        # Ctrl-C interrupts the parent too, which reports it.
+        # Ctrl-C also interrupts the parent, which reports it.
         pass
     except BaseException:
         trace = traceback.format_exc()
         report.send_bytes(trace.encode("utf-8", "backslashreplace"))
-        # A thread that fn has left behind would delay the exit forever.
+        # A thread that `fn` left running would delay the exit forever.
         last_resort = threading.Timer(TERMINATION_S, os._exit, [1])
         last_resort.daemon = True
         last_resort.start()
@@ -128,9 +128,9 @@ def _set_device(name: str | None) -> None:
         paddle.set_device(name)
 
 
-# A child reports through a connection to a file in memory. The file is never
-# full, so that a child can end before it is joined; it has no name that could
-# be left behind; and a connection recognizes an incomplete message.
+# A child reports through a connection to a file in memory. The file never fills
+# up, so the child can exit before it is joined. It has no name, so no file is
+# left behind. And a connection recognizes an incomplete message.
 
 
 def new_report() -> Connection:
@@ -150,11 +150,12 @@ def reported(report: Connection) -> str | None:
         return None
 
 
-# A child ends with its parent, which it watches in two ways. The pidfd of the
-# parent reports its end whatever other processes have inherited. The sentinel,
-# a pipe that the parent never writes to, makes the kernel send a signal even if
-# the child cannot run Python. PR_SET_PDEATHSIG would not do: it signals the end
-# of the thread that started the child, which may end before the parent.
+# A child ends with its parent, which it watches in two ways. The parent's pidfd
+# becomes ready when the parent ends, whatever other processes have inherited.
+# The sentinel, a pipe that the parent never writes to, makes the kernel send a
+# signal even if the child cannot run Python. PR_SET_PDEATHSIG is not suitable:
+# it signals the end of the thread that started the child, which may end before
+# the parent.
 
 
 def handle_of_this_process() -> Connection | None:
@@ -187,8 +188,8 @@ def _end_with(parent: Connection | None) -> None:
 
 def _end_after(parent: Connection | int, sentinel: int) -> None:
     connection.wait([parent])
-    # Send SIGTERM only once: a second one would interrupt the handler of the
-    # first. Ask whether the kernel has sent it before turning that off.
+    # Send SIGTERM only once: a second SIGTERM would interrupt the handler of
+    # the first. Check whether the kernel has sent it before disabling that.
     is_sent = connection.wait([sentinel], 0)
     _set_signals(sentinel, False)
     if not is_sent:
@@ -214,7 +215,7 @@ def sigterm_blocked():
 
 
 class _InterruptLater:
-    """A handler of SIGINT that calls the previous handler later."""
+    """A SIGINT handler that defers the previous handler."""
 
     def __init__(self, handler: Callable[..., Any]):
         self._handler = handler
@@ -239,8 +240,8 @@ def _deliver_interrupt() -> None:
 @contextlib.contextmanager
 def interrupt_deferred() -> Iterator[None]:
     """
-    Defers Ctrl-C until the parent has recorded the new child; otherwise the
-    child would not be stopped.
+    Defers Ctrl-C until the parent has recorded the new child. An interrupt
+    before that would leave the child running.
     """
     handler = signal.getsignal(signal.SIGINT)
     # Handlers run on the main thread, and can only be set there.

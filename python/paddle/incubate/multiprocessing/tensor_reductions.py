@@ -11,24 +11,24 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""How tensors go through queues and pipes.
+"""Pickles tensors for queues and pipes.
 
-The storage of a tensor in host memory is moved into shared memory when the
-tensor is sent for the first time; the storage of a GPU tensor stays where it
-is. What is pickled is a handle of about 170 bytes.
+The first send of a host tensor moves its storage into shared memory; the
+storage of a GPU tensor stays where it is. The pickle contains only a handle of
+about 170 bytes.
 
-reductions.py, which is Paddle's, registers the reducers. A tensor comes here
-from there, and passes through this file from top to bottom, once:
+Paddle's reductions.py registers the reducers and calls this file. A tensor
+passes through it once, from top to bottom:
 
-1. `reduce_tensor` refuses what cannot be sent.
+1. `reduce_tensor` refuses tensors that cannot be sent.
 2. A tensor whose memory cannot be shared is copied: by value.
 3. A tensor that is not dense is split into dense parts.
 4. Each dense tensor is moved into shared memory, and gets a handle.
-5. The receiver makes the tensor from the handles.
+5. The receiver rebuilds the tensor from the handles.
 
-It is one file because a copy that is sent by value is a tensor to send itself.
-Below it are base/tensor_sharing.py, which lists the parts of a tensor,
-base/shared_storage.py, which loads the binding, and C++.
+All of this is in one file because a copy that is sent by value goes through the
+same steps. The layers below are base/tensor_sharing.py, which lists the parts
+of a tensor, base/shared_storage.py, which loads the binding, and C++.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _IS_AVAILABLE = is_available()
 
 def _in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorates a function that makes tensors by operators, so that threads in
+    Decorates a function that creates tensors with operators, so that threads in
     static graph mode may call it.
     """
 
@@ -83,17 +83,17 @@ def _in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
-    """Returns the reduction, for pickle, to a tensor over the same memory.
+    """Returns the pickle reduction that rebuilds a tensor over the same memory.
 
     A tensor on a custom device is copied. Returns None for a tensor that
-    Paddle's own reduction has to handle. The gradient is not sent: trainers
-    that share a parameter have separate gradients.
+    Paddle's own reduction must handle. The gradient is not sent: trainers that
+    share a parameter have separate gradients.
 
     Raises:
         MemoryError: there is not enough shared memory.
         ValueError, NotImplementedError, RuntimeError: the tensor cannot be
-            sent; the error says why and what to send instead. On a thread that
-            would drop the error, the receiver raises it instead.
+            sent; the error says why and what to send instead. If the calling
+            thread would drop the error, the receiver raises it instead.
     """
     if not _IS_AVAILABLE:
         return None
@@ -130,30 +130,31 @@ def by_value(
     """Copies a tensor, to send it to a process that cannot share its memory.
 
     The receiver gets a tensor on ``device`` with its own memory: neither side
-    sees what the other writes. The copy is made now, in shared memory of the
-    host, and once more at each receiver. The tensor may be dense (a view
-    arrives contiguous), sparse, or a parameter, which keeps its attributes. Its
-    gradient is not sent. Tensors that share memory no longer do on arrival.
+    sees the other's writes. This call copies the tensor into shared host
+    memory, and each receiver copies it once more. The tensor may be dense (a
+    view arrives contiguous), sparse, or a parameter, which keeps its
+    attributes. Its gradient is not sent. Tensors that share memory no longer do
+    on arrival.
 
     Tensors on custom devices are always sent like this, to the device of the
     same name, without a call of this function. Tensors on a CPU or a GPU are
-    shared unless they are wrapped by it, which helps a receiver whose GPU
-    cannot reach the sender's. Copies from and to a GPU have not been tested on
+    shared unless this function wraps them, which helps a receiver whose GPU
+    cannot access the sender's. Copies from and to a GPU have not been tested on
     a GPU.
 
     Args:
         tensor (Tensor): the tensor to copy; a leaf if it requires grad.
-        device (str|Place|None, optional): the device of the tensor at the
-            receiver, which this process need not have: ``'cpu'``, ``'gpu:0'``,
-            ``'xpu:0'``, or the name of a custom device. Without a number, the
-            receiver takes the device that its ``paddle.set_device`` would.
+        device (str|Place|None, optional): the receiver's device for the tensor,
+            which this process need not have: ``'cpu'``, ``'gpu:0'``,
+            ``'xpu:0'``, or the name of a custom device. Without an index, the
+            receiver uses the same device as its ``paddle.set_device`` does.
             Default: None, the device of the tensor.
 
     Returns:
-        TensorByValue: an object to send in place of the tensor, in a queue, a
-        container or the arguments of a process, any number of times. A receiver
-        that lacks the device gets a ``RuntimeError``; the memory of the message
-        is freed.
+        TensorByValue: an object to send in place of the tensor, any number of
+        times: through a queue, in a container or as an argument of a process. A
+        receiver without the device gets a ``RuntimeError``; the memory of the
+        message is freed.
 
     Raises:
         MemoryError: there is not enough shared memory for the copy.
@@ -161,7 +162,7 @@ def by_value(
         RuntimeError: the tensor requires grad and is not a leaf, or it has no
             values.
         TypeError: the argument is not a tensor.
-        ValueError: the device is not the name of a device.
+        ValueError: the device is not a valid device name.
 
     Examples:
         .. code-block:: python
@@ -193,21 +194,21 @@ def by_value(
             "values, but has none yet. Initialize it first."
         )
     if device is None:
-        # Pinned memory is the host's, and the receiver may have no GPU.
+        # Pinned memory is host memory, and the receiver may have no GPU.
         pinned = tensor.place.is_cuda_pinned_place()
         device = "cpu" if pinned else tensor.place
     return TensorByValue(tensor, name_of(device))
 
 
 class TensorByValue:
-    """A copy of a tensor, to be sent, that :func:`by_value` has made."""
+    """The copy of a tensor that :func:`by_value` returns, ready to be sent."""
 
     def __init__(self, tensor: paddle.Tensor, device: str):
         self._tensor = _copied(tensor, shared_copy)
         self._device = device
 
     def __reduce__(self) -> tuple:
-        # For picklers that send no handles, such as that of `pickle`.
+        # For picklers that send no handles, such as `pickle`'s own.
         return _copied_to, (self._tensor, self._device)
 
 
@@ -247,7 +248,7 @@ def _reduce_parts(tensor: paddle.Tensor) -> tuple | None:
     if parts[0].place.is_custom_place():
         return None
     handles = [native.share_tensor(x, False, _sending_stream) for x in parts]
-    # Pickle hands a part without a handle to Paddle's own reduction.
+    # Pickle uses Paddle's own reduction for a part without a handle.
     sent = [
         part if handle is None else handle
         for part, handle in zip(parts, handles)
@@ -259,7 +260,7 @@ def _reduce_parts(tensor: paddle.Tensor) -> tuple | None:
 def _split_into_parts(
     tensor: paddle.Tensor,
 ) -> tuple[list[paddle.Tensor], str, tuple, bool]:
-    """Returns the parts, and what else `_joined` needs to join them."""
+    """Returns the parts, and the other arguments of `_joined`."""
     if tensor.is_sparse_coo():
         kind, rest = "coo", (list(tensor.shape), tensor.is_coalesced())
     elif tensor.is_sparse_csr():
@@ -311,8 +312,8 @@ def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
 
 def _sending_stream(device: int) -> int | None:
     """
-    Returns the stream on which a tensor that is sent now was computed, or None
-    if it may be any stream: a `Queue` pickles on another thread.
+    Returns the stream that computed the tensor being sent, or None if it may be
+    any stream, because a `Queue` pickles on another thread.
     """
     if paddle.is_compiled_with_cuda() and streams.others_have_streams(
         core.CUDAPlace(device)
@@ -367,10 +368,10 @@ def _joined(
     """
     if not _fit([list(part.shape) for part in parts], kind, rest):
         raise ValueError(
-            "The parts of a tensor that is received must fit each other, but "
-            f"received {kind!r}, {rest} and parts of the shapes "
+            "The parts of a received tensor must fit each other, but received "
+            f"{kind!r}, {rest} and parts of the shapes "
             f"{[list(part.shape) for part in parts]}. The message was damaged, "
-            "or made by another version of Paddle."
+            "or created by another version of Paddle."
         )
     if kind == "coo":
         shape, coalesced = rest
@@ -451,7 +452,7 @@ def _parameter_over(
     data: paddle.Tensor, attributes: dict[str, Any]
 ) -> EagerParamBase:
     """Returns a parameter over the memory of a dense tensor."""
-    # The constructor needs some shape and type; those of the data replace them.
+    # The constructor requires a shape and a type, which the data replaces.
     parameter = EagerParamBase([1], paddle.float32, **attributes)
     parameter._set_impl(data)
     parameter.__dict__.update(attributes)

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads that are started as a group, with ranks, and that fail as one."""
+"""Groups of threads that have ranks and fail together."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class _RankedThread(WorkerThread):
 
     def run(self) -> None:
         super().run()
-        # Without a cycle, an error that no call has raised is reported when the
-        # thread is dropped.
+        # Break the reference cycle, so that an error that no call has raised is
+        # reported when the thread is dropped.
         group, self._group = self._group, None
         if self._error is not None:
             group._failed.append(self)
@@ -69,7 +69,7 @@ class ThreadGroup:
         self._failed: list[WorkerThread] = []
 
     def stop(self) -> None:
-        """Asks all threads to stop, without waiting for their end, see
+        """Asks all threads to stop, without waiting for them to end, see
         :meth:`WorkerThread.stop`."""
         for thread in self.threads:
             thread.stop()
@@ -77,7 +77,7 @@ class ThreadGroup:
     def join(self, timeout: float | None = None) -> bool:
         """Waits until all threads have ended.
 
-        When one fails, the others are asked to stop; this waits for them.
+        When one fails, the others are asked to stop, and this waits for them.
 
         Args:
             timeout (float|None, optional): the longest time to wait, in
@@ -87,8 +87,8 @@ class ThreadGroup:
             bool: True if all have ended, False if the timeout has passed.
 
         Raises:
-            BaseException: the exception that the function raised in a thread,
-                the first one in time, with its traceback.
+            BaseException: the earliest exception that the function raised in a
+                thread, with its traceback.
             ValueError: the timeout is not a number.
 
         Examples:
@@ -131,21 +131,21 @@ def start_threads(
 ) -> ThreadGroup | None:
     """Runs a function in several new threads, each with its rank.
 
-    The threads are :class:`WorkerThread`, which begin in the state of the
-    calling thread, with ``rank`` and ``world_size`` as attributes of
-    ``threading.current_thread()``. When one fails, the others are asked to
-    stop, which ends the waits that :class:`WorkerThread` lists, and makes
+    The threads are :class:`WorkerThread`, which start in the state of the
+    calling thread. In them, ``threading.current_thread()`` has the attributes
+    ``rank`` and ``world_size``. When one thread fails, the others are asked to
+    stop: this ends the waits that :class:`WorkerThread` lists and makes
     ``threading.current_thread().should_stop()`` true.
 
     Args:
         fn (Callable): called as ``fn(rank, *args)``, with ranks from 0.
         args (tuple, optional): the other arguments; all threads get the same
             objects. Default: ().
-        nthreads (int, optional): the number of threads; with 0, nothing is
-            started. Default: 1.
-        join (bool, optional): whether to wait until all have ended, see
-            :meth:`ThreadGroup.join`. When the wait is interrupted, the threads
-            are asked to stop. Default: True.
+        nthreads (int, optional): the number of threads; 0 starts none. Default:
+            1.
+        join (bool, optional): whether to wait until all threads have ended, see
+            :meth:`ThreadGroup.join`. Interrupting the wait asks the threads to
+            stop. Default: True.
         daemon (bool, optional): whether Python may exit before the threads end.
             Default: False.
         devices (str|Sequence[str]|None, optional): the device of each thread. A
@@ -158,12 +158,12 @@ def start_threads(
         is True.
 
     Raises:
-        BaseException: the exception that the function raised in a thread, the
-            first one in time, with its traceback.
+        BaseException: the earliest exception that the function raised in a
+            thread, with its traceback.
         TypeError: an argument has a wrong type.
-        ValueError: a device does not exist, or there are not as many devices as
-            threads.
-        RuntimeError: the system starts no more threads.
+        ValueError: a device does not exist, or the number of devices differs
+            from the number of threads.
+        RuntimeError: the system cannot start more threads.
 
     Examples:
         .. code-block:: python
@@ -186,7 +186,7 @@ def start_threads(
         fn(rank, *args)
 
     group = ThreadGroup()
-    # All of them first: the first one may fail before the last one is started.
+    # Create all threads first: one may fail before the last one is started.
     group.threads += [
         _RankedThread(
             group, rank, nthreads, target=call, args=(rank,), daemon=daemon

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Threads that begin in the state of the thread that starts them."""
+"""Threads that inherit the state of the thread that starts them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _WAIT_AT_EXIT_S = 5
 
 
 class Waiters:
-    """Threads that wait for a change.
+    """The threads that wait for a change of some state.
 
-    Finalizers, signal handlers and forked children may call `notify_all` at any
-    time, which a `threading.Condition` does not allow: no lock guards this
-    object. No wakeup is lost, because a thread registers before it evaluates
-    its predicate for the last time. A `queue.SimpleQueue` would allow it too,
-    but cannot wake one particular thread, which `WorkerThread.stop` needs.
+    No lock guards this object. So finalizers, signal handlers and forked
+    children may call `notify_all` at any time, which a `threading.Condition`
+    does not allow. No wakeup is lost, because a thread registers before it
+    evaluates its predicate for the last time. A `queue.SimpleQueue` would work
+    too, but cannot wake one particular thread, which `WorkerThread.stop` needs.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class Waiters:
     def wait_for(
         self, predicate: Callable[[], object], timeout: float | None = None
     ) -> bool:
-        """Returns whether `predicate` holds in at most `timeout` seconds."""
+        """Waits until `predicate` holds. Returns False after the timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         remaining = -1.0
         while not predicate():
             if deadline is not None:
-                # A lock does not wait for longer than that at a time.
+                # A lock accepts no longer timeout.
                 remaining = min(
                     deadline - time.monotonic(), threading.TIMEOUT_MAX
                 )
@@ -93,7 +93,7 @@ class Waiters:
 
 
 class _Stopped(BaseException):
-    """Ends a worker thread that was asked to stop while it was waiting."""
+    """Ends a worker thread that is asked to stop while it waits."""
 
 
 def _call(target: Callable[[], None]) -> None:
@@ -104,9 +104,9 @@ def _in_state_of_caller(
     generator: core.Generator | None,
 ) -> Callable[[Callable[[], None]], None]:
     """
-    Returns a function that runs a target on a new thread in the present state
-    of the calling thread, except that random numbers on the host come from
-    `generator`, or from that of the process if it is None.
+    Captures the state of the calling thread. Returns a function that runs a
+    target on a new thread in that state, except that random numbers on the host
+    come from `generator`, or from the process-wide generator if it is None.
     """
     place = framework._own_expected_place()
     tracer = framework._dygraph_tracer()
@@ -116,17 +116,17 @@ def _in_state_of_caller(
     call_on_streams = streams.with_streams_of_creator(_call)
     nothing = contextlib.nullcontext()
 
-    # All of this state belongs to the thread, and ends with it.
+    # All of this state is thread-local, and ends with the thread.
     def in_state_of_caller(target: Callable[[], None]) -> None:
         framework._set_expected_place(place)
-        # disable_static would change the default program of the process.
+        # disable_static would change the process-wide default program.
         framework.global_var._dygraph_tracer_ = tracer
         set_modes()
         with host_context(generator=generator) if generator else nothing:
             call_on_streams(target)
         if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:
             warnings.warn(
-                "The operators that paddle.amp.auto_cast casts changed while "
+                "The operator lists of paddle.amp.auto_cast changed while "
                 f"thread {threading.current_thread().name!r} ran, because all "
                 "threads share these lists. Leave auto_cast after joining the "
                 "thread, or enter it in the thread only.",
@@ -139,10 +139,10 @@ def _in_state_of_caller(
 class _LocalsOfCallers:
     """The local variables of the functions that called a thread's target.
 
-    They refer to the thread, whose exception refers to them by its traceback.
-    This cycle would keep the thread until the next garbage collection, instead
-    of until it is dropped. The variables are cleared together with the state of
-    the thread, because those of a running function cannot be cleared.
+    They refer to the thread, and the traceback of the thread's exception refers
+    to them. This cycle would keep a dropped thread alive until the next garbage
+    collection. The variables are cleared together with the thread-local state,
+    because the variables of a running function cannot be cleared.
     """
 
     def __init__(self, trace: TracebackType) -> None:
@@ -154,21 +154,21 @@ class _LocalsOfCallers:
 
     def __del__(self) -> None:
         for frame in self._frames:
-            # After a fork, the state of a thread that runs it may be dropped.
+            # After a fork, the state may be dropped while the frame runs.
             with contextlib.suppress(RuntimeError):
                 frame.clear()
 
 
 _local = threading.local()
 
-# Threads with an exception that has not been reported.
+# Threads with an unreported exception.
 _failed: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
 
 
 class WorkerThread(threading.Thread):
-    """A stoppable thread that begins in the state of the thread that starts it.
+    """A stoppable thread that inherits the state of the thread that starts it.
 
-    When :meth:`start` is called, the worker takes over from the calling thread:
+    When :meth:`start` is called, the worker inherits from the calling thread:
 
     - the current device. Later changes on either thread do not affect the
       other. If the caller has set no device, the worker follows the main
@@ -177,31 +177,31 @@ class WorkerThread(threading.Thread):
       stream requires the usual synchronization;
     - the ``paddle.no_grad`` mode, and dynamic or static graph mode;
     - the level and data type of ``paddle.amp.auto_cast``. All threads share the
-      lists of operators: join a worker inside the ``auto_cast`` in which it was
+      operator lists: join a worker inside the ``auto_cast`` in which it was
       started. It warns if the lists have changed.
 
     A ``threading.Thread`` has only the device and graph mode of the main
-    thread. Settings of the process apply to both: the default data type,
-    default programs, flags.
+    thread. Process-wide settings apply to both: the default data type, default
+    programs, flags.
 
-    Random operators on the host use a generator of the worker's own, so that
-    their results depend on its seed and not on other threads. On this thread,
+    Random operators on the host use the worker's own generator, so that their
+    results depend on its seed and not on other threads. On this thread,
     ``paddle.seed`` and ``paddle.get_rng_state`` for the CPU refer to that
     generator. Random operators on other devices, and in programs compiled by
-    ``paddle.jit.to_static``, use the generators of the process. A Paddle that
-    was built without device contexts per thread, a part in C++ for Linux, has
-    no generators per thread: there, random operators on the host use that of
-    the process, too, and take no seed of the worker's own.
+    ``paddle.jit.to_static``, use the process-wide generators. Per-thread
+    generators need per-thread device contexts, a C++ part for Linux. A Paddle
+    built without it uses the process-wide generator on the host too, and does
+    not accept a seed.
 
-    Stopping is cooperative: the target has to call
+    Stopping is cooperative: the target must call
     ``threading.current_thread().should_stop()`` from time to time. A worker
-    that was asked to stop also ends, without an error, when it begins one of
+    that was asked to stop also ends, without an error, when it starts one of
     these calls or waits in it: taking a batch of a ``DataLoader`` or a
     :class:`BatchSource`, or an item of a :class:`Prefetcher`; ``get`` and
     ``put`` of a :class:`BlockingQueue`; ``wait`` of an
     :class:`InterruptibleEvent`; ``acquire`` of an :class:`InterruptibleLock`;
-    :func:`wait_for_result`; :func:`wait_for_key`. Nothing wakes a worker from
-    other calls.
+    :func:`wait_for_result`; :func:`wait_for_key`. Other calls are not
+    interrupted.
 
     As a context manager, a worker is started on entry, and stopped and joined
     on exit. When Python exits, daemon workers are asked to stop and get five
@@ -215,17 +215,18 @@ class WorkerThread(threading.Thread):
         args (Sequence, optional): positional arguments of the target.
             Default: ``()``.
         kwargs (Mapping|None, optional): keyword arguments of the target.
-            Default: None, there are none.
+            Default: None, no keyword arguments.
         name (str|None, optional): the name of the thread. Default: None, a new
-            one.
+            unique name.
         daemon (bool|None, optional): whether Python may exit before the thread
-            ends. Default: None, as for the thread that creates it.
+            ends. Default: None, the same as the creating thread.
         seed (int|None, optional): the seed of the thread's random numbers on
             the host, at least 0 and less than 2**64. Default: None, a number
             drawn from the generator of the thread that calls :meth:`start`.
 
     Raises:
-        NotImplementedError: there is a seed, but no generators per thread.
+        NotImplementedError: a seed was given, but this Paddle was built without
+            per-thread generators.
         TypeError: the target is not callable, or the seed is not an integer.
         ValueError: the seed is out of range.
 
@@ -259,7 +260,7 @@ class WorkerThread(threading.Thread):
             False
     """
 
-    # Of the class, because __del__ needs them where a constructor has failed.
+    # Class attributes, because __del__ needs them even if __init__ has failed.
     _error: BaseException | None = None
     _trace: TracebackType | None = None
     _is_error_known = False
@@ -292,7 +293,7 @@ class WorkerThread(threading.Thread):
     @property
     def seed(self) -> int | None:
         """The seed of the thread's random numbers on the host. None until
-        :meth:`start` has drawn it, and where it cannot have one."""
+        :meth:`start` has drawn it, and without per-thread generators."""
         return self._seed
 
     def start(self) -> None:
@@ -341,8 +342,8 @@ class WorkerThread(threading.Thread):
         return self._stop_requested
 
     def stop(self) -> None:
-        """Asks the thread to stop, without waiting for its end. Any thread may
-        call this, any number of times."""
+        """Asks the thread to stop, without waiting for it to end. Any thread
+        may call this, any number of times."""
         self._stop_requested = True
         wake = self._wake
         if wake is not None:
@@ -353,8 +354,8 @@ class WorkerThread(threading.Thread):
 
         Args:
             timeout (float|None, optional): the longest time to wait, in
-                seconds; ``is_alive`` then tells whether the thread still runs.
-                Default: None, no limit.
+                seconds; ``is_alive`` then returns whether the thread still
+                runs. Default: None, no limit.
 
         Raises:
             BaseException: the exception that ended the target; every call
@@ -385,7 +386,7 @@ class WorkerThread(threading.Thread):
         if error is None:
             self.join()
         else:
-            # Keep the error of the body; that of the worker is reported.
+            # Keep the body's error; the worker's error is reported.
             super().join()
 
     def __del__(self) -> None:
@@ -430,13 +431,14 @@ class WorkerThread(threading.Thread):
     @contextlib.contextmanager
     def _woken_by(self, wake: Callable[[], object]) -> Iterator[None]:
         """
-        Lets `stop` call `wake`, which has to end what the body waits for. An
-        exception of the body then ends this thread, which is the calling one.
-        If it was asked to stop before, it calls `wake` and does not begin.
+        Makes `stop` call `wake`, which must end the wait in the body. After
+        that, an exception of the body ends this thread, which must be the
+        calling thread. If the thread was already asked to stop, this calls
+        `wake` and ends the thread without running the body.
         """
         outer = self._wake
-        # `stop` sets its flag before it reads this, and this is set before the
-        # flag is read, so that no request is missed.
+        # `stop` sets its flag before it reads `_wake`, and this thread sets
+        # `_wake` before it reads the flag, so no request is missed.
         self._wake = wake
         try:
             if self._stop_requested:
@@ -474,8 +476,8 @@ def _own_seed(seed: int) -> int:
     if not has_generators():
         raise NotImplementedError(
             f"A WorkerThread cannot have the seed {seed}: this Paddle was built"
-            " without random numbers per thread, a part in C++ for Linux. Leave"
-            " it out: random operators then use the generator of the process."
+            " without random numbers per thread, a C++ part for Linux. Omit the"
+            " seed: random operators then use the process-wide generator."
         )
     return value
 
@@ -486,9 +488,8 @@ def wait_for(
     timeout: float | None = None,
 ) -> bool:
     """
-    Waits until `predicate` holds, and returns whether it does after `timeout`
-    seconds at most. Ends the calling thread if it is a worker that is asked to
-    stop.
+    Waits until `predicate` holds. Returns False after the timeout. Ends the
+    calling thread if it is a worker that is asked to stop.
     """
     thread = threading.current_thread()
     if isinstance(thread, WorkerThread):
@@ -497,7 +498,7 @@ def wait_for(
 
 
 def _leave() -> None:
-    # A thread that is cut off inside an operator may crash the process.
+    # A thread that is ended inside an operator may crash the process.
     threads = [
         thread
         for thread in threading.enumerate()
@@ -519,7 +520,7 @@ def _leave_at_exit_of_child() -> None:
 
 
 atexit.register(_leave)
-# Children of multiprocessing skip the handlers of atexit.
+# Children of multiprocessing skip atexit handlers.
 util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
 if parent_process() is not None:
     _leave_at_exit_of_child()

@@ -36,7 +36,7 @@ namespace allocation {
 
 namespace {
 
-// Watches a storage of this process that was sent. It owns itself once it is
+// Watches a storage of this process that was sent. Owns itself once it is
 // started, see StorageWatcher.
 class SentStorage : public StorageWatcher {
  public:
@@ -67,12 +67,12 @@ class ReceivedCudaStorage : public Allocation {
   std::shared_ptr<CudaIPCData> data_;
 };
 
-// How long an allocation that failed waits for its next try, while other
-// processes use memory that they may release.
+// The pause before a failed allocation is retried, while other processes hold
+// memory that they may release.
 constexpr std::chrono::milliseconds kPause(100);
 
-// Is called back by Paddle's RetryAllocator when an allocation has failed.
-// Returns whether to try it again.
+// Paddle's RetryAllocator calls this when an allocation fails. Returns whether
+// to retry it.
 size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
   CudaIPCHeap& heap = CudaIPCHeap::Instance();
   if (heap.Collect(kMessageLostSeconds) != 0) return true;
@@ -81,15 +81,14 @@ size_t CollectOrPause(phi::Place place UNUSED, size_t size UNUSED) {
   return true;
 }
 
-// Makes allocations that fail collect and try again, for as long as Paddle
-// waits for other threads to free memory. Paddle has one callback for this,
-// which belongs to activation offloading: where that is on, it keeps it.
+// Makes failed allocations collect memory and retry, for as long as Paddle
+// waits for other threads to free memory. Paddle has a single callback for
+// this. If activation offloading is on, the callback stays with it.
 //
-// This registers itself by a side effect, at the first send of a GPU tensor,
-// and sets a flag of Paddle's, without which Paddle does not make the call. A
-// list of callbacks in Paddle, each with its number of retries, would need
-// neither.
-void CollectWhenMemoryRunsOut() {
+// The first send of a GPU tensor registers this as a side effect and sets a
+// Paddle flag, without which Paddle does not call it. A list of callbacks in
+// Paddle, each with its own number of retries, would need neither.
+void RegisterOutOfMemoryCollection() {
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);
   if (FLAGS_offload_retry_times > 0) return;
@@ -108,15 +107,15 @@ void WarnOnStandardError() {
   });
 }
 
-// Gives a storage a record; false if the driver does not export it.
+// Adds a record for a storage. Returns false if the driver does not export it.
 bool Share(const std::shared_ptr<phi::Allocation>& holder,
            SharingStrategy strategy) {
   // Not PADDLE_ENFORCE, which would print this condition as a hint.
   if (!StorageWatcher::CanWatch(holder)) {
     PADDLE_THROW(common::errors::InvalidArgument(
-        "Cannot share the memory of this tensor on %s: it belongs to other "
-        "code than Paddle (from_dlpack takes such memory over, for example). "
-        "Send tensor.clone() instead.",
+        "Cannot share the memory of this tensor on %s: it belongs to another "
+        "library (the tensor may come from from_dlpack, for example). Send "
+        "tensor.clone() instead.",
         holder->place()));
   }
   PADDLE_ENFORCE_EQ(
@@ -129,7 +128,7 @@ bool Share(const std::shared_ptr<phi::Allocation>& holder,
           holder->place(),
           FLAGS_alloc_fill_value));
   WarnOnStandardError();
-  CollectWhenMemoryRunsOut();
+  RegisterOutOfMemoryCollection();
   CudaIPCMemory memory = {phi::GPUPlace(holder->place()).GetDeviceId(),
                           static_cast<char*>(holder->ptr()),
                           holder->size()};
@@ -170,9 +169,8 @@ std::optional<std::string> ShareCudaTensor(
       true,
       common::errors::Unimplemented(
           "Cannot send a view (shape [%s], strides [%s], offset %d) of memory "
-          "that the virtual-memory allocator made. Send tensor.clone() "
-          "instead, "
-          "or turn off FLAGS_use_virtual_memory_auto_growth.",
+          "from the virtual-memory allocator. Send tensor.clone() instead, or "
+          "turn off FLAGS_use_virtual_memory_auto_growth.",
           tensor.dims(),
           tensor.strides(),
           tensor.meta().offset));

@@ -29,15 +29,16 @@ namespace allocation {
 // Returns the stream that the calling thread uses on a device.
 using CudaStreamOf = std::function<CudaIPCDriver::Stream(int device)>;
 
-// Returns the handle of a tensor on a GPU. Its memory is not copied; it is
-// freed once no process uses it and no message carries it, whoever drops the
-// tensor last. A receiver's stream waits for the work that `stream` has now;
-// without a stream, this call waits for the work of all streams on the device.
+// Returns the handle of a GPU tensor. Its memory is not copied. The memory is
+// freed once no process uses it and no message carries it, whichever process
+// drops the tensor last. A receiver's stream waits for the work that is on
+// `stream` now. Without a stream, this call waits for the work of all streams
+// on the device.
 //
-// `tensor` is a copy, which keeps the storage alive meanwhile.
+// `tensor` is a copy, which keeps the storage alive during the call.
 //
-// Returns none for memory that the driver does not export, such as that of a
-// pool. Throws for memory that Paddle did not allocate.
+// Returns none for memory that the driver does not export, such as a pool's.
+// Throws for memory that Paddle did not allocate.
 //
 // Thread-safe.
 std::optional<std::string> ShareCudaTensor(
@@ -45,8 +46,8 @@ std::optional<std::string> ShareCudaTensor(
     SharingStrategy strategy,
     std::optional<CudaIPCDriver::Stream> stream);
 
-// Returns the allocation of a received message: the one that this process has
-// already, if there is one.
+// Returns the allocation of a received message. If this process already has
+// one, returns the same allocation.
 //
 // Thread-safe.
 std::shared_ptr<phi::Allocation> CudaStorageOf(const CudaIPCMessage& message,

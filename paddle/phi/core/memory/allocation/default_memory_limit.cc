@@ -25,15 +25,15 @@ namespace allocation {
 
 namespace {
 
-// The least limit in files of the name, in the folder at `path` below `top` and
-// in all above it.
-uint64_t LeastLimit(const std::string& top,
-                    std::string path,
-                    const std::string& name) {
+// Returns the lowest limit in the files `name` of the folder `path` below `top`
+// and of its parent folders.
+uint64_t LowestLimit(const std::string& top,
+                     std::string path,
+                     const std::string& name) {
   uint64_t least = UINT64_MAX;
   for (;;) {
     uint64_t limit = 0;
-    // Of no limit, the file says "max", which is no number.
+    // Without a limit, the file contains "max", which is not a number.
     if (std::ifstream(top + path + "/" + name) >> limit) {
       least = std::min(least, limit);
     }
@@ -50,7 +50,7 @@ uint64_t MemoryOfMachineOrContainer(const std::string& root) {
       static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   const std::string top = root + "/sys/fs/cgroup";
   std::ifstream groups(root + "/proc/self/cgroup");
-  // A line is number:controllers:path, where version 2 has no controllers.
+  // A line is number:controllers:path; version 2 has no controllers.
   for (std::string line; std::getline(groups, line);) {
     size_t first = line.find(':');
     size_t second = line.find(':', first + 1);
@@ -59,10 +59,10 @@ uint64_t MemoryOfMachineOrContainer(const std::string& root) {
         "," + line.substr(first + 1, second - first - 1) + ",";
     std::string path = line.substr(second + 1);
     if (controllers == ",,") {
-      least = std::min(least, LeastLimit(top, path, "memory.max"));
+      least = std::min(least, LowestLimit(top, path, "memory.max"));
     } else if (controllers.find(",memory,") != std::string::npos) {
       least = std::min(
-          least, LeastLimit(top + "/memory", path, "memory.limit_in_bytes"));
+          least, LowestLimit(top + "/memory", path, "memory.limit_in_bytes"));
     }
   }
   return least;

@@ -21,9 +21,9 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Returns how many bytes of memory the calling process may use at most: those
-// of the machine, or of the control groups (versions 1 and 2) that it is in.
-// `root` is where /proc and /sys/fs/cgroup are looked up: "" except in tests.
+// Returns the maximum memory of the calling process in bytes: the memory of the
+// machine, or the limit of its control groups (versions 1 and 2). `root` is the
+// parent of /proc and /sys/fs/cgroup: "" except in tests.
 //
 // Thread-safe.
 uint64_t MemoryOfMachineOrContainer(const std::string& root);

@@ -33,9 +33,10 @@ constexpr uint32_t kEventHandleMagic = 0x31454450;  // "PDE1"
 // Indices of SharedTensorHandle::memory.
 enum Memory : uint8_t { kNone, kNoneOnDevice, kHost, kDevice, kKinds };
 
-// The fixed part of a handle. Dims, strides and the levels of the LoD follow,
-// each level as a length with its values, all as int64. An empty tensor on a
-// GPU adds the UUID; GPU memory adds its stamp and the offset in it.
+// The fixed part of a handle. Dims, strides and the LoD levels follow, each
+// level as a length and its values, all as int64. After that, an empty GPU
+// tensor has the UUID of its device, and GPU memory has its stamp and the
+// offset in it.
 struct HandleHeader {
   uint32_t magic;
   uint8_t dtype;
@@ -96,7 +97,7 @@ bool IsStrided(phi::DataLayout layout) {
   }
 }
 
-// The bytes that a tensor reaches before and after its data pointer.
+// The extent of a tensor in bytes, before and after its data pointer.
 struct Span {
   uint64_t before;
   uint64_t after;
@@ -106,7 +107,7 @@ struct Span {
   }
 };
 
-// Returns none if a dim is negative, or if a number of bytes overflows.
+// Returns none if a dim is negative or a number of bytes overflows.
 std::optional<Span> SpanOf(const phi::DenseTensorMeta& meta) {
   uint64_t element = phi::SizeOf(meta.dtype);
   // A broadcast tensor has more elements than its memory has room for.
@@ -173,7 +174,7 @@ class HandleReader {
   static common::ErrorSummary Broken(const char* why, int64_t value) {
     return common::errors::InvalidArgument(
         "Cannot read the handle of a received tensor: %s (%d). It was damaged, "
-        "or made by another version of Paddle; send the tensor again.",
+        "or created by another version of Paddle; send the tensor again.",
         why,
         value);
   }
@@ -339,8 +340,8 @@ SharedMessage DecodeEvent(const std::string& handle) {
       has_size && header.magic == kEventHandleMagic,
       true,
       common::errors::InvalidArgument(
-          "Cannot read the handle of an event: these %d bytes are not what "
-          "Event.ipc_handle() returns. Pass its result, whole, from a process "
+          "Cannot read the handle of an event: these %d bytes are not a result "
+          "of Event.ipc_handle(). Pass its complete result, from a process "
           "with the same version of Paddle.",
           handle.size()));
   return MessageOf(header);
@@ -374,7 +375,7 @@ void EnforceHasHandle(const phi::DenseTensor& tensor) {
       true,
       common::errors::InvalidArgument(
           "Cannot send a tensor of shape [%s], strides [%s] and offset %d: it "
-          "reaches out of its memory of %d bytes. Send tensor.clone() instead.",
+          "extends beyond its memory of %d bytes. Send tensor.clone() instead.",
           meta.dims,
           meta.strides,
           meta.offset,
@@ -406,7 +407,7 @@ phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
       span && !__builtin_add_overflow(start, meta.offset, &offset) &&
           span->FitsIn(size, offset),
       true,
-      HandleReader::Broken("the tensor reaches out of its memory", size));
+      HandleReader::Broken("the tensor extends beyond its memory", size));
   meta.offset = offset;
   return meta;
 }

@@ -25,7 +25,7 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// The handle of a tensor: all that another process needs to make the same
+// The handle of a tensor: the data from which another process rebuilds the same
 // tensor over the same memory.
 struct SharedTensorHandle {
   phi::DenseTensorMeta meta;
@@ -35,12 +35,12 @@ struct SharedTensorHandle {
 
   // Thread-safe, as are all functions of this file.
   std::string Encode() const;
-  // Checks all that can be checked without the memory: a handle may come from
-  // anyone. The offset of the meta is the one in the memory.
+  // Checks everything that can be checked without the memory, since handles are
+  // untrusted. The offset of the meta is the offset in the memory.
   static SharedTensorHandle Decode(const std::string& handle);
 };
 
-// Returns the handle of an event, and reads it. A handle may come from anyone.
+// Encodes and decodes the handle of an event. Handles are untrusted.
 std::string EncodeEvent(const SharedMessage& message);
 SharedMessage DecodeEvent(const std::string& handle);
 
@@ -48,16 +48,16 @@ SharedMessage DecodeEvent(const std::string& handle);
 void EnforceHasHandle(const phi::DenseTensor& tensor);
 // Throws if the shape and data type do not give a size in bytes.
 void EnforceHasSize(const phi::DenseTensorMeta& meta);
-// Returns the meta of a tensor in a storage of `size` bytes, from a meta whose
-// offset counts from byte `start` of the storage. Both may come from anyone.
-// Throws if the tensor reaches out of the storage.
+// Returns the meta of a tensor in a storage of `size` bytes. The offset of the
+// given meta counts from byte `start` of the storage. Both are untrusted.
+// Throws if the tensor extends beyond the storage.
 phi::DenseTensorMeta MetaInStorage(phi::DenseTensorMeta meta,
                                    uint64_t start,
                                    uint64_t size);
 
 [[noreturn]] void RaiseAsPaddleError(const SharedMemoryError& error);
 
-// Runs a call and turns its SharedMemoryError into an error of Paddle's.
+// Runs a call and turns its SharedMemoryError into a Paddle error.
 template <typename Call>
 auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
   try {

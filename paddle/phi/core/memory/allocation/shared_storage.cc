@@ -34,7 +34,7 @@ namespace allocation {
 
 namespace {
 
-// Watches a storage that was moved into a block, and owns itself once it is
+// Watches a storage that was moved into a block. Owns itself once it is
 // started, see StorageWatcher.
 class MovedStorage : public StorageWatcher {
  public:
@@ -53,7 +53,7 @@ class MovedStorage : public StorageWatcher {
   SharedBlock block_;
 };
 
-// A storage that was in shared memory from the start: it was received, or
+// A storage that is in shared memory from the start, because it was received or
 // allocated there.
 class BlockStorage : public Allocation {
  public:
@@ -65,7 +65,7 @@ class BlockStorage : public Allocation {
     ReleaseOld();
   }
 
-  // Changes to a block with the same bytes. The old one stays in use, since
+  // Switches to a block with the same bytes. The old block stays in use, since
   // other threads may be reading it. Requires: the heap's mutex is held, see
   // Bind.
   void MoveTo(const SharedBlock& block) {
@@ -92,8 +92,8 @@ class BlockAllocator : public phi::Allocator {
  public:
   explicit BlockAllocator(SharingStrategy strategy) : strategy_(strategy) {}
 
-  // Nothing is bound to the block: if this process receives a message for it,
-  // it gets another storage over the same memory.
+  // Does not bind the storage to the block: if this process receives a message
+  // for the block, it gets another storage over the same memory.
   AllocationPtr Allocate(size_t size) override {
     SharedBlock block = RaisingPaddleErrors(
         [&] { return SharedHeap::Instance().Allocate(strategy_, size); });
@@ -108,7 +108,7 @@ class BlockAllocator : public phi::Allocator {
   const SharingStrategy strategy_;
 };
 
-// Gives the whole pages of a range to the system. Its content is lost.
+// Returns the whole pages of a range to the system. Their content is lost.
 void TrimPages(void* start, size_t size) {
   size_t page = sysconf(_SC_PAGESIZE);
   uintptr_t first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page;
@@ -131,13 +131,14 @@ void EnforceOnHost(const phi::Place& place) {
           place));
 }
 
-// Returns where a tensor begins whose storage begins at an address.
+// Returns the address of a tensor's first element. `storage` is the address of
+// the tensor's storage.
 const char* FirstElement(const phi::DenseTensor& tensor, const void* storage) {
   return static_cast<const char*>(storage) + tensor.meta().offset;
 }
 
-// Moves a storage that was seen at `old` into a new block, unless another
-// thread has done so meanwhile.
+// Moves a storage whose address was `old` into a new block, unless another
+// thread has moved it meanwhile.
 void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
                  void* old,
                  SharingStrategy strategy,
@@ -148,8 +149,8 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
   if (!in_block && !StorageWatcher::CanWatch(holder)) {
     PADDLE_THROW(common::errors::InvalidArgument(
         "Cannot move the memory of this tensor on %s into shared memory: it "
-        "belongs to NumPy (paddle.Tensor(array, zero_copy=True)), to other "
-        "code than Paddle (DLPack) or is a file of a DataLoader's worker. Send "
+        "belongs to NumPy (paddle.Tensor(array, zero_copy=True)) or to another "
+        "library (DLPack), or is the file of a DataLoader worker. Send "
         "tensor.clone() instead.",
         holder->place()));
   }
@@ -179,8 +180,8 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
   if (!taken_over) {
     heap.Release(block);
   } else if (long_lived && holder.use_count() == 2) {
-    // Only the tensor and its copy here have the storage, so no thread uses the
-    // old address. For a tensor that is dropped soon, this would only cost
+    // Only the tensor and its copy here use the storage, so no thread uses the
+    // old address. For a tensor that is dropped soon, trimming would only cost
     // time.
     if (in_block) {
       in_block->ReleaseOld();
@@ -246,7 +247,7 @@ bool IsInSharedMemory(const phi::DenseTensor& tensor) {
 }
 
 phi::Allocator* SharedAllocator(SharingStrategy strategy) {
-  // Never destroyed: tensors may be made after static destructors ran.
+  // Never destroyed: tensors may be allocated after static destructors ran.
   static auto& file_system =
       *std::make_unique<BlockAllocator>(SharingStrategy::kFileSystem).release();
   static auto& file_descriptor =
@@ -296,9 +297,8 @@ std::vector<phi::DenseTensor> RebuildViews(
   PADDLE_ENFORCE_NOT_NULL(
       message,
       common::errors::InvalidArgument(
-          "Views are rebuilt in shared memory of the host, but the handle is "
-          "that of a tensor elsewhere. Pass the handle of a tensor on the "
-          "CPU."));
+          "Views can only be rebuilt in shared host memory, but the handle "
+          "refers to other memory. Pass the handle of a tensor on the CPU."));
   const std::shared_ptr<phi::Allocation> storage =
       RaisingPaddleErrors([&] { return StorageOf(*message); });
   std::vector<phi::DenseTensor> tensors;

@@ -27,30 +27,31 @@ namespace memory {
 namespace allocation {
 
 // Moves the storage of a tensor into shared memory and returns the tensor's
-// handle, by which another process makes the same tensor over the same memory.
+// handle. Another process rebuilds the same tensor over the same memory from
+// the handle.
 //
-// The storage is moved, not the tensor: the phi::Allocation stays and gets
-// another address. So every tensor over it, view or base, made before or later,
-// is over the shared memory too. A storage that is there already stays where it
-// is. The memory that the storage leaves is freed with the storage; for a
-// `long_lived` one, a parameter's, it is trimmed at once if no other tensor has
-// the storage.
+// The storage is moved, not the tensor: the phi::Allocation stays and gets a
+// new address. So every tensor over it, base or view, existing or future, uses
+// the shared memory. A storage that is already shared is not moved. The old
+// memory is freed together with the storage. For a `long_lived` storage, such
+// as a parameter's, it is trimmed immediately if no other tensor uses the
+// storage.
 //
-// `tensor` is a copy, which keeps the storage alive, whatever other threads do
+// `tensor` is a copy, which keeps the storage alive whatever other threads do
 // with the original meanwhile.
 //
-// Throws for tensors that would not arrive intact: on other places than the CPU
-// and pinned memory, in memory that Paddle did not allocate (DLPack), or of an
-// opaque layout.
+// Throws for tensors that would not arrive intact: tensors outside of the CPU
+// and pinned memory, in memory that Paddle did not allocate (DLPack), or with
+// an opaque layout.
 //
 // Thread-safe, but a thread that reads or writes the tensor during the call may
-// use either memory; the caller has to prevent that.
+// use either memory; the caller must prevent that.
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
                              bool long_lived,
                              MessageLife life = MessageLife::kUntilExpired);
 
-// Moves a storage in the same way and makes no handle. A tensor without
+// Moves a storage in the same way, without creating a handle. A tensor without
 // elements stays as it is.
 //
 // Thread-safe, in the same sense.
@@ -60,36 +61,35 @@ void MoveIntoSharedMemory(phi::DenseTensor tensor,
 
 // All functions below are thread-safe.
 
-// Returns whether the storage of a tensor is in shared memory of the host.
+// Returns whether the storage of a tensor is in shared host memory.
 bool IsInSharedMemory(const phi::DenseTensor& tensor);
 
-// Returns an allocator in shared memory, which is never destroyed.
+// Returns the allocator of shared memory, which is never destroyed.
 phi::Allocator* SharedAllocator(SharingStrategy strategy);
 
-// Returns whether memory of a place can be moved into shared memory of the
-// host.
+// Returns whether memory of a place can be moved into shared host memory.
 bool IsOnHost(const phi::Place& place);
 
-// Returns whether a tensor is in a file of its own, which workers of the legacy
-// readers make (MemoryMapWriterAllocation). It is pickled by the file's name,
-// and its receiver removes the file.
+// Returns whether a tensor is in its own file, which workers of the legacy
+// readers create (MemoryMapWriterAllocation). The pickle of such a tensor is
+// the file's name, and its receiver removes the file.
 bool IsInOwnFile(const phi::DenseTensor& tensor);
 
-// Returns the tensor of a handle. A handle may come from anyone, so nothing in
-// it is used unchecked. All tensors over one block share one allocation. A
-// tensor on a GPU is ready for the stream that `stream_of` returns.
+// Returns the tensor of a handle. Handles are untrusted: every field is checked
+// before it is used. All tensors over one block share one allocation. A GPU
+// tensor is ready for use on the stream that `stream_of` returns.
 phi::DenseTensor RebuildDenseTensor(const std::string& handle,
                                     const CudaStreamOf& stream_of);
 
-// A contiguous tensor in the bytes of another one.
+// A contiguous tensor within the bytes of another tensor.
 struct SharedView {
   phi::DataType dtype;
   std::vector<int64_t> dims;
   uint64_t offset;  // bytes
 };
 
-// Returns tensors that lie in the bytes of a host tensor, which the handle
-// describes. They share its storage. The views may come from anyone, too.
+// Returns tensors within the bytes of the host tensor that the handle
+// describes. They share its storage. The views are untrusted, too.
 std::vector<phi::DenseTensor> RebuildViews(
     const std::string& handle, const std::vector<SharedView>& views);
 

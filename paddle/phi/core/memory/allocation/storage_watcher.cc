@@ -35,8 +35,8 @@ DeleterFunction FunctionOf(const Deleter* deleter) {
 
 bool StorageWatcher::CanWatch(
     const std::shared_ptr<phi::Allocation>& allocation) {
-  // Take the address from an allocation: an inline function may have another
-  // one in each shared object.
+  // Take the address from an allocation: an inline function may have a
+  // different address in each shared object.
   static const DeleterFunction through_allocators = [] {
     AllocationPtr sample =
         AllocatorFacade::Instance().Alloc(phi::CPUPlace(), sizeof(int64_t));

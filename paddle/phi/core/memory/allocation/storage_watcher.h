@@ -22,31 +22,32 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
-// Is told that an allocation has no user any more, before the allocators are
-// that it goes back to.
+// Is notified when an allocation has no users any more, before the allocation
+// is returned to its allocators.
 //
-// An allocation has a stack of the allocators that it goes back to, and this is
-// one more on top of it. So nothing changes for the users of the allocation.
+// An allocation has a stack of allocators that it is freed through. A watcher
+// is one more allocator on top of that stack, so the users of the allocation
+// are not affected.
 //
 // Invariant: a watcher owns itself from Start until OnFree has run.
 //
-// Not thread-safe: Start must not run twice at a time for one allocation.
-// OnFree runs on the thread that drops the last user.
+// Not thread-safe: Start must not run concurrently for one allocation. OnFree
+// runs on the thread that drops the last reference.
 class StorageWatcher : public Allocator {
  public:
-  // Returns whether an allocation is freed through such a stack. Memory that
-  // was taken over from other code (DLPack, NumPy) is not.
+  // Returns whether an allocation is freed through such a stack. Memory from
+  // other libraries (DLPack, NumPy) is not.
   //
   // Thread-safe.
   static bool CanWatch(const std::shared_ptr<phi::Allocation>& allocation);
-  // Begins to watch.
+  // Starts to watch.
   //
-  // Registers by a side effect: Allocator::Allocate pushes the allocator on the
-  // stack of the allocation that its AllocateImpl returns, and AllocateImpl
-  // returns one that exists. Paddle has no callback that runs when a storage
-  // is about to be freed.
+  // Registers through a side effect: Allocator::Allocate pushes the allocator
+  // on the stack of the allocation that its AllocateImpl returns, and this
+  // AllocateImpl returns the existing allocation. Paddle has no callback for a
+  // storage that is about to be freed.
   //
-  // Requires: CanWatch(allocation), and the caller is a user of it.
+  // Requires: CanWatch(allocation), and the caller holds the allocation.
   static void Start(std::unique_ptr<StorageWatcher> watcher);
 
  protected:
@@ -54,7 +55,7 @@ class StorageWatcher : public Allocator {
       : allocation_(allocation) {}
 
   phi::Allocation* allocation() const { return allocation_; }
-  // Has to pass the allocation on to AllocationDeleter, now or later.
+  // Must pass the allocation to AllocationDeleter, now or later.
   virtual void OnFree() = 0;
 
  private:
