@@ -229,6 +229,36 @@ class TestOrder(StreamTest):
         for i, copy in enumerate(copies):
             self.assert_holds(copy, i)
 
+    def test_tensors_in_objects_of_a_batch_are_reused_only_after_use(self):
+        class Attribute:
+            def __init__(self, x):
+                self.x = x
+
+        class Slot:
+            __slots__ = ("x",)
+
+            def __init__(self, x):
+                self.x = x
+
+        for wrap in (Attribute, Slot, lambda x: Attribute({"x": [Slot(x)]})):
+            loader = load(
+                lambda i, wrap=wrap: [wrap(paddle.full([SIZE], float(i)))],
+                num_workers=1,
+                batch_size=None,
+            )
+            stream = Stream()
+            copies = []
+            with stream_guard(stream), slow(stream):
+                for (sample,) in loader:
+                    x = sample.x
+                    if isinstance(x, dict):
+                        x = x["x"][0].x
+                    copies.append(x * 1)
+                    del sample, x
+            self.finish()
+            for i, copy in enumerate(copies):
+                self.assert_holds(copy, i)
+
     def test_host_arrays_are_reused_only_after_their_copy(self):
         # Large enough for their memory to be reused.
         size = 1 << 16

@@ -189,19 +189,30 @@ class TestOrder(StreamTest):
 
         return in_thread(read)
 
+    def devices_and_values(self):
+        """Returns devices to read on, and values that differ from those that
+        the memory has had before."""
+        for number, device in enumerate((name_of(0), name_of(1), "cpu")):
+            yield device, range(1 + 4 * number, 5 + 4 * number)
+
     def test_a_batch_source_yields_complete_tensors(self):
         class Slow(Dataset):
+            def __init__(self, values):
+                self.values = values
+
             def __getitem__(self, i):
-                return create_slowly(i)
+                return create_slowly(self.values[i])
 
             def __len__(self):
-                return 4
+                return len(self.values)
 
-        for device in (name_of(0), name_of(1), "cpu"):
-            source = BatchSource(Slow(), 1, collate_fn=lambda batch: batch[0])
+        for device, values in self.devices_and_values():
+            source = BatchSource(
+                Slow(values), 1, collate_fn=lambda batch: batch[0]
+            )
             with self.subTest(device):
                 self.assertEqual(
-                    self.read(source, device), [{float(i)} for i in range(4)]
+                    self.read(source, device), [{float(i)} for i in values]
                 )
 
     def test_a_batch_source_yields_complete_tensors_of_other_devices(self):
@@ -213,12 +224,48 @@ class TestOrder(StreamTest):
                     return paddle.full([SIZE], float(samples[0]))
 
         paddle.set_device("cpu")
-        for device in (name_of(0), name_of(1), "cpu"):
-            source = BatchSource(range(4), 1, collate_fn=made_on_device_1)
+        for device, values in self.devices_and_values():
+            source = BatchSource(values, 1, collate_fn=made_on_device_1)
             with self.subTest(device):
                 self.assertEqual(
-                    self.read(source, device), [{float(i)} for i in range(4)]
+                    self.read(source, device), [{float(i)} for i in values]
                 )
+
+    def test_a_copy_from_another_device_waits_for_the_readers_work(self):
+        """A blocking copy between devices would overwrite memory that the
+        reader's stream still reads."""
+
+        def make(samples):
+            return paddle.full([SIZE], float(samples[0]))
+
+        def read():
+            paddle.set_device(name_of(0))
+            with stream_guard(Stream()), slow(current_stream()):
+                copies = [batch * 1 for batch in source.reader(0)]
+                return [set(copy.numpy().tolist()) for copy in copies]
+
+        paddle.set_device(name_of(1))
+        source = BatchSource(range(1, 5), 1, collate_fn=make)
+        self.assertEqual(in_thread(read), [{float(i)} for i in range(1, 5)])
+
+    def test_a_tensor_that_cannot_be_copied_to_the_reader_is_refused(self):
+        class Sample:
+            def __init__(self, tensor):
+                self.tensor = tensor
+
+        def make(samples):
+            return [Sample(paddle.full([2], float(samples[0])))]
+
+        source = BatchSource(range(4), 1, collate_fn=make)
+        with self.assertRaisesRegex(
+            TypeError, r"custom_cpu:0\) in an object of type Sample, .*lists"
+        ):
+            list(source.reader(0))
+        paddle.set_device("cpu")
+        (sample,) = next(
+            iter(BatchSource(range(4), 1, collate_fn=make).reader(0))
+        )
+        self.assertEqual(sample.tensor.tolist(), [0.0, 0.0])
 
     def test_a_prefetcher_yields_tensors_in_order_on_its_creators_stream(self):
         for stream in (self.default, Stream()):

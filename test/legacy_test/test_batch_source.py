@@ -607,7 +607,7 @@ class TestStress(SourceTestCase):
                             if sum(map(len, epochs)) == leave_at[rank]:
                                 return epochs
                 except RuntimeError as error:
-                    self.assertIn("has left", str(error))
+                    self.assertIn("left after", str(error))
                 return epochs
 
             taken = in_threads(

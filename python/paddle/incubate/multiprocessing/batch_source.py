@@ -26,6 +26,7 @@ import numpy as np
 
 import paddle
 from paddle.base.framework import _current_expected_place
+from paddle.base.threads.devices import concrete_place
 from paddle.base.threads.host_context import (
     cpu_generator,
     is_available as has_generators,
@@ -35,6 +36,7 @@ from paddle.io import IterableDataset
 from paddle.io.dataloader.dataset_errors import refuses_stop_iteration
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 from paddle.io.dataloader.gathered_batch import ArrayPool, GatheringFetcher
+from paddle.io.dataloader.hidden_tensors import hidden_tensors
 from paddle.io.dataloader.worker import _DatasetKind
 
 from .blocking_queue import BlockingQueue, ShutDown
@@ -188,16 +190,35 @@ def _events_after(batch: Any, place: core.Place) -> list[Event]:
     Returns one event per device, after the work that the calling thread has
     started there: on `place` and on the devices of the batch's tensors.
     """
-    fields, _ = _flatten_batch(batch)
+    fields, structure = _flatten_batch(batch)
     places = {hash(place): place}
     for field in fields:
         if isinstance(field, paddle.Tensor):
-            places.setdefault(hash(field.place), field.place)
+            # Tensor.place is a core.Place for every device.
+            concrete = concrete_place(field.place)
+            places.setdefault(hash(concrete), concrete)
+    for tensor, owner in hidden_tensors(structure):
+        if threads_have_streams(concrete_place(tensor.place)):
+            raise TypeError(
+                f"A batch of the BatchSource has a tensor on {tensor.place} in "
+                f"an object of type {type(owner).__name__}, where it cannot be "
+                "copied to the reader's device. Put tensors into lists, tuples "
+                "or dictionaries."
+            )
     return [
         event_after_work(place)
         for place in places.values()
         if threads_have_streams(place)
     ]
+
+
+def _copied(tensor: paddle.Tensor, place: core.Place) -> paddle.Tensor:
+    """Returns a finished copy of a tensor."""
+    if not tensor.place._equals(place) and threads_have_streams(place):
+        # A copy from another custom device does not wait for the stream here,
+        # whose earlier work may still use the memory that the copy gets.
+        poll(event_after_work(place).query, _PAUSE_S)
+    return tensor._copy_to(place, True)
 
 
 class BatchReader:
@@ -275,7 +296,7 @@ class BatchReader:
         zero_copy = self._zero_copy and place.is_cpu_place()
         fields, structure = _flatten_batch(batch)
         tensors = [
-            field._copy_to(place, True)
+            _copied(field, place)
             if isinstance(field, paddle.Tensor)
             else paddle.Tensor(value=field, place=place, zero_copy=zero_copy)
             for field in fields

@@ -60,9 +60,9 @@ class _Loan:
         shape: tuple[int, ...],
         dtype: np.dtype,
     ) -> None:
-        self._memory = memory
         # Weak: an array that outlives the pool must not keep the pool's memory.
         self._free = weakref.ref(free)
+        self._memory = memory
         # Lets numpy.asarray create an array whose base is this object.
         self.__array_interface__ = {
             "version": 3,

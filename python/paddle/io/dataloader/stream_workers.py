@@ -39,6 +39,7 @@ from paddle.device import current_stream, get_stream_from_pool, set_stream
 
 from ...framework import in_dynamic_mode
 from .flat import _flatten_batch, _restore_batch
+from .hidden_tensors import hidden_tensors
 from .thread_workers import Epoch, ThreadWorkersIter
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ __all__ = []
 
 
 class _MadeBatch(NamedTuple):
-    """A batch, its fields, and an event recorded after their work."""
+    """A batch, its tensors, and an event recorded after their work."""
 
     batch: Any
-    fields: list[Tensor]
+    tensors: list[Tensor]
     made: Event
 
 
@@ -80,9 +81,14 @@ class _StreamEpoch(Epoch):
     def outcome(self, batch: Any) -> _MadeBatch:
         fields, structure = _flatten_batch(batch)
         fields = [self._with_own_memory(field) for field in fields]
+        hidden = [
+            tensor
+            for tensor, _ in hidden_tensors(structure)
+            if self._has_recorded(tensor)
+        ]
         # It removes the fields from the list that is passed in.
         batch = _restore_batch([*fields], structure)
-        return _MadeBatch(batch, fields, self._event_after_work())
+        return _MadeBatch(batch, [*fields, *hidden], self._event_after_work())
 
     def wait_outcome(self, index: int) -> Any:
         outcome = super().wait_outcome(index)
@@ -90,8 +96,8 @@ class _StreamEpoch(Epoch):
             return outcome
         stream = current_stream(self._place)
         stream.wait_event(outcome.made)
-        for field in outcome.fields:
-            field.record_stream(stream)
+        for tensor in outcome.tensors:
+            tensor.record_stream(stream)
         return outcome.batch
 
     def drop(self, index: int) -> None:
@@ -110,11 +116,19 @@ class _StreamEpoch(Epoch):
     def _with_own_memory(self, field: Tensor) -> Tensor:
         """Returns a field, or a finished copy if Paddle did not allocate its
         memory, because then no stream can be recorded for it."""
+        if self._has_recorded(field):
+            return field
+        return field._copy_to(self._place, True)
+
+    def _has_recorded(self, tensor: Tensor) -> bool:
+        """Records the worker's stream for a tensor. Returns False if that is
+        impossible: the tensor is elsewhere, or Paddle did not allocate its
+        memory."""
         try:
-            field.record_stream(current_stream(self._place))
+            tensor.record_stream(current_stream(self._place))
         except ValueError:
-            return field._copy_to(self._place, True)
-        return field
+            return False
+        return True
 
 
 class StreamWorkersIter(ThreadWorkersIter):
