@@ -31,6 +31,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 from typing import Callable
 from unittest import mock
@@ -270,6 +271,40 @@ def all_reduce_ones() -> float:
     x = paddle.ones([10])
     dist.all_reduce(x)
     return x[0].item()
+
+
+_kept: list[paddle.Tensor] = []
+
+
+def all_reduce_and_restore() -> None:
+    """Keeps a tensor whose all_reduce has failed, with a value of its own."""
+    x = paddle.ones([4])
+    try:
+        dist.all_reduce(x)
+    except RuntimeError:
+        _kept.append(x.fill_(-7.0))
+
+
+def join_leaders_late(seconds: float) -> None:
+    """Takes part in the leaders' all_reduce after their timeout."""
+    group = dist.communication.group._get_global_group().process_group
+    all_reduce = group._leaders.all_reduce
+
+    def late(*args: object) -> object:
+        time.sleep(seconds)
+        return all_reduce(*args)
+
+    leaders = mock.Mock(wraps=group._leaders, all_reduce=late)
+    with mock.patch.object(group, "_leaders", leaders):
+        try:
+            dist.all_reduce(paddle.full([4], 100.0))
+        except RuntimeError:
+            # The call goes on.
+            time.sleep(seconds + 1)
+
+
+def kept_value() -> list[float]:
+    return _kept[0].tolist()
 
 
 def call_as_older_code() -> list:
@@ -940,6 +975,18 @@ class TestShmMachines(RanksTestCase):
                 self.assert_all_raise(ranks.outcomes(others), *parts)
                 ranks.begin(all_reduce_ones, ranks=[late])
                 self.assert_all_raise(ranks.outcomes([late]), "new group")
+
+    def test_tensor_of_a_failed_all_reduce_belongs_to_the_caller_again(self):
+        ranks = self.start_on(["a", "b"], PADDLE_PG_TIMEOUT="1000")
+        ranks.begin(all_reduce_and_restore, ranks=[0])
+        ranks.begin(join_leaders_late, 2.0, ranks=[1])
+        ranks.outcomes()
+        self.assertEqual(ranks.call(kept_value, ranks=[0]), [[-7.0] * 4])
+
+    def test_timeout_may_be_longer_than_a_poll_can_wait(self):
+        month_ms = 30 * 24 * 3600 * 1000
+        ranks = self.start_on(["a", "b"], PADDLE_PG_TIMEOUT=str(month_ms))
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
 
     def test_rank_that_dies_is_named_on_all_machines(self):
         ranks = self.start_on(["a", "a", "b", "b"])

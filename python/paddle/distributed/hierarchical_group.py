@@ -655,10 +655,14 @@ class HierarchicalGroup(PythonProcessGroup):
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
+            # A call that fails here may still run in gloo, so it must not use
+            # the tensor, which belongs to the caller again.
+            between = total.clone()
             self._run_between(
-                lambda: self._leaders.all_reduce(total, inner, True).wait(),
+                lambda: self._leaders.all_reduce(between, inner, True).wait(),
                 self._timeout.total_seconds(),
             )
+            total.copy_(between, False)
             if op == ReduceOp.AVG:
                 _divide(total, self._size)
         self._local.broadcast(total, 0, True).wait()

@@ -37,6 +37,8 @@ _KEY_BYTES = 16
 # A leader's number, or the length of a message, which precedes its text. A
 # message with an empty text says goodbye.
 _UINT32 = struct.Struct("!I")
+# poll() takes a C int.
+_MAX_POLL_MS = 2**31 - 1
 # A leader that is not stopped answers within this time. A text fits into the
 # socket buffers.
 _SHORT_S = 5.0
@@ -268,7 +270,8 @@ class LeaderLinks:
 
     def _poll_once(self, seconds: float) -> None:
         """Waits until the call returns or a peer fails, or for the seconds."""
-        found = [number for number, _ in self._poll.poll(seconds * 1000)]
+        milliseconds = min(seconds * 1000, _MAX_POLL_MS)
+        found = [number for number, _ in self._poll.poll(milliseconds)]
         if self._ended.fileno() in found:
             self._ended.recv(1)
             self._is_running = False
