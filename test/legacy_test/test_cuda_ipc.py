@@ -874,6 +874,15 @@ class TestRefusals(GpuTestCase):
         with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):
             message_of(vector())
 
+    @needs_stand_in
+    def test_flag_that_lets_paddle_move_memory_is_refused(self):
+        for flag in ("FLAGS_native_compact", "FLAGS_enable_compact_mem"):
+            paddle.set_flags({flag: True})
+            self.addCleanup(paddle.set_flags, {flag: False})
+            with self.assertRaisesRegex(RuntimeError, "Unset both flags"):
+                message_of(vector())
+            paddle.set_flags({flag: False})
+
     def test_tensor_of_a_sender_that_has_ended_is_a_clear_error(self):
         with self.another_peer() as sender:
             message = sender.call(new_message)

@@ -27,6 +27,8 @@
 #include "paddle/phi/core/memory/allocation/shared_handle.h"
 #include "paddle/phi/core/memory/allocation/storage_watcher.h"
 
+COMMON_DECLARE_bool(enable_compact_mem);
+COMMON_DECLARE_bool(native_compact);
 COMMON_DECLARE_int64(gpu_allocator_retry_time);
 COMMON_DECLARE_int64(offload_retry_times);
 
@@ -127,6 +129,14 @@ bool Share(const std::shared_ptr<phi::Allocation>& holder,
           "FLAGS_sync_after_alloc could wait forever. Unset both flags.",
           holder->place(),
           FLAGS_alloc_fill_value));
+  PADDLE_ENFORCE_EQ(
+      FLAGS_native_compact || FLAGS_enable_compact_mem,
+      false,
+      common::errors::PreconditionNotMet(
+          "Cannot send a tensor on %s for the first time: FLAGS_native_compact "
+          "and FLAGS_enable_compact_mem let Paddle move memory that other "
+          "processes have mapped. Unset both flags.",
+          holder->place()));
   WarnOnStandardError();
   RegisterOutOfMemoryCollection();
   CudaIPCMemory memory = {phi::GPUPlace(holder->place()).GetDeviceId(),
