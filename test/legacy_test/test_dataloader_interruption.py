@@ -49,6 +49,7 @@ class TestDataLoader(Stop):
         """Checks that a worker that waits for a sample ends when it is stopped.
         After `gate` is set, the loader's threads and processes end, too."""
         self.addCleanup(gate.set)
+        before = set(multiprocessing.active_children())
         loader = DataLoader(Held(gate), **options)
         self.check(lambda: list(loader))
         self.check_group(lambda: list(loader))
@@ -57,7 +58,8 @@ class TestDataLoader(Stop):
         gate.set()
         gc.collect()
         wait_until(
-            lambda: not multiprocessing.active_children(), "the processes end"
+            lambda: before.issuperset(multiprocessing.active_children()),
+            "the processes end",
         )
 
     def test_a_worker_that_waits_for_a_loader_without_workers_ends(self):
