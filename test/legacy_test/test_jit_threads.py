@@ -187,6 +187,22 @@ class TestScopes(JitTestCase):
         self.assertEqual(wrong_answers(self.layer, 0, 2), 0)
         self.assertEqual(self.scopes(), 1)
 
+    def test_calls_after_a_failed_one_have_the_parameters(self):
+        """Also in the mode in which only the first run in a scope gets them."""
+        self.use_cpu()
+        flag = "FLAGS_parameters_persistent_mode_in_dy2st"
+        paddle.set_flags({flag: True})
+        self.addCleanup(paddle.set_flags, {flag: False})
+        layer = paddle.jit.to_static(nn.Embedding(4, 3), full_graph=True)
+        layer.eval()
+        with paddle.no_grad():
+            expected = layer(paddle.to_tensor([1, 2])).tolist()
+            with self.assertRaises(ValueError):
+                layer(paddle.to_tensor([1, 99]))
+            for _ in range(2):
+                answer = layer(paddle.to_tensor([1, 2]))
+                self.assertEqual(answer.tolist(), expected)
+
     def test_a_failed_call_keeps_no_memory(self):
         self.use_cpu()
         wrong_input = paddle.ones([2**16, 5])
@@ -387,6 +403,34 @@ class TestGradients(JitTestCase):
         self.assertEqual(
             scopes_of(layer._get_partial_program_layer("forward")), 2
         )
+
+    def test_a_failed_paddle_grad_keeps_the_scopes_it_has_not_reached(self):
+        def graph(value):
+            x = paddle.full([2], value)
+            x.stop_gradient = False
+            return x, layer(x)
+
+        @paddle.jit.to_static(full_graph=True)
+        def failing(x):
+            return (x * x).exp()
+
+        @paddle.jit.to_static(full_graph=True)
+        def layer(x):
+            return x * x * x
+
+        x = paddle.full([2], 0.5)
+        x.stop_gradient = False
+        y = failing(x)
+        y.sum().backward(retain_graph=True)
+        own, cube = graph(2.0)
+        # The second backward pass of `failing` has no intermediate results.
+        with self.assertRaises((RuntimeError, ValueError)):
+            paddle.grad([cube.sum(), y.sum()], [own, x])
+        later, later_cube = graph(3.0)
+        cube.sum().backward()
+        self.assertEqual(own.grad.tolist(), [12.0] * 2)
+        later_cube.sum().backward()
+        self.assertEqual(later.grad.tolist(), [27.0] * 2)
 
     def test_hooks_may_call_a_layer_and_paddle_grad(self):
         layer = self.loaded()
@@ -688,15 +732,33 @@ case.doCleanups()
 """
 
 
+LEGACY_ONE_INTERPRETER = """
+import sys
+sys.path.insert(0, {folder!r})
+from concurrent_base import in_thread
+from jit_threads_base import JitTestCase, wrong_answers
+case = JitTestCase()
+case.setUp()
+layer = case.loaded()
+assert wrong_answers(layer, 0, 2) == 0
+try:
+    in_thread(wrong_answers, layer, 1, 2)
+except RuntimeError as error:
+    print(error)
+print(wrong_answers(layer, 2, 2))
+case.doCleanups()
+"""
+
+
 class TestOldFormat(unittest.TestCase):
     """Models in .pdmodel files."""
 
-    def run_legacy(self, script: str) -> list[str]:
+    def run_legacy(self, script: str, **environment: str) -> list[str]:
         folder = os.path.dirname(os.path.abspath(__file__))
         done = run_command(
             self,
             script_command(script.format(folder=folder)),
-            {**os.environ, "FLAGS_enable_pir_api": "0"},
+            {**os.environ, "FLAGS_enable_pir_api": "0", **environment},
         )
         return done.stdout.splitlines()
 
@@ -707,6 +769,15 @@ class TestOldFormat(unittest.TestCase):
         self.assertEqual(
             self.run_legacy(LEGACY_FIRST_RUN), ["True", "0", "True", "0"]
         )
+
+    def test_a_second_thread_is_refused_where_runs_share_an_interpreter(self):
+        error, wrong = self.run_legacy(
+            LEGACY_ONE_INTERPRETER,
+            FLAGS_enable_pir_in_executor="0",
+            FLAGS_enable_pir_with_pt_in_dy2st="0",
+        )
+        self.assertRegex(error, "FLAGS_enable_pir_in_executor.* are all off")
+        self.assertEqual(wrong, "0")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <memory>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -25,6 +24,7 @@
 #include <vector>
 
 #include "call_slots.h"
+#include "paddle/common/flags.h"
 #include "paddle/fluid/framework/new_executor/program_threads.h"
 #include "paddle/fluid/pybind/program_threads.h"
 #include "paddle/phi/api/include/tensor.h"
@@ -34,6 +34,8 @@
 // Redirects calls of a libpaddle that is already built to where
 // program_threads.h is used. In a libpaddle that is built with the series, the
 // functions below use it themselves.
+
+COMMON_DECLARE_bool(parameters_persistent_mode_in_dy2st);
 
 // Paddle's wheel has no headers for these.
 namespace pir {
@@ -101,7 +103,6 @@ thread_local int gradient_depth = 0;
 // Whether the thread is in a program's run, forward or backward, whose scope is
 // not freed yet.
 thread_local bool is_in_run = false;
-
 // The first call of each run.
 bool Has(const void* cache, const void* key) {
   is_in_run = true;
@@ -129,8 +130,11 @@ void FreeVariables(Scope* scope, const void* kept) {
   ReturnScope(scope);
 }
 
-// A failed run leaves its inputs in its scope.
+// A failed run leaves its inputs in its scope. In the mode of the flag, later
+// runs in the scope need its parameters, which only the first one puts there:
+// so the scope stays taken, as it does in official Paddle.
 void FreeVariablesOfFailedRun(Scope* scope) {
+  if (FLAGS_parameters_persistent_mode_in_dy2st) return;
   const std::unordered_set<std::string_view> kept;
   reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, &kept);
   ReturnScope(scope);
@@ -151,8 +155,7 @@ class OutsideRuns {
 
 // Replaces the function that paddle.grad calls. The engine copies nodes there,
 // and the copies must not free the scopes that they share with the originals.
-void CountCallsOfPaddleGrad() {
-  const auto eager = py::module_::import("paddle.base.core").attr("eager");
+void CountCallsOfPaddleGrad(const py::object& eager) {
   constexpr char kFunction[] = "run_partial_grad";
   const py::object function = eager.attr(kFunction);
   eager.attr(kFunction) = py::cpp_function(
@@ -345,11 +348,9 @@ void RedirectCallsOfPrograms() {
 }  // namespace
 
 PYBIND11_MODULE(_program_threads, module) {
-  try {
-    RedirectCallsOfPrograms();
-  } catch (const std::runtime_error& error) {
-    throw py::import_error(error.what());
-  }
-  CountCallsOfPaddleGrad();
+  const py::object eager =
+      py::module_::import("paddle.base.core").attr("eager");
+  RedirectCallsOfPrograms();
+  CountCallsOfPaddleGrad(eager);
   paddle::pybind::BindProgramThreads(&module);
 }

@@ -14,7 +14,9 @@
 
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 
 namespace paddle {
@@ -60,7 +62,8 @@ void SetWaitForBuilder(void (*wait)(std::timed_mutex* mutex));
 
 // Locks building before a fork, so that the child inherits no half-built
 // program. Gives up after `timeout`: the building thread may itself be waiting
-// for the fork. Has no effect on a thread that builds.
+// for the fork. Has no effect on a thread that builds. Requires: the thread has
+// not locked building already.
 void LockBuilding(std::chrono::duration<double> timeout);
 // Ends LockBuilding() on the same thread, in the parent and in the child.
 // Returns false if building could not be locked in time.
@@ -75,6 +78,16 @@ bool TakeScope(const Scope* scope);
 bool IsTakenBeforeRun(const Scope* scope);
 // Makes a scope available to later runs. Has no effect if it is not taken.
 void ReturnScope(const Scope* scope);
+
+// Returns whether no other node shares the state of a backward node, such as a
+// copy that paddle.grad has made. The fence pairs with the release of the nodes
+// that are destroyed already, so that the caller sees what they wrote.
+template <typename T>
+bool IsLastOwner(const std::shared_ptr<T>& state) {
+  if (state.use_count() != 1) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return true;
+}
 
 // The forward run of a program in a scope, which may have been taken.
 class ProgramRun {

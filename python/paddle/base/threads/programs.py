@@ -57,6 +57,12 @@ _building = threading.RLock()
 _native: ModuleType | None = None
 # The attribute that holds the keys of `first_call_alone`.
 _CALLED = "_first_calls_done"
+# Without all of them, programs run in the oldest form of the executor.
+_PIR_FLAGS = (
+    "FLAGS_enable_pir_api",
+    "FLAGS_enable_pir_in_executor",
+    "FLAGS_enable_pir_with_pt_in_dy2st",
+)
 # How long a fork waits for a program that another thread builds. The wait is
 # bounded because that thread may itself wait for the fork.
 _FORK_WAIT_S = 5.0
@@ -148,14 +154,27 @@ def _allow_threads() -> None:
         try:
             _native = find_cpp_module("_program_threads")
         except ImportError as error:
-            _refusal = str(error)
+            _refusal = str(error.__cause__ or error)
         if _native is None and _refusal is None:
             _refusal = (
                 "this Paddle was built without locks for program interpreters. "
                 "Run all programs on one thread."
             )
+        if _shares_interpreters():
+            _refusal = (
+                f"{', '.join(_PIR_FLAGS)} are all off, so that all runs of a "
+                "program use one interpreter. Set one of them, or run all "
+                "programs on one thread."
+            )
     if _refusal is not None:
         _check_is_only_thread()
+
+
+def _shares_interpreters() -> bool:
+    """Returns whether the cache of interpreters ignores the scope of a run."""
+    from paddle.base.framework import get_flags
+
+    return not any(get_flags([*_PIR_FLAGS]).values())
 
 
 def _check_is_only_thread() -> None:

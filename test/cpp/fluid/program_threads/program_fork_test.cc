@@ -117,6 +117,27 @@ TEST(ProgramFork, LockingHasNoEffectOnTheBuildingThread) {
   EXPECT_TRUE(UnlockBuilding());
 }
 
+TEST(ProgramFork, BuildingIsUnlockedOnce) {
+  LockBuilding(kPatience);
+  EXPECT_TRUE(UnlockBuilding());
+  EXPECT_FALSE(UnlockBuilding());
+}
+
+TEST(ProgramFork, OnlyTheThreadThatLockedBuildingUnlocksIt) {
+  LockBuilding(kPatience);
+  std::thread([] { EXPECT_FALSE(UnlockBuilding()); }).join();
+  EXPECT_TRUE(UnlockBuilding());
+}
+
+TEST(ProgramFork, TheBuildingThreadKeepsItsLock) {
+  const ProgramBuildGuard guard;
+  ReplaceBuildingLock();
+  std::thread([] {
+    LockBuilding(milliseconds(1));
+    EXPECT_FALSE(UnlockBuilding());
+  }).join();
+}
+
 TEST(ProgramFork, ChildBuildsAfterALockedFork) {
   const Loop builds(Builds);
   for (int i = 0; i < kForks; ++i) {

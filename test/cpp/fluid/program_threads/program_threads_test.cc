@@ -119,6 +119,21 @@ TEST(ProgramScopes, OneOfSeveralThreadsTakesScope) {
   EXPECT_EQ(uses[0] + uses[1] + uses[2], taken);
 }
 
+TEST(ProgramScopes, ThreadsBeginRunsAndCheckScopesConcurrently) {
+  Scope shared;
+  InThreads([&shared] {
+    Scope scope;
+    for (int i = 0; i < kRounds; ++i) {
+      EXPECT_TRUE(TakeScope(&scope));
+      EXPECT_TRUE(IsTakenBeforeRun(&scope));
+      { const ProgramRun run(&scope, &FreeVariables); }
+      EXPECT_FALSE(IsTakenBeforeRun(&scope));
+      ReturnScope(&scope);
+      IsTakenBeforeRun(&shared);
+    }
+  });
+}
+
 TEST(ProgramRun, RunThatEndsKeepsItsScope) {
   Scope scope;
   ASSERT_TRUE(TakeScope(&scope));
