@@ -273,6 +273,20 @@ class TestAccelerators(ErrorTestCase):
             for convert in CONVERTERS:
                 self.assertEqual(convert(device).get_device_id(), index)
 
+    def test_a_tensors_place_is_its_device(self):
+        """It is of the base class of places, whatever the device."""
+        place = paddle.zeros([1]).to(self.devices[0]).place
+        self.assertIs(type(place), core.Place)
+        for function in (
+            paddle.device.current_stream,
+            paddle.device.default_stream,
+            paddle.device.Stream,
+        ):
+            stream = function(place)
+            self.assertTrue(stream.stream_base.place._equals(place))
+        paddle.device.synchronize(place)
+        paddle.device.Event(place).synchronize()
+
     def test_type_without_an_index_means_the_first_device(self):
         for convert in CONVERTERS:
             self.assertEqual(convert(self.kind).get_device_id(), 0)

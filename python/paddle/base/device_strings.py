@@ -106,14 +106,22 @@ def error_of_type(device: object) -> DeviceTypeError:
 
 def checked_place(device: object) -> core.Place:
     """
-    Returns `device`, a place.
+    Returns the place `device`. A tensor's place, which is of the base class for
+    every device, becomes one of the class of its device.
 
     Raises:
         DeviceTypeError: it is not a place.
     """
     if not isinstance(device, core.Place):
         raise error_of_type(device)
-    return device
+    if type(device) is not core.Place:
+        return device
+    # Not at the top: framework.py imports this module before the other.
+    from .threads.devices import concrete_place
+    from .threads.thread_value import UNSET
+
+    concrete = concrete_place(device)
+    return device if concrete is UNSET else concrete
 
 
 def checked_index(index: int) -> int:
