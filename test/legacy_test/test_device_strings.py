@@ -285,7 +285,6 @@ class TestAccelerators(ErrorTestCase):
             stream = function(place)
             self.assertTrue(stream.stream_base.place._equals(place))
         paddle.device.synchronize(place)
-        paddle.device.Event(place).synchronize()
 
     def test_type_without_an_index_means_the_first_device(self):
         for convert in CONVERTERS:
