@@ -279,7 +279,6 @@ class TestAccelerators(ErrorTestCase):
         self.assertIs(type(place), core.Place)
         for function in (
             paddle.device.current_stream,
-            paddle.device.default_stream,
             paddle.device.Stream,
         ):
             stream = function(place)
