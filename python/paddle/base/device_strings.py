@@ -107,14 +107,18 @@ def error_of_type(device: object) -> DeviceTypeError:
 def checked_place(device: object) -> core.Place:
     """
     Returns the place `device`. A tensor's place, which is of the base class for
-    every device, becomes one of the class of its device.
+    every device, becomes one of the class of its device, unless this Paddle
+    lacks that class.
 
     Raises:
         DeviceTypeError: it is not a place.
     """
     if not isinstance(device, core.Place):
         raise error_of_type(device)
-    if type(device) is not core.Place:
+    is_missing = (
+        device.is_gpu_place() and not core.is_compiled_with_cuda()
+    ) or (device.is_xpu_place() and not core.is_compiled_with_xpu())
+    if type(device) is not core.Place or is_missing:
         return device
     # Not at the top: framework.py imports this module before the other.
     from .threads.devices import concrete_place
