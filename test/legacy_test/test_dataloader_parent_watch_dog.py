@@ -1,0 +1,70 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A worker process of a DataLoader notices that its parent has ended."""
+
+import multiprocessing
+import os
+import select
+import signal
+import time
+import unittest
+
+from paddle.io.dataloader.worker import ParentWatchDog
+
+WAIT_S = 60
+
+
+def report(pipe: int, parent: int) -> None:
+    """Writes whether the parent counts as alive, once it has ended."""
+    deadline = time.monotonic() + WAIT_S
+    while os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.write(pipe, b"alive" if ParentWatchDog().is_alive() else b"dead")
+
+
+def start_and_die(pipe: int) -> None:
+    context = multiprocessing.get_context("fork")
+    context.Process(target=report, args=(pipe, os.getpid())).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+class TestParentWatchDog(unittest.TestCase):
+    def test_notices_a_parent_that_died_while_the_worker_started(self):
+        ours, theirs = os.pipe()
+        self.addCleanup(os.close, ours)
+        process = multiprocessing.get_context("fork").Process(
+            target=start_and_die, args=(theirs,)
+        )
+        process.start()
+        os.close(theirs)
+        process.join(WAIT_S)
+        ready, _, _ = select.select([ours], [], [], WAIT_S)
+        self.assertEqual(ready, [ours])
+        self.assertEqual(os.read(ours, 5), b"dead")
+
+    def test_sees_a_living_parent(self):
+        self.assertTrue(ParentWatchDog().is_alive())
+        receive, send = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(
+            target=lambda: send.send(ParentWatchDog().is_alive())
+        )
+        process.start()
+        self.assertTrue(receive.poll(WAIT_S))
+        self.assertTrue(receive.recv())
+        process.join(WAIT_S)
+
+
+if __name__ == "__main__":
+    unittest.main()
