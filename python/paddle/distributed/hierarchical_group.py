@@ -364,7 +364,9 @@ class HierarchicalGroup(PythonProcessGroup):
         _enforce_reducible("all_reduce", tensor, op)
 
         def run() -> None:
-            if tensor.dtype in _HALF_TYPES:
+            # A leader's call that fails may still run in gloo, so it must not
+            # use the tensor, which belongs to the caller again.
+            if tensor.dtype in _HALF_TYPES or self._leaders is not None:
                 tensor.copy_(self._reduced(tensor, op), False)
             else:
                 self._reduce_in_place(tensor, op)
@@ -655,14 +657,10 @@ class HierarchicalGroup(PythonProcessGroup):
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
-            # A call that fails here may still run in gloo, so it must not use
-            # the tensor, which belongs to the caller again.
-            between = total.clone()
             self._run_between(
-                lambda: self._leaders.all_reduce(between, inner, True).wait(),
+                lambda: self._leaders.all_reduce(total, inner, True).wait(),
                 self._timeout.total_seconds(),
             )
-            total.copy_(between, False)
             if op == ReduceOp.AVG:
                 _divide(total, self._size)
         self._local.broadcast(total, 0, True).wait()

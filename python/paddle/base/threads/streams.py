@@ -238,6 +238,7 @@ def threads_have_streams(place: core.Place) -> bool:
     Returns whether threads can have their own current streams on a device.
     Thread-safe. Has the same precondition as `default_stream`.
     """
+    place = concrete_place(place)
     return (
         native is not None
         and isinstance(place, _PLACES_OF_STREAMS)
@@ -252,7 +253,7 @@ def event_after_work(place: core.Place) -> Event:
     """
     from paddle.device import current_stream, stream_guard
 
-    stream = current_stream(place)
+    stream = current_stream(concrete_place(place))
     # The guard sets the current device, on which the event is created.
     with stream_guard(stream):
         return stream.record_event()

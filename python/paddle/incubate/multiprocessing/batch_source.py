@@ -26,7 +26,6 @@ import numpy as np
 
 import paddle
 from paddle.base.framework import _current_expected_place
-from paddle.base.threads.devices import concrete_place
 from paddle.base.threads.host_context import (
     cpu_generator,
     is_available as has_generators,
@@ -194,11 +193,9 @@ def _events_after(batch: Any, place: core.Place) -> list[Event]:
     places = {hash(place): place}
     for field in fields:
         if isinstance(field, paddle.Tensor):
-            # Tensor.place is a core.Place for every device.
-            concrete = concrete_place(field.place)
-            places.setdefault(hash(concrete), concrete)
+            places.setdefault(hash(field.place), field.place)
     for tensor, owner in hidden_tensors(structure):
-        if threads_have_streams(concrete_place(tensor.place)):
+        if threads_have_streams(tensor.place):
             raise TypeError(
                 f"A batch of the BatchSource has a tensor on {tensor.place} in "
                 f"an object of type {type(owner).__name__}, where it cannot be "

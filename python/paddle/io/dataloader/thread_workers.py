@@ -229,7 +229,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
       its own; the objects they refer to are shared with all workers.
     - The global generators of ``random`` and ``numpy.random`` are those of the
       process, and workers do not seed them.
-    - A Paddle without per-thread random generators, a part in C++ for Linux,
+    - A Paddle without per-thread random generators, a C++ part for Linux,
       warns that random operators use the process's generator.
     - Each starts in the state of the thread that creates the iterator, see
       :class:`paddle.multiprocessing.WorkerThread`, and creates its tensors on
