@@ -90,8 +90,12 @@ PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
 
 // Makes the functions that create predictors load _predictor_threads, which
 // replaces predictor methods. This keeps `import paddle` fast; so does avoiding
-// pybind11 functions here.
+// pybind11 functions here. Does nothing without that module, which the first
+// patches of the series do not have.
 void LoadPredictorThreadsLazily() {
+  const auto find_spec =
+      py::module_::import("importlib.util").attr("find_spec");
+  if (find_spec(kPredictorThreads).is_none()) return;
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
@@ -156,6 +160,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   LoadPredictorThreadsLazily();
   ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
+  module.def("redirect_lookups", &RedirectLookups);
   // Created for each change of a thread's contexts, before the thread uses
   // them.
   RedirectBefore<py::object>(module, "ThreadContexts");
