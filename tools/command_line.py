@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from typing import Callable, Optional
 
@@ -36,3 +37,11 @@ def reports_errors(main: Main) -> Main:
             return 1
 
     return reporting
+
+
+def let_tests_interrupt_processes() -> None:
+    """
+    Makes this process, and the children that inherit it, handle SIGINT. A shell
+    makes programs ignore it that it starts in the background.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)

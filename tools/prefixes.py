@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.apply import apply, own_file, write_files
-from tools.command_line import reports_errors
+from tools.command_line import let_tests_interrupt_processes, reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
 from tools.series import OWN_FOLDERS, PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
@@ -337,6 +337,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--run", action="store_true", help="also run the tests of the patch")
     add("--cpp", action="store_true", help="also build the C++ tests")
     args = parser.parse_args(argv)
+    let_tests_interrupt_processes()
     for number in args.numbers:
         if not 0 < number <= len(series):
             raise PatchError(

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -47,7 +46,7 @@ from concurrent.futures import (
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tools.command_line import reports_errors
+from tools.command_line import let_tests_interrupt_processes, reports_errors
 from tools.environment import (
     cpp_tests,
     host_device,
@@ -79,7 +78,11 @@ OWN_SHM = (
 
 # The number of parts of the tests of our wheel: enough to keep all CPUs busy
 # until the end.
-PADDLE_PARTS = 8
+PADDLE_PARTS = 12
+
+# Its tests wait for timeouts for minutes. It is in the first part, because it
+# would run alone at the end of the last one.
+LONGEST = "test/legacy_test/test_shm_machines.py"
 
 # The number of parts that run in parallel per CPU: tests with several processes
 # spend most of their time waiting.
@@ -223,9 +226,9 @@ def split(part: Part, files: list[str], count: int) -> list[Part]:
 
 
 def paddle_test_files() -> list[str]:
-    """Returns the test files that run with our wheel."""
-    found = REPO.glob("test/**/test_*.py")
-    return sorted(str(file.relative_to(REPO)) for file in found)
+    """Returns the test files that run with our wheel, the longest one first."""
+    found = [str(f.relative_to(REPO)) for f in REPO.glob("test/**/test_*.py")]
+    return sorted(found, key=lambda file: (file != LONGEST, file))
 
 
 def cpu_part(ours: Path) -> Part:
@@ -389,9 +392,7 @@ def built(batches: list[Future[list[Part]]]) -> Iterator[list[Part]]:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; the module docstring gives the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Programs that a shell starts in the background ignore SIGINT, and their
-    # children inherit that; but some tests interrupt processes.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    let_tests_interrupt_processes()
     version = SUPPORTED[0]
     if not arguments:
         return 0 if all_tests_pass(version) else 1

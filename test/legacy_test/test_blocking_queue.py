@@ -278,7 +278,9 @@ class TestStress(unittest.TestCase):
             self,
             """
             import queue, signal
-            from paddle.incubate.multiprocessing import BlockingQueue
+            from paddle.incubate.multiprocessing.blocking_queue import (
+                BlockingQueue,
+            )
             sys.setswitchinterval(1e-6)
             items = BlockingQueue(maxsize=4)
             def use():

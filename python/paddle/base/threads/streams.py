@@ -251,12 +251,12 @@ def event_after_work(place: core.Place) -> Event:
     Returns an event recorded after the work that the calling thread has started
     on its current stream of a device. Thread-safe.
     """
-    from paddle.device import current_stream, stream_guard
+    from paddle.device import current_stream, device
 
-    stream = current_stream(concrete_place(place))
-    # The guard sets the current device, on which the event is created.
-    with stream_guard(stream):
-        return stream.record_event()
+    place = concrete_place(place)
+    # The event is created on the current device.
+    with device(place):
+        return current_stream(place).record_event()
 
 
 def others_have_streams(place: core.Place) -> bool:
