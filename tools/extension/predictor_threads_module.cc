@@ -25,12 +25,14 @@ PYBIND11_MODULE(_predictor_threads, module) {
   paddle::pybind::BindIdlePredictors(&module);
 
   // Lookups have to find the CPU context of a predictor that uses oneDNN.
-  const py::object redirect = py::module_::import("paddle.base._thread_contexts")
-                                  .attr("redirect_lookups");
+  const py::object redirect =
+      py::module_::import("paddle.base._thread_contexts")
+          .attr("redirect_lookups");
   const py::object type = core.attr("PaddleInferPredictor");
   const py::object construct = type.attr("__init__");
   type.attr("__init__") = py::cpp_function(
-      [=](const py::object& self, const py::args& args,
+      [=](const py::object& self,
+          const py::args& args,
           const py::kwargs& kwargs) {
         redirect();
         construct(self, *args, **kwargs);

@@ -105,6 +105,12 @@ class PredictorPool:
         Takes a predictor out of the pool and returns it: `predict` no longer
         uses it. The same index returns the same predictor again.
 
+        Args:
+            idx (int): the index of the predictor, less than the pool's size.
+
+        Returns:
+            Predictor: the predictor, which the caller uses alone from now on.
+
         Raises:
             IndexError: the index is out of range.
             RuntimeError: `predict` is using the predictor.
@@ -139,13 +145,14 @@ class PredictorPool:
         raise before the run.
 
         Args:
-            inputs: all inputs, by name or in the order of `get_input_names()`.
-            timeout: how many seconds to wait for a predictor; None waits
-                without a limit.
+            inputs (list|dict): all inputs as NumPy arrays, by name or in the
+                order of `get_input_names()`.
+            timeout (float, optional): how many seconds to wait for a predictor.
+                Default: None, no limit.
 
         Returns:
-            The outputs, in the order of `get_output_names()`. The arrays belong
-            to the caller.
+            list: the outputs, in the order of `get_output_names()`. The arrays
+                belong to the caller.
 
         Raises:
             NotImplementedError: this Paddle was built without `predict`.

@@ -160,11 +160,15 @@ class InterruptibleLock:
         """
         if not blocking and timeout == -1:
             return self._lock.acquire(blocking=False)
-        if not blocking or (timeout != -1 and not timeout >= 0):
+        if not blocking:
+            raise ValueError(
+                "acquire(blocking=False) does not wait, but received timeout="
+                f"{timeout}. Pass blocking=True to wait, or no timeout."
+            )
+        if timeout != -1 and not timeout >= 0:
             raise ValueError(
                 "The timeout of a lock must be at least 0 seconds, or -1 for "
-                "no limit or with blocking=False, but received "
-                f"{timeout}."
+                f"no limit, but received {timeout}."
             )
         deadline = None if timeout == -1 else time.monotonic() + timeout
         remaining = None
