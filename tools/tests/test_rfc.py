@@ -16,6 +16,8 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -186,4 +188,25 @@ def test_files_are_ours_or_changed_by_a_patch(page):
         for path in PATH.findall(read(page))
         if path not in changed | UNCHANGED
         and not any(REPO.glob(path.rstrip("/")))
+    ] == []
+
+
+def test_path_mapping_has_every_file_of_ours():
+    table = read(INDEX).partition("| 路径 · Path |")[2].partition("\n\n")[0]
+    # A header is next to its source; a pattern or a folder has several files.
+    mapped = [Path(path).with_suffix("") for path in PATH.findall(table)]
+    files = [
+        Path(file)
+        for patch in load_series(REPO)
+        for file in patch.own_files
+        if not file.startswith("test/")
+    ]
+    assert [
+        str(file)
+        for file in files
+        if not any(
+            file.is_relative_to(path)
+            or fnmatch(str(file.with_suffix("")), str(path))
+            for path in mapped
+        )
     ] == []
