@@ -120,6 +120,67 @@ class TestOtherThreadsRun(PredictorTestCase):
         self.check(lambda: Predictor(configs.pop()))
 
 
+def _gated_recurrent_unit(x: Any) -> Any:
+    """Returns the output of a GRU, with parameters of fixed values."""
+    rng = np.random.default_rng(0)
+    block = paddle.static.default_main_program().global_block()
+    inputs = {"X": [x]}
+    for name, shape in (
+        ("WeightX", [3, 12]),
+        ("WeightH", [4, 12]),
+        ("Bias", [1, 12]),
+    ):
+        values = rng.random(shape, "float32")
+        assign = paddle.nn.initializer.Assign(values)
+        inputs[name] = [
+            paddle.create_parameter(
+                shape, "float32", default_initializer=assign
+            )
+        ]
+    outputs = {
+        name: [block.create_var(name=name, dtype="float32", shape=[-1, 4])]
+        for name in (
+            "ReorderedH0",
+            "XX",
+            "BatchedInput",
+            "BatchedOut",
+            "Hidden",
+        )
+    }
+    block.append_op(
+        type="fusion_gru",
+        inputs=inputs,
+        outputs=outputs,
+        attrs={"use_seq": True},
+    )
+    return outputs["Hidden"][0]
+
+
+class TestRecurrentModel(PredictorTestCase):
+    def test_threads_that_run_in_turn_get_correct_results(self):
+        # With oneDNN, the scratchpad of a GRU belongs to the thread that
+        # created the primitive, so another thread must not execute it.
+        path = os.path.join(self.folder, "gru")
+        save_legacy(_gated_recurrent_unit, path, [None, 3])
+
+        def predictor(onednn: bool) -> Predictor:
+            return create_predictor(self.config("gru", onednn))
+
+        def run(predictor: Predictor) -> np.ndarray:
+            handle = predictor.get_input_handle("x")
+            handle.copy_from_cpu(np.ones([5, 3], "float32"))
+            handle.set_lod([[0, 2, 5]])
+            predictor.run()
+            return output(predictor)
+
+        expected = run(predictor(onednn=False))
+        with_onednn = predictor(onednn=True)
+        for _ in range(3):
+            answer = in_thread(run, with_onednn)
+            np.testing.assert_allclose(answer, expected, rtol=1e-5)
+        np.testing.assert_allclose(run(with_onednn), expected, rtol=1e-5)
+
+
 class TestPythonInsideARun(PredictorTestCase):
     def check_hooks(self, model: str) -> None:
         predictor = self.predictor(model)
