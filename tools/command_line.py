@@ -41,7 +41,7 @@ def reports_errors(main: Main) -> Main:
 
 def let_tests_interrupt_processes() -> None:
     """
-    Makes this process, and the children that inherit it, handle SIGINT. A shell
-    makes programs ignore it that it starts in the background.
+    Makes this process and its children handle SIGINT, which programs ignore
+    that a shell has started in the background.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)

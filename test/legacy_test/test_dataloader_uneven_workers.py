@@ -55,7 +55,7 @@ class TestUnevenWorkers(unittest.TestCase):
             self.assertEqual(load(prefetch_factor), first)
 
     def test_every_sample_is_loaded_in_the_same_order(self):
-        # A batch was lost in one pass of six.
+        # Paddle 3.3.0 loses samples in one pass of six.
         self.check(prefetch_factor=1, passes=40)
 
     def test_every_sample_is_loaded_with_more_batches_in_advance(self):
