@@ -59,7 +59,7 @@ SHAPES = 20
 # cache keeps 1,024 primitives, a few per shape.
 WARM = 50, 700
 # The number of calls while memory is measured, over shapes and over threads.
-MORE = (20_000, 2_000) if LONG else (200, 200)
+MORE = (100_000, 10_000) if LONG else (200, 200)
 # Maximum growth per call. The inputs alone of a call have more bytes.
 FLAT_BYTES = 2048
 LIBC = ctypes.CDLL(None)

@@ -17,11 +17,26 @@
 #include "paddle/fluid/pybind/idle_predictors.h"
 #include "paddle/fluid/pybind/predictor_threads.h"
 
+namespace py = pybind11;
+
 PYBIND11_MODULE(_predictor_threads, module) {
-  auto core = pybind11::module_::import("paddle.base.core");
-  paddle::pybind::BindPredictorThreads(&core, &module);
+  auto core = py::module_::import("paddle.base.core");
+  paddle::pybind::BindPredictorThreads(&core);
   paddle::pybind::BindIdlePredictors(&module);
-  // If libpaddle contains this module, paddle/inference/wrapper.py does this.
-  const auto common = pybind11::module_::import("paddle.static.nn.common");
-  module.attr("call_out_of_turn")(common.attr("PyFuncRegistry"));
+
+  // Lookups have to find the CPU context of a predictor that uses oneDNN.
+  const py::object redirect =
+      py::module_::import("paddle.base._thread_contexts")
+          .attr("redirect_lookups");
+  const py::object type = core.attr("PaddleInferPredictor");
+  const py::object construct = type.attr("__init__");
+  type.attr("__init__") = py::cpp_function(
+      [=](const py::object& self,
+          const py::args& args,
+          const py::kwargs& kwargs) {
+        redirect();
+        construct(self, *args, **kwargs);
+      },
+      py::name("__init__"),
+      py::is_method(type));
 }

@@ -160,6 +160,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   LoadPredictorThreadsLazily();
   ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
+  module.def("redirect_lookups", &RedirectLookups);
   // Created for each change of a thread's contexts, before the thread uses
   // them.
   RedirectBefore<py::object>(module, "ThreadContexts");

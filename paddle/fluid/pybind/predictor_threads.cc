@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "paddle/fluid/inference/api/paddle_inference_api.h"
+#include "paddle/fluid/pybind/predictor_onednn.h"
 #include "paddle/fluid/pybind/work_without_gil.h"
 #include "paddle/phi/api/include/tensor.h"
 #include "paddle/phi/backends/context_pool.h"
@@ -90,11 +91,36 @@ struct Thread {
                            kHowToFix);
 }
 
+// The contexts of a predictor, which it keeps in its instructions.
+struct PredictorContexts {
+  phi::ThreadContexts devices;  // on the streams on which it was created
+  std::shared_ptr<PredictorOneDnn> onednn;  // null if it does not use oneDNN
+};
+
 // In a forked child, destroying contexts of the parent would wait for the work
 // of threads that the child does not have.
-void LeakInChild(phi::ThreadContexts contexts) {
-  std::make_unique<phi::ThreadContexts>(std::move(contexts)).release();
+void LeakInChild(PredictorContexts contexts) {
+  std::make_unique<PredictorContexts>(std::move(contexts)).release();
 }
+
+// While the guard exists, its thread works on a predictor's contexts.
+class ContextsGuard {
+ public:
+  explicit ContextsGuard(const PredictorContexts& contexts)
+      : onednn_(contexts.onednn), devices_(contexts.devices, Host(onednn_)) {
+    if (onednn_) onednn_guard_.emplace(onednn_.get());
+  }
+
+ private:
+  static phi::DeviceContext* Host(
+      const std::shared_ptr<PredictorOneDnn>& onednn) {
+    return onednn ? onednn->context() : nullptr;
+  }
+
+  const std::shared_ptr<PredictorOneDnn> onednn_;
+  const phi::OrderedContextsGuard devices_;
+  std::optional<PredictorOneDnn::Guard> onednn_guard_;
+};
 
 // Dropped predictors of a model whose parameters they share with others. In
 // Paddle 3.3.0 each predictor clears the parameters when it is destroyed. So
@@ -114,7 +140,7 @@ class DroppedClones {
     // which is not ordered with work on other streams. That work may wait for
     // another Python thread.
     WorkWithoutGil::Run([this] {
-      for (const auto& entry : clones_) WaitForWork(entry.second);
+      for (const auto& entry : clones_) WaitForWork(entry.second.devices);
     });
     for (const auto& entry : clones_) {
       // The class that inference_api.cc has bound destroys it.
@@ -122,7 +148,7 @@ class DroppedClones {
     }
   }
   // Frees a predictor's tensors, and keeps the predictor with its contexts.
-  void Keep(Predictor* clone, phi::ThreadContexts contexts) {
+  void Keep(Predictor* clone, PredictorContexts contexts) {
     clones_.emplace_back(clone, std::move(contexts));
     try {
       clone->ClearIntermediateTensor();
@@ -147,17 +173,18 @@ class DroppedClones {
   }
 
   const pid_t process_ = getpid();
-  std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
+  std::vector<std::pair<Predictor*, PredictorContexts>> clones_;
 };
 
 // Returns the contexts on which the calling thread creates a predictor. On
 // GPUs, handles copy on the process's contexts, so predictors use those.
-phi::ThreadContexts ContextsForNewPredictor() {
+PredictorContexts ContextsForNewPredictor(bool uses_onednn) {
+  PredictorContexts contexts;
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
-  return phi::CurrentContexts();
-#else
-  return {};
+  contexts.devices = phi::CurrentContexts();
 #endif
+  if (uses_onednn) contexts.onednn = std::make_shared<PredictorOneDnn>();
+  return contexts;
 }
 
 // Tracks which threads have set, run and read a predictor. Protected by the
@@ -294,20 +321,17 @@ class PredictorState {
    private:
     const std::shared_ptr<PredictorState> of_;
     const Thread me_;
-    std::optional<phi::OrderedContextsGuard> contexts_;
+    std::optional<ContextsGuard> contexts_;
     std::unordered_set<uint64_t> runs_for_;
   };
 
   // The process that created the predictor.
   const pid_t process = getpid();
-  // The contexts on which it was created. The executor keeps them in its
-  // instructions.
-  phi::ThreadContexts contexts;
+  PredictorContexts contexts;
   // Null if the predictor has its own parameters.
   std::shared_ptr<DroppedClones> dropped_clones;
   // The files that a clone loads.
   std::vector<std::string> files;
-  bool uses_onednn = true;  // until known otherwise
 
  private:
   // A thread's request: from setting inputs until their outputs are read.
@@ -418,22 +442,29 @@ struct Bound {
 using States =
     std::unordered_map<const Predictor*, std::shared_ptr<PredictorState>>;
 using BoundHandles = std::unordered_map<const Handle*, Bound>;
+using OneDnnStates =
+    std::unordered_map<const Predictor*, std::shared_ptr<PredictorOneDnn>>;
 auto& states = *std::make_unique<States>().release();
 auto& bound_handles = *std::make_unique<BoundHandles>().release();
+auto& onednn_in_cpp_pools = *std::make_unique<OneDnnStates>().release();
 
 std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   auto* const object = predictor.cast<Predictor*>();
   const auto found = states.find(object);
   if (found != states.end()) return found->second;
+  const auto state = std::make_shared<PredictorState>(object);
   if (!reinterpret_cast<py::detail::instance*>(predictor.ptr())->owned) {
     // Its C++ pool destroys it.
     py::detail::keep_alive_impl(
         predictor, py::capsule(object, [](void* gone) {
           states.erase(static_cast<const Predictor*>(gone));
         }));
+    // Kept forever, since the predictor may outlive this state.
+    auto& onednn = onednn_in_cpp_pools[object];
+    if (!onednn) onednn = std::make_shared<PredictorOneDnn>();
+    state->contexts.onednn = onednn;
   }
-  return states.emplace(object, std::make_shared<PredictorState>(object))
-      .first->second;
+  return states.emplace(object, state).first->second;
 }
 
 const Bound* FindBound(const Handle* handle) {
@@ -457,9 +488,7 @@ void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
   const bool is_of_parent = entry && entry.mapped()->process != getpid();
   const bool is_shared = entry && entry.mapped()->dropped_clones;
   if (!is_of_parent && !is_shared) {
-    // In turn, because this clears the predictor's part of oneDNN's cache, and
-    // with the GIL, because this destroys its hooks.
-    WorkWithoutGil::RunInTurnWithGil([&] { destroy_predictor(predictor); });
+    destroy_predictor(predictor);
     return;
   }
   if (!is_of_parent) {
@@ -512,34 +541,13 @@ struct Model {
   }
 };
 
-void SetModel(py::handle predictor, Model model, phi::ThreadContexts contexts) {
+void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
   const auto state = StateOf(predictor);
   state->contexts = std::move(contexts);
   if (model.shares_parameters) {
     state->dropped_clones = std::make_shared<DroppedClones>();
   }
   state->files = std::move(model.files);
-  state->uses_onednn = model.uses_onednn;
-}
-
-// Calls `begin` with the GIL and `work` without it, or neither if a signal ends
-// the wait. Work with oneDNN is serialized: all predictors share a primitive
-// cache, in which one predictor evicts or clears primitives that another may be
-// about to use.
-template <typename Begin, typename Work>
-void Do(bool uses_onednn, Begin begin, Work work) {
-  if (uses_onednn) {
-    if (!WorkWithoutGil::RunInTurn(begin, work)) throw py::error_already_set();
-  } else {
-    begin();
-    WorkWithoutGil::Run(work);
-  }
-}
-
-template <typename Work>
-void Do(bool uses_onednn, Work work) {
-  Do(
-      uses_onednn, [] {}, work);
 }
 
 // Serializes the creation of predictors: the passes that optimize a program
@@ -548,9 +556,11 @@ void Do(bool uses_onednn, Work work) {
 std::mutex making;
 
 template <typename Make>
-std::unique_ptr<Predictor> MakeSerialized(bool uses_onednn, Make make) {
+std::unique_ptr<Predictor> MakeSerialized(const PredictorContexts& contexts,
+                                          Make make) {
+  const ContextsGuard guard(contexts);
   std::unique_ptr<Predictor> made;
-  Do(uses_onednn, [&] {
+  WorkWithoutGil::Run([&] {
     const std::lock_guard<std::mutex> lock(making);
     made = make();
   });
@@ -561,13 +571,10 @@ std::unique_ptr<Predictor> MakeSerialized(bool uses_onednn, Make make) {
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
   Model model(py::cast(&config, py::return_value_policy::reference));
-  auto contexts = ContextsForNewPredictor();
-  {
-    const phi::OrderedContextsGuard guard(contexts);
-    self.value_ptr() = MakeSerialized(model.uses_onednn, [&] {
-                         return std::make_unique<Predictor>(config);
-                       }).release();
-  }
+  auto contexts = ContextsForNewPredictor(model.uses_onednn);
+  self.value_ptr() = MakeSerialized(contexts, [&] {
+                       return std::make_unique<Predictor>(config);
+                     }).release();
   SetModel(reinterpret_cast<PyObject*>(self.inst),
            std::move(model),
            std::move(contexts));
@@ -587,22 +594,17 @@ py::object Clone(const py::object& predictor, void* stream) {
     }
   }
   auto* const original = predictor.cast<Predictor*>();
-  auto contexts = ContextsForNewPredictor();
+  auto contexts = ContextsForNewPredictor(state->contexts.onednn != nullptr);
   // The clone may use the original's parameters, so order it after their work.
-  { const phi::OrderedContextsGuard original_first(state->contexts); }
-  std::unique_ptr<Predictor> made;
-  {
-    const phi::OrderedContextsGuard guard(contexts);
-    made = MakeSerialized(state->uses_onednn,
-                          [&] { return original->Clone(stream); });
-  }
+  { const phi::OrderedContextsGuard original_first(state->contexts.devices); }
+  std::unique_ptr<Predictor> made =
+      MakeSerialized(contexts, [&] { return original->Clone(stream); });
   py::object clone =
       py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
   of_clone->contexts = std::move(contexts);
   of_clone->dropped_clones = state->dropped_clones;
   of_clone->files = state->files;
-  of_clone->uses_onednn = state->uses_onednn;
   return clone;
 }
 
@@ -611,8 +613,8 @@ void Run(const py::object& self) {
   PredictorState::Call call(state, "run");
   call.CheckMayRun();
   auto* const predictor = self.cast<Predictor*>();
-  Do(
-      state->uses_onednn, [&] { call.BeginRun(); }, [&] { predictor->Run(); });
+  call.BeginRun();
+  WorkWithoutGil::Run([&] { predictor->Run(); });
   call.EndRun();
 }
 
@@ -622,17 +624,13 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   PredictorState::Call call(state, "run");
   auto* const predictor = self.cast<Predictor*>();
   std::vector<paddle::Tensor> outputs;
-  Do(
-      state->uses_onednn,
-      [&] {
-        call.SetAllInputs();
-        call.BeginRun();
-      },
-      [&] { predictor->Run(inputs, &outputs); });
+  call.SetAllInputs();
+  call.BeginRun();
+  WorkWithoutGil::Run([&] { predictor->Run(inputs, &outputs); });
   call.LeaveContexts();
   // The next run overwrites the outputs of this one, so return copies. They are
   // made on the caller's stream.
-  Do(state->uses_onednn, [&] {
+  WorkWithoutGil::Run([&] {
     for (paddle::Tensor& output : outputs) {
       paddle::Tensor copy = output.copy_to(output.place(), true);
       copy.set_name(output.name());
@@ -708,36 +706,36 @@ const char* NumpyName(paddle_infer::DataType type) {
 }
 
 template <typename T>
-py::object CopyTo(const PredictorState& state, const Handle& handle) {
+py::object CopyTo(const Handle& handle) {
   const auto shape = handle.shape();
   py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  Do(state.uses_onednn, [&] { handle.CopyToCpu(values); });
+  WorkWithoutGil::Run([&] { handle.CopyToCpu(values); });
   return std::move(array);
 }
 
 // Returns None without side effects for a type that inference_api.cc refuses.
-py::object CopyToCpu(const PredictorState& state, const Handle& handle) {
+py::object CopyToCpu(const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(state, handle);
+      return CopyTo<float>(handle);
     case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(state, handle);
+      return CopyTo<double>(handle);
     case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(state, handle);
+      return CopyTo<phi::dtype::float16>(handle);
     case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(state, handle);
+      return CopyTo<phi::dtype::bfloat16>(handle);
     case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(state, handle);
+      return CopyTo<int64_t>(handle);
     case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(state, handle);
+      return CopyTo<int32_t>(handle);
     case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(state, handle);
+      return CopyTo<int8_t>(handle);
     case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(state, handle);
+      return CopyTo<uint8_t>(handle);
     case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(state, handle);
+      return CopyTo<bool>(handle);
     default:
       return py::none();
   }
@@ -800,7 +798,7 @@ void ReplaceReader(const py::object& type, const char* name, bool is_data) {
       } else {
         call.CheckMayReadOutput(name, bound.name);
       }
-      py::object array = CopyToCpu(*bound.state, *self.cast<Handle*>());
+      py::object array = CopyToCpu(*self.cast<Handle*>());
       if (array.is_none()) array = old(self);
       if (!bound.is_input) call.EndRead(bound.name);
       return array;
@@ -825,33 +823,6 @@ void ReplaceExclusive(const py::object& type, const char* name) {
     return [=](const py::object& self, const py::args& args) -> py::object {
       const PredictorState::Call call(StateOf(self), name);
       return old(self, *args);
-    };
-  });
-}
-
-// Returns a Python function that calls `function` out of turn.
-py::cpp_function OutOfTurn(const py::function& function) {
-  return py::cpp_function([function](const py::args& args) -> py::object {
-    const WorkWithoutGil::OutOfTurn out_of_turn;
-    return function(*args);
-  });
-}
-
-// Replaces `__call__` of a class whose instances are called during a run.
-void CallOutOfTurn(const py::object& type) {
-  Replace(type, "__call__", [](const py::object& old) {
-    return [old](const py::object& self, const py::args& args) -> py::object {
-      const WorkWithoutGil::OutOfTurn out_of_turn;
-      return old(self, *args);
-    };
-  });
-}
-
-void ReplaceRegisterHook(const py::object& type, const char* name) {
-  Replace(type, name, [=](const py::object& old) {
-    return [=](const py::object& self, const py::function& hook) {
-      const PredictorState::Call call(StateOf(self), name);
-      old(self, OutOfTurn(hook));
     };
   });
 }
@@ -892,7 +863,7 @@ void ReplaceClone(const py::object& type) {
 
 }  // namespace
 
-void BindPredictorThreads(py::module* core, py::module* module) {
+void BindPredictorThreads(py::module* core) {
   const py::object type = core->attr("PaddleInferPredictor");
   destroy_predictor = ReplaceDestroy(type, &DestroyPredictor);
   ReplaceRun(type);
@@ -915,11 +886,11 @@ void BindPredictorThreads(py::module* core, py::module* module) {
       "Returns the input shapes by input name, with -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
-  for (const char* name : {"clear_intermediate_tensor", "try_shrink_memory"}) {
+  for (const char* name : {"clear_intermediate_tensor",
+                           "try_shrink_memory",
+                           "register_input_hook",
+                           "register_output_hook"}) {
     ReplaceExclusive(type, name);
-  }
-  for (const char* name : {"register_input_hook", "register_output_hook"}) {
-    ReplaceRegisterHook(type, name);
   }
   const py::object handle_type = core->attr("PaddleInferTensor");
   destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
@@ -944,10 +915,6 @@ void BindPredictorThreads(py::module* core, py::module* module) {
       py::name("create_predictor"),
       py::arg("config"),
       "Creates a predictor. Other Python threads run meanwhile.");
-
-  module->def("call_out_of_turn",
-              &CallOutOfTurn,
-              "Yields the turn while an instance of the class is called.");
 
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {

@@ -27,16 +27,12 @@ namespace paddle {
 namespace pybind {
 namespace {
 
-// How often a waiting thread checks for signals.
-constexpr std::chrono::milliseconds kSignalInterval(50);
-
 // Lock order: the GIL, then `mutex`. A thread never waits for the GIL while it
 // holds `mutex`.
 struct AllWork {
   std::mutex mutex;
   std::condition_variable changed;
   std::set<const WorkWithoutGil*> in_progress;
-  const WorkWithoutGil* in_turn = nullptr;
   int pauses = 0;
   bool exiting = false;
 };
@@ -49,75 +45,26 @@ thread_local bool has_paused = false;
 
 }  // namespace
 
-WorkWithoutGil::WorkWithoutGil(Turn turn)
+WorkWithoutGil::WorkWithoutGil()
     : thread_(PyThreadState_Get()),
       python_calls_(thread_->gilstate_counter),
-      is_interrupted_(turn != Turn::kNone &&
-                      !WaitForTurn(/*handles_signals=*/turn == Turn::kOwn)) {}
+      keeps_gil_([this] {
+        const std::lock_guard<std::mutex> lock(all_work->mutex);
+        const bool keeps = all_work->exiting || all_work->pauses > 0;
+        if (!keeps) all_work->in_progress.insert(this);
+        return keeps;
+      }()) {
+  if (!keeps_gil_) PyEval_SaveThread();
+}
 
 WorkWithoutGil::~WorkWithoutGil() {
+  if (keeps_gil_) return;
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     all_work->in_progress.erase(this);
-    if (all_work->in_turn == this) all_work->in_turn = nullptr;
   }
   all_work->changed.notify_all();
-  if (!keeps_gil_) TakeGil(thread_);
-}
-
-void WorkWithoutGil::ReleaseGil() {
-  {
-    const std::lock_guard<std::mutex> lock(all_work->mutex);
-    keeps_gil_ = all_work->exiting || all_work->pauses > 0;
-    if (keeps_gil_) return;
-    all_work->in_progress.insert(this);
-  }
-  PyEval_SaveThread();
-}
-
-bool WorkWithoutGil::TakeTurn() const {
-  const std::lock_guard<std::mutex> lock(all_work->mutex);
-  const WorkWithoutGil* const other = all_work->in_turn;
-  if (other == nullptr) all_work->in_turn = this;
-  // Once the interpreter exits, work keeps the GIL, and a thread may have ended
-  // without ending its turn.
-  return other == nullptr || other->thread_ == thread_ || all_work->exiting;
-}
-
-// Takes the turn while holding the GIL, but waits for it without the GIL,
-// because another thread may need the GIL to end its turn.
-bool WorkWithoutGil::WaitForTurn(bool handles_signals) const {
-  while (!TakeTurn()) {
-    PyEval_SaveThread();
-    {
-      std::unique_lock<std::mutex> lock(all_work->mutex);
-      // Poll, because a signal does not notify `changed`.
-      all_work->changed.wait_for(lock, kSignalInterval, [] {
-        return all_work->in_turn == nullptr || all_work->exiting;
-      });
-    }
-    TakeGil(thread_);
-    if (handles_signals && PyErr_CheckSignals() != 0) return false;
-  }
-  return true;
-}
-
-WorkWithoutGil::OutOfTurn::OutOfTurn()
-    : work_([] {
-        const std::lock_guard<std::mutex> lock(all_work->mutex);
-        const WorkWithoutGil* work = all_work->in_turn;
-        if (work == nullptr || work->thread_ != PyThreadState_Get()) {
-          work = nullptr;
-        } else {
-          all_work->in_turn = nullptr;
-        }
-        return work;
-      }()) {
-  if (work_ != nullptr) all_work->changed.notify_all();
-}
-
-WorkWithoutGil::OutOfTurn::~OutOfTurn() {
-  if (work_ != nullptr) work_->WaitForTurn(/*handles_signals=*/false);
+  TakeGil(thread_);
 }
 
 void WorkWithoutGil::TakeGil(PyThreadState* thread) {

@@ -42,52 +42,22 @@ class WorkWithoutGil {
   // Thread-safe. Requires: the GIL; `function` acquires it to call Python.
   template <typename Function>
   static void Run(Function&& function) {
-    Do(
-        Turn::kNone, [] {}, function);
+    std::exception_ptr error;
+    {
+      WorkWithoutGil work;
+      try {
+        function();
+#if defined(__GLIBCXX__)
+      } catch (abi::__forced_unwind&) {
+        // CPython ended the thread in a call, since the interpreter has exited.
+        StopThread();
+#endif
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
   }
-
-  // Like `Run`, for work that must be serialized: only one thread at a time
-  // calls `function`. Others wait without the GIL. Calls may be nested.
-  //
-  // Returns false, with a Python error set, if a signal handler raised while
-  // the main thread waited. `function` is not called then.
-  //
-  // Also requires: if `function` calls Python code that may wait for another
-  // thread's serialized work, the call is inside an `OutOfTurn`.
-  template <typename Function>
-  [[nodiscard]] static bool RunInTurn(Function&& function) {
-    return RunInTurn([] {}, function);
-  }
-
-  // Like `RunInTurn`, but first calls `begin`, in the turn and with the GIL.
-  // Use it for steps that must not happen if a signal ends the wait. If `begin`
-  // throws, rethrows the exception without calling `function`.
-  template <typename Begin, typename Function>
-  [[nodiscard]] static bool RunInTurn(Begin&& begin, Function&& function) {
-    return Do(Turn::kOwn, begin, function);
-  }
-
-  // Like `RunInTurn`, but calls `function` with the GIL, and does not handle
-  // signals. For a thread whose state Python is destroying, because it must not
-  // acquire the GIL again.
-  template <typename Function>
-  static void RunInTurnWithGil(Function&& function) {
-    Do(
-        Turn::kOwnWithGil, [] {}, function);
-  }
-
-  // RAII guard that yields the calling thread's turn, if it has one, and waits
-  // for the turn again in the destructor. Requires: the GIL in both.
-  class OutOfTurn {
-   public:
-    OutOfTurn();
-    ~OutOfTurn();
-    OutOfTurn(const OutOfTurn&) = delete;
-    OutOfTurn& operator=(const OutOfTurn&) = delete;
-
-   private:
-    const WorkWithoutGil* const work_;
-  };
 
   // Calls `function`, which only waits, without the GIL, and returns its
   // result. A fork and the exit do not wait for it. Requires: the GIL;
@@ -120,43 +90,11 @@ class WorkWithoutGil {
   WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;
 
  private:
-  enum class Turn { kNone, kOwn, kOwnWithGil };
-
-  // Waits for its turn, if any.
-  explicit WorkWithoutGil(Turn turn);
-  // Ends the turn, and acquires the GIL if it was released.
+  // Releases the GIL, unless a thread forks or the interpreter exits.
+  WorkWithoutGil();
+  // Acquires the GIL if it was released.
   ~WorkWithoutGil();
 
-  template <typename Begin, typename Function>
-  static bool Do(Turn turn, Begin&& begin, Function&& function) {
-    std::exception_ptr error;
-    {
-      WorkWithoutGil work(turn);
-      if (work.is_interrupted_) return false;
-      try {
-        begin();
-        if (turn != Turn::kOwnWithGil) work.ReleaseGil();
-        function();
-#if defined(__GLIBCXX__)
-      } catch (abi::__forced_unwind&) {
-        // CPython ended the thread in a call, since the interpreter has exited.
-        StopThread();
-#endif
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    if (error) std::rethrow_exception(error);
-    return true;
-  }
-
-  // Keeps the GIL if a thread forks or the interpreter exits.
-  void ReleaseGil();
-  // Returns false if `handles_signals` and a signal handler raised an error.
-  bool WaitForTurn(bool handles_signals) const;
-  // Returns whether this work may proceed: in its own turn, or nested in a turn
-  // of its thread.
-  bool TakeTurn() const;
   static void TakeGil(PyThreadState* thread);
   // Returns whether a thread other than `thread` works in C++.
   static bool OthersWork(const PyThreadState* thread);
@@ -166,8 +104,7 @@ class WorkWithoutGil {
   PyThreadState* const thread_;
   // The number of calls from C++ to Python that the thread was in at the start.
   const int python_calls_;
-  const bool is_interrupted_;
-  bool keeps_gil_ = true;
+  const bool keeps_gil_;
 };
 
 }  // namespace pybind

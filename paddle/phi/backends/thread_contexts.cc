@@ -63,6 +63,8 @@ struct Thread {
   // If set by a guard: the only contexts that take precedence over the
   // process's contexts on this thread.
   const ThreadContexts* only = nullptr;
+  // With `only`: the context for the CPU; null selects the process's.
+  DeviceContext* only_host = nullptr;
 };
 
 thread_local Thread this_thread;
@@ -326,7 +328,7 @@ void KeepDefaultContext(const Place& place,
 DeviceContext* FindThreadContext(const Place& place) {
   const Thread& thread = this_thread;
   if (place.GetType() == AllocationType::CPU) {
-    return thread.only == nullptr ? thread.host : nullptr;
+    return thread.only == nullptr ? thread.host : thread.only_host;
   }
   const auto found = FindDeviceContext(thread, place);
   return found == nullptr ? nullptr : found->get();
@@ -365,9 +367,13 @@ int64_t ThreadContextsId() {
 }
 
 ProcessContextsGuard::ProcessContextsGuard()
-    : outer_(std::exchange(this_thread.only, &kNone)) {}
+    : outer_(std::exchange(this_thread.only, &kNone)),
+      outer_host_(std::exchange(this_thread.only_host, nullptr)) {}
 
-ProcessContextsGuard::~ProcessContextsGuard() { this_thread.only = outer_; }
+ProcessContextsGuard::~ProcessContextsGuard() {
+  this_thread.only = outer_;
+  this_thread.only_host = outer_host_;
+}
 
 std::vector<Place> PlacesOnOtherStreams() {
   std::vector<Place> places;
@@ -379,19 +385,24 @@ std::vector<Place> PlacesOnOtherStreams() {
 
 ThreadContexts CurrentContexts() { return AllContextsOf(this_thread); }
 
-OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
+OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts,
+                                           DeviceContext* host)
     : contexts_(std::move(contexts)),
       pairs_(IsCapturing() ? ContextPairs()
                            : OnDifferentStreams(CurrentContexts(), contexts_)),
-      outer_(this_thread.only) {
+      outer_(this_thread.only),
+      outer_host_(this_thread.only_host) {
   for (const auto& [own, inside] : pairs_) {
     WaitForStream(inside.get(), own.get());
   }
-  if (!IsCapturing()) this_thread.only = &contexts_;
+  if (IsCapturing()) return;
+  this_thread.only = &contexts_;
+  this_thread.only_host = host;
 }
 
 OrderedContextsGuard::~OrderedContextsGuard() {
   this_thread.only = outer_;
+  this_thread.only_host = outer_host_;
   for (const auto& [own, inside] : pairs_) {
     try {
       WaitForStream(own.get(), inside.get());

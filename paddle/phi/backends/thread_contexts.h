@@ -177,6 +177,7 @@ class PADDLE_API ProcessContextsGuard {
 
  private:
   const ThreadContexts* const outer_;
+  DeviceContext* const outer_host_;
 };
 
 // Returns the places where the calling thread's stream is not the stream of the
@@ -187,16 +188,18 @@ PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 // calling thread, except the CPU's.
 PADDLE_API ThreadContexts CurrentContexts();
 
-// While the guard exists, its thread's lookups find `contexts`, and the
-// process's contexts for all other places, the CPU included. The guard orders
-// the work on each device: the work inside runs after the thread's earlier work
-// and before its later work. Does nothing while the thread captures a CUDA
-// graph, which belongs to the thread's own context.
+// While the guard exists, its thread's lookups find `contexts`, `host` for the
+// CPU unless it is null, and the process's contexts for all other places. The
+// guard orders the work on each device: the work inside runs after the thread's
+// earlier work and before its later work. Does nothing while the thread
+// captures a CUDA graph, which belongs to the thread's own context.
 //
-// Requires: the guard is destroyed on the thread that created it.
+// Requires: the guard is destroyed on the thread that created it, and before
+// `host` is destroyed.
 class PADDLE_API OrderedContextsGuard {
  public:
-  explicit OrderedContextsGuard(ThreadContexts contexts);
+  explicit OrderedContextsGuard(ThreadContexts contexts,
+                                DeviceContext* host = nullptr);
   ~OrderedContextsGuard();
   OrderedContextsGuard(const OrderedContextsGuard&) = delete;
   OrderedContextsGuard& operator=(const OrderedContextsGuard&) = delete;
@@ -208,6 +211,7 @@ class PADDLE_API OrderedContextsGuard {
   // meanwhile.
   const ContextPairs pairs_;
   const ThreadContexts* const outer_;
+  DeviceContext* const outer_host_;
 };
 
 // Uses the process's contexts, in order with the thread's work. For code that

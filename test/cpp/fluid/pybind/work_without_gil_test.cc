@@ -75,15 +75,6 @@ void InThreads(const std::vector<std::function<void()>>& functions) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Waits without the GIL. Returns whether another thread sets the promise in
-// time.
-bool Wait(std::promise<void>* promise) {
-  return WorkWithoutGil::Wait([&] {
-    return promise->get_future().wait_for(std::chrono::minutes(1)) ==
-           std::future_status::ready;
-  });
-}
-
 TEST(WorkWithoutGilTest, ThreadsWorkConcurrently) {
   std::array<std::promise<void>, 2> began;
   const auto work = [&](int mine) {
@@ -101,160 +92,9 @@ TEST(WorkWithoutGilTest, ErrorsReachTheCallerWithTheGil) {
     const auto fail = [] { throw std::runtime_error("of the work"); };
     for (int round = 0; round < 2; ++round) {
       EXPECT_THROW(WorkWithoutGil::Run(fail), std::runtime_error);
-      EXPECT_THROW(static_cast<void>(WorkWithoutGil::RunInTurn(fail)),
-                   std::runtime_error);
       EXPECT_EQ(PyGILState_Check(), 1);
     }
   }});
-}
-
-TEST(WorkWithoutGilTest, RunInTurnSerializesWork) {
-  int calls = 0;
-  const auto work = [&] {
-    for (int round = 0; round < kRounds; ++round) {
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-    }
-  };
-  InThreads(std::vector<std::function<void()>>(kThreads, work));
-  EXPECT_EQ(calls, kThreads * kRounds);
-}
-
-TEST(WorkWithoutGilTest, RunInTurnWithGilIsSerializedToo) {
-  int calls = 0;
-  const auto work = [&] {
-    for (int round = 0; round < kRounds; ++round) {
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-      WorkWithoutGil::RunInTurnWithGil([&] {
-        EXPECT_EQ(PyGILState_Check(), 1);
-        ++calls;
-      });
-    }
-  };
-  InThreads(std::vector<std::function<void()>>(kThreads, work));
-  EXPECT_EQ(calls, 2 * kThreads * kRounds);
-}
-
-TEST(WorkWithoutGilTest, TurnsMayBeNested) {
-  int calls = 0;
-  const auto work = [&] {
-    for (int round = 0; round < kRounds; ++round) {
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
-        ++calls;
-        const Gil gil;
-        EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-        ++calls;
-      }));
-    }
-  };
-  InThreads(std::vector<std::function<void()>>(kThreads, work));
-  EXPECT_EQ(calls, 3 * kThreads * kRounds);
-}
-
-TEST(WorkWithoutGilTest, ThreadOutOfTurnMayWaitForAnotherThreadsTurn) {
-  std::promise<void> entered, other_has_worked;
-  int calls = 0;
-  InThreads({[&] {
-               EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
-                 ++calls;
-                 {
-                   const Gil gil;
-                   const WorkWithoutGil::OutOfTurn out_of_turn;
-                   entered.set_value();
-                   EXPECT_TRUE(Wait(&other_has_worked));
-                 }
-                 ++calls;
-               }));
-             },
-             [&] {
-               EXPECT_TRUE(Wait(&entered));
-               EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-               other_has_worked.set_value();
-             }});
-  EXPECT_EQ(calls, 3);
-}
-
-TEST(WorkWithoutGilTest, OutOfTurnReacquiresTheTurn) {
-  int calls = 0;
-  const auto work = [&] {
-    for (int round = 0; round < kRounds; ++round) {
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
-        ++calls;
-        {
-          const Gil gil;
-          const WorkWithoutGil::OutOfTurn out_of_turn;
-          EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-        }
-        ++calls;
-      }));
-    }
-  };
-  InThreads(std::vector<std::function<void()>>(kThreads, work));
-  EXPECT_EQ(calls, 3 * kThreads * kRounds);
-}
-
-TEST(WorkWithoutGilTest, SignalEndsTheWaitWithoutLosingTheTurn) {
-  int calls = 0;
-  for (int round = 0; round < 3; ++round) {
-    std::promise<void> has_turn, may_end;
-    std::thread other([&] {
-      const Gil gil;
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] {
-        ++calls;
-        has_turn.set_value();
-        PyErr_SetInterrupt();
-        EXPECT_EQ(may_end.get_future().wait_for(std::chrono::minutes(1)),
-                  std::future_status::ready);
-      }));
-    });
-    {
-      // Python calls signal handlers on this thread, which initialized the
-      // interpreter.
-      const Gil gil;
-      EXPECT_TRUE(Wait(&has_turn));
-      const auto call = [&] { ++calls; };
-      EXPECT_FALSE(WorkWithoutGil::RunInTurn(call, call));
-      EXPECT_NE(PyErr_ExceptionMatches(PyExc_KeyboardInterrupt), 0);
-      PyErr_Clear();
-      may_end.set_value();
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn([&] { ++calls; }));
-    }
-    other.join();
-  }
-  EXPECT_EQ(calls, 6);
-}
-
-TEST(WorkWithoutGilTest, BeginIsCalledInTheTurnWithTheGil) {
-  int calls = 0;
-  const auto work = [&] {
-    for (int round = 0; round < kRounds; ++round) {
-      int begun = 0;
-      EXPECT_TRUE(WorkWithoutGil::RunInTurn(
-          [&] {
-            EXPECT_EQ(PyGILState_Check(), 1);
-            begun = ++calls;
-          },
-          [&] {
-            EXPECT_EQ(PyGILState_Check(), 0);
-            EXPECT_EQ(++calls, begun + 1);
-          }));
-    }
-  };
-  InThreads(std::vector<std::function<void()>>(kThreads, work));
-  EXPECT_EQ(calls, 2 * kThreads * kRounds);
-}
-
-TEST(WorkWithoutGilTest, ErrorInBeginEndsTheTurn) {
-  int calls = 0;
-  const auto fail = [] { throw std::runtime_error("of the beginning"); };
-  const auto work = [&] {
-    EXPECT_THROW(
-        static_cast<void>(WorkWithoutGil::RunInTurn(fail, [&] { ++calls; })),
-        std::runtime_error);
-    EXPECT_EQ(PyGILState_Check(), 1);
-  };
-  InThreads({work});
-  InThreads({work});
-  EXPECT_EQ(calls, 0);
 }
 
 TEST(WorkWithoutGilTest, ContinueWithoutPauseHasNoEffect) {
@@ -280,13 +120,11 @@ TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
   for (int& mine : works) {
     functions.emplace_back([&] {
       for (int round = 0; round < kRounds; ++round) {
-        const auto work = [&] {
+        WorkWithoutGil::Run([&] {
           ++mine;
           std::this_thread::yield();
           --mine;
-        };
-        WorkWithoutGil::Run(work);
-        EXPECT_TRUE(WorkWithoutGil::RunInTurn(work));
+        });
       }
       --working;
     });
