@@ -46,6 +46,7 @@ from inference_threads_base import (
 )
 
 import paddle
+from paddle.base import core
 from paddle.inference import Config, Predictor, create_predictor
 
 if TYPE_CHECKING:
@@ -119,67 +120,23 @@ class TestOtherThreadsRun(PredictorTestCase):
         self.check(lambda: Predictor(configs.pop()))
 
 
-<<<<<<< HEAD
-def _gated_recurrent_unit(x: Any) -> Any:
-    """Returns the output of a GRU, with parameters of fixed values."""
-    rng = np.random.default_rng(0)
-    block = paddle.static.default_main_program().global_block()
-    inputs = {"X": [x]}
-    for name, shape in (
-        ("WeightX", [3, 12]),
-        ("WeightH", [4, 12]),
-        ("Bias", [1, 12]),
-    ):
-        values = rng.random(shape, "float32")
-        assign = paddle.nn.initializer.Assign(values)
-        inputs[name] = [
-            paddle.create_parameter(
-                shape, "float32", default_initializer=assign
-            )
-        ]
-    outputs = {
-        name: [block.create_var(name=name, dtype="float32", shape=[-1, 4])]
-        for name in (
-            "ReorderedH0",
-            "XX",
-            "BatchedInput",
-            "BatchedOut",
-            "Hidden",
-        )
-    }
-    block.append_op(
-        type="fusion_gru",
-        inputs=inputs,
-        outputs=outputs,
-        attrs={"use_seq": True},
-    )
-    return outputs["Hidden"][0]
+def check_primitives_of(one: Predictor, other: Predictor) -> None:
+    """Checks predictors that run in parallel, with more shapes than a cache of
+    primitives holds."""
+    images = [
+        np.full([1, 3, 8 + size, 8], size, "float32") for size in range(12)
+    ]
+    expected = [call(one, image) for image in images]
+
+    def run(predictor: Predictor) -> None:
+        for _ in range(20):
+            for image, answer in zip(images, expected):
+                np.testing.assert_array_equal(call(predictor, image), answer)
+
+    with switch_interval(1e-6):
+        in_threads(lambda: run(one), lambda: run(other))
 
 
-class TestRecurrentModel(PredictorTestCase):
-    def test_threads_that_run_in_turn_get_correct_results(self):
-        # With oneDNN, the scratchpad of a GRU belongs to the thread that
-        # created the primitive, so another thread must not execute it.
-        path = os.path.join(self.folder, "gru")
-        save_legacy(_gated_recurrent_unit, path, [None, 3])
-
-        def predictor(onednn: bool) -> Predictor:
-            return create_predictor(self.config("gru", onednn))
-
-        def run(predictor: Predictor) -> np.ndarray:
-            handle = predictor.get_input_handle("x")
-            handle.copy_from_cpu(np.ones([5, 3], "float32"))
-            handle.set_lod([[0, 2, 5]])
-            predictor.run()
-            return output(predictor)
-
-        expected = run(predictor(onednn=False))
-        with_onednn = predictor(onednn=True)
-        for _ in range(3):
-            answer = in_thread(run, with_onednn)
-            np.testing.assert_allclose(answer, expected, rtol=1e-5)
-        np.testing.assert_allclose(run(with_onednn), expected, rtol=1e-5)
-=======
 class TestPredictorsWithOneDnn(PredictorTestCase):
     def test_one_runs_while_another_one_runs(self):
         slow, fast = (self.predictor(onednn=True) for _ in range(2))
@@ -228,22 +185,11 @@ class TestPredictorsWithOneDnn(PredictorTestCase):
                     )
 
     def test_shapes_of_one_do_not_evict_primitives_of_another(self):
-        one, other = (self.predictor(onednn=True) for _ in range(2))
-        images = [
-            np.full([1, 3, 8 + size, 8], size, "float32") for size in range(12)
-        ]
-        expected = [call(one, image) for image in images]
+        check_primitives_of(*(self.predictor(onednn=True) for _ in range(2)))
 
-        def run(predictor: Predictor) -> None:
-            for _ in range(20):
-                for image, answer in zip(images, expected):
-                    np.testing.assert_array_equal(
-                        call(predictor, image), answer
-                    )
-
-        with switch_interval(1e-6):
-            in_threads(lambda: run(one), lambda: run(other))
->>>>>>> parent of da99d76 (Predictors with oneDNN are serialized again)
+    def test_predictors_of_a_pool_in_cpp_do_not_share_primitives(self):
+        pool = core.PredictorPool(self.config(onednn=True), 2)
+        check_primitives_of(pool.retrieve(0), pool.retrieve(1))
 
 
 class TestPythonInsideARun(PredictorTestCase):
@@ -316,6 +262,45 @@ class TestPythonInsideARun(PredictorTestCase):
 
         predictor.register_output_hook(hook_once(make_and_drop))
         np.testing.assert_array_equal(call(predictor, ONES), expected)
+
+    def test_program_that_a_hook_builds_outlives_the_predictor(self):
+        predictor = self.predictor(onednn=True)
+        layer = paddle.nn.Conv2D(3, 4, 3)
+        layer.eval()
+        x = paddle.to_tensor(ONES)
+        expected = layer(x).numpy()
+        program = paddle.jit.to_static(layer, full_graph=True)
+        answers = []
+        predictor.register_output_hook(
+            hook_once(lambda: answers.append(program(x).numpy()))
+        )
+        call(predictor, ONES)
+        del predictor
+        gc.collect()
+        answers.append(program(x).numpy())
+        for answer in answers:
+            np.testing.assert_allclose(answer, expected, rtol=1e-5)
+
+    def test_hook_reads_outputs_in_the_layout_of_the_model(self):
+        path = os.path.join(self.folder, "channels_last.pir")
+        layer = paddle.nn.Conv2D(3, 8, 3, data_format="NHWC")
+        save_layer(layer, path, x=[None, 6, 5, 3])
+        image = np.random.default_rng(0).random([1, 6, 5, 3], "float32")
+        predictor = self.predictor("channels_last.pir", onednn=True)
+        seen = []
+
+        def read(*_: Any) -> None:
+            # Not all operators have set the predictor's output.
+            with contextlib.suppress(RuntimeError):
+                seen.append(output(predictor))
+
+        predictor.register_output_hook(read)
+        expected = call(predictor, image)
+        np.testing.assert_allclose(
+            expected, layer(paddle.to_tensor(image)), rtol=1e-5, atol=1e-6
+        )
+        self.assertTrue(seen)
+        np.testing.assert_array_equal(seen[-1], expected)
 
     def test_error_of_a_hook_reaches_the_caller(self):
         predictor = self.predictor(IMAGE_LEGACY)

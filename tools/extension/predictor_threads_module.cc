@@ -19,24 +19,49 @@
 
 namespace py = pybind11;
 
-PYBIND11_MODULE(_predictor_threads, module) {
-  auto core = py::module_::import("paddle.base.core");
-  paddle::pybind::BindPredictorThreads(&core);
-  paddle::pybind::BindIdlePredictors(&module);
+namespace {
 
-  // Lookups have to find the CPU context of a predictor that uses oneDNN.
+bool UsesOneDnn(const py::args& args, const py::kwargs& kwargs) {
+  for (const py::handle config :
+       args.empty() ? py::list(kwargs.attr("values")()) : py::list(args)) {
+    if (py::hasattr(config, "mkldnn_enabled")) {
+      return config.attr("mkldnn_enabled")().cast<bool>();
+    }
+  }
+  return false;
+}
+
+// Replaces a method. If `is_needed` returns true, lookups are redirected first,
+// so that they find the CPU context of a predictor that uses oneDNN.
+template <typename IsNeeded>
+void RedirectBefore(const py::object& type, const char* name, IsNeeded needed) {
   const py::object redirect =
       py::module_::import("paddle.base._thread_contexts")
           .attr("redirect_lookups");
-  const py::object type = core.attr("PaddleInferPredictor");
-  const py::object construct = type.attr("__init__");
-  type.attr("__init__") = py::cpp_function(
+  const py::object method = type.attr(name);
+  type.attr(name) = py::cpp_function(
       [=](const py::object& self,
           const py::args& args,
-          const py::kwargs& kwargs) {
-        redirect();
-        construct(self, *args, **kwargs);
+          const py::kwargs& kwargs) -> py::object {
+        if (needed(args, kwargs)) redirect();
+        return method(self, *args, **kwargs);
       },
-      py::name("__init__"),
+      py::name(name),
       py::is_method(type));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_predictor_threads, module) {
+  auto core = py::module_::import("paddle.base.core");
+  paddle::pybind::BindPredictorThreads(&core, &module);
+  paddle::pybind::BindIdlePredictors(&module);
+  RedirectBefore(core.attr("PaddleInferPredictor"), "__init__", &UsesOneDnn);
+  // The config of a C++ pool is unknown here.
+  RedirectBefore(core.attr("PredictorPool"), "retrieve", [](auto&&...) {
+    return true;
+  });
+  // If libpaddle contains this module, paddle/inference/wrapper.py does this.
+  const auto common = py::module_::import("paddle.static.nn.common");
+  module.attr("call_outside_predictor")(common.attr("PyFuncRegistry"));
 }

@@ -55,68 +55,87 @@ void RedirectBefore(const py::module_& module, const char* name) {
       });
 }
 
-constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
-
-// Loads _predictor_threads, then calls `target`: a function, or a pair of an
-// object and the name of its function, which that module replaces.
-PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
-  PyObject* const module = PyImport_ImportModule(kPredictorThreads);
-  if (module == nullptr) return nullptr;
-  Py_DECREF(module);
-  if (!PyTuple_Check(target)) return PyObject_Call(target, args, kwargs);
-  PyObject* const function = PyObject_GetAttr(PyTuple_GET_ITEM(target, 0),
-                                              PyTuple_GET_ITEM(target, 1));
-  if (function == nullptr) return nullptr;
-  PyObject* const result = PyObject_Call(function, args, kwargs);
-  Py_DECREF(function);
-  return result;
+// Returns whether the module exists. The first patches of the series have no
+// _predictor_threads, and a Paddle without oneDNN no _onednn_scratchpads.
+bool Import(const char* name) {
+  try {
+    py::module_::import(name);
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_ModuleNotFoundError) ||
+        !py::str(name).equal(error.value().attr("name"))) {
+      throw;
+    }
+    return false;
+  }
+  return true;
 }
 
-// Loads _predictor_threads in the parent, so that a forked child never finds it
+// Loads what predictors need. Returns whether _predictor_threads exists.
+bool LoadForPredictors() {
+  Import("paddle.base._onednn_scratchpads");
+  return Import("paddle.base._predictor_threads");
+}
+
+// Calls a function that makes predictors. `target` is a tuple: the object whose
+// function _predictor_threads replaces, or None if it does not; the function's
+// name; and the function of libpaddle.
+PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
+  try {
+    const bool is_loaded = LoadForPredictors();
+    const auto parts = py::reinterpret_borrow<py::tuple>(target);
+    const py::object owner = parts[0];
+    py::object function = parts[2];
+    if (is_loaded && !owner.is_none()) function = owner.attr(parts[1]);
+    return PyObject_Call(function.ptr(), args, kwargs);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+}
+
+// Loads the modules in the parent, so that a forked child never finds them
 // partially loaded. An import error, such as too many open files, must not
 // prevent a fork.
 PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
-  PyObject* const module = PyImport_ImportModule(kPredictorThreads);
-  if (module != nullptr) {
-    Py_DECREF(module);
-  } else if (PyErr_ExceptionMatches(PyExc_ImportError) ||
-             PyErr_ExceptionMatches(PyExc_OSError)) {
-    PyErr_Clear();
-  } else {
-    return nullptr;
+  try {
+    LoadForPredictors();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_ImportError) && !error.matches(PyExc_OSError)) {
+      error.restore();
+      return nullptr;
+    }
   }
   Py_RETURN_NONE;
 }
 
 // Makes the functions that create predictors load _predictor_threads, which
 // replaces predictor methods. This keeps `import paddle` fast; so does avoiding
-// pybind11 functions here. Does nothing without that module, which the first
-// patches of the series do not have.
+// pybind11 functions here.
 void LoadPredictorThreadsLazily() {
-  const auto find_spec =
-      py::module_::import("importlib.util").attr("find_spec");
-  if (find_spec(kPredictorThreads).is_none()) return;
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
       METH_VARARGS | METH_KEYWORDS,
       "Creates a predictor, or a pool of predictors."};
-  const auto load_and_call = [](const py::object& target) {
-    return py::reinterpret_steal<py::object>(
-        PyCFunction_New(&definition, target.ptr()));
+  const auto load_and_call = [](const py::object& owner,
+                                const char* name,
+                                const py::object& function) {
+    return py::reinterpret_steal<py::object>(PyCFunction_New(
+        &definition, py::make_tuple(owner, name, function).ptr()));
   };
-  const auto as_method = [](const py::object& function) {
-    return py::reinterpret_steal<py::object>(
+  const auto replace_init = [&](const py::object& type,
+                                const py::object& owner) {
+    const py::object function =
+        load_and_call(owner, "__init__", type.attr("__init__"));
+    type.attr("__init__") = py::reinterpret_steal<py::object>(
         PyInstanceMethod_New(function.ptr()));
   };
   const auto core = py::module_::import("paddle.base.core");
   core.attr("create_predictor") =
-      load_and_call(py::make_tuple(core, "create_predictor"));
+      load_and_call(core, "create_predictor", core.attr("create_predictor"));
   const py::object type = core.attr("PaddleInferPredictor");
-  type.attr("__init__") =
-      as_method(load_and_call(py::make_tuple(type, "__init__")));
-  const py::object pool = core.attr("PredictorPool");
-  pool.attr("__init__") = as_method(load_and_call(pool.attr("__init__")));
+  replace_init(type, type);
+  replace_init(core.attr("PredictorPool"), py::none());
   static PyMethodDef before_fork = {
       "load_before_fork", &LoadBeforeFork, METH_NOARGS, nullptr};
   py::module_::import("os").attr("register_at_fork")(

@@ -15,8 +15,8 @@
 #include "paddle/fluid/pybind/predictor_onednn.h"
 
 #include <string>
+#include <utility>
 
-#include "paddle/phi/backends/thread_contexts.h"
 #include "paddle/phi/core/device_context.h"
 #ifdef PADDLE_WITH_DNNL
 #include "paddle/phi/backends/onednn/onednn_context.h"
@@ -24,10 +24,16 @@
 
 namespace paddle {
 namespace pybind {
+namespace {
+
+// The state of the thread's newest guard that is not paused.
+thread_local PredictorOneDnn* in_use = nullptr;
+
+}  // namespace
 
 #ifdef PADDLE_WITH_DNNL
 
-struct PredictorOneDnn::PerThread {
+struct PredictorOneDnn::Settings {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   size_t session = phi::OneDNNContextThreadLocals::kONEDNNSessionID_Default;
@@ -38,65 +44,62 @@ struct PredictorOneDnn::PerThread {
   // Primitives belong to the engine above, not to the thread that created them.
   bool has_thread_in_key = false;
   void* executor = nullptr;
-
-  PerThread() = default;
-
-  // Copies the calling thread's values.
-  template <typename ThreadLocals>
-  explicit PerThread(const ThreadLocals& thread)
-      : engine(thread.cur_engine),
-        stream(thread.cur_stream),
-        session(thread.cur_onednn_session_id),
-        input_shape(thread.cur_input_shape_str),
-        shape_capacity(thread.cur_input_shape_cache_capacity),
-        layout(thread.cur_paddle_data_layout),
-        key_suffix(thread.key_suffix),
-        has_thread_in_key(thread.key_attach_thread_id),
-        executor(thread.exec_ptr_) {}
-
-  void Use() const {
-    auto& thread = phi::OneDNNContext::tls();
-    thread.cur_engine = engine;
-    thread.cur_stream = stream;
-    thread.cur_onednn_session_id = session;
-    thread.cur_input_shape_str = input_shape;
-    thread.cur_input_shape_cache_capacity = shape_capacity;
-    thread.cur_paddle_data_layout = layout;
-    thread.key_suffix = key_suffix;
-    thread.key_attach_thread_id = has_thread_in_key;
-    thread.exec_ptr_ = executor;
-  }
-
-  static std::unique_ptr<PerThread> Current() {
-    return std::make_unique<PerThread>(phi::OneDNNContext::tls());
-  }
 };
+
+void PredictorOneDnn::SwapSettings() {
+  auto& thread = phi::OneDNNContext::tls();
+  std::swap(settings_->engine, thread.cur_engine);
+  std::swap(settings_->stream, thread.cur_stream);
+  std::swap(settings_->session, thread.cur_onednn_session_id);
+  std::swap(settings_->input_shape, thread.cur_input_shape_str);
+  std::swap(settings_->shape_capacity, thread.cur_input_shape_cache_capacity);
+  std::swap(settings_->layout, thread.cur_paddle_data_layout);
+  std::swap(settings_->key_suffix, thread.key_suffix);
+  std::swap(settings_->has_thread_in_key, thread.key_attach_thread_id);
+  std::swap(settings_->executor, thread.exec_ptr_);
+  // A thread that ends clears the primitives of its executor from the process's
+  // cache; all primitives if it has none.
+  if (thread.exec_ptr_ == nullptr) thread.exec_ptr_ = &in_use;
+}
 
 #else
 
-struct PredictorOneDnn::PerThread {
-  void Use() const {}
-  static std::unique_ptr<PerThread> Current() {
-    return std::make_unique<PerThread>();
-  }
-};
+struct PredictorOneDnn::Settings {};
+
+void PredictorOneDnn::SwapSettings() {}
 
 #endif
 
 PredictorOneDnn::PredictorOneDnn()
-    : context_(phi::NewHostContext(nullptr, nullptr)),
-      per_thread_(std::make_unique<PerThread>()) {}
+    : settings_(std::make_unique<Settings>()),
+      context_(phi::NewHostContext(nullptr, nullptr)) {}
 
 PredictorOneDnn::~PredictorOneDnn() = default;
 
 PredictorOneDnn::Guard::Guard(PredictorOneDnn* state)
-    : state_(state), outer_(PerThread::Current()) {
-  state_->per_thread_->Use();
+    : state_(state == in_use ? nullptr : state), outer_(in_use) {
+  if (state_ == nullptr) return;
+  context_.emplace(state_->context_.get());
+  state_->SwapSettings();
+  in_use = state_;
 }
 
 PredictorOneDnn::Guard::~Guard() {
-  state_->per_thread_ = PerThread::Current();
-  outer_->Use();
+  if (state_ == nullptr) return;
+  state_->SwapSettings();
+  in_use = outer_;
+}
+
+PredictorOneDnn::Pause::Pause() : paused_(std::exchange(in_use, nullptr)) {
+  if (paused_ == nullptr) return;
+  context_.emplace(nullptr);
+  paused_->SwapSettings();
+}
+
+PredictorOneDnn::Pause::~Pause() {
+  if (paused_ == nullptr) return;
+  paused_->SwapSettings();
+  in_use = paused_;
 }
 
 }  // namespace pybind

@@ -15,10 +15,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
-namespace phi {
-class DeviceContext;
-}  // namespace phi
+#include "paddle/phi/backends/thread_contexts.h"
 
 namespace paddle {
 namespace pybind {
@@ -32,6 +31,11 @@ namespace pybind {
 // one is about to use, and a cached primitive may outlive its engine, which is
 // destroyed when the thread ends. A predictor with its own state shares nothing
 // with other predictors, and all threads that run it use the same primitives.
+// This requires primitives that any thread may execute, as oneDNN has them with
+// DNNL_ENABLE_CONCURRENT_EXEC.
+//
+// Invariant: while a Guard exists that is not paused, its thread has the
+// settings of the predictor, and the thread's own are stored here.
 //
 // Thread-compatible: only one thread at a time may use a state.
 class PredictorOneDnn {
@@ -41,18 +45,11 @@ class PredictorOneDnn {
   PredictorOneDnn(const PredictorOneDnn&) = delete;
   PredictorOneDnn& operator=(const PredictorOneDnn&) = delete;
 
-  // The CPU context that has the cache. A predictor keeps it in its
-  // instructions, so the state must outlive the predictor.
-  phi::DeviceContext* context() const { return context_.get(); }
-
- private:
-  // What each thread has its own instance of.
-  struct PerThread;
-
- public:
-  // While the guard exists, oneDNN operators on its thread use the state, if
-  // they run on its context. Guards may be nested. Requires: the guard is
-  // destroyed on the thread that created it.
+  // While the guard exists, operators on the CPU that its thread runs use the
+  // state. Does nothing for null, or within another guard of the state that is
+  // not paused. A predictor keeps the state's CPU context in its instructions,
+  // so the state must outlive the predictor's last run. Requires: guards are
+  // destroyed on the thread that created them, the newest first.
   class Guard {
    public:
     explicit Guard(PredictorOneDnn* state);
@@ -61,13 +58,35 @@ class PredictorOneDnn {
     Guard& operator=(const Guard&) = delete;
 
    private:
-    PredictorOneDnn* const state_;
-    const std::unique_ptr<const PerThread> outer_;
+    PredictorOneDnn* const state_;  // null if the guard does nothing
+    PredictorOneDnn* const outer_;
+    std::optional<phi::HostContextGuard> context_;
+  };
+
+  // While the pause exists, operators on its thread do not use the state of its
+  // newest guard. For code that may run other programs: they would keep the
+  // state's context longer than the predictor.
+  class Pause {
+   public:
+    Pause();
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    PredictorOneDnn* const paused_;
+    std::optional<phi::HostContextGuard> context_;
   };
 
  private:
+  // What each thread has its own instance of.
+  struct Settings;
+
+  void SwapSettings();
+
+  // The primitives in `context_` belong to the engine in `settings_`.
+  const std::unique_ptr<Settings> settings_;
   const std::shared_ptr<phi::DeviceContext> context_;
-  std::unique_ptr<PerThread> per_thread_;
 };
 
 }  // namespace pybind

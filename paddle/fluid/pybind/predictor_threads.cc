@@ -99,27 +99,25 @@ struct PredictorContexts {
 
 // In a forked child, destroying contexts of the parent would wait for the work
 // of threads that the child does not have.
-void LeakInChild(PredictorContexts contexts) {
-  std::make_unique<PredictorContexts>(std::move(contexts)).release();
+template <typename Contexts>
+void LeakInChild(Contexts contexts) {
+  std::make_unique<Contexts>(std::move(contexts)).release();
 }
 
 // While the guard exists, its thread works on a predictor's contexts.
 class ContextsGuard {
  public:
   explicit ContextsGuard(const PredictorContexts& contexts)
-      : onednn_(contexts.onednn), devices_(contexts.devices, Host(onednn_)) {
-    if (onednn_) onednn_guard_.emplace(onednn_.get());
-  }
+      : onednn_(contexts.onednn),
+        devices_guard_(contexts.devices),
+        onednn_guard_(onednn_.get()) {}
+  ContextsGuard(const ContextsGuard&) = delete;
+  ContextsGuard& operator=(const ContextsGuard&) = delete;
 
  private:
-  static phi::DeviceContext* Host(
-      const std::shared_ptr<PredictorOneDnn>& onednn) {
-    return onednn ? onednn->context() : nullptr;
-  }
-
   const std::shared_ptr<PredictorOneDnn> onednn_;
-  const phi::OrderedContextsGuard devices_;
-  std::optional<PredictorOneDnn::Guard> onednn_guard_;
+  const phi::OrderedContextsGuard devices_guard_;
+  const PredictorOneDnn::Guard onednn_guard_;
 };
 
 // Dropped predictors of a model whose parameters they share with others. In
@@ -140,16 +138,18 @@ class DroppedClones {
     // which is not ordered with work on other streams. That work may wait for
     // another Python thread.
     WorkWithoutGil::Run([this] {
-      for (const auto& entry : clones_) WaitForWork(entry.second.devices);
+      for (const auto& entry : clones_) WaitForWork(entry.second);
     });
     for (const auto& entry : clones_) {
       // The class that inference_api.cc has bound destroys it.
       py::cast(entry.first, py::return_value_policy::take_ownership);
     }
   }
-  // Frees a predictor's tensors, and keeps the predictor with its contexts.
+  // Frees a predictor's tensors and its oneDNN primitives, and keeps the
+  // predictor with the contexts of its devices.
   void Keep(Predictor* clone, PredictorContexts contexts) {
-    clones_.emplace_back(clone, std::move(contexts));
+    contexts.onednn.reset();
+    clones_.emplace_back(clone, std::move(contexts.devices));
     try {
       clone->ClearIntermediateTensor();
     } catch (const std::exception&) {
@@ -173,7 +173,7 @@ class DroppedClones {
   }
 
   const pid_t process_ = getpid();
-  std::vector<std::pair<Predictor*, PredictorContexts>> clones_;
+  std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
 
 // Returns the contexts on which the calling thread creates a predictor. On
@@ -435,36 +435,22 @@ struct Bound {
   bool is_input;
 };
 
-// Keyed by C++ object. An entry is removed before its object is destroyed,
-// because a new object may get the same address.
+// Keyed by C++ object. An entry is removed before a new object may get the same
+// address.
 //
 // Never destroyed, because objects may be destroyed while the process exits.
 using States =
     std::unordered_map<const Predictor*, std::shared_ptr<PredictorState>>;
 using BoundHandles = std::unordered_map<const Handle*, Bound>;
-using OneDnnStates =
-    std::unordered_map<const Predictor*, std::shared_ptr<PredictorOneDnn>>;
 auto& states = *std::make_unique<States>().release();
 auto& bound_handles = *std::make_unique<BoundHandles>().release();
-auto& onednn_in_cpp_pools = *std::make_unique<OneDnnStates>().release();
 
 std::shared_ptr<PredictorState> StateOf(py::handle predictor) {
   auto* const object = predictor.cast<Predictor*>();
   const auto found = states.find(object);
   if (found != states.end()) return found->second;
-  const auto state = std::make_shared<PredictorState>(object);
-  if (!reinterpret_cast<py::detail::instance*>(predictor.ptr())->owned) {
-    // Its C++ pool destroys it.
-    py::detail::keep_alive_impl(
-        predictor, py::capsule(object, [](void* gone) {
-          states.erase(static_cast<const Predictor*>(gone));
-        }));
-    // Kept forever, since the predictor may outlive this state.
-    auto& onednn = onednn_in_cpp_pools[object];
-    if (!onednn) onednn = std::make_shared<PredictorOneDnn>();
-    state->contexts.onednn = onednn;
-  }
-  return states.emplace(object, state).first->second;
+  return states.emplace(object, std::make_shared<PredictorState>(object))
+      .first->second;
 }
 
 const Bound* FindBound(const Handle* handle) {
@@ -817,12 +803,59 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   });
 }
 
+// Replaces the method of a C++ pool that returns one of its predictors.
+void ReplaceRetrieve(const py::object& type) {
+  Replace(type, "retrieve", [](const py::object& old) {
+    return [old](const py::object& pool, size_t index) {
+      py::object predictor = old(pool, index);
+      auto* const object = predictor.cast<Predictor*>();
+      if (states.count(object) > 0) return predictor;
+      // Its config is unknown.
+      StateOf(predictor)->contexts.onednn = std::make_shared<PredictorOneDnn>();
+      // Called right after the pool has destroyed the predictor.
+      py::detail::keep_alive_impl(pool, py::capsule(object, [](void* gone) {
+                                    states.erase(
+                                        static_cast<const Predictor*>(gone));
+                                  }));
+      return predictor;
+    };
+  });
+}
+
 // Replaces a method that is only checked for overlap with other threads' calls.
 void ReplaceExclusive(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) -> py::object {
       const PredictorState::Call call(StateOf(self), name);
       return old(self, *args);
+    };
+  });
+}
+
+// Returns a Python function that calls `function`, which a run calls, and which
+// may run other programs.
+py::cpp_function OutsidePredictor(const py::function& function) {
+  return py::cpp_function([function](const py::args& args) -> py::object {
+    const PredictorOneDnn::Pause pause;
+    return function(*args);
+  });
+}
+
+// Does the same for `__call__` of a class.
+void CallOutsidePredictor(const py::object& type) {
+  Replace(type, "__call__", [](const py::object& old) {
+    return [old](const py::object& self, const py::args& args) -> py::object {
+      const PredictorOneDnn::Pause pause;
+      return old(self, *args);
+    };
+  });
+}
+
+void ReplaceRegisterHook(const py::object& type, const char* name) {
+  Replace(type, name, [=](const py::object& old) {
+    return [=](const py::object& self, const py::function& hook) {
+      const PredictorState::Call call(StateOf(self), name);
+      old(self, OutsidePredictor(hook));
     };
   });
 }
@@ -863,7 +896,7 @@ void ReplaceClone(const py::object& type) {
 
 }  // namespace
 
-void BindPredictorThreads(py::module* core) {
+void BindPredictorThreads(py::module* core, py::module* module) {
   const py::object type = core->attr("PaddleInferPredictor");
   destroy_predictor = ReplaceDestroy(type, &DestroyPredictor);
   ReplaceRun(type);
@@ -886,12 +919,13 @@ void BindPredictorThreads(py::module* core) {
       "Returns the input shapes by input name, with -1 for any size.");
   ReplaceGetHandle(type, "get_input_handle", true);
   ReplaceGetHandle(type, "get_output_handle", false);
-  for (const char* name : {"clear_intermediate_tensor",
-                           "try_shrink_memory",
-                           "register_input_hook",
-                           "register_output_hook"}) {
+  for (const char* name : {"clear_intermediate_tensor", "try_shrink_memory"}) {
     ReplaceExclusive(type, name);
   }
+  for (const char* name : {"register_input_hook", "register_output_hook"}) {
+    ReplaceRegisterHook(type, name);
+  }
+  ReplaceRetrieve(core->attr("PredictorPool"));
   const py::object handle_type = core->attr("PaddleInferTensor");
   destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
   for (const char* name : {"reshape", "set_lod"}) {
@@ -915,6 +949,11 @@ void BindPredictorThreads(py::module* core) {
       py::name("create_predictor"),
       py::arg("config"),
       "Creates a predictor. Other Python threads run meanwhile.");
+
+  module->def("call_outside_predictor",
+              &CallOutsidePredictor,
+              "Makes calls of the class's instances independent of the "
+              "predictor that runs.");
 
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {

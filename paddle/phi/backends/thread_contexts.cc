@@ -63,8 +63,8 @@ struct Thread {
   // If set by a guard: the only contexts that take precedence over the
   // process's contexts on this thread.
   const ThreadContexts* only = nullptr;
-  // With `only`: the context for the CPU; null selects the process's.
-  DeviceContext* only_host = nullptr;
+  // If set by a guard: the context for the CPU.
+  DeviceContext* guarded_host = nullptr;
 };
 
 thread_local Thread this_thread;
@@ -328,7 +328,9 @@ void KeepDefaultContext(const Place& place,
 DeviceContext* FindThreadContext(const Place& place) {
   const Thread& thread = this_thread;
   if (place.GetType() == AllocationType::CPU) {
-    return thread.only == nullptr ? thread.host : thread.only_host;
+    return thread.guarded_host == nullptr && thread.only == nullptr
+               ? thread.host
+               : thread.guarded_host;
   }
   const auto found = FindDeviceContext(thread, place);
   return found == nullptr ? nullptr : found->get();
@@ -368,11 +370,11 @@ int64_t ThreadContextsId() {
 
 ProcessContextsGuard::ProcessContextsGuard()
     : outer_(std::exchange(this_thread.only, &kNone)),
-      outer_host_(std::exchange(this_thread.only_host, nullptr)) {}
+      outer_host_(std::exchange(this_thread.guarded_host, nullptr)) {}
 
 ProcessContextsGuard::~ProcessContextsGuard() {
   this_thread.only = outer_;
-  this_thread.only_host = outer_host_;
+  this_thread.guarded_host = outer_host_;
 }
 
 std::vector<Place> PlacesOnOtherStreams() {
@@ -385,24 +387,23 @@ std::vector<Place> PlacesOnOtherStreams() {
 
 ThreadContexts CurrentContexts() { return AllContextsOf(this_thread); }
 
-OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts,
-                                           DeviceContext* host)
+OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
     : contexts_(std::move(contexts)),
       pairs_(IsCapturing() ? ContextPairs()
                            : OnDifferentStreams(CurrentContexts(), contexts_)),
       outer_(this_thread.only),
-      outer_host_(this_thread.only_host) {
+      outer_host_(this_thread.guarded_host) {
   for (const auto& [own, inside] : pairs_) {
     WaitForStream(inside.get(), own.get());
   }
   if (IsCapturing()) return;
   this_thread.only = &contexts_;
-  this_thread.only_host = host;
+  this_thread.guarded_host = nullptr;
 }
 
 OrderedContextsGuard::~OrderedContextsGuard() {
   this_thread.only = outer_;
-  this_thread.only_host = outer_host_;
+  this_thread.guarded_host = outer_host_;
   for (const auto& [own, inside] : pairs_) {
     try {
       WaitForStream(own.get(), inside.get());
@@ -412,5 +413,10 @@ OrderedContextsGuard::~OrderedContextsGuard() {
     }
   }
 }
+
+HostContextGuard::HostContextGuard(DeviceContext* context)
+    : outer_(std::exchange(this_thread.guarded_host, context)) {}
+
+HostContextGuard::~HostContextGuard() { this_thread.guarded_host = outer_; }
 
 }  // namespace phi

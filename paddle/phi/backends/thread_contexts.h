@@ -43,7 +43,7 @@ class Stream;
 // binds to the stream that it sets.
 //
 // A lookup returns the first of these, unless the thread's newest
-// ProcessContextsGuard or OrderedContextsGuard overrides it:
+// ProcessContextsGuard, OrderedContextsGuard or HostContextGuard overrides it:
 //   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has set for the place. The place may
 //     be the CPU, although the CPU has no streams;
@@ -188,18 +188,16 @@ PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 // calling thread, except the CPU's.
 PADDLE_API ThreadContexts CurrentContexts();
 
-// While the guard exists, its thread's lookups find `contexts`, `host` for the
-// CPU unless it is null, and the process's contexts for all other places. The
-// guard orders the work on each device: the work inside runs after the thread's
-// earlier work and before its later work. Does nothing while the thread
-// captures a CUDA graph, which belongs to the thread's own context.
+// While the guard exists, its thread's lookups find `contexts`, and the
+// process's contexts for all other places, the CPU included. The guard orders
+// the work on each device: the work inside runs after the thread's earlier work
+// and before its later work. Does nothing while the thread captures a CUDA
+// graph, which belongs to the thread's own context.
 //
-// Requires: the guard is destroyed on the thread that created it, and before
-// `host` is destroyed.
+// Requires: the guard is destroyed on the thread that created it.
 class PADDLE_API OrderedContextsGuard {
  public:
-  explicit OrderedContextsGuard(ThreadContexts contexts,
-                                DeviceContext* host = nullptr);
+  explicit OrderedContextsGuard(ThreadContexts contexts);
   ~OrderedContextsGuard();
   OrderedContextsGuard(const OrderedContextsGuard&) = delete;
   OrderedContextsGuard& operator=(const OrderedContextsGuard&) = delete;
@@ -212,6 +210,21 @@ class PADDLE_API OrderedContextsGuard {
   const ContextPairs pairs_;
   const ThreadContexts* const outer_;
   DeviceContext* const outer_host_;
+};
+
+// While the guard exists, its thread's lookups find `context` for the CPU,
+// unless a newer ProcessContextsGuard or OrderedContextsGuard overrides it. Null
+// undoes an older guard. Requires: the guard is destroyed on the thread that
+// created it, and before `context` is destroyed.
+class PADDLE_API HostContextGuard {
+ public:
+  explicit HostContextGuard(DeviceContext* context);
+  ~HostContextGuard();
+  HostContextGuard(const HostContextGuard&) = delete;
+  HostContextGuard& operator=(const HostContextGuard&) = delete;
+
+ private:
+  DeviceContext* const outer_;
 };
 
 // Uses the process's contexts, in order with the thread's work. For code that
