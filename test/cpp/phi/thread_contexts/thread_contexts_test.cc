@@ -144,6 +144,36 @@ ISOLATED_TEST(ThreadContextsTest,
 }
 
 ISOLATED_TEST(ThreadContextsTest,
+              TheNewestGuardDecidesWhichHostContextIsFound) {
+  const auto found = [] { return phi::FindThreadContext(phi::CPUPlace()); };
+  const Context own = NewContext();
+  const Context guarded = NewContext();
+  phi::UseHostContext(own.get());
+  {
+    const phi::OrderedContextsGuard contexts({{Device(0), NewContext()}});
+    const phi::HostContextGuard guard(guarded.get());
+    EXPECT_EQ(found(), guarded.get());
+    EXPECT_NE(phi::FindThreadContext(Device(0)), nullptr);
+    OnThread([&] { EXPECT_EQ(found(), nullptr); });
+    {
+      const phi::HostContextGuard none(nullptr);
+      EXPECT_EQ(found(), nullptr);
+    }
+    {
+      const phi::ProcessContextsGuard process;
+      EXPECT_EQ(found(), nullptr);
+    }
+    {
+      const phi::OrderedContextsGuard inner({});
+      EXPECT_EQ(found(), nullptr);
+    }
+    EXPECT_EQ(found(), guarded.get());
+  }
+  EXPECT_EQ(found(), own.get());
+  phi::UseHostContext(nullptr);
+}
+
+ISOLATED_TEST(ThreadContextsTest,
               ThreadsLookUpContextsWhileDefaultContextsAreAdded) {
   std::vector<Context> kept;
   for (int id = 0; id < kDevices; ++id) kept.push_back(NewContext());
