@@ -12,15 +12,15 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Makes the oneDNN library of a wheel execute primitives with scratchpads of the
-// executing thread, in place of those of the thread that created the primitive.
-// So any thread may execute and destroy a primitive, as if oneDNN had been built
-// with DNNL_ENABLE_CONCURRENT_EXEC.
+// Makes the oneDNN library of a wheel execute primitives with scratchpads of
+// the executing thread, in place of those of the thread that created the
+// primitive. So any thread may execute and destroy a primitive, as if oneDNN
+// had been built with DNNL_ENABLE_CONCURRENT_EXEC.
 //
-// By default, some primitives (recurrent layers, convolutions by GEMM) share one
-// scratchpad per thread. Its memory and its reference count are thread-local, so
-// such a primitive crashes on a thread that has created none, and frees other
-// primitives' scratchpad when another thread destroys it.
+// By default, some primitives (recurrent layers, convolutions by GEMM) share
+// one scratchpad per thread. Its memory and its reference count are
+// thread-local, so such a primitive crashes on a thread that has created none,
+// and frees other primitives' scratchpad when another thread destroys it.
 //
 // Primitives whose attributes were created before this module was loaded keep
 // their scratchpads. Paddle creates attributes for each primitive, except those
@@ -37,8 +37,8 @@
 
 #include "call_slots.h"
 
-// The parts of oneDNN's C interface that are used here, because a wheel does not
-// contain the headers that its dnnl.h includes.
+// The parts of oneDNN's C interface that are used here, because a wheel does
+// not contain the headers that its dnnl.h includes.
 extern "C" {
 
 struct dnnl_engine;

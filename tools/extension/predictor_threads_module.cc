@@ -58,9 +58,8 @@ PYBIND11_MODULE(_predictor_threads, module) {
   paddle::pybind::BindIdlePredictors(&module);
   RedirectBefore(core.attr("PaddleInferPredictor"), "__init__", &UsesOneDnn);
   // The config of a C++ pool is unknown here.
-  RedirectBefore(core.attr("PredictorPool"), "retrieve", [](auto&&...) {
-    return true;
-  });
+  RedirectBefore(
+      core.attr("PredictorPool"), "retrieve", [](auto&&...) { return true; });
   // If libpaddle contains this module, paddle/inference/wrapper.py does this.
   const auto common = py::module_::import("paddle.static.nn.common");
   module.attr("call_outside_predictor")(common.attr("PyFuncRegistry"));

@@ -127,8 +127,8 @@ void LoadPredictorThreadsLazily() {
                                 const py::object& owner) {
     const py::object function =
         load_and_call(owner, "__init__", type.attr("__init__"));
-    type.attr("__init__") = py::reinterpret_steal<py::object>(
-        PyInstanceMethod_New(function.ptr()));
+    type.attr("__init__") =
+        py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
   };
   const auto core = py::module_::import("paddle.base.core");
   core.attr("create_predictor") =

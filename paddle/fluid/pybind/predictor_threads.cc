@@ -813,10 +813,10 @@ void ReplaceRetrieve(const py::object& type) {
       // Its config is unknown.
       StateOf(predictor)->contexts.onednn = std::make_shared<PredictorOneDnn>();
       // Called right after the pool has destroyed the predictor.
-      py::detail::keep_alive_impl(pool, py::capsule(object, [](void* gone) {
-                                    states.erase(
-                                        static_cast<const Predictor*>(gone));
-                                  }));
+      py::detail::keep_alive_impl(
+          pool, py::capsule(object, [](void* gone) {
+            states.erase(static_cast<const Predictor*>(gone));
+          }));
       return predictor;
     };
   });

@@ -213,9 +213,9 @@ class PADDLE_API OrderedContextsGuard {
 };
 
 // While the guard exists, its thread's lookups find `context` for the CPU,
-// unless a newer ProcessContextsGuard or OrderedContextsGuard overrides it. Null
-// undoes an older guard. Requires: the guard is destroyed on the thread that
-// created it, and before `context` is destroyed.
+// unless a newer ProcessContextsGuard or OrderedContextsGuard overrides it.
+// Null undoes an older guard. Requires: the guard is destroyed on the thread
+// that created it, and before `context` is destroyed.
 class PADDLE_API HostContextGuard {
  public:
   explicit HostContextGuard(DeviceContext* context);
