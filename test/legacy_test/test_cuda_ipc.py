@@ -59,7 +59,7 @@ from shared_tensor_base import (  # noqa: F401
 )
 from shared_tensor_damage import REFUSALS, damaged, no_stream
 from test_shared_tensor import DTYPES, VIEWS, matrix
-from test_shared_tensor_storm import SEED
+from test_shared_tensor_stress import SEED
 
 import paddle
 import paddle.incubate.multiprocessing as sharing

@@ -97,7 +97,7 @@ LOADED = {
     "paddle.base.threads.fork",
     "paddle.base.threads.host_context",
     "paddle.base.threads.main_thread",
-    "paddle.base.threads.names",
+    "paddle.base.threads.unique_names",
     "paddle.base.threads.operator_device",
     "paddle.base.threads.programs",
     "paddle.base.threads.stream_scope",
@@ -106,7 +106,7 @@ LOADED = {
     "paddle.distributed.data_parallel.join",
     "paddle.distributed.data_parallel.reducer_methods",
     "paddle.incubate.multiprocessing.event_reductions",
-    "paddle.incubate.multiprocessing.names",
+    "paddle.incubate.multiprocessing.lazy_names",
     "paddle.incubate.multiprocessing.other_reductions",
     "paddle.incubate.multiprocessing.reductions",
 }

@@ -38,7 +38,7 @@ ROUNDS = int(os.environ.get("JIT_THREADS_ROUNDS", 12))
 THREADS = 8
 
 
-class TestStorm(JitTestCase):
+class TestStress(JitTestCase):
     def setUp(self):
         super().setUp()
         self.compile_small_parts()
@@ -68,7 +68,7 @@ class TestStorm(JitTestCase):
         return common if chooser.random() < 0.9 else rare
 
     def test_all_results_and_gradients_are_correct(self):
-        def storm(thread):
+        def run_random_steps(thread):
             chooser = random.Random(SEED + thread)
             return sum(
                 chooser.choice(self.steps(thread, chooser))(
@@ -78,7 +78,7 @@ class TestStorm(JitTestCase):
             )
 
         with runs_of_parts() as runs:
-            self.assertEqual(together(THREADS, storm), [0] * THREADS)
+            self.assertEqual(together(THREADS, run_random_steps), [0] * THREADS)
         self.assertTrue(runs)
 
 

@@ -273,7 +273,7 @@ def _divide(total: Tensor, divisor: int) -> None:
         total.divide_(paddle.full([], divisor, total.dtype))
 
 
-def _meet() -> None:
+def _no_operation() -> None:
     """Does nothing: agreeing on an operation has already synchronized ranks."""
 
 
@@ -313,7 +313,7 @@ class HierarchicalGroup(PythonProcessGroup):
             "A group of the backend shm whose ranks are on several machines, "
             f"here {topology.machines},"
         )
-        self._cure = (
+        self._how_to_fix = (
             "Create a group within one machine, or use the backend gloo."
         )
         self._rank = rank
@@ -463,7 +463,7 @@ class HierarchicalGroup(PythonProcessGroup):
         return self._submit("all_gather", tensor, run, sync_op)
 
     def barrier(self, device_id: int = -1) -> Task:
-        return self._submit("barrier", _empty(0), _meet, True)
+        return self._submit("barrier", _empty(0), _no_operation, True)
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
@@ -472,7 +472,7 @@ class HierarchicalGroup(PythonProcessGroup):
         task = Task(sync_op)
         description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
-            operation = _meet
+            operation = _no_operation
         with self._mutex:
             if self._left:
                 raise RuntimeError(
@@ -551,7 +551,7 @@ class HierarchicalGroup(PythonProcessGroup):
         operation.
         """
         if self._leaders is not None:
-            text = self._lead(description)
+            text = self._agree_as_leader(description)
         else:
             size = len(self.topology.ranks_here())
             _begin_to_gather(self._local, description, size, True)
@@ -560,7 +560,7 @@ class HierarchicalGroup(PythonProcessGroup):
                 text = self._tell_ranks_here("")
         _raise_failure(text)
 
-    def _lead(self, description: str) -> str:
+    def _agree_as_leader(self, description: str) -> str:
         """Returns the text that the leaders agree on, and sends it to the ranks
         here."""
         deadline = time.monotonic() + self._timeout.total_seconds()
@@ -568,7 +568,7 @@ class HierarchicalGroup(PythonProcessGroup):
         gathered = task = None
         text = agreed = _NOT_YET
         texts: list[str] = []
-        they_listen = False  # all ranks here have arrived and wait for texts
+        ranks_wait = False  # all ranks here have arrived and wait for texts
         while agreed == _NOT_YET:
             try:
                 if task is None:
@@ -576,19 +576,19 @@ class HierarchicalGroup(PythonProcessGroup):
                     gathered, task = _begin_to_gather(
                         self._local, description, len(here), len(here) == 1
                     )
-                if they_listen:
+                if ranks_wait:
                     self._tell_ranks_here(_NOT_YET)
                     if time.monotonic() > deadline:
                         text = self._failure_of_late(description, texts)
                 elif task.wait(self._interval):
-                    they_listen = True
+                    ranks_wait = True
                     text = _combined(here, _texts_of(gathered))
             except Exception as error:
-                they_listen = False
+                ranks_wait = False
                 text = f"{_FAILURE}{self._name_ranks(error)}"
             texts = self._exchange(text, self._longest_call)
             agreed = _combined(leaders, texts)
-        if they_listen:
+        if ranks_wait:
             self._tell_ranks_here(agreed)
         return agreed
 

@@ -41,7 +41,7 @@ class PythonProcessGroup:
     # For the error message: a description of the group, and an alternative for
     # a missing operation.
     _kind: str
-    _cure: str
+    _how_to_fix: str
 
     def __getattr__(self, name: str) -> Callable:
         if name not in _METHODS:
@@ -57,7 +57,7 @@ class PythonProcessGroup:
                     "gloo."
                 )
             raise NotImplementedError(
-                f"{self._kind} has no {name}. {self._cure}"
+                f"{self._kind} has no {name}. {self._how_to_fix}"
             )
 
         return refuse

@@ -227,7 +227,7 @@ class ThreadProcessGroup(PythonProcessGroup):
     """
 
     _kind = "A thread group"
-    _cure = (
+    _how_to_fix = (
         "Use all_reduce, broadcast, all_gather, gather, scatter or barrier, or "
         "start processes with paddle.distributed.spawn."
     )

@@ -35,7 +35,7 @@ from paddle.io import IterableDataset
 from paddle.io.dataloader.dataset_errors import refuses_stop_iteration
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 from paddle.io.dataloader.gathered_batch import ArrayPool, GatheringFetcher
-from paddle.io.dataloader.hidden_tensors import hidden_tensors
+from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 from paddle.io.dataloader.worker import _DatasetKind
 
 from .blocking_queue import BlockingQueue, ShutDown
@@ -194,7 +194,7 @@ def _events_after(batch: Any, place: core.Place) -> list[Event]:
     for field in fields:
         if isinstance(field, paddle.Tensor):
             places.setdefault(hash(field.place), field.place)
-    for tensor, owner in hidden_tensors(structure):
+    for tensor, owner in tensors_in_objects(structure):
         if threads_have_streams(tensor.place):
             raise TypeError(
                 f"A batch of the BatchSource has a tensor on {tensor.place} in "

@@ -39,7 +39,7 @@ from paddle.device import current_stream, get_stream_from_pool, set_stream
 
 from ...framework import in_dynamic_mode
 from .flat import _flatten_batch, _restore_batch
-from .hidden_tensors import hidden_tensors
+from .tensors_in_objects import tensors_in_objects
 from .thread_workers import Epoch, ThreadWorkersIter
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _StreamEpoch(Epoch):
         fields = [self._with_own_memory(field) for field in fields]
         hidden = [
             tensor
-            for tensor, _ in hidden_tensors(structure)
+            for tensor, _ in tensors_in_objects(structure)
             if self._has_recorded(tensor)
         ]
         # It removes the fields from the list that is passed in.

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "test/cpp/phi/shared_memory/devices.h"
-#include "test/cpp/phi/shared_memory/storm.h"
+#include "test/cpp/phi/shared_memory/stress.h"
 
 namespace {
 
@@ -147,7 +147,7 @@ TEST_BOTH(CudaIPCKillTest, MemoryIsFreedWhenNobodyUsesItWhoeverIsKilled) {
   const auto share = [&](Board* board, int index, uint64_t life) {
     Sharer(board, &mailboxes, strategy, index, life).Run();
   };
-  Storm(kProcesses, share);
+  RunWithRandomKills(kProcesses, share);
 }
 
 }  // namespace

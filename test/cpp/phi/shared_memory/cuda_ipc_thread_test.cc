@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "test/cpp/phi/shared_memory/devices.h"
-#include "test/cpp/phi/shared_memory/storm.h"
+#include "test/cpp/phi/shared_memory/stress.h"
 
 namespace {
 

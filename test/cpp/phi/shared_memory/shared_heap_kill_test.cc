@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "test/cpp/phi/shared_memory/storm.h"
+#include "test/cpp/phi/shared_memory/stress.h"
 
 namespace {
 
@@ -164,7 +164,7 @@ TEST_BOTH(SharedHeapKillTest,
   const auto share = [&](Board* board, int index, uint64_t life) {
     Sharer(board, &mailboxes, strategy, index, life).Run();
   };
-  Storm(kWorkers, share);
+  RunWithRandomKills(kWorkers, share);
 }
 
 }  // namespace

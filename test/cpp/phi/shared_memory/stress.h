@@ -80,7 +80,7 @@ class ThreadMailbox {
 
 enum Stage { kSharing, kDraining, kCollecting, kLeaving };
 
-// The state that all processes of a storm share.
+// The state that all processes of a test with random kills share.
 struct Board {
   std::atomic<int> stage{kSharing};
   std::atomic<int> drained{0};
@@ -94,10 +94,10 @@ struct Board {
 // leave; each stage begins when all processes have finished the previous one.
 // The arguments of `share` are the board, the index of the process, and the
 // number of processes started so far. It counts messages in `received`.
-void Storm(int processes,
+void RunWithRandomKills(int processes,
            const std::function<void(Board*, int, uint64_t)>& share);
 
-// Runs one process of a storm: repeats `step` until the sharing ends, calls
+// Runs one process of such a test: repeats `step` until the sharing ends, calls
 // `drain`, and then repeats `collect` until it returns true.
 void TakePart(Board* board,
               const std::function<void()>& step,

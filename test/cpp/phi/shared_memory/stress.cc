@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-#include "test/cpp/phi/shared_memory/storm.h"
+#include "test/cpp/phi/shared_memory/stress.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -52,7 +52,7 @@ bool Ended(const Worker& worker) {
 
 }  // namespace
 
-void Storm(int processes,
+void RunWithRandomKills(int processes,
            const std::function<void(Board*, int, uint64_t)>& share) {
   Board* board = MakeBoard();
   uint64_t life = 0;

@@ -275,10 +275,10 @@ class Crew:
         return wrong
 
 
-class StormTestCase(SharingTestCase):
-    """Runs crews whose members are killed, for the duration of a storm."""
+class StressTestCase(SharingTestCase):
+    """Runs crews of processes, some of which are killed at random."""
 
-    def storm(self, method: str) -> None:
+    def kill_crews_at_random(self, method: str) -> None:
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
         rng = random.Random(SEED)
         context = multiprocessing.get_context(method)
@@ -327,10 +327,10 @@ class StormTestCase(SharingTestCase):
         # Create the segment of this process first.
         over_shared_memory(new_message(random.Random(0)))
         with no_leak():
-            self.storm(method)
+            self.kill_crews_at_random(method)
 
 
-class TestStormOverFiles(StormTestCase):
+class TestStressOverFiles(StressTestCase):
     def test_values_are_correct_and_memory_is_reclaimed(self):
         self.assert_survives("fork")
 
@@ -339,7 +339,7 @@ class TestStormOverFiles(StormTestCase):
         self.assert_survives("spawn")
 
 
-class TestStormOverDescriptors(TestStormOverFiles):
+class TestStressOverDescriptors(TestStressOverFiles):
     strategy = "file_descriptor"
 
 

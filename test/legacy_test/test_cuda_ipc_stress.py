@@ -31,7 +31,7 @@ from shared_tensor_base import (  # noqa: F401
     setUpModule,
     tearDownModule,
 )
-from test_shared_tensor_storm import KEPT, SEED, SIZES, Life, wait_for_any
+from test_shared_tensor_stress import KEPT, SEED, SIZES, Life, wait_for_any
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
@@ -140,8 +140,8 @@ class Consumer:
 
 
 @needs_gpu
-class TestStorm(unittest.TestCase):
-    def storm(self) -> tuple[int, int]:
+class TestStress(unittest.TestCase):
+    def kill_consumers_at_random(self) -> tuple[int, int]:
         """Returns the numbers of killed consumers and received messages."""
         rng = random.Random(SEED)
         context = multiprocessing.get_context("spawn")
@@ -182,7 +182,7 @@ class TestStorm(unittest.TestCase):
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
         used = [gpu.used(device) for device in range(devices)]
         common = ipc_stats()
-        killed, received = self.storm()
+        killed, received = self.kill_consumers_at_random()
         # Expire the messages in the pipes of killed processes.
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(ipc_stats(), common)

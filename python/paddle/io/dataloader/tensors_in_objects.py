@@ -46,7 +46,7 @@ _LEAVES = (
 )
 
 
-def hidden_tensors(structure: Any) -> Iterator[tuple[Tensor, object]]:
+def tensors_in_objects(structure: Any) -> Iterator[tuple[Tensor, object]]:
     """
     Finds the tensors that `_flatten_batch` does not: those in attributes of
     other objects, and in sets.
