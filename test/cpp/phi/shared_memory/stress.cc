@@ -52,8 +52,8 @@ bool Ended(const Worker& worker) {
 
 }  // namespace
 
-void RunWithRandomKills(int processes,
-           const std::function<void(Board*, int, uint64_t)>& share) {
+void RunWithRandomKills(
+    int processes, const std::function<void(Board*, int, uint64_t)>& share) {
   Board* board = MakeBoard();
   uint64_t life = 0;
   auto start = [&](int index) {

@@ -94,8 +94,8 @@ struct Board {
 // leave; each stage begins when all processes have finished the previous one.
 // The arguments of `share` are the board, the index of the process, and the
 // number of processes started so far. It counts messages in `received`.
-void RunWithRandomKills(int processes,
-           const std::function<void(Board*, int, uint64_t)>& share);
+void RunWithRandomKills(
+    int processes, const std::function<void(Board*, int, uint64_t)>& share);
 
 // Runs one process of such a test: repeats `step` until the sharing ends, calls
 // `drain`, and then repeats `collect` until it returns true.
