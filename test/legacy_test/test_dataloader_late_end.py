@@ -15,6 +15,7 @@
 
 import time
 import unittest
+from itertools import chain
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class TestLateEnd(unittest.TestCase):
         samples = [[w, number] for w in range(WORKERS) for number in range(3)]
         for _ in range(3):
             batches = [batch.tolist() for batch in loader]
-            self.assertEqual(sorted(sum(batches, [])), samples)
+            self.assertEqual(sorted(chain.from_iterable(batches)), samples)
 
     def test_each_epoch_ends(self):
         # Paddle 3.3.0 waits forever.
