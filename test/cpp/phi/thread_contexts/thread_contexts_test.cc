@@ -148,12 +148,14 @@ ISOLATED_TEST(ThreadContextsTest,
   const auto found = [] { return phi::FindThreadContext(phi::CPUPlace()); };
   const Context own = NewContext();
   const Context guarded = NewContext();
+  const phi::ThreadContexts devices = {{Device(0), NewContext()}};
   phi::UseHostContext(own.get());
+  phi::UseThreadContexts(&devices);
   {
-    const phi::OrderedContextsGuard contexts({{Device(0), NewContext()}});
+    const phi::OrderedContextsGuard contexts(devices);
     const phi::HostContextGuard guard(guarded.get());
     EXPECT_EQ(found(), guarded.get());
-    EXPECT_NE(phi::FindThreadContext(Device(0)), nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), devices.at(Device(0)).get());
     OnThread([&] { EXPECT_EQ(found(), nullptr); });
     {
       const phi::HostContextGuard none(nullptr);
@@ -164,12 +166,13 @@ ISOLATED_TEST(ThreadContextsTest,
       EXPECT_EQ(found(), nullptr);
     }
     {
-      const phi::OrderedContextsGuard inner({});
+      const phi::OrderedContextsGuard inner(devices);
       EXPECT_EQ(found(), nullptr);
     }
     EXPECT_EQ(found(), guarded.get());
   }
   EXPECT_EQ(found(), own.get());
+  phi::UseThreadContexts(nullptr);
   phi::UseHostContext(nullptr);
 }
 
