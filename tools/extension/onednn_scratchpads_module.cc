@@ -23,8 +23,9 @@
 // and frees other primitives' scratchpad when another thread destroys it.
 //
 // Primitives whose attributes were created before this module was loaded keep
-// their scratchpads. Paddle creates attributes for each primitive, except those
-// shared by primitives that never use the thread's scratchpad.
+// their scratchpads. These are training operators, as on official Paddle, and
+// primitives with oneDNN's default attributes. In a predictor, the latter never
+// use the thread's scratchpad.
 //
 // Idea: oneDNN's developer guide, "Primitive attributes: scratchpad".
 
