@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ import weakref
 from unittest import mock
 
 import numpy as np
-from concurrent_base import in_threads, switch_threads_often
+from concurrent_base import WAIT_S, in_threads, switch_threads_often
 from test_dataloader_shared_memory import Items, plain
 from test_dataloader_threads import load
 
@@ -240,6 +241,25 @@ class TestLoader(unittest.TestCase):
                 pass
         # Four batches are ready or being made; others are used in this loop.
         self.assertIn(allocate.call_count, range(1, 12))
+
+    def test_end_of_a_loop_frees_its_memory_without_the_garbage_collector(self):
+        pools = []
+
+        def new_pool(*arguments):
+            pool = ArrayPool(*arguments)
+            pools.append(weakref.ref(pool))
+            return pool
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        module = "paddle.io.dataloader.thread_workers"
+        with mock.patch(f"{module}.ArrayPool", new_pool):
+            for _ in load(Items(lambda i: np.zeros(LARGE), 20), batch_size=2):
+                pass
+        for thread in threading.enumerate():
+            if thread.name.startswith("DataLoader worker"):
+                thread.join(WAIT_S)
+        self.assertEqual([pool() for pool in pools], [None])
 
     def check_keeps_memory(self, *keep):
         seed = time.time_ns() % 2**32

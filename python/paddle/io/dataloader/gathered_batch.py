@@ -206,6 +206,17 @@ def _gathered(first: Any, count: int, pool: ArrayPool) -> _Gathered:
     return _Values()
 
 
+@refuses_stop_iteration
+def _with_sample(
+    batch: _Gathered | None, sample: Any, count: int, pool: ArrayPool
+) -> _Gathered:
+    """Adds a sample to a batch of at most `count`; None makes a new batch."""
+    if batch is None:
+        batch = _gathered(sample, count, pool)
+    batch.add(sample)
+    return batch
+
+
 class GatheringFetcher:
     """
     Makes the same batches as the fetchers of `_DatasetKind` with
@@ -222,7 +233,6 @@ class GatheringFetcher:
         self._may_end = kind == _DatasetKind.ITER
         self._drop_last = drop_last
         self._pool = pool
-        self._add = refuses_stop_iteration(self._add_sample)
 
     def fetch(self, indices: Iterable[Any], done: threading.Event) -> Any:
         """Returns the batch of the given samples, or None if `done` is set
@@ -239,13 +249,7 @@ class GatheringFetcher:
                 break
             if samples is None:
                 return None
-            batch = self._add(batch, samples.pop(), len(indices))
+            batch = _with_sample(
+                batch, samples.pop(), len(indices), self._pool
+            )
         return default_collate_fn([]) if batch is None else batch.result()
-
-    def _add_sample(
-        self, batch: _Gathered | None, sample: Any, count: int
-    ) -> _Gathered:
-        if batch is None:
-            batch = _gathered(sample, count, self._pool)
-        batch.add(sample)
-        return batch
