@@ -49,8 +49,6 @@ def make_pool(net: paddle.nn.Layer, folder: str) -> PredictorPool:
     paddle.jit.save(program, path)
     config = Config(path + ".json", path + ".pdiparams")
     config.disable_glog_info()
-    # Predictors with oneDNN run one at a time.
-    config.disable_mkldnn()
     return PredictorPool(config, PREDICTORS)
 
 

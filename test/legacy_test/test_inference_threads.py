@@ -187,6 +187,21 @@ class TestPredictorsWithOneDnn(PredictorTestCase):
     def test_shapes_of_one_do_not_evict_primitives_of_another(self):
         check_primitives_of(*(self.predictor(onednn=True) for _ in range(2)))
 
+    def test_tensors_that_end_in_an_operator_of_onednn_have_a_plain_layout(
+        self,
+    ):
+        path = os.path.join(self.folder, "convolution.legacy")
+        save_legacy(
+            lambda x: paddle.static.nn.conv2d(x, 5, 3), path, [1, 3, 6, 6]
+        )
+        image = np.random.default_rng(0).random([1, 3, 6, 6], "float32")
+        predictor = self.predictor("convolution.legacy", onednn=True)
+        expected = call(predictor, image)
+        (answer,) = predictor.run([paddle.to_tensor(image)])
+        np.testing.assert_array_equal(answer.numpy(), expected)
+        np.testing.assert_array_equal(answer.clone().numpy(), expected)
+        np.testing.assert_array_equal((answer * 2).numpy(), expected * 2)
+
     def test_predictors_of_a_pool_in_cpp_do_not_share_primitives(self):
         pool = core.PredictorPool(self.config(onednn=True), 2)
         check_primitives_of(pool.retrieve(0), pool.retrieve(1))

@@ -24,6 +24,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -421,7 +422,12 @@ bool Protect(const Slot& slot, int protection) {
                   protection) == 0;
 }
 
-void Write(const Plan& plan) {
+void WriteSlots(Plan plan) {
+  std::stable_sort(plan.slots.begin(),
+                   plan.slots.end(),
+                   [](const Slot& one, const Slot& other) {
+                     return one.redirection < other.redirection;
+                   });
   // Steps that can fail come first.
   for (const auto& slot : plan.slots) {
     if (!slot.is_read_only || Protect(slot, PROT_READ | PROT_WRITE)) continue;
@@ -432,14 +438,37 @@ void Write(const Plan& plan) {
   }
   for (const auto& [where, function] : plan.originals) *where = function;
   for (const auto& slot : plan.slots) {
-    // Release: a thread that calls through the slot sees `originals`. No other
-    // order is needed: until then, calls to either function are correct.
+    // Release: a thread that calls through the slot sees `originals`, and the
+    // slots of earlier redirections.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);
   }
   for (const auto& slot : plan.slots) {
     if (slot.is_read_only) Protect(slot, PROT_READ);
   }
+}
+
+// Writes while it holds the linker's lock. All modules that this file is linked
+// into share that lock; otherwise, one of them could make a page read-only that
+// another one is about to write to.
+void Write(const Plan& plan) {
+  struct Work {
+    const Plan& plan;
+    std::exception_ptr error;
+  } work{plan, nullptr};
+  dl_iterate_phdr(
+      [](dl_phdr_info*, size_t, void* data) {
+        auto* const work = static_cast<Work*>(data);
+        try {
+          WriteSlots(work->plan);
+        } catch (...) {
+          // An exception must not leave a function of the C library.
+          work->error = std::current_exception();
+        }
+        return 1;
+      },
+      &work);
+  if (work.error) std::rethrow_exception(work.error);
 }
 
 void EnforceBound(const Library& library, const Plan& plan) {
@@ -475,7 +504,8 @@ void EnforceCalled(const std::vector<Library>& libraries,
 
 }  // namespace
 
-void RedirectCalls(const std::vector<Redirection>& redirections) {
+void RedirectCalls(const std::vector<Redirection>& redirections,
+                   const std::string& folder) {
   static uint64_t additions = 0;
   static uint64_t removals = 0;
   static std::set<uintptr_t> seen;
@@ -487,6 +517,7 @@ void RedirectCalls(const std::vector<Redirection>& redirections) {
   Plan all;
   for (const auto& library : loaded.libraries) {
     if (seen.count(library.Base()) > 0) continue;
+    if (!StartsWith(library.Name(), folder)) continue;
     Plan plan;
     library.AddTo(&plan, redirections);
     EnforceBound(library, plan);

@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -50,9 +51,10 @@ struct Redirection {
   bool called_where_defined = true;
 };
 
-// Redirects the calls of all loaded libraries, except the library that this
-// file is linked into. Checks only libraries that were loaded since the last
-// successful call.
+// Redirects the calls of all loaded libraries in `folder` or below it, except
+// the library that this file is linked into. Checks only libraries that were
+// loaded since the last successful call. Writes the slots of the first
+// redirection first.
 //
 // Throws std::runtime_error, without writing to any slot, if
 // - no library calls one of the functions through a slot;
@@ -63,7 +65,8 @@ struct Redirection {
 // - a library is bound lazily, and RedirectLazyCalls has not processed it.
 //
 // Not thread-safe. Requires: no concurrent call of these functions.
-void RedirectCalls(const std::vector<Redirection>& redirections);
+void RedirectCalls(const std::vector<Redirection>& redirections,
+                   const std::string& folder = "");
 
 // Redirects the calls of lazily bound libraries. Requires: no thread can call
 // through them yet, for example right after they were loaded.

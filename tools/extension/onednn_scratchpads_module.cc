@@ -22,23 +22,27 @@
 // thread-local, so such a primitive crashes on a thread that has created none,
 // and frees other primitives' scratchpad when another thread destroys it.
 //
-// Primitives whose attributes were created before this module was loaded keep
-// their scratchpads. These are training operators, as on official Paddle, and
-// primitives with oneDNN's default attributes. In a predictor, the latter never
-// use the thread's scratchpad.
+// Only Paddle's own calls are redirected. Attributes that existed before keep
+// their mode, and so do oneDNN's default attributes, which other libraries of
+// the process share: only gradients of convolutions use both them and the
+// thread's scratchpad, and predictors compute no gradients.
 //
 // Idea: oneDNN's developer guide, "Primitive attributes: scratchpad".
 
+#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "call_slots.h"
 
-// The parts of oneDNN's C interface that are used here, because a wheel does
+// The parts of oneDNN's interface that are used here, because a wheel does
 // not contain the headers that its dnnl.h includes.
 extern "C" {
 
@@ -73,6 +77,10 @@ int dnnl_memory_create(dnnl_memory** memory,
                        dnnl_engine* engine,
                        void* handle);
 int dnnl_memory_destroy(dnnl_memory* memory);
+
+// An inline function of dnnl.hpp, which libphi_core exports.
+const void* DefaultAttributes() asm(
+    "_ZN4dnnl19primitive_desc_base12default_attrEv");
 
 }  // extern "C"
 
@@ -127,6 +135,13 @@ int Execute(const dnnl_primitive* primitive,
             dnnl_stream* stream,
             int number,
             const dnnl_exec_arg_t* arguments) {
+  const auto* const end = arguments + number;
+  const bool has_scratchpad = std::any_of(arguments, end, [](const auto& one) {
+    return one.arg == kScratchpadArgument;
+  });
+  if (has_scratchpad) {
+    return dnnl_primitive_execute(primitive, stream, number, arguments);
+  }
   const dnnl_primitive_desc* desc = nullptr;
   if (const int status = dnnl_primitive_get_primitive_desc(primitive, &desc)) {
     return status;
@@ -147,28 +162,41 @@ int Execute(const dnnl_primitive* primitive,
     return status;
   }
   const std::unique_ptr<dnnl_memory, DestroyMemory> scratchpad(created);
-  std::vector<dnnl_exec_arg_t> all(arguments, arguments + number);
+  std::vector<dnnl_exec_arg_t> all(arguments, end);
   all.push_back({kScratchpadArgument, created});
   return dnnl_primitive_execute(
       primitive, stream, static_cast<int>(all.size()), all.data());
+}
+
+// Returns the folder of Paddle, with a slash at the end. This module is in its
+// folder base.
+std::string PackageFolder() {
+  Dl_info module;
+  dladdr(reinterpret_cast<void*>(&PackageFolder), &module);
+  return std::filesystem::path(module.dli_fname).parent_path().parent_path() /
+         "";
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_onednn_scratchpads, module) {
   module.doc() = "Scratchpads of the executing thread for oneDNN.";
+  // Creates them, before attributes get another mode.
+  DefaultAttributes();
+  // In this order: primitives without a scratchpad must not be executed by
+  // oneDNN's function.
   static const std::vector<Redirection> redirections = {
-      {"dnnl_primitive_attr_create",
-       "",
-       reinterpret_cast<void*>(&CreateAttributes),
-       nullptr,
-       {},
-       /*called_where_defined=*/false},
       {"dnnl_primitive_execute",
        "",
        reinterpret_cast<void*>(&Execute),
        nullptr,
        {},
+       /*called_where_defined=*/false},
+      {"dnnl_primitive_attr_create",
+       "",
+       reinterpret_cast<void*>(&CreateAttributes),
+       nullptr,
+       {},
        /*called_where_defined=*/false}};
-  RedirectCalls(redirections);
+  RedirectCalls(redirections, PackageFolder());
 }

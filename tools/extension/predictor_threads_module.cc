@@ -21,9 +21,11 @@ namespace py = pybind11;
 
 namespace {
 
+// Returns whether a predictor's arguments have a config that uses oneDNN.
 bool UsesOneDnn(const py::args& args, const py::kwargs& kwargs) {
-  for (const py::handle config :
-       args.empty() ? py::list(kwargs.attr("values")()) : py::list(args)) {
+  py::list all(args);
+  for (const auto& [name, value] : kwargs) all.append(value);
+  for (const py::handle config : all) {
     if (py::hasattr(config, "mkldnn_enabled")) {
       return config.attr("mkldnn_enabled")().cast<bool>();
     }
@@ -31,10 +33,12 @@ bool UsesOneDnn(const py::args& args, const py::kwargs& kwargs) {
   return false;
 }
 
-// Replaces a method. If `is_needed` returns true, lookups are redirected first,
-// so that they find the CPU context of a predictor that uses oneDNN.
+// Replaces a method by one that first redirects lookups, if `is_needed` returns
+// true: they have to find the CPU context of a predictor that uses oneDNN.
 template <typename IsNeeded>
-void RedirectBefore(const py::object& type, const char* name, IsNeeded needed) {
+void RedirectBefore(const py::object& type,
+                    const char* name,
+                    IsNeeded is_needed) {
   const py::object redirect =
       py::module_::import("paddle.base._thread_contexts")
           .attr("redirect_lookups");
@@ -43,7 +47,7 @@ void RedirectBefore(const py::object& type, const char* name, IsNeeded needed) {
       [=](const py::object& self,
           const py::args& args,
           const py::kwargs& kwargs) -> py::object {
-        if (needed(args, kwargs)) redirect();
+        if (is_needed(args, kwargs)) redirect();
         return method(self, *args, **kwargs);
       },
       py::name(name),

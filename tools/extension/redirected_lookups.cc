@@ -190,6 +190,8 @@ void RedirectFor(const Redirect& redirect) {
 
 }  // namespace
 
-void RedirectLookups() { RedirectFor(RedirectCalls); }
+void RedirectLookups() {
+  RedirectFor([](const auto& redirections) { RedirectCalls(redirections); });
+}
 
 void RedirectLazyLookups() { RedirectFor(RedirectLazyCalls); }

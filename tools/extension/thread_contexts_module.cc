@@ -70,18 +70,17 @@ bool Import(const char* name) {
   return true;
 }
 
-// Loads what predictors need. Returns whether _predictor_threads exists.
-bool LoadForPredictors() {
-  Import("paddle.base._onednn_scratchpads");
-  return Import("paddle.base._predictor_threads");
-}
+constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
+constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
 
 // Calls a function that makes predictors. `target` is a tuple: the object whose
 // function _predictor_threads replaces, or None if it does not; the function's
 // name; and the function of libpaddle.
 PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   try {
-    const bool is_loaded = LoadForPredictors();
+    // Whatever the config says, because a model may contain oneDNN operators.
+    Import(kOneDnnScratchpads);
+    const bool is_loaded = Import(kPredictorThreads);
     const auto parts = py::reinterpret_borrow<py::tuple>(target);
     const py::object owner = parts[0];
     py::object function = parts[2];
@@ -93,12 +92,15 @@ PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   }
 }
 
-// Loads the modules in the parent, so that a forked child never finds them
-// partially loaded. An import error, such as too many open files, must not
-// prevent a fork.
+// Loads _predictor_threads in the parent, and waits for a thread that loads
+// _onednn_scratchpads, so that a forked child never finds them partially
+// loaded. An import error, such as too many open files, must not prevent a
+// fork.
 PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
   try {
-    LoadForPredictors();
+    Import(kPredictorThreads);
+    const auto modules = py::module_::import("sys").attr("modules");
+    if (modules.contains(kOneDnnScratchpads)) Import(kOneDnnScratchpads);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_ImportError) && !error.matches(PyExc_OSError)) {
       error.restore();

@@ -76,20 +76,6 @@ PredictorOneDnn::PredictorOneDnn()
 
 PredictorOneDnn::~PredictorOneDnn() = default;
 
-PredictorOneDnn::Guard::Guard(PredictorOneDnn* state)
-    : state_(state == in_use ? nullptr : state), outer_(in_use) {
-  if (state_ == nullptr) return;
-  context_.emplace(state_->context_.get());
-  state_->SwapSettings();
-  in_use = state_;
-}
-
-PredictorOneDnn::Guard::~Guard() {
-  if (state_ == nullptr) return;
-  state_->SwapSettings();
-  in_use = outer_;
-}
-
 PredictorOneDnn::Pause::Pause() : paused_(std::exchange(in_use, nullptr)) {
   if (paused_ == nullptr) return;
   context_.emplace(nullptr);
@@ -100,6 +86,19 @@ PredictorOneDnn::Pause::~Pause() {
   if (paused_ == nullptr) return;
   paused_->SwapSettings();
   in_use = paused_;
+}
+
+PredictorOneDnn::Guard::Guard(PredictorOneDnn* state) : state_(state) {
+  if (state_ == nullptr) return;
+  context_.emplace(state_->context_.get());
+  state_->SwapSettings();
+  in_use = state_;
+}
+
+PredictorOneDnn::Guard::~Guard() {
+  if (state_ == nullptr) return;
+  state_->SwapSettings();
+  in_use = nullptr;
 }
 
 }  // namespace pybind

@@ -34,8 +34,9 @@ namespace pybind {
 // This requires primitives that any thread may execute, as oneDNN has them with
 // DNNL_ENABLE_CONCURRENT_EXEC.
 //
-// Invariant: while a Guard exists that is not paused, its thread has the
-// settings of the predictor, and the thread's own are stored here.
+// Invariant: while the newest Guard of a thread is not paused, the thread has
+// the settings of the guard's predictor, and the thread's own are stored here.
+// All other states have their own settings.
 //
 // Thread-compatible: only one thread at a time may use a state.
 class PredictorOneDnn {
@@ -45,27 +46,10 @@ class PredictorOneDnn {
   PredictorOneDnn(const PredictorOneDnn&) = delete;
   PredictorOneDnn& operator=(const PredictorOneDnn&) = delete;
 
-  // While the guard exists, operators on the CPU that its thread runs use the
-  // state. Does nothing for null, or within another guard of the state that is
-  // not paused. A predictor keeps the state's CPU context in its instructions,
-  // so the state must outlive the predictor's last run. Requires: guards are
-  // destroyed on the thread that created them, the newest first.
-  class Guard {
-   public:
-    explicit Guard(PredictorOneDnn* state);
-    ~Guard();
-    Guard(const Guard&) = delete;
-    Guard& operator=(const Guard&) = delete;
-
-   private:
-    PredictorOneDnn* const state_;  // null if the guard does nothing
-    PredictorOneDnn* const outer_;
-    std::optional<phi::HostContextGuard> context_;
-  };
-
   // While the pause exists, operators on its thread do not use the state of its
   // newest guard. For code that may run other programs: they would keep the
-  // state's context longer than the predictor.
+  // state's context longer than the predictor. Requires: pauses and guards are
+  // destroyed on the thread that created them, the newest first.
   class Pause {
    public:
     Pause();
@@ -74,7 +58,24 @@ class PredictorOneDnn {
     Pause& operator=(const Pause&) = delete;
 
    private:
-    PredictorOneDnn* const paused_;
+    PredictorOneDnn* const paused_;  // may be null
+    std::optional<phi::HostContextGuard> context_;
+  };
+
+  // While the guard exists, operators on the CPU that its thread runs use the
+  // state, or none for null. Pauses the thread's older guards. A predictor
+  // keeps the state's CPU context in its instructions, so the state must
+  // outlive the predictor's last run.
+  class Guard {
+   public:
+    explicit Guard(PredictorOneDnn* state);
+    ~Guard();
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    const Pause older_;
+    PredictorOneDnn* const state_;  // may be null
     std::optional<phi::HostContextGuard> context_;
   };
 

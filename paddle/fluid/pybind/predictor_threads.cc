@@ -33,6 +33,7 @@
 #include "paddle/fluid/inference/api/paddle_inference_api.h"
 #include "paddle/fluid/pybind/predictor_onednn.h"
 #include "paddle/fluid/pybind/work_without_gil.h"
+#include "paddle/phi/api/include/api.h"
 #include "paddle/phi/api/include/tensor.h"
 #include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/thread_contexts.h"
@@ -215,7 +216,6 @@ class PredictorState {
                  " is in a call of this predictor, and only one thread at a "
                  "time may use a predictor");
       }
-      contexts_.emplace(of_->contexts);
       of_->caller_ = me_;
       ++of_->calls_;
     }
@@ -223,8 +223,13 @@ class PredictorState {
     Call& operator=(const Call&) = delete;
     ~Call() { --of_->calls_; }
 
-    // From here on, the thread looks up its own contexts.
-    void LeaveContexts() { contexts_.reset(); }
+    // Calls `work` on the predictor's contexts. It may run Python code only in
+    // hooks and in py_func: programs that are built inside keep the contexts.
+    template <typename Work>
+    decltype(auto) OnContexts(Work work) const {
+      const ContextsGuard guard(of_->contexts);
+      return work();
+    }
 
     void SetInput(const std::string& name) {
       of_->Overwrite(name, me_);
@@ -321,7 +326,6 @@ class PredictorState {
    private:
     const std::shared_ptr<PredictorState> of_;
     const Thread me_;
-    std::optional<ContextsGuard> contexts_;
     std::unordered_set<uint64_t> runs_for_;
   };
 
@@ -537,8 +541,9 @@ void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
 }
 
 // Serializes the creation of predictors: the passes that optimize a program
-// share registries. Lock order: the GIL, then `making`. A thread never waits
-// for the GIL while it holds `making`.
+// share registries. The predictors of C++ pools are created with the GIL, and
+// are not serialized with others. Lock order: the GIL, then `making`. A thread
+// never waits for the GIL while it holds `making`.
 std::mutex making;
 
 template <typename Make>
@@ -600,8 +605,60 @@ void Run(const py::object& self) {
   call.CheckMayRun();
   auto* const predictor = self.cast<Predictor*>();
   call.BeginRun();
-  WorkWithoutGil::Run([&] { predictor->Run(); });
+  call.OnContexts([&] { WorkWithoutGil::Run([&] { predictor->Run(); }); });
   call.EndRun();
+}
+
+// Returns null for a type that oneDNN's operators do not have.
+using CopyToHost = void (*)(const Handle&, paddle::Tensor*);
+CopyToHost CopyToHostOf(paddle::DataType type) {
+  switch (type) {
+    case paddle::DataType::FLOAT32:
+      return [](const Handle& handle, paddle::Tensor* copy) {
+        handle.CopyToCpu(copy->data<float>());
+      };
+    case paddle::DataType::BFLOAT16:
+      return [](const Handle& handle, paddle::Tensor* copy) {
+        handle.CopyToCpu(copy->data<phi::dtype::bfloat16>());
+      };
+    case paddle::DataType::INT8:
+      return [](const Handle& handle, paddle::Tensor* copy) {
+        handle.CopyToCpu(copy->data<int8_t>());
+      };
+    case paddle::DataType::UINT8:
+      return [](const Handle& handle, paddle::Tensor* copy) {
+        handle.CopyToCpu(copy->data<uint8_t>());
+      };
+    default:
+      return nullptr;
+  }
+}
+
+// Replaces outputs in a layout of oneDNN, which a copy of a tensor would not
+// keep, by copies in the layout of the model. Handles convert the layout.
+void ConvertFromOneDnn(const py::object& predictor,
+                       const PredictorState::Call& call,
+                       std::vector<paddle::Tensor>* outputs) {
+  const auto names = predictor.cast<Predictor*>()->GetOutputNames();
+  for (size_t i = 0; i < outputs->size(); ++i) {
+    paddle::Tensor& output = (*outputs)[i];
+    const auto copy_to_host = CopyToHostOf(output.dtype());
+    if (output.layout() != paddle::DataLayout::ONEDNN ||
+        copy_to_host == nullptr) {
+      continue;
+    }
+    const py::object object = predictor.attr("get_output_handle")(names[i]);
+    const auto& handle = *object.cast<const Handle*>();
+    call.OnContexts([&] {
+      WorkWithoutGil::Run([&] {
+        paddle::Tensor copy = paddle::experimental::empty(
+            handle.shape(), output.dtype(), phi::CPUPlace());
+        copy_to_host(handle, &copy);
+        copy.set_name(output.name());
+        output = std::move(copy);
+      });
+    });
+  }
 }
 
 std::vector<paddle::Tensor> RunOn(const py::object& self,
@@ -612,8 +669,9 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   std::vector<paddle::Tensor> outputs;
   call.SetAllInputs();
   call.BeginRun();
-  WorkWithoutGil::Run([&] { predictor->Run(inputs, &outputs); });
-  call.LeaveContexts();
+  call.OnContexts(
+      [&] { WorkWithoutGil::Run([&] { predictor->Run(inputs, &outputs); }); });
+  ConvertFromOneDnn(self, call, &outputs);
   // The next run overwrites the outputs of this one, so return copies. They are
   // made on the caller's stream.
   WorkWithoutGil::Run([&] {
@@ -629,19 +687,25 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
 }
 
 template <typename T>
-bool CopyFrom(Handle* handle, const py::array& data) {
+bool CopyFrom(const PredictorState::Call& call,
+              Handle* handle,
+              const py::array& data) {
   const auto* const values = static_cast<const T*>(data.data());
   const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
-  WorkWithoutGil::Run([&] {
-    handle->Reshape(shape);
-    handle->CopyFromCpu(values);
+  call.OnContexts([&] {
+    WorkWithoutGil::Run([&] {
+      handle->Reshape(shape);
+      handle->CopyFromCpu(values);
+    });
   });
   return true;
 }
 
 // Returns false without side effects for values that inference_api.cc converts
 // or refuses.
-bool CopyFromCpu(Handle* handle, const py::array& data) {
+bool CopyFromCpu(const PredictorState::Call& call,
+                 Handle* handle,
+                 const py::array& data) {
   if ((data.flags() & py::array::c_style) == 0 ||
       !data.attr("dtype").attr("isnative").cast<bool>()) {
     return false;
@@ -649,17 +713,17 @@ bool CopyFromCpu(Handle* handle, const py::array& data) {
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':
-      if (size == 2) return CopyFrom<phi::dtype::float16>(handle, data);
-      if (size == 4) return CopyFrom<float>(handle, data);
-      return size == 8 && CopyFrom<double>(handle, data);
+      if (size == 2) return CopyFrom<phi::dtype::float16>(call, handle, data);
+      if (size == 4) return CopyFrom<float>(call, handle, data);
+      return size == 8 && CopyFrom<double>(call, handle, data);
     case 'i':
-      if (size == 1) return CopyFrom<int8_t>(handle, data);
-      if (size == 4) return CopyFrom<int32_t>(handle, data);
-      return size == 8 && CopyFrom<int64_t>(handle, data);
+      if (size == 1) return CopyFrom<int8_t>(call, handle, data);
+      if (size == 4) return CopyFrom<int32_t>(call, handle, data);
+      return size == 8 && CopyFrom<int64_t>(call, handle, data);
     case 'u':
-      return size == 1 && CopyFrom<uint8_t>(handle, data);
+      return size == 1 && CopyFrom<uint8_t>(call, handle, data);
     case 'b':
-      return CopyFrom<bool>(handle, data);
+      return CopyFrom<bool>(call, handle, data);
     default:
       return false;
   }
@@ -692,36 +756,37 @@ const char* NumpyName(paddle_infer::DataType type) {
 }
 
 template <typename T>
-py::object CopyTo(const Handle& handle) {
+py::object CopyTo(const PredictorState::Call& call, const Handle& handle) {
   const auto shape = handle.shape();
   py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  WorkWithoutGil::Run([&] { handle.CopyToCpu(values); });
+  call.OnContexts(
+      [&] { WorkWithoutGil::Run([&] { handle.CopyToCpu(values); }); });
   return std::move(array);
 }
 
 // Returns None without side effects for a type that inference_api.cc refuses.
-py::object CopyToCpu(const Handle& handle) {
+py::object CopyToCpu(const PredictorState::Call& call, const Handle& handle) {
   switch (handle.type()) {
     case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(handle);
+      return CopyTo<float>(call, handle);
     case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(handle);
+      return CopyTo<double>(call, handle);
     case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(handle);
+      return CopyTo<phi::dtype::float16>(call, handle);
     case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(handle);
+      return CopyTo<phi::dtype::bfloat16>(call, handle);
     case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(handle);
+      return CopyTo<int64_t>(call, handle);
     case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(handle);
+      return CopyTo<int32_t>(call, handle);
     case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(handle);
+      return CopyTo<int8_t>(call, handle);
     case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(handle);
+      return CopyTo<uint8_t>(call, handle);
     case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(handle);
+      return CopyTo<bool>(call, handle);
     default:
       return py::none();
   }
@@ -762,8 +827,8 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
       call.DropInput(bound.name);
       if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
           std::string(name) != "_copy_from_cpu_bind" ||
-          !CopyFromCpu(self.cast<Handle*>(), args[0].cast<py::array>())) {
-        old(self, *args);
+          !CopyFromCpu(call, self.cast<Handle*>(), args[0].cast<py::array>())) {
+        call.OnContexts([&] { old(self, *args); });
       }
       if (is_data) call.SetInput(bound.name);
     };
@@ -784,8 +849,10 @@ void ReplaceReader(const py::object& type, const char* name, bool is_data) {
       } else {
         call.CheckMayReadOutput(name, bound.name);
       }
-      py::object array = CopyToCpu(*self.cast<Handle*>());
-      if (array.is_none()) array = old(self);
+      py::object array = CopyToCpu(call, *self.cast<Handle*>());
+      if (array.is_none()) {
+        array = call.OnContexts([&] { return old(self); });
+      }
       if (!bound.is_input) call.EndRead(bound.name);
       return array;
     };
@@ -827,7 +894,7 @@ void ReplaceExclusive(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) -> py::object {
       const PredictorState::Call call(StateOf(self), name);
-      return old(self, *args);
+      return call.OnContexts([&] { return old(self, *args); });
     };
   });
 }

@@ -42,8 +42,9 @@ class Stream;
 // never changes. The exception is the process's context, which the main thread
 // binds to the stream that it sets.
 //
-// A lookup returns the first of these, unless the thread's newest
-// ProcessContextsGuard, OrderedContextsGuard or HostContextGuard overrides it:
+// A lookup returns the first of these, unless a guard overrides it: the
+// thread's newest ProcessContextsGuard or OrderedContextsGuard, or for the CPU
+// a HostContextGuard:
 //   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has set for the place. The place may
 //     be the CPU, although the CPU has no streams;

@@ -199,6 +199,17 @@ ISOLATED_TEST(CallSlotsTest, LazyLibrariesAloneAreRedirectedWhereThatIsAsked) {
   EXPECT_EQ(call(1), 1 + kRedirected);
 }
 
+ISOLATED_TEST(CallSlotsTest, OnlyTheLibrariesOfAFolderAreRedirected) {
+  const auto call = Find(Open("caller", RTLD_NOW), "Call");
+  const auto redirect = [](const std::string& folder) {
+    return ErrorOf([&] { RedirectCalls(Redirections(), folder); });
+  };
+  EXPECT_NE(redirect("/folder/of/other/libraries"), "");
+  EXPECT_EQ(call(1), 1);
+  EXPECT_EQ(redirect(LIBRARIES), "");
+  EXPECT_EQ(call(1), 1 + kRedirected);
+}
+
 ISOLATED_TEST(CallSlotsTest, AFunctionThatNobodyCallsIsAnError) {
   EXPECT_PRED_FORMAT2(
       ::testing::IsSubstring,

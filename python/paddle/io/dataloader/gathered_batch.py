@@ -249,7 +249,5 @@ class GatheringFetcher:
                 break
             if samples is None:
                 return None
-            batch = _with_sample(
-                batch, samples.pop(), len(indices), self._pool
-            )
+            batch = _with_sample(batch, samples.pop(), len(indices), self._pool)
         return default_collate_fn([]) if batch is None else batch.result()
