@@ -200,6 +200,7 @@ ISOLATED_TEST(CallSlotsTest, LazyLibrariesAloneAreRedirectedWhereThatIsAsked) {
 }
 
 ISOLATED_TEST(CallSlotsTest, OnlyTheLibrariesOfAFolderAreRedirected) {
+  Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
   const auto redirect = [](const std::string& folder) {
     return ErrorOf([&] { RedirectCalls(Redirections(), folder); });
