@@ -18,17 +18,20 @@ by default."""
 from __future__ import annotations
 
 import os
-import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from concurrent_base import WAIT_S, in_thread
+from inference_threads_base import PredictorTestCase, output, save_legacy
 
 import paddle
-from paddle.inference import Config, Predictor, create_predictor
 
+if TYPE_CHECKING:
+    from paddle.inference import Predictor
+
+GRU = "gru.legacy"
 INPUT = np.ones([5, 3], "float32")
 SEQUENCES = [[0, 2, 5]]
 
@@ -69,62 +72,35 @@ def _gated_recurrent_unit(x: Any) -> Any:
     return outputs["Hidden"][0]
 
 
-def _save_model(path: str) -> None:
-    paddle.enable_static()
-    try:
-        with paddle.pir_utils.OldIrGuard():
-            main, startup = paddle.static.Program(), paddle.static.Program()
-            with paddle.static.program_guard(main, startup):
-                x = paddle.static.data("x", [-1, 3], "float32", lod_level=1)
-                y = _gated_recurrent_unit(x)
-                executor = paddle.static.Executor(paddle.CPUPlace())
-                executor.run(startup)
-                paddle.static.save_inference_model(
-                    path, [x], [y], executor, program=main
-                )
-    finally:
-        paddle.disable_static()
-
-
 def _run(predictor: Predictor) -> np.ndarray:
     handle = predictor.get_input_handle("x")
     handle.copy_from_cpu(INPUT)
     handle.set_lod(SEQUENCES)
     predictor.run()
-    (name,) = predictor.get_output_names()
-    return predictor.get_output_handle(name).copy_to_cpu()
+    return output(predictor)
 
 
-class TestScratchpads(unittest.TestCase):
+class TestScratchpads(PredictorTestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.path = os.path.join(temporary.name, "gru")
-        _save_model(cls.path)
-        cls.expected = _run(cls.predictor(onednn=False))
+        super().setUpClass()
+        path = os.path.join(cls.folder, GRU)
+        save_legacy(_gated_recurrent_unit, path, [None, 3])
 
-    @classmethod
-    def predictor(cls, onednn: bool = True) -> Predictor:
-        config = Config(cls.path + ".pdmodel", cls.path + ".pdiparams")
-        config.disable_glog_info()
-        if onednn:
-            config.enable_mkldnn()
-        else:
-            config.disable_mkldnn()
-        return create_predictor(config)
+    def setUp(self) -> None:
+        self.expected = _run(self.predictor(GRU, onednn=False))
 
     def check(self, result: np.ndarray) -> None:
         np.testing.assert_allclose(result, self.expected, rtol=1e-5)
 
     def test_threads_execute_primitives_in_turn(self):
-        predictor = self.predictor()
+        predictor = self.predictor(GRU, onednn=True)
         for _ in range(3):
             self.check(in_thread(_run, predictor))
         self.check(_run(predictor))
 
     def test_thread_destroys_primitives_that_another_thread_has_executed(self):
-        own, other = self.predictor(), self.predictor()
+        own, other = (self.predictor(GRU, onednn=True) for _ in range(2))
         self.check(_run(own))
         with ThreadPoolExecutor(1) as threads:
             self.check(threads.submit(_run, other).result(WAIT_S))
@@ -132,7 +108,7 @@ class TestScratchpads(unittest.TestCase):
             self.check(_run(own))
 
     def test_larger_primitive_does_not_move_the_memory_of_a_smaller_one(self):
-        predictor = self.predictor()
+        predictor = self.predictor(GRU, onednn=True)
         self.check(_run(predictor))
         handle = predictor.get_input_handle("x")
         handle.copy_from_cpu(np.ones([50_000, 3], "float32"))

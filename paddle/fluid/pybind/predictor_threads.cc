@@ -608,56 +608,59 @@ void Run(const py::object& self) {
   call.EndRun();
 }
 
-// Returns null for a type that oneDNN's operators do not have.
-using CopyToHost = void (*)(const Handle&, paddle::Tensor*);
-CopyToHost CopyToHostOf(paddle::DataType type) {
+// Calls `visit` with a value of the type. Returns false without a call for a
+// type that inference_api.cc refuses.
+template <typename Visit>
+bool VisitType(paddle_infer::DataType type, Visit visit) {
   switch (type) {
-    case paddle::DataType::FLOAT32:
-      return [](const Handle& handle, paddle::Tensor* copy) {
-        handle.CopyToCpu(copy->data<float>());
-      };
-    case paddle::DataType::BFLOAT16:
-      return [](const Handle& handle, paddle::Tensor* copy) {
-        handle.CopyToCpu(copy->data<phi::dtype::bfloat16>());
-      };
-    case paddle::DataType::INT8:
-      return [](const Handle& handle, paddle::Tensor* copy) {
-        handle.CopyToCpu(copy->data<int8_t>());
-      };
-    case paddle::DataType::UINT8:
-      return [](const Handle& handle, paddle::Tensor* copy) {
-        handle.CopyToCpu(copy->data<uint8_t>());
-      };
+    case paddle_infer::DataType::FLOAT32:
+      visit(float());
+      return true;
+    case paddle_infer::DataType::FLOAT64:
+      visit(double());
+      return true;
+    case paddle_infer::DataType::FLOAT16:
+      visit(phi::dtype::float16());
+      return true;
+    case paddle_infer::DataType::BFLOAT16:
+      visit(phi::dtype::bfloat16());
+      return true;
+    case paddle_infer::DataType::INT64:
+      visit(int64_t());
+      return true;
+    case paddle_infer::DataType::INT32:
+      visit(int32_t());
+      return true;
+    case paddle_infer::DataType::INT8:
+      visit(int8_t());
+      return true;
+    case paddle_infer::DataType::UINT8:
+      visit(uint8_t());
+      return true;
+    case paddle_infer::DataType::BOOL:
+      visit(bool());
+      return true;
     default:
-      return nullptr;
+      return false;
   }
 }
 
-// Replaces outputs in a layout of oneDNN, which a copy of a tensor would not
-// keep, by copies in the layout of the model. Handles convert the layout.
-void ConvertFromOneDnn(const py::object& predictor,
-                       const PredictorState::Call& call,
-                       std::vector<paddle::Tensor>* outputs) {
-  const auto names = predictor.cast<Predictor*>()->GetOutputNames();
-  for (size_t i = 0; i < outputs->size(); ++i) {
-    paddle::Tensor& output = (*outputs)[i];
-    const auto copy_to_host = CopyToHostOf(output.dtype());
-    if (output.layout() != paddle::DataLayout::ONEDNN ||
-        copy_to_host == nullptr) {
-      continue;
-    }
-    const py::object object = predictor.attr("get_output_handle")(names[i]);
-    const auto& handle = *object.cast<const Handle*>();
-    call.OnContexts([&] {
-      WorkWithoutGil::Run([&] {
-        paddle::Tensor copy = paddle::experimental::empty(
-            handle.shape(), output.dtype(), phi::CPUPlace());
-        copy_to_host(handle, &copy);
-        copy.set_name(output.name());
-        output = std::move(copy);
+// Returns a copy in the layout of the model. A handle converts from a layout of
+// oneDNN, which a copy of the tensor would not keep.
+paddle::Tensor CopyFromOneDnn(const PredictorState::Call& call,
+                              const Handle& handle,
+                              const paddle::Tensor& output) {
+  paddle::Tensor copy;
+  call.OnContexts([&] {
+    WorkWithoutGil::Run([&] {
+      copy = paddle::experimental::empty(
+          handle.shape(), output.dtype(), phi::CPUPlace());
+      VisitType(handle.type(), [&](auto value) {
+        handle.CopyToCpu(copy.data<decltype(value)>());
       });
     });
-  }
+  });
+  return copy;
 }
 
 std::vector<paddle::Tensor> RunOn(const py::object& self,
@@ -670,19 +673,26 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   call.BeginRun();
   call.OnContexts(
       [&] { WorkWithoutGil::Run([&] { predictor->Run(inputs, &outputs); }); });
-  ConvertFromOneDnn(self, call, &outputs);
-  // The next run overwrites the outputs of this one, so return copies. They are
-  // made on the caller's stream.
+  // The next run overwrites the outputs of this one, so return copies.
+  std::vector<paddle::Tensor> copies(outputs.size());
+  const auto names = predictor->GetOutputNames();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].layout() != paddle::DataLayout::ONEDNN) continue;
+    const py::object handle = self.attr("get_output_handle")(names[i]);
+    copies[i] = CopyFromOneDnn(call, *handle.cast<const Handle*>(), outputs[i]);
+  }
   WorkWithoutGil::Run([&] {
-    for (paddle::Tensor& output : outputs) {
-      paddle::Tensor copy = output.copy_to(output.place(), true);
-      copy.set_name(output.name());
-      output = std::move(copy);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const paddle::Tensor& output = outputs[i];
+      // On the caller's stream.
+      if (!copies[i].defined())
+        copies[i] = output.copy_to(output.place(), true);
+      copies[i].set_name(output.name());
     }
   });
   call.EndRun();
   call.EndRequest();
-  return outputs;
+  return copies;
 }
 
 template <typename T>
@@ -767,28 +777,10 @@ py::object CopyTo(const PredictorState::Call& call, const Handle& handle) {
 
 // Returns None without side effects for a type that inference_api.cc refuses.
 py::object CopyToCpu(const PredictorState::Call& call, const Handle& handle) {
-  switch (handle.type()) {
-    case paddle_infer::DataType::FLOAT32:
-      return CopyTo<float>(call, handle);
-    case paddle_infer::DataType::FLOAT64:
-      return CopyTo<double>(call, handle);
-    case paddle_infer::DataType::FLOAT16:
-      return CopyTo<phi::dtype::float16>(call, handle);
-    case paddle_infer::DataType::BFLOAT16:
-      return CopyTo<phi::dtype::bfloat16>(call, handle);
-    case paddle_infer::DataType::INT64:
-      return CopyTo<int64_t>(call, handle);
-    case paddle_infer::DataType::INT32:
-      return CopyTo<int32_t>(call, handle);
-    case paddle_infer::DataType::INT8:
-      return CopyTo<int8_t>(call, handle);
-    case paddle_infer::DataType::UINT8:
-      return CopyTo<uint8_t>(call, handle);
-    case paddle_infer::DataType::BOOL:
-      return CopyTo<bool>(call, handle);
-    default:
-      return py::none();
-  }
+  py::object array = py::none();
+  VisitType(handle.type(),
+            [&](auto value) { array = CopyTo<decltype(value)>(call, handle); });
+  return array;
 }
 
 std::map<std::string, std::string> InputTypes(Predictor* predictor) {

@@ -21,8 +21,8 @@ namespace pybind {
 
 // Replaces `create_predictor` and methods of the classes that inference_api.cc
 // has bound in `core`: the new ones release the GIL, and refuse calls that
-// would give a thread another thread's data. Binds `call_out_of_turn` in
-// `module`. Called once. Requires: the GIL.
+// would give a thread another thread's data. Binds
+// `call_outside_predictor` in `module`. Called once. Requires: the GIL.
 void BindPredictorThreads(pybind11::module* core, pybind11::module* module);
 
 }  // namespace pybind
