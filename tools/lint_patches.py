@@ -241,7 +241,7 @@ def _size_findings(repo: Path, patch: Patch) -> Iterator[str]:
         )
 
 
-def _module(path: str) -> str | None:
+def module_name(path: str) -> str | None:
     """Return the module name under which other own files import a file."""
     file = PurePosixPath(path)
     if file.suffix != ".py":
@@ -271,7 +271,7 @@ def imported(path: str, text: str) -> set[str]:
     return found
 
 
-def _used(path: str, text: str) -> set[str]:
+def used(path: str, text: str) -> set[str]:
     """Return the modules or headers that an own file may use."""
     if path.endswith(".py"):
         return imported(path, text)
@@ -285,7 +285,7 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
     ones.
     """
     owners = {
-        _module(path) or path: (number, path)
+        module_name(path) or path: (number, path)
         for number, patch in enumerate(patches)
         for path in patch.own_files
     }
@@ -294,13 +294,13 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
             if not path.endswith((".py", *_CXX)) or not (repo / path).is_file():
                 continue
             text = (repo / path).read_text(encoding="utf-8")
-            for name in sorted(_used(path, text) & owners.keys()):
-                owner, used = owners[name]
+            for name in sorted(used(path, text) & owners.keys()):
+                owner, needed = owners[name]
                 if owner > number:
                     verb = "imports" if path.endswith(".py") else "includes"
                     yield (
                         f"{path}:1: belongs to {patch.name} and {verb}"
-                        f" {used} of {patches[owner].name}, a later patch;"
+                        f" {needed} of {patches[owner].name}, a later patch;"
                         " move one of the two Own-File lines"
                     )
 

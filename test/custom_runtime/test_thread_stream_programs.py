@@ -26,6 +26,7 @@ import tempfile
 import threading
 import traceback
 import unittest
+from unittest import mock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -367,7 +368,7 @@ class TestWorkForAThread(StreamTest):
             self.check_loader()
 
     def test_process_group_is_refused_on_another_stream(self):
-        group = Group(0, 0, [0], pg="a process group")
+        group = Group(0, 0, [0], pg=mock.Mock(**{"name.return_value": "XCCL"}))
 
         def use_in_a_guard():
             with stream_guard(Stream(name_of(0))):
@@ -380,6 +381,15 @@ class TestWorkForAThread(StreamTest):
             self.assertEqual(group.process_group, group._pg)
             with self.assertRaisesRegex(RuntimeError, "stream of the process"):
                 in_thread(lambda: group.process_group)
+
+    def test_process_group_of_the_host_is_allowed_on_another_stream(self):
+        group = Group(0, 0, [0], pg=mock.Mock(**{"name.return_value": "GLOO"}))
+
+        def use_in_a_guard():
+            with stream_guard(Stream(name_of(0))):
+                return group.process_group
+
+        self.assertEqual(in_thread(use_in_a_guard), group._pg)
 
 
 class TestMainThreadMemory(StreamTest):

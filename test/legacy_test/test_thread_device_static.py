@@ -77,6 +77,49 @@ class TestStaticGraph(unittest.TestCase):
 
         self.assertEqual(in_thread(set_between), {self.other})
 
+    def test_disable_static_on_a_thread_gives_it_the_device_passed(self):
+        def dynamic_on_other():
+            paddle.enable_static()
+            paddle.disable_static(self.other)
+            return places_of_new_tensors()
+
+        self.assertEqual(in_thread(dynamic_on_other), {self.other})
+
+    def test_parameters_have_distinct_names_after_disable_static(self):
+        def name():
+            return paddle.nn.Linear(1, 1).weight.name
+
+        def name_in_dynamic_mode():
+            paddle.disable_static()
+            return name(), in_thread(name)
+
+        def name_after_static_mode():
+            paddle.enable_static()
+            paddle.disable_static()
+            return name(), in_thread(name)
+
+        names = [name()]
+        for on_thread in (name_in_dynamic_mode, name_after_static_mode):
+            names += [*in_thread(on_thread), name()]
+        self.assertEqual(len(set(names)), 7, names)
+
+    def test_disable_static_on_a_thread_keeps_the_programs_of_others(self):
+        has_left, may_end = threading.Event(), threading.Event()
+
+        def leave_static_mode():
+            paddle.enable_static()
+            paddle.disable_static()
+            has_left.set()
+            self.assertTrue(may_end.wait(WAIT_S))
+
+        program = framework.default_main_program()
+        worker = Worker(leave_static_mode)
+        self.assertTrue(has_left.wait(WAIT_S))
+        now = framework.default_main_program()
+        may_end.set()
+        worker.result()
+        self.assertIs(now, program)
+
     @needs_another_device
     def test_thread_in_dygraph_guard_still_follows_the_main_thread(self):
         entered, has_moved = threading.Event(), threading.Event()

@@ -57,22 +57,6 @@ def check_on(expected):
 default = current()
 """
 
-# Lets a script run the fork hooks of paddle.base.threads itself.
-KEEPS_FORK_HOOKS = """
-hooks = []
-register = os.register_at_fork
-
-def keep(**hook):
-    (*_, function) = hook.values()
-    if "paddle.base.threads." in str(getattr(function, "__module__", "")):
-        hooks.append(hook)
-    else:
-        register(**hook)
-
-os.register_at_fork = keep
-"""
-
-
 def with_checks(body: str) -> str:
     return CHECK + textwrap.dedent(body)
 
@@ -496,43 +480,37 @@ class TestFork(ForkTestCase):
         )
 
     def test_steps_of_a_fork_do_not_depend_on_the_order_of_imports(self):
-        run_script(
-            self,
-            KEEPS_FORK_HOOKS
-            + with_checks(
-                """
-                def enter(stream):
-                    with stream_guard(stream):
-                        check_on(handle(stream))
+        self.run_with_checks(
+            """
+            from paddle.base.threads import fork
 
-                def fork(in_order):
-                    stream = Stream(devices[1])
-                    paddle.set_device(devices[1])
-                    set_stream(stream)
+            def enter(stream):
+                with stream_guard(stream):
+                    check_on(handle(stream))
 
-                    def in_child():
-                        for hook in in_order(hooks):
-                            hook["after_in_child"]()
-                        assert paddle.base.threads.main_thread.is_main_thread()
-                        assert places_of_new_tensors() == {devices[1]}
-                        check_on(handle(stream))
-                        # If the stream were still the thread's own, its context
-                        # would be bound to the next stream.
-                        set_stream(Stream(devices[1]))
-                        in_thread(enter, stream)
+            def fork_with_a_stream():
+                stream = Stream(devices[1])
+                paddle.set_device(devices[1])
+                set_stream(stream)
 
-                    for hook in in_order(hooks):
-                        hook.get("before", int)()
-                    forked(in_child)
-                    for hook in in_order(hooks):
-                        hook.get("after_in_parent", int)()
+                def in_child():
+                    assert paddle.base.threads.main_thread.is_main_thread()
+                    assert places_of_new_tensors() == {devices[1]}
+                    check_on(handle(stream))
+                    # If the stream were still the thread's own, its context
+                    # would be bound to the next stream.
+                    set_stream(Stream(devices[1]))
+                    in_thread(enter, stream)
 
-                assert hooks
-                in_thread(fork, list)
-                in_thread(fork, lambda hooks: hooks[::-1])
-                """
-            ),
-            self.devices,
+                forked(in_child)
+
+            in_thread(fork_with_a_stream)
+            steps = list(fork._steps.items())
+            fork._steps.clear()
+            # As if the modules had been imported in another order.
+            fork._steps.update(reversed(steps))
+            in_thread(fork_with_a_stream)
+            """
         )
 
     def test_fork_from_a_thread_in_a_guard(self):

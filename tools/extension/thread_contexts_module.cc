@@ -188,5 +188,4 @@ PYBIND11_MODULE(_thread_contexts, module) {
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.
   RedirectBefore<py::object>(module, "keep_default_context");
-  RedirectBefore<py::object>(module, "use_memory_of");
 }

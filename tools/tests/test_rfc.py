@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pytest
 
 from tools.apply import REPO
+from tools.lint_patches import module_name, used
 from tools.series import load_sections, load_series
 from tools.tests.test_guide import read, rows
 
@@ -82,7 +83,7 @@ def index() -> list[Row]:
             title,
             re.findall(r"\((rfcs/[^)]*)\)", rfcs),
             patches,
-            re.findall(r"\w+", needs),
+            re.findall(r"\w+", needs.replace("tests:", "")),
         )
         for title, rfcs, patches, needs, _ in rows(table)
     ]
@@ -150,6 +151,33 @@ def test_each_pull_request_needs_those_above_it_which_its_rfc_names():
             missing = [need for need in row.needs if need not in depends]
             assert missing == [], rfc
             above.add(rfc[len("rfcs/") : -len(".md")])
+
+
+def test_each_pull_request_names_those_whose_files_it_uses():
+    patches = {patch.name: patch for patch in load_series(REPO)}
+    files = [
+        [path for name in section.names for path in patches[name].own_files]
+        for section in load_sections(REPO)
+        if section.title
+    ]
+    owners = {
+        module_name(path) or path: number
+        for number, paths in enumerate(files)
+        for path in paths
+    }
+    requests = {rfc: n for n, row in enumerate(index()) for rfc in row.rfcs}
+    reached: list[set[int]] = []
+    for number, row in enumerate(index()):
+        needs = {requests[f"rfcs/{need}.md"] for need in row.needs}
+        reached.append(needs.union(*(reached[need] for need in needs)))
+        used_by = {
+            owners[name]
+            for path in files[number]
+            if (REPO / path).is_file()
+            for name in used(path, read(REPO / path)) & owners.keys()
+        }
+        missing = used_by - reached[number] - {number}
+        assert not missing, (row.title, [index()[m].title for m in missing])
 
 
 @each_rfc

@@ -145,14 +145,6 @@ void BindThreadContexts(py::module* m) {
   m->def("use_no_thread_contexts", [] { phi::UseThreadContexts(nullptr); });
   m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);
   m->def("thread_contexts_id", &phi::ThreadContextsId);
-#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-  m->def("use_memory_of",
-         [](const phi::CUDAStream& stream) { phi::UseMemoryOf(stream); });
-#endif
-#ifdef PADDLE_WITH_CUSTOM_DEVICE
-  m->def("use_memory_of",
-         [](const phi::stream::Stream& stream) { phi::UseMemoryOf(stream); });
-#endif
   m->def("become_main_thread", &phi::BecomeMainThread);
   m->def("keep_default_context", [](const StreamContext& kept) {
     phi::KeepDefaultContext(

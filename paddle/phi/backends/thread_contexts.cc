@@ -25,7 +25,6 @@
 #include "paddle/phi/core/device_context.h"
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/generator.h"
-#include "paddle/phi/core/memory/allocation/allocator_facade.h"
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/api/profiler/event.h"
 #include "paddle/phi/backends/gpu/gpu_context.h"
@@ -44,8 +43,6 @@
 
 namespace phi {
 namespace {
-
-using paddle::memory::allocation::AllocatorFacade;
 
 // The contexts of the default streams.
 struct Defaults {
@@ -128,15 +125,6 @@ Found FindDeviceContext(const Thread& thread, const Place& place) {
   }
   const auto* defaults = DefaultsOf(thread);
   return defaults == nullptr ? nullptr : Find(defaults->contexts, place);
-}
-
-// Makes a context allocate from the memory pool of a stream.
-template <typename RawStream>
-void SetAllocator(const Place& place,
-                  RawStream stream,
-                  DeviceContext* context) {
-  context->SetAllocator(
-      AllocatorFacade::Instance().GetAllocator(place, stream).get());
 }
 
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
@@ -235,35 +223,19 @@ std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream) {
           "the thread captures a CUDA graph. Set it before the capture begins.",
           place));
   auto context = NewContext(place);
-  SetAllocator(place, stream->raw_stream(), context.get());
   // clear: destroy the context's initial stream.
   static_cast<GPUContext*>(context.get())
       ->SetCUDAStream(stream, /*clear=*/true);
   return context;
-}
-
-void UseMemoryOf(const CUDAStream& stream) {
-  if (IsCapturing()) return;
-  const Place place = stream.place();
-  SetAllocator(
-      place, stream.raw_stream(), DeviceContextPool::Instance().Get(place));
 }
 #endif
 
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
 std::shared_ptr<DeviceContext> NewStreamContext(
     std::shared_ptr<stream::Stream> stream) {
-  const Place place = stream->GetPlace();
-  auto context = NewContext(place);
-  SetAllocator(place, stream->raw_stream(), context.get());
+  auto context = NewContext(stream->GetPlace());
   static_cast<CustomContext*>(context.get())->SetStream(std::move(stream));
   return context;
-}
-
-void UseMemoryOf(const stream::Stream& stream) {
-  const Place& place = stream.GetPlace();
-  SetAllocator(
-      place, stream.raw_stream(), DeviceContextPool::Instance().Get(place));
 }
 #endif
 

@@ -59,27 +59,16 @@ using ContextPairs = std::vector<
     std::pair<std::shared_ptr<DeviceContext>, std::shared_ptr<DeviceContext>>>;
 
 // Returns a new context on the stream. It shares the generators and the host
-// allocators with the process's context, and uses its stream's allocator.
-// Requires: the stream outlives the context. Throws PreconditionNotMet while
-// the calling thread captures a CUDA graph.
+// allocators with the process's context. Like each context that is bound to a
+// stream, it allocates from the stream's memory. Requires: the stream outlives
+// the context. Throws PreconditionNotMet while the calling thread captures a
+// CUDA graph.
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(CUDAStream* stream);
 #endif
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
 PADDLE_API std::shared_ptr<DeviceContext> NewStreamContext(
     std::shared_ptr<stream::Stream> stream);
-#endif
-
-// Makes the process's context use the allocator of the stream that it is about
-// to be bound to. Binding it to a CUDA stream does not do this: the context
-// would keep the allocator of the previous stream, which threads on that stream
-// use. Does nothing while the calling thread captures a CUDA graph. Requires:
-// the calling thread is the main one.
-#if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-PADDLE_API void UseMemoryOf(const CUDAStream& stream);
-#endif
-#ifdef PADDLE_WITH_CUSTOM_DEVICE
-PADDLE_API void UseMemoryOf(const stream::Stream& stream);
 #endif
 
 // Returns a new context for the CPU, on which operators allocate from

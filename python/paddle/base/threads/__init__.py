@@ -11,23 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Per-thread state: devices, streams, host allocators and host generators.
+"""Per-thread state, such as the current device.
 
-| module | contents |
-|---|---|
-| `main_thread` | the identity of the main thread |
-| `thread_value` | `ThreadValue`: a thread's own value, else the process's |
-| `devices` | the current place, and the matching tracer |
-| `device_scope` | the state that context managers restore on exit |
-| `operator_device` | the device of `static.device_guard` |
-| `streams` | the current streams, and the matching device contexts |
-| `stream_scope` | the state that stream guards set and restore |
-| `stream_pool` | streams that are created once and handed out round-robin |
-| `host_context` | the host allocator and the host random number generator |
-| `names` | the namespace in which a thread numbers generated names |
-| `programs` | programs of `to_static` and `jit.load`, built one at a time |
-| `fork` | the steps of a child after a fork, in their order |
-
-Import the modules themselves. This file imports none of them, since a Paddle
-with only the first patches has only the first modules.
+Import the modules themselves: this file imports none of them.
 """

@@ -192,17 +192,6 @@ def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
     return process_tracer if own is UNSET else _tracer_of_place(own)
 
 
-def began_in_dygraph_mode() -> bool:
-    """
-    Returns whether the calling thread started in dynamic graph mode, as opposed
-    to having entered it with a guard that it can leave. Thread-safe.
-    """
-    return (
-        not is_main_thread()
-        or framework.global_var._dygraph_tracer_ is process_tracer
-    )
-
-
 @contextmanager
 def temporary_mode() -> Iterator[None]:
     """

@@ -52,6 +52,8 @@ __all__ = []
 native = find_cpp_module("_thread_contexts")
 
 _PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
+# Their operations run on the host, or are operators of the calling thread.
+_BACKENDS_WITHOUT_STREAMS = frozenset({"GLOO", "SHM", "THREAD"})
 
 # All keys are place hashes, which Place's own equality compares.
 _default_streams: dict[int, StreamBase] = {}
@@ -216,12 +218,7 @@ def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
     if hash(place) not in _set_by_main_thread:
         _prepare_process_stream(place)
     previous = _current(place)
-    native.use_memory_of(stream)
-    try:
-        _bind_process_context(stream, place)
-    except BaseException:
-        native.use_memory_of(previous)
-        raise
+    _bind_process_context(stream, place)
     return previous
 
 
@@ -370,22 +367,29 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     return function_on_process_contexts
 
 
-def enforce_process_streams(waiting: str) -> None:
+def enforce_process_streams(process_group: Any) -> None:
     """
-    Raises an error if the calling thread uses streams that `waiting` would not
-    wait for, since it waits for the process's streams only. Thread-safe.
+    Raises an error if the calling thread uses streams that the operations of a
+    process group would not wait for, since they wait for the process's streams
+    only. Thread-safe.
 
     Args:
-        waiting (str): the subject of the error, such as "A process group".
+        process_group (ProcessGroup|None): nothing is raised for a group that
+            has no streams, such as gloo's.
 
     Raises:
         RuntimeError: the thread's stream is not the process's stream.
     """
-    if native is None or is_main_thread():
+    if (
+        native is None
+        or is_main_thread()
+        or process_group is None
+        or process_group.name() in _BACKENDS_WITHOUT_STREAMS
+    ):
         return
     for place in native.places_on_other_streams():
         raise RuntimeError(
-            f"{waiting} waits for the stream of the process, but thread "
+            "A process group waits for the stream of the process, but thread "
             f"{threading.current_thread().name!r} is on another stream of "
             f"{place}, whose work it would not wait for. Call "
             "stream.synchronize() and leave stream_guard first, here and on "
