@@ -33,9 +33,9 @@ import numpy as np
 from thread_pool_server import (
     PREDICTORS,
     WIDTH,
-    forwarding,
+    layer_call,
     make_pool,
-    predicting,
+    predictor_call,
 )
 
 import paddle
@@ -43,7 +43,7 @@ import paddle
 CLIENTS = 8
 
 
-def connected(model, executor: ThreadPoolExecutor):
+def connection_handler(model, executor: ThreadPoolExecutor):
     """Returns a handler that serves one connection."""
 
     async def serve(
@@ -76,7 +76,7 @@ async def serve_and_ask(model, inputs: list[np.ndarray]) -> list[np.ndarray]:
     # One thread per predictor: more threads would only wait for a predictor.
     with ThreadPoolExecutor(PREDICTORS) as executor:
         server = await asyncio.start_server(
-            connected(model, executor), "127.0.0.1", 0
+            connection_handler(model, executor), "127.0.0.1", 0
         )
         port = server.sockets[0].getsockname()[1]
         found = await asyncio.gather(
@@ -103,12 +103,12 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         model = (
-            forwarding(net)
+            layer_call(net)
             if args.layer
-            else predicting(make_pool(net, folder))
+            else predictor_call(make_pool(net, folder))
         )
         answers = asyncio.run(serve_and_ask(model, inputs))
-    expected = [forwarding(net)(x) for x in inputs]
+    expected = [layer_call(net)(x) for x in inputs]
     wrong = sum(
         a.shape != e.shape or not np.allclose(a, e, rtol=1e-4, atol=1e-5)
         for a, e in zip(answers, expected)

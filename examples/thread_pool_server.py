@@ -52,12 +52,12 @@ def make_pool(net: paddle.nn.Layer, folder: str) -> PredictorPool:
     return PredictorPool(config, PREDICTORS)
 
 
-def predicting(pool: PredictorPool):
+def predictor_call(pool: PredictorPool):
     """Each call uses a predictor exclusively, or waits if all are in use."""
     return lambda x: pool.predict([x], timeout=TIMEOUT_S)[0]
 
 
-def forwarding(net: paddle.nn.Layer):
+def layer_call(net: paddle.nn.Layer):
     """Threads may share a layer for inference: a call changes nothing in it."""
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -107,9 +107,9 @@ def main() -> int:
     net.eval()
     with tempfile.TemporaryDirectory() as folder:
         model = (
-            forwarding(net)
+            layer_call(net)
             if args.layer
-            else predicting(make_pool(net, folder))
+            else predictor_call(make_pool(net, folder))
         )
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler(model))
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -122,7 +122,7 @@ def main() -> int:
                 clients.map(lambda x: request(server.server_port, x), inputs)
             )
         server.shutdown()
-    expected = [forwarding(net)(x) for x in inputs]
+    expected = [layer_call(net)(x) for x in inputs]
     wrong = sum(
         a.shape != e.shape or not np.allclose(a, e, rtol=1e-4, atol=1e-5)
         for a, e in zip(answers, expected)

@@ -16,7 +16,7 @@
 # build, paddle/phi/core/memory/allocation/CMakeLists.txt lists the same files.
 #
 # core_sources do not need Paddle. storage_sources, the tensor storages in shared
-# memory, do. A tree with only a part of the series has only a part of the files.
+# memory, do.
 #
 # collective_sources, the collective operations in shared memory, need
 # core_sources but not Paddle.
@@ -26,44 +26,16 @@ if(NOT PADDLE_SOURCE_DIR)
                          ABSOLUTE)
 endif()
 
-function(sources_that_exist variable)
-  set(found)
-  foreach(source ${ARGN})
-    set(file "${PADDLE_SOURCE_DIR}/paddle/phi/core/memory/allocation/${source}")
-    if(EXISTS "${file}")
-      list(APPEND found "${file}")
-    endif()
-  endforeach()
-  set(${variable}
-      ${found}
-      PARENT_SCOPE)
-endfunction()
-
-sources_that_exist(
-  core_sources
-  cuda_interprocess_event.cc
-  cuda_ipc_chunks.cc
-  cuda_ipc_driver.cc
-  cuda_ipc_events.cc
-  cuda_ipc_handles.cc
-  cuda_ipc_heap.cc
-  default_memory_limit.cc
-  file_descriptor.cc
-  process_status.cc
-  random_bits.cc
-  shared_blocks.cc
-  shared_family.cc
-  shared_heap.cc
-  shared_ledger.cc
-  shared_memory_error.cc
-  shared_records.cc
-  shared_segment.cc
-  shared_segment_file.cc
-  shared_slots.cc
-  starting_processes.cc)
-
-sources_that_exist(storage_sources cuda_ipc_storage.cc recorded_storage.cc
-                   shared_handle.cc shared_storage.cc storage_watcher.cc)
+# A tree with only a part of the series has only a part of the files.
+set(allocation "${PADDLE_SOURCE_DIR}/paddle/phi/core/memory/allocation")
+file(GLOB core_sources "${allocation}/shared_memory/*.cc")
+set(storage_sources ${core_sources})
+set(storages "/(cuda_ipc_storage|shared_handle|shared_storage)\\.cc$")
+list(FILTER core_sources EXCLUDE REGEX "${storages}")
+list(FILTER storage_sources INCLUDE REGEX "${storages}")
+file(GLOB recorded_sources "${allocation}/recorded_storage.cc"
+     "${allocation}/storage_watcher.cc")
+list(APPEND storage_sources ${recorded_sources})
 
 file(GLOB collective_sources
      "${PADDLE_SOURCE_DIR}/paddle/phi/core/distributed/shared_memory/*.cc")

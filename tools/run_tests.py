@@ -114,7 +114,7 @@ CPU_ONLY = (
 # without native parts.
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
-    "test/legacy_test/test_dataloader_gathered_batch.py",
+    "test/legacy_test/test_dataloader_collating_fetcher.py",
     "test/legacy_test/test_dataloader_threads.py",
     "test/legacy_test/test_prefetcher.py",
     "test/legacy_test/test_tensor_names.py",
@@ -140,7 +140,7 @@ NEEDS_NATIVE_PARTS = tuple(
         "::test_the_seed_alone_determines_what_a_reader_gets",
         "batch_source.py::TestBatches"
         "::test_a_seed_that_is_not_given_is_drawn_from_paddles_generator",
-        "dataloader_gathered_batch.py::TestLoader"
+        "dataloader_collating_fetcher.py::TestLoader"
         "::test_what_get_tensor_returns_keeps_the_memory_of_a_batch",
         "dataloader_threads.py::TestSameAsProcesses",
         "thread_device.py::TestTracerState_custom_cpu"
@@ -271,12 +271,16 @@ def can_have_own_shm() -> bool:
 
 def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
     """
-    Runs parts in order, `at_once` of them in parallel, and returns whether all
-    passed. A batch of parts starts when the iterator yields it.
+    Runs parts, `at_once` of them in parallel, and returns whether all passed. A
+    batch of parts starts when the iterator yields it, before the parts of
+    earlier batches that still wait: a late batch is one long part, which would
+    otherwise run alone at the end.
     """
     printing = threading.Lock()
+    waiting: list[Part] = []
 
-    def passes(part: Part) -> bool:
+    def next_passes() -> bool:
+        part = waiting.pop()
         with printing:
             print(f"===== {part.title}: started", flush=True)
         start = time.monotonic()
@@ -289,9 +293,10 @@ def all_pass(batches: Iterable[list[Part]], at_once: int | None) -> bool:
         return done.returncode == 0
 
     with thread_pool(at_once) as pool:
-        passed = [
-            pool.submit(passes, part) for batch in batches for part in batch
-        ]
+        passed = []
+        for batch in batches:
+            waiting.extend(reversed(batch))
+            passed += [pool.submit(next_passes) for _ in batch]
         wait(passed)
     return all(each.result() for each in passed)
 

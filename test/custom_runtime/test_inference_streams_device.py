@@ -361,13 +361,13 @@ class TestDroppedClones(PredictorsOfThreadsTest):
         np.testing.assert_array_equal(output.numpy(), self.expected)
         del parts
 
-    def test_work_on_separate_streams(self):
+    def test_work_on_separate_streams_outlives_the_predictors(self):
         self.check_work_outlives_the_predictors(Stream(), Stream())
 
-    def test_work_of_a_clone_of_the_main_threads_predictor(self):
+    def test_work_of_a_clone_outlives_the_main_threads_predictor(self):
         self.check_work_outlives_the_predictors(None, Stream())
 
-    def test_work_of_a_clone_created_by_the_main_thread(self):
+    def test_work_of_a_clone_created_by_the_main_thread_outlives_it(self):
         self.check_work_outlives_the_predictors(Stream(), None)
 
 

@@ -26,8 +26,8 @@ import tempfile
 import threading
 import traceback
 import unittest
-from unittest import mock
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 from host_device_control import delay, take_trace

@@ -130,9 +130,10 @@ def new_group(kind: str) -> Group:
         return gloo
     if kind == "shm":
         return shared_memory_group()
-    process_group = {"late": LateProcessGroup, "thread": ThreadProcessGroup}[
-        kind
-    ](gloo.process_group)
+    process_group = {
+        "late": LateProcessGroup,
+        "background": BackgroundProcessGroup,
+    }[kind](gloo.process_group)
     return Group(gloo.rank, gloo.id, gloo.ranks, process_group, gloo.name)
 
 
@@ -177,7 +178,7 @@ class LateTask:
         return True
 
 
-class ThreadProcessGroup:
+class BackgroundProcessGroup:
     """A process group whose operations run on a thread, in order."""
 
     def __init__(self, process_group):
@@ -206,7 +207,7 @@ class ThreadProcessGroup:
 
 
 class ThreadTask:
-    """An operation of a `ThreadProcessGroup`."""
+    """An operation of a `BackgroundProcessGroup`."""
 
     def __init__(self):
         self.done = threading.Event()

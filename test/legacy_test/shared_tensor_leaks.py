@@ -67,20 +67,20 @@ def shared_files() -> set[str]:
     return {name for name in os.listdir(SHM) if name.startswith("paddle-")}
 
 
-def shared_files_of(family: str) -> set[str]:
+def shared_files_of(tree: str) -> set[str]:
     """Returns the files of one process tree."""
-    return {name for name in shared_files() if family in name}
+    return {name for name in shared_files() if tree in name}
 
 
 @contextlib.contextmanager
-def kept_files(family: str):
+def kept_files(tree: str):
     """
     Prevents other programs from removing the files of a process tree that ends
     within the context. A program removes them when it shares a tensor.
     """
     # The lock that shows that a tree has live members: a struct flock for the
     # byte of /dev/shm that the tree's number selects.
-    byte = int(family, 16) >> 2
+    byte = int(tree, 16) >> 2
     lock = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
     folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -129,10 +129,10 @@ def mapped_bytes(pid: int) -> dict[str, int]:
     return found
 
 
-def family_of(name: str) -> str:
+def tree_of(name: str) -> str:
     """
     Returns the common prefix of the file and memfd names of a process tree,
-    from one of the names: paddle-<user>-<family>-<segment>.
+    from one of the names: paddle-<user>-<tree>-<segment>.
     """
     return name[name.index("paddle-") :].rpartition("-")[0]
 
@@ -144,11 +144,11 @@ def leaks(before: Resources, after: Resources, kept: set[str]) -> list[str]:
     they own.
     """
     # Other programs may run concurrently and have files.
-    families = {family_of(name) for name in before.mapped if "paddle-" in name}
+    trees = {tree_of(name) for name in before.mapped if "paddle-" in name}
     lines = [
         f"file {SHM}/{file}"
         for file in sorted(after.files - before.files)
-        if family_of(file) in families and f"{SHM}/{file}" not in kept
+        if tree_of(file) in trees and f"{SHM}/{file}" not in kept
     ]
     for what in ("descriptors", "mapped"):
         more = getattr(after, what) - getattr(before, what)

@@ -85,7 +85,7 @@ def _fork_ranks(requests: Connection, starter: int) -> None:
             requests.send(child)
 
 
-class _Nursery:
+class _ForkServer:
     """A process that has imported Paddle and forks the ranks.
 
     Its only device is the CPU.
@@ -114,7 +114,7 @@ class _Nursery:
         return self._requests.recv(), mine
 
 
-_nursery: list[_Nursery] = []
+_fork_servers: list[_ForkServer] = []
 
 
 def free_port() -> int:
@@ -127,11 +127,11 @@ class Ranks:
     """The processes of a job, by rank. They have not joined a group yet."""
 
     def __init__(self, size: int, backend: str = "shm", **environment: str):
-        if not _nursery:
-            _nursery.append(_Nursery())
+        if not _fork_servers:
+            _fork_servers.append(_ForkServer())
         endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
         started = [
-            _nursery[0].fork(
+            _fork_servers[0].fork(
                 {
                     "PADDLE_TRAINER_ID": str(rank),
                     "PADDLE_TRAINERS_NUM": str(size),

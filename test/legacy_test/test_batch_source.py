@@ -44,7 +44,7 @@ import paddle
 from paddle.incubate.multiprocessing.batch_source import BatchSource
 from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
-from paddle.io.dataloader.gathered_batch import ArrayPool
+from paddle.io.dataloader.collating_fetcher import ArrayPool
 
 # The first index of each batch: 16 arrays in batches of two.
 FIRSTS = range(0, 16, 2)

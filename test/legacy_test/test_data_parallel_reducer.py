@@ -1024,8 +1024,8 @@ class TestOverLateGroup(ReducerCases, RanksCase):
     kind = "late"
 
 
-class TestOverThreadGroup(ReducerCases, RanksCase):
-    kind = "thread"
+class TestOverBackgroundGroup(ReducerCases, RanksCase):
+    kind = "background"
 
     def test_a_bucket_is_averaged_during_backward(self):
         self.assertEqual(self.call(average_during_backward), [[True], [True]])
@@ -1033,7 +1033,7 @@ class TestOverThreadGroup(ReducerCases, RanksCase):
 
 class TestThreeRanks(ReducerCases, RanksCase):
     size = 3
-    kind = "thread"
+    kind = "background"
 
 
 @has_shared_memory_groups

@@ -190,7 +190,7 @@ class TestBatches:
             )
         )
 
-    def test_large_arrays(self):
+    def test_large_arrays_arrive_as_without_workers(self):
         self.assert_as_without_workers(
             Items(lambda i: np.full([1 << 18], i, "float64")), batch_size=2
         )
@@ -338,8 +338,8 @@ class TestBatches:
         sharing.shared_memory_stats()  # joins the process tree if necessary
 
         def files():
-            family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-            return shared_files_of(family)
+            tree = os.environ["PADDLE_SHARED_MEMORY_TREE"]
+            return shared_files_of(tree)
 
         before = files()
         loader = iter(DataLoader(Items(image, 16), batch_size=2, num_workers=2))

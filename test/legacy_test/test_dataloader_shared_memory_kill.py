@@ -61,7 +61,7 @@ import test_dataloader_shared_memory as module
 from shared_tensor_leaks import shared_files_of
 
 def files():
-    return shared_files_of(os.environ["PADDLE_SHARED_MEMORY_FAMILY"])
+    return shared_files_of(os.environ["PADDLE_SHARED_MEMORY_TREE"])
 
 def loader(item=module.image):
     return paddle.io.DataLoader(
@@ -130,16 +130,16 @@ class TestKilledWorker(unittest.TestCase):
     def test_message_that_is_not_received_expires_with_its_worker(self):
         for strategy in STRATEGIES:
             with self.subTest(strategy), no_leak():
-                family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-                before = shared_files_of(family)
+                tree = os.environ["PADDLE_SHARED_MEMORY_TREE"]
+                before = shared_files_of(tree)
                 sender = self.start(strategy)
                 self.assertEqual(
-                    len(shared_files_of(family) - before),
+                    len(shared_files_of(tree) - before),
                     strategy == "file_system",
                 )
                 sender.kill()
                 collect_dead()
-                self.assertEqual(shared_files_of(family) - before, set())
+                self.assertEqual(shared_files_of(tree) - before, set())
                 with self.assertRaises((RuntimeError, ValueError)):
                     pickle.loads(sender.first)
 
@@ -194,13 +194,13 @@ assert not multiprocessing.active_children()
 
 
 class TestKilledParent(unittest.TestCase):
-    def assert_leaves_nothing(self, process, pids, family):
+    def assert_leaves_nothing(self, process, pids, tree):
         self.addCleanup(process.stdout.close)
         wait_until(
             lambda: not any(exists(pid) for pid in pids),
             "end of the workers",
         )
-        self.assertEqual(shared_files_of(family), set())
+        self.assertEqual(shared_files_of(tree), set())
 
     def start(self, rest):
         return start_script(
@@ -209,30 +209,30 @@ batches = iter(loader())
 batch = next(batches)
 pids = [worker.pid for worker in multiprocessing.active_children()]
 assert files()
-family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-print(json.dumps([pids, family]), flush=True)
+tree = os.environ["PADDLE_SHARED_MEMORY_TREE"]
+print(json.dumps([pids, tree]), flush=True)
 {rest}
 """
         )
 
     def test_workers_end_and_leave_nothing(self):
-        process, (pids, family) = self.start("time.sleep(1000)")
+        process, (pids, tree) = self.start("time.sleep(1000)")
         os.kill(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
-        self.assert_leaves_nothing(process, pids, family)
+        self.assert_leaves_nothing(process, pids, tree)
 
     def test_nothing_is_left_when_all_are_killed(self):
-        process, (pids, family) = self.start("time.sleep(1000)")
+        process, (pids, tree) = self.start("time.sleep(1000)")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
         # The next process that shares a tensor removes leftovers.
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
-        self.assert_leaves_nothing(process, pids, family)
+        self.assert_leaves_nothing(process, pids, tree)
 
     def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):
-        process, (pids, family) = self.start("")
+        process, (pids, tree) = self.start("")
         self.assertEqual(process.wait(WAIT_S), 0)
-        self.assert_leaves_nothing(process, pids, family)
+        self.assert_leaves_nothing(process, pids, tree)
 
 
 class FromQueue(IterableDataset):

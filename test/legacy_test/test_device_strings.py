@@ -237,7 +237,7 @@ class TestGpus(ErrorTestCase):
     def test_index_that_does_not_exist_is_refused(self):
         self.check_is_refused("gpu:99", "'gpu:99'", "2 of type 'gpu'", "gpu:1")
 
-    def test_index_that_is_no_number_is_refused(self):
+    def test_index_that_is_not_a_number_is_refused(self):
         for index in ("", "x", "-1", "1.5", "0x1", "1:2"):
             self.check_is_refused(
                 f"gpu:{index}", repr(f"gpu:{index}"), "number"
@@ -312,7 +312,7 @@ class TestAccelerators(ErrorTestCase):
             converters=(paddle.set_device, paddle.device.Stream),
         )
 
-    def test_index_that_is_no_number_is_refused(self):
+    def test_index_that_is_not_a_number_is_refused(self):
         for index in ("", "x", "-1", "1x"):
             device = f"{self.kind}:{index}"
             self.check_is_refused(device, f"'{device}'", "must be a number")
@@ -393,7 +393,7 @@ class TestAccelerators(ErrorTestCase):
 
 
 class TestIndicesOfOtherFunctions(ErrorTestCase):
-    def test_index_that_is_no_number_is_refused(self):
+    def test_index_that_is_not_a_number_is_refused(self):
         def device_id_of(device):
             return paddle.device.extract_device_id(device, "a test")
 

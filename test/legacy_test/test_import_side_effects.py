@@ -31,7 +31,7 @@ from shared_tensor_base import (
     run_sharing_script,
 )
 
-VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
+VARIABLE = "PADDLE_SHARED_MEMORY_TREE"
 
 IMPORT = """
 import json, os, sys
@@ -184,9 +184,9 @@ class TestProcessTree(unittest.TestCase):
                     f"""
                     context = multiprocessing.get_context("{method}")
                     with context.Pool(1) as pool:
-                        family = pool.apply(os.getenv, ["{VARIABLE}"])
-                    assert family is not None
-                    assert family == os.environ["{VARIABLE}"]
+                        tree = pool.apply(os.getenv, ["{VARIABLE}"])
+                    assert tree is not None
+                    assert tree == os.environ["{VARIABLE}"]
                     """,
                 )
 
@@ -216,13 +216,13 @@ class TestProcessTree(unittest.TestCase):
                     f"""
                     before = dict(os.environ)
                     paddle.ones([2]).share_memory_()
-                    family = os.environ["{VARIABLE}"]
+                    tree = os.environ["{VARIABLE}"]
                     os.environ.clear()
                     os.environ.update(before)
                     context = multiprocessing.get_context("{method}")
                     with context.Pool(1) as pool:
                         got = pool.apply(os.getenv, ["{VARIABLE}"])
-                    assert got == family, (got, family)
+                    assert got == tree, (got, tree)
                     """,
                 )
 

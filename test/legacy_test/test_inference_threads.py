@@ -78,44 +78,44 @@ class TestOtherThreadsRun(PredictorTestCase):
         worker.result()
         self.assertTrue(seen, "the GIL was held")
 
-    def test_while_a_predictor_runs(self):
+    def test_other_threads_run_while_a_predictor_runs(self):
         predictor = self.predictor()
         predictor.get_input_handle("x").copy_from_cpu(LARGE)
         self.check(predictor.run)
 
-    def test_while_a_predictor_with_onednn_runs(self):
+    def test_other_threads_run_while_a_predictor_with_onednn_runs(self):
         predictor = self.predictor(onednn=True)
         predictor.get_input_handle("x").copy_from_cpu(LARGE)
         self.check(predictor.run)
 
-    def test_while_a_predictor_with_onednn_is_cloned(self):
+    def test_other_threads_run_while_a_predictor_with_onednn_is_cloned(self):
         predictor = self.predictor(onednn=True)
         self.check(predictor.clone)
 
-    def test_while_a_predictor_runs_on_tensors(self):
+    def test_other_threads_run_while_a_predictor_runs_on_tensors(self):
         predictor = self.predictor()
         x = paddle.to_tensor(LARGE)
         self.check(lambda: predictor.run([x]))
 
-    def test_while_an_input_is_copied(self):
+    def test_other_threads_run_while_an_input_is_copied(self):
         predictor = self.predictor()
         handle = predictor.get_input_handle("x")
         self.check(lambda: handle.copy_from_cpu(LARGE))
 
-    def test_while_an_output_is_copied(self):
+    def test_other_threads_run_while_an_output_is_copied(self):
         predictor = self.predictor(PAIR)
         call(predictor, *[np.ones([1 << 22], "float32")] * 2)
         self.check(lambda: output(predictor))
 
-    def test_while_a_predictor_is_cloned(self):
+    def test_other_threads_run_while_a_predictor_is_cloned(self):
         predictor = self.predictor()
         self.check(predictor.clone)
 
-    def test_while_a_predictor_is_created(self):
+    def test_other_threads_run_while_a_predictor_is_created(self):
         configs = [self.config() for _ in range(50)]
         self.check(lambda: create_predictor(configs.pop()))
 
-    def test_while_the_constructor_creates_a_predictor(self):
+    def test_other_threads_run_while_the_constructor_creates_a_predictor(self):
         configs = [self.config() for _ in range(50)]
         self.check(lambda: Predictor(configs.pop()))
 

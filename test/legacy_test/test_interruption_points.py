@@ -52,7 +52,7 @@ def end(worker):
         raise AssertionError(f"{worker.name} has not ended in {WAIT_S} s")
 
 
-class Stop(unittest.TestCase):
+class StopTestCase(unittest.TestCase):
     def setUp(self):
         self.before = set(threading.enumerate())
 
@@ -93,7 +93,7 @@ class Stop(unittest.TestCase):
             start_threads(fail_or_wait, nthreads=3)
 
 
-class TestQueue(Stop):
+class TestQueue(StopTestCase):
     def test_a_worker_that_waits_for_an_item_ends(self):
         items = BlockingQueue()
         self.check(items.get)
@@ -124,7 +124,7 @@ class TestQueue(Stop):
         self.assertLessEqual(items.qsize(), 1)
 
 
-class TestEvent(Stop):
+class TestEvent(StopTestCase):
     def test_a_worker_that_waits_ends(self):
         event = InterruptibleEvent()
         self.check(event.wait)
@@ -164,7 +164,7 @@ class TestEvent(Stop):
         self.assertTrue(worker.result())
 
 
-class TestLock(Stop):
+class TestLock(StopTestCase):
     def test_a_worker_that_waits_ends_without_the_lock(self):
         lock = InterruptibleLock()
         with lock:
@@ -214,7 +214,7 @@ class TestLock(Stop):
         self.assertEqual(total, [1200])
 
 
-class TestFuture(Stop):
+class TestFuture(StopTestCase):
     def test_a_waiting_worker_ends_and_the_future_continues(self):
         future = Future()
         self.check(lambda: wait_for_result(future))
@@ -248,7 +248,7 @@ class TestFuture(Stop):
             wait_for_result(cancelled)
 
 
-class TestStress(Stop):
+class TestStress(StopTestCase):
     def test_workers_that_are_stopped_at_any_moment_end(self):
         seed = time.time_ns() % 2**32
         print(f"seed {seed}", file=sys.stderr)

@@ -77,7 +77,7 @@ class TestMemoryStats(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "no_device"):
             memory_stats("no_device")
 
-    def test_value_that_is_no_device_is_named(self):
+    def test_value_that_is_not_a_device_is_named(self):
         with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
             memory_stats(1.5)
 

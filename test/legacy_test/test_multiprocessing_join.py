@@ -171,7 +171,7 @@ class TestJoin(SpawnTestCase):
 
         thread = threading.Thread(target=interrupt_parent)
         thread.start()
-        with mock.patch.object(spawned_process, "FAREWELL_S", 0.1):
+        with mock.patch.object(spawned_process, "ORPHAN_SIGKILL_DELAY_S", 0.1):
             with self.assertRaises(KeyboardInterrupt):
                 start_processes(
                     report_and_wait, (pids,), nprocs=2, start_method="fork"

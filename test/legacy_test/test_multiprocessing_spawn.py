@@ -236,7 +236,7 @@ class TestFailure(SpawnTestCase):
         self.assertIn("exited with code 3", str(error))
 
     def test_running_thread_does_not_delay_the_failure(self):
-        with mock.patch.object(spawned_process, "TERMINATION_S", 0.1):
+        with mock.patch.object(spawned_process, "SIGKILL_DELAY_S", 0.1):
             error = self.failure(raise_beside_a_thread, nprocs=1)
         self.assertIn("beside a thread", str(error))
 

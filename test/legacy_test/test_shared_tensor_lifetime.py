@@ -47,10 +47,10 @@ from shared_tensor_base import (  # noqa: F401
 )
 from shared_tensor_leaks import (
     SHM,
-    family_of,
     kept_files,
     mapped_bytes,
     shared_files,
+    tree_of,
 )
 
 import paddle
@@ -393,7 +393,7 @@ class TestTrees(SharingTestCase):
         names = {os.path.basename(name) for name in mapped_bytes(tree.pid)}
         self.assertLessEqual(names, shared_files())
         self.assertGreaterEqual(len(names), 3, "one a process")
-        with kept_files(family_of(min(names)).rpartition("-")[2]):
+        with kept_files(tree_of(min(names)).rpartition("-")[2]):
             os.killpg(tree.pid, signal.SIGKILL)
             # All processes of the tree had its output pipe.
             self.assertEqual(tree.communicate(timeout=WAIT_S), ("", None))
@@ -460,7 +460,7 @@ program = subprocess.Popen(
 )
 program.stdin.write(ForkingPickler.dumps(tensor))
 program.stdin.flush()
-print(os.environ["PADDLE_SHARED_MEMORY_FAMILY"], flush=True)
+print(os.environ["PADDLE_SHARED_MEMORY_TREE"], flush=True)
 """
 LOAD = """
 import sys
@@ -494,8 +494,8 @@ class TestPrograms(unittest.TestCase):
         """Returns the program's output, and the tree's files at that time."""
         with mock.patch.dict(os.environ, PROGRAM=program):
             done = run_sharing_script(self, script, variables=("PROGRAM",))
-        family, *said = done.stdout.split()
-        files = {name for name in shared_files() if f"-{family}-" in name}
+        tree, *said = done.stdout.split()
+        files = {name for name in shared_files() if f"-{tree}-" in name}
         return " ".join(said), files
 
     def test_message_outlives_its_sender_for_a_program_that_starts(self):
@@ -529,8 +529,8 @@ KEEP_RESULTS = """
             def descriptors():
                 return len(os.listdir("/proc/self/fd"))
             def occupied():
-                family = os.environ["PADDLE_SHARED_MEMORY_FAMILY"]
-                files = [x for x in os.scandir("/dev/shm") if family in x.name]
+                tree = os.environ["PADDLE_SHARED_MEMORY_TREE"]
+                files = [x for x in os.scandir("/dev/shm") if tree in x.name]
                 return sum(x.stat().st_blocks * 512 for x in files)
             before = descriptors()
             pool = multiprocessing.get_context("fork").Pool(

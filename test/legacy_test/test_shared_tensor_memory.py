@@ -39,11 +39,11 @@ from shared_tensor_base import (  # noqa: F401
 )
 from shared_tensor_leaks import (
     SHM,
-    family_of,
     is_shared_memory,
     mapped_bytes,
     no_leak,
     resources,
+    tree_of,
 )
 from test_shared_memory_settings import FIGURES
 
@@ -335,7 +335,7 @@ class TestLeakChecker(SharingTestCase):
 
     def test_file_left_behind_is_found(self):
         ours = next(iter(mapped_bytes(os.getpid())))
-        path = f"{SHM}/{family_of(ours)}-planted"
+        path = f"{SHM}/{tree_of(ours)}-planted"
         self.addCleanup(os.unlink, path)
         self.assert_found(lambda: open(path, "w").close(), "file", path)
 

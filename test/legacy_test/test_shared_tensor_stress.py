@@ -74,7 +74,7 @@ def over_shared_memory(message):
     return ForkingPickler.loads(ForkingPickler.dumps(message))
 
 
-class Life:
+class KillSchedule:
     """
     Decides when a process is killed: at a random instant of its work on a
     random message.
@@ -111,14 +111,14 @@ class Life:
         return max(0.0, self._end - time.monotonic())
 
 
-def wait_for_any(connections, lives) -> list:
+def wait_for_any(connections, schedules) -> list:
     """
     Returns the readable connections, or none when a process is due to be
     killed.
 
     Raises AssertionError if neither happens in time.
     """
-    left_s = min(life.left_s() for life in lives)
+    left_s = min(schedule.left_s() for schedule in schedules)
     found = wait(connections, min(left_s, WAIT_S))
     assert found or left_s < WAIT_S, f"nothing happened for {WAIT_S} s"
     return found
@@ -216,15 +216,15 @@ def consume(strategy, foreign_ends, seed, here, report):
     )
 
 
-class Crew:
+class Pipeline:
     """
     A producer, a forwarder and a consumer, each with a pipe to the next; the
     consumer's pipe leads to the test. When one of them is killed, the others
     end on their own, and the pipes are closed.
     """
 
-    def __init__(self, context, strategy: str, seed: int, inherited, life):
-        self.life = life
+    def __init__(self, context, strategy: str, seed: int, inherited, schedule):
+        self.schedule = schedule
         to_forwarder, from_producer = context.Pipe(duplex=False)
         start = self._starter(context, strategy)
         self.workers = [
@@ -276,7 +276,7 @@ class Crew:
 
 
 class StressTestCase(SharingTestCase):
-    """Runs crews of processes, some of which are killed at random."""
+    """Runs pipelines of processes, some of which are killed at random."""
 
     def kill_crews_at_random(self, method: str) -> None:
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}", flush=True)
@@ -284,44 +284,48 @@ class StressTestCase(SharingTestCase):
         context = multiprocessing.get_context(method)
         inherited = over_shared_memory(new_message(rng))
         held = Held()
-        crews, kills, checked, wrong = [], 0, 0, []
+        pipelines, kills, checked, wrong = [], 0, 0, []
         longest_s = 0.0
         while (kills < KILLS or not checked) and not wrong:
-            while len(crews) < CREWS:
+            while len(pipelines) < CREWS:
                 seed = rng.getrandbits(32)
-                life = Life(rng, MOST_MESSAGES, longest_s)
-                crews.append(
-                    Crew(context, self.strategy, seed, inherited, life)
+                schedule = KillSchedule(rng, MOST_MESSAGES, longest_s)
+                pipelines.append(
+                    Pipeline(context, self.strategy, seed, inherited, schedule)
                 )
-            outputs = {crew.output: crew for crew in crews}
-            for output in wait_for_any(outputs, [crew.life for crew in crews]):
-                crew = outputs[output]
+            outputs = {pipeline.output: pipeline for pipeline in pipelines}
+            for output in wait_for_any(
+                outputs, [pipeline.schedule for pipeline in pipelines]
+            ):
+                pipeline = outputs[output]
                 try:
                     message = take(output, self.strategy)
                 except Broken:
-                    crews.remove(crew)
-                    wrong += crew.end()
+                    pipelines.remove(pipeline)
+                    wrong += pipeline.end()
                     continue
-                crew.life.count_message()
-                longest_s = max(longest_s, crew.life.message_s)
+                pipeline.schedule.count_message()
+                longest_s = max(longest_s, pipeline.schedule.message_s)
                 if message is not None:
                     held.add(message)
                     checked += 1
-            for crew in crews:
-                if crew.life.left_s() == 0:
-                    crew.kill(rng.randrange(3))
+            for pipeline in pipelines:
+                if pipeline.schedule.left_s() == 0:
+                    pipeline.kill(rng.randrange(3))
                     kills += 1
                     # The other workers may be killed while they end.
-                    crew.life = Life(rng, MOST_MESSAGES, crew.life.message_s)
-        for crew in crews:
-            crew.kill(rng.randrange(3))
-            wrong += crew.end()
+                    pipeline.schedule = KillSchedule(
+                        rng, MOST_MESSAGES, pipeline.schedule.message_s
+                    )
+        for pipeline in pipelines:
+            pipeline.kill(rng.randrange(3))
+            wrong += pipeline.end()
         held.clear()
         check(inherited)
         # Expire the messages in the pipes of killed workers.
         sharing.collect_shared_memory(message_timeout=0)
         self.assertEqual(wrong, [], f"PADDLE_SHARED_TENSOR_SEED={SEED}")
-        print(f"{kills} kills, {checked} messages checked at the end of a crew")
+        print(f"{kills} kills, {checked} messages checked after a pipeline")
 
     def assert_survives(self, method: str) -> None:
         # Create the segment of this process first.

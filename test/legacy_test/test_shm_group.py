@@ -473,7 +473,7 @@ class TestShmGroup(unittest.TestCase):
         for ranks in self.jobs:
             ranks.call(gather_without_waiting)
 
-    def test_objects(self):
+    def test_objects_are_gathered_and_broadcast(self):
         self.four.call(objects)
 
     def test_objects_are_scattered_in_a_group_of_some_ranks(self):

@@ -620,7 +620,7 @@ class TestLeaderLinks(unittest.TestCase):
     def test_results_and_errors_of_calls_propagate(self):
         first, _ = self.connect()
         self.assertEqual(first.run(lambda: 3), 3)
-        with mock.patch.object(leader_links, "_SHORT_S", 0.01):
+        with mock.patch.object(leader_links, "_REPLY_TIMEOUT_S", 0.01):
             with self.assertRaisesRegex(OSError, "no memory"):
                 first.run(raise_error)
         self.assertEqual(first.run(lambda: 4), 4)

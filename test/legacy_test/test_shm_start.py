@@ -189,7 +189,7 @@ class TestShmStart(RanksTestCase):
             self.assertIsInstance(outcome, Error)
             self.assertIn("dynamic mode only", outcome.text)
 
-    def test_tensors_that_are_refused(self):
+    def test_errors_for_refused_tensors_say_why(self):
         ranks = self.start_group(2)
         parts = (
             "contiguous()",

@@ -83,7 +83,7 @@ class TestDefaultStream(StreamTestCase):
         with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
             default_stream("cpu")
 
-    def test_value_that_is_no_device_is_named(self):
+    def test_value_that_is_not_a_device_is_named(self):
         with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
             default_stream(1.5)
 
@@ -238,7 +238,7 @@ class TestSeveralStreams(StreamTestCase):
             stream_guard(twice).__enter__()
         self.assertEqual(self.current(), self.defaults)
 
-    def test_what_is_no_stream_is_refused_and_changes_nothing(self):
+    def test_an_object_other_than_a_stream_is_refused_and_changes_nothing(self):
         def enter():
             with self.assertRaisesRegex(TypeError, "str"):
                 stream_guard([*self.streams, "gpu"]).__enter__()

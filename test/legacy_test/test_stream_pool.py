@@ -142,7 +142,7 @@ class TestStreamPool(StreamTestCase):
         with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
             get_stream_from_pool("cpu")
 
-    def test_value_that_is_no_device_is_named(self):
+    def test_value_that_is_not_a_device_is_named(self):
         with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):
             get_stream_from_pool(1.5)
 

@@ -234,7 +234,7 @@ class TestArguments(unittest.TestCase):
         self.check(TypeError, "`nthreads` must be an int", print, nthreads=1.5)
         self.check(ValueError, "at least 0, but .* -1", print, nthreads=-1)
 
-    def test_a_timeout_that_is_no_number(self):
+    def test_a_timeout_that_is_not_a_number_is_refused(self):
         group = start_threads(print, nthreads=0, join=False)
         with self.assertRaisesRegex(ValueError, "`timeout` .* 'soon'"):
             group.join("soon")

@@ -674,7 +674,7 @@ class TestWork(StreamTestCase):
 
 @on_every_device_list
 class TestErrors(StreamTestCase):
-    def test_what_is_no_stream_is_refused_and_changes_nothing(self):
+    def test_an_object_other_than_a_stream_is_refused_and_changes_nothing(self):
         def own():
             stream = Stream()
             with stream_guard(stream):

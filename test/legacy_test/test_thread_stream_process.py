@@ -57,6 +57,7 @@ def check_on(expected):
 default = current()
 """
 
+
 def with_checks(body: str) -> str:
     return CHECK + textwrap.dedent(body)
 
@@ -288,7 +289,7 @@ class TestThreadExit(StreamTestCase):
         self.assertIsNone(reference())
         self.check_computes()
 
-    def test_thread_that_is_no_threading_thread(self):
+    def test_thread_that_is_not_a_threading_thread(self):
         run_script(
             self,
             with_checks(

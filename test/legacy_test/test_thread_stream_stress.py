@@ -37,7 +37,7 @@ SEED = int(os.environ.get("THREAD_STREAM_SEED", random.randrange(2**32)))
 ROUNDS = int(os.environ.get("THREAD_STREAM_ROUNDS", 300))
 
 
-class Wanderer:
+class RandomGuards:
     """
     Enters and leaves random guards on the calling thread, and checks its
     current streams.
@@ -54,14 +54,14 @@ class Wanderer:
             return Stream(self.chooser.choice(self.case.accelerators))
         return self.chooser.choice(self.streams)
 
-    def wander(self, expected: list[int], depth: int):
+    def enter_random_guards(self, expected: list[int], depth: int):
         """Enters a guard on the streams `expected`, and leaves it."""
         stream = self.stream()
         inside = self.moved(expected, stream)
         with stream_guard(stream):
             self.check(inside)
             for _ in range(self.chooser.randrange(3) if depth else 0):
-                self.wander(inside, depth - 1)
+                self.enter_random_guards(inside, depth - 1)
             self.check(inside)
             if self.chooser.random() < 0.3:
                 # Another stream of the same device; the guard restores it.
@@ -102,18 +102,18 @@ class TestStress(StreamTestCase):
             *(Stream(device) for device in self.accelerators * 2),
         ]
 
-    def wander(self, i):
-        wanderer = Wanderer(self, SEED + i, self.shared)
+    def run_random_guards(self, i):
+        guards = RandomGuards(self, SEED + i, self.shared)
         for _ in range(ROUNDS // 8):
-            wanderer.wander(self.defaults, 3)
+            guards.enter_random_guards(self.defaults, 3)
         self.assertEqual(self.current(), self.defaults)
 
     def test_threads_enter_and_leave_guards(self):
-        run_together(6, self.wander)
+        run_together(6, self.run_random_guards)
 
     def test_main_thread_enters_and_leaves_guards_with_them(self):
-        workers = [Worker(self.wander, i) for i in range(4)]
-        self.wander(4)
+        workers = [Worker(self.run_random_guards, i) for i in range(4)]
+        self.run_random_guards(4)
         for worker in workers:
             worker.result()
 
@@ -122,12 +122,12 @@ class TestStress(StreamTestCase):
             chooser = random.Random(SEED + i)
             self.assertEqual(self.current(), self.defaults)
             expected = self.defaults
-            wanderer = Wanderer(self, SEED + i, self.shared)
+            guards = RandomGuards(self, SEED + i, self.shared)
             for _ in range(chooser.randrange(3)):
-                stream = wanderer.stream()
+                stream = guards.stream()
                 set_stream(stream)
-                expected = wanderer.moved(expected, stream)
-            wanderer.wander(expected, 1)
+                expected = guards.moved(expected, stream)
+            guards.enter_random_guards(expected, 1)
 
         def start_others(i):
             for k in range(ROUNDS // 6):

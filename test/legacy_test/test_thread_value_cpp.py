@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The C++ base class of ThreadValue, and the Python one of a Paddle without it."""
+"""The C++ base class of ThreadValue, and the Python one that replaces it."""
 
 from __future__ import annotations
 

@@ -83,12 +83,12 @@ class Storage:
 
 
 class Ours:
-    """Our core library, loaded in a process of a process tree (family)."""
+    """Our core library, loaded in a process of a process tree."""
 
-    def __init__(self, library: Path, family: int) -> None:
+    def __init__(self, library: Path, tree: int) -> None:
         self._core = ctypes.CDLL(str(library))
         self._message = ctypes.create_string_buffer(self._core.MessageBytes())
-        self._call("Start", ctypes.c_uint64(family))
+        self._call("Start", ctypes.c_uint64(tree))
         # Runs after the receivers have ended.
         multiprocessing.util.Finalize(
             None, self._call, args=("Leave",), exitpriority=-1
@@ -337,8 +337,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = BUILD / "benchmark" / "cuda_core"
     with step(f"building {folder}"):
         cmake_build(Path(__file__).with_name("cuda_core"), folder)
-    family = 1 + secrets.randbits(63)
-    contestants = {"ours": partial(Ours, folder / "libcuda_core.so", family)}
+    tree = 1 + secrets.randbits(63)
+    contestants = {"ours": partial(Ours, folder / "libcuda_core.so", tree)}
     largest = max(row.size for row in ROWS.values())
     if missing:
         # The stand-in driver allocates host memory.

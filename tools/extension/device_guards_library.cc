@@ -18,9 +18,9 @@
 // visibility does not expose other dependencies. thread_contexts_module.cc sets
 // the pointer.
 extern "C" {
-paddle::ThreadDevices* paddle_thread_devices = nullptr;
+paddle::DeviceGuardBackend* paddle_device_guard_backend = nullptr;
 }
 
-paddle::ThreadDevices& paddle::ThreadDevices::Instance() {
-  return *paddle_thread_devices;
+paddle::DeviceGuardBackend& paddle::DeviceGuardBackend::Instance() {
+  return *paddle_device_guard_backend;
 }

@@ -40,7 +40,7 @@
 #include <string>
 #include <vector>
 
-#include "call_slots.h"
+#include "call_redirection.h"
 
 // The parts of oneDNN's interface that are used here, because a wheel does
 // not contain the headers that its dnnl.h includes.

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "call_slots.h"
+#include "call_redirection.h"
 #include "paddle/common/flags.h"
 #include "paddle/fluid/framework/new_executor/program_threads.h"
 #include "paddle/fluid/pybind/program_threads.h"

@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "call_slots.h"
+#include "call_redirection.h"
 #include "paddle/phi/api/include/context_pool.h"
 #include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/thread_contexts.h"

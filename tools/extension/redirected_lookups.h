@@ -20,7 +20,7 @@
 //
 // Does nothing if no library was loaded since the last call. A library that is
 // loaded later, such as a custom operator library, needs another call. Calls
-// from this module reach the original functions. See call_slots.h.
+// from this module reach the original functions. See call_redirection.h.
 //
 // Throws std::runtime_error, and changes nothing, if some calls cannot be
 // redirected.

@@ -147,13 +147,13 @@ void LoadPredictorThreadsLazily() {
 
 // The operations of C++ guards. Redirects calls before a guard sets its first
 // stream, so that lookups find it.
-class Devices final : public paddle::ThreadDevices {
+class Devices final : public paddle::DeviceGuardBackend {
  public:
   std::shared_ptr<void> UseStreams(
       const std::vector<std::shared_ptr<phi::DeviceContext>>& streams)
       override {
     RedirectLookups();
-    return ThreadDevices::UseStreams(streams);
+    return DeviceGuardBackend::UseStreams(streams);
   }
 };
 
@@ -167,10 +167,11 @@ void ExportDeviceGuards() {
   const auto path = std::filesystem::path(module.dli_fname)
                         .replace_filename("libpaddle_device_guards.so");
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  void* const pointer =
-      library == nullptr ? nullptr : dlsym(library, "paddle_thread_devices");
+  void* const pointer = library == nullptr
+                            ? nullptr
+                            : dlsym(library, "paddle_device_guard_backend");
   if (pointer == nullptr) throw std::runtime_error(dlerror());
-  *static_cast<paddle::ThreadDevices**>(pointer) = &devices;
+  *static_cast<paddle::DeviceGuardBackend**>(pointer) = &devices;
 }
 
 }  // namespace

@@ -178,7 +178,7 @@ def test_the_error_for_a_checkout_without_tags_says_to_fetch_them(checkout):
         open_tree(checkout)
 
 
-def test_a_nearer_tag_that_is_no_version_does_not_matter(checkout):
+def test_a_nearer_tag_that_is_not_a_version_does_not_matter(checkout):
     git(checkout, "commit --quiet --allow-empty --message=more")
     git(checkout, "tag nightly")
     assert open_tree(checkout).version == "3.3.0"

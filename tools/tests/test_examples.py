@@ -93,18 +93,18 @@ def run_example(run_paddle):
     """
 
     def run(name, output, *arguments, **variables):
-        family = secrets.token_hex(8)
+        tree = secrets.token_hex(8)
         done = run_paddle(
             REPO / "examples" / name,
             *arguments,
             **{
                 "CUSTOM_DEVICE_ROOT": None,
-                "PADDLE_SHARED_MEMORY_FAMILY": family,
+                "PADDLE_SHARED_MEMORY_TREE": tree,
                 **variables,
             },
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert not list(Path("/dev/shm").glob(f"*{family}*"))
+        assert not list(Path("/dev/shm").glob(f"*{tree}*"))
         match = re.fullmatch(output, done.stdout)
         assert match, done.stdout
         return match

@@ -100,9 +100,9 @@ def output_of(run_paddle):
     return run
 
 
-def test_call_slots_are_found_and_written(tmp_path):
+def test_call_redirection_are_found_and_written(tmp_path):
     cmake_build(REPO / EXTENSION / "test", tmp_path)
-    run(tmp_path / "call_slots_test")
+    run(tmp_path / "call_redirection_test")
 
 
 def test_lazily_bound_custom_operators_find_thread_contexts(

@@ -53,7 +53,7 @@ METHODS_TEXT = """def is_shared(self: Tensor) -> bool:
 def share_memory(self: Layer) -> Layer:
     return self
 """
-HEAP = "paddle/phi/core/memory/allocation/shared_heap.cc"
+HEAP = "paddle/phi/core/memory/allocation/shared_memory/shared_heap.cc"
 HEADER = "paddle/phi/api/include/device_guards.h"
 
 

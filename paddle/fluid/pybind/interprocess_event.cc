@@ -21,8 +21,8 @@
 
 #include "paddle/fluid/pybind/shared_storage.h"
 #include "paddle/phi/common/place.h"
-#include "paddle/phi/core/memory/allocation/cuda_interprocess_event.h"
-#include "paddle/phi/core/memory/allocation/shared_handle.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_interprocess_event.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_handle.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;

@@ -28,12 +28,12 @@
 
 #include "paddle/common/flags.h"
 #include "paddle/phi/core/enforce.h"
-#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
-#include "paddle/phi/core/memory/allocation/cuda_ipc_storage.h"
-#include "paddle/phi/core/memory/allocation/random_bits.h"
-#include "paddle/phi/core/memory/allocation/shared_handle.h"
-#include "paddle/phi/core/memory/allocation/shared_heap.h"
-#include "paddle/phi/core/memory/allocation/shared_storage.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_storage.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_handle.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_storage.h"
 #include "paddle/phi/core/sparse_coo_tensor.h"
 #include "paddle/utils/pybind.h"
 #include "pybind11/numpy.h"
@@ -357,8 +357,8 @@ void BindSharedStorage(py::module* m) {
   m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
     if (tensor.impl()) KeepAlive(inside, tensor);
   });
-  m->def("join", [&heap](uint64_t family) {
-    RaisingPaddleErrors([&] { heap.Join(family); });
+  m->def("join", [&heap](uint64_t tree) {
+    RaisingPaddleErrors([&] { heap.Join(tree); });
   });
   m->def("leave", [&heap] { heap.Leave(); });
   m->def("leave_cuda",

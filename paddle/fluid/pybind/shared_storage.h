@@ -14,7 +14,7 @@
 
 #pragma once
 
-#include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_heap.h"
 #include "pybind11/pybind11.h"
 
 namespace paddle {

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The process tree of this process, called its family in C++.
+"""The process tree of this process.
 
 Processes of one tree may receive each other's messages, even after the sender
 has ended. The tree's files in /dev/shm are removed when its last process ends.
@@ -50,25 +50,25 @@ def join(binding: ModuleType, variable: str) -> str:
     def leave_at_exit() -> None:
         util.Finalize(None, leave, exitpriority=_LAST)
 
-    family = _family(binding, variable)
-    binding.join(int(family, 16))
+    tree_id = _tree_id(binding, variable)
+    binding.join(int(tree_id, 16))
     leave_at_exit()
     # Register both: a child that multiprocessing forks drops all finalizers.
     os.register_at_fork(after_in_child=leave_at_exit)
     util.register_after_fork(leave_at_exit, lambda function: function())
-    return family
+    return tree_id
 
 
-def _family(binding: ModuleType, variable: str) -> str:
+def _tree_id(binding: ModuleType, variable: str) -> str:
     """Returns the number that identifies this process tree."""
     inherited = os.environ.get(variable)
-    if inherited is not None and not _is_family(inherited):
+    if inherited is not None and not _is_tree_id(inherited):
         del os.environ[variable]
     # Atomic, since a signal handler may join, too.
     return os.environ.setdefault(variable, f"{binding.random_bits():016x}")
 
 
-def _is_family(text: str) -> bool:
+def _is_tree_id(text: str) -> bool:
     try:
         return 0 < int(text, 16) < 2**64
     except ValueError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import paddle
 
 # Identifies a process tree; starting_processes.cc reads it, too.
-_FAMILY_VARIABLE = "PADDLE_SHARED_MEMORY_FAMILY"
+_TREE_VARIABLE = "PADDLE_SHARED_MEMORY_TREE"
 
 # Paddle's flag that selects the sharing strategy.
 FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
@@ -63,7 +63,7 @@ class _Native:
 
 
 native = _Native()
-_family = ""  # the value of the variable, once this process has joined
+_tree_id = ""  # the value of the variable, once this process has joined
 # Held while a thread joins, and during a fork, so that a child never inherits
 # it locked by a thread that does not exist there.
 _joining = threading.RLock()
@@ -87,7 +87,7 @@ def is_in_use() -> bool:
 
 def join_process_tree() -> None:
     """Makes this process join its process tree, unless it already has."""
-    global _family
+    global _tree_id
     if is_in_use():
         return
     binding = _binding()
@@ -98,7 +98,7 @@ def join_process_tree() -> None:
             return
         from . import process_tree
 
-        _family = process_tree.join(binding, _FAMILY_VARIABLE)
+        _tree_id = process_tree.join(binding, _TREE_VARIABLE)
         # From now on, attribute lookup does not reach __getattr__.
         vars(native).update(
             (name, function)
@@ -111,8 +111,8 @@ def _before_child() -> None:
     """Ensures that a child that starts now belongs to this process tree."""
     join_process_tree()
     # The program may have restored an older environment.
-    if _family:
-        os.environ.setdefault(_FAMILY_VARIABLE, _family)
+    if _tree_id:
+        os.environ.setdefault(_TREE_VARIABLE, _tree_id)
 
 
 def _before_fork() -> None:
@@ -131,7 +131,7 @@ def join_before_first_child() -> None:
     Makes this process join its process tree before it starts its first child,
     so that the child inherits the tree; or now, if it has inherited one itself.
     """
-    if _FAMILY_VARIABLE in os.environ:
+    if _TREE_VARIABLE in os.environ:
         join_process_tree()
     os.register_at_fork(before=_before_fork)
     # multiprocessing pickles this key for each child that it does not fork.

@@ -41,7 +41,7 @@ _UINT32 = struct.Struct("!I")
 _MAX_POLL_MS = 2**31 - 1
 # A leader that is not stopped answers within this time. A text fits into the
 # socket buffers.
-_SHORT_S = 5.0
+_REPLY_TIMEOUT_S = 5.0
 # A gloo call fails after 30 seconds.
 LONGEST_CALL_S = 35.0
 # A machine or network that fails closes no connection. So the kernel probes a
@@ -111,7 +111,7 @@ class Listener:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             found, _ = self._socket.accept()
             with contextlib.suppress(OSError):
-                found.settimeout(_SHORT_S)
+                found.settimeout(_REPLY_TIMEOUT_S)
                 if _receive(found, _KEY_BYTES) == self._key:
                     (number,) = _UINT32.unpack(_receive(found, _UINT32.size))
                     return number, found
@@ -123,7 +123,7 @@ def _connect(address: str, number: int, deadline: float) -> socket.socket:
     found = socket.create_connection(
         (host, int(port)), max(deadline - time.monotonic(), 0.001)
     )
-    found.settimeout(_SHORT_S)
+    found.settimeout(_REPLY_TIMEOUT_S)
     found.sendall(bytes.fromhex(key) + _UINT32.pack(number))
     return found
 
@@ -234,7 +234,7 @@ class LeaderLinks:
         self._outcome = (None, None)
         if error is not None:
             # Prefer a LinkError: gloo's error does not name the lost leader.
-            self._poll_once(_SHORT_S)
+            self._poll_once(_REPLY_TIMEOUT_S)
             raise error
         return result
 

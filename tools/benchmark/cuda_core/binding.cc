@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_heap.h"
 #include "test/cpp/phi/shared_memory/driver_calls.h"
 
 namespace {
@@ -76,10 +76,11 @@ extern "C" {
 
 uint64_t MessageBytes() { return sizeof(CudaIPCMessage); }
 
-// Processes that receive each other's messages belong to one family, not 0.
-const char* Start(uint64_t family) {
+// Processes that receive each other's messages belong to one process tree, not
+// 0.
+const char* Start(uint64_t tree) {
   return ErrorOf([&] {
-    SharedHeap::Instance().Join(family);
+    SharedHeap::Instance().Join(tree);
     CudaIPCDriver::Instance();
     int device = 0;
     void* context = nullptr;
@@ -154,7 +155,7 @@ const char* Collect(uint64_t* sent) {
   });
 }
 
-// Leaves the family. No function may be called afterwards.
+// Leaves the process tree. No function may be called afterwards.
 const char* Leave() {
   return ErrorOf([] {
     CudaIPCHeap::Instance().Leave();

@@ -14,7 +14,7 @@
 
 // A library with the function whose calls are redirected.
 
-namespace call_slots_test {
+namespace call_redirection_test {
 
 // The attribute keeps the compiler from using what the function returns.
 __attribute__((noipa)) int Target(int value) { return value; }
@@ -23,12 +23,12 @@ __attribute__((noipa)) int Target(int value, int other) {
   return value + other;
 }
 
-}  // namespace call_slots_test
+}  // namespace call_redirection_test
 
 extern "C" {
 
 int CallFromWhereItIsDefined(int value) {
-  return call_slots_test::Target(value);
+  return call_redirection_test::Target(value);
 }
 
 // Where a library leaves a function that has no symbol.

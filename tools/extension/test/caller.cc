@@ -14,10 +14,10 @@
 
 // A library that calls the function by its name.
 
-namespace call_slots_test {
+namespace call_redirection_test {
 
 int Target(int value);
 
-}  // namespace call_slots_test
+}  // namespace call_redirection_test
 
-extern "C" int Call(int value) { return call_slots_test::Target(value); }
+extern "C" int Call(int value) { return call_redirection_test::Target(value); }

@@ -15,15 +15,15 @@
 // A library that calls the function by its name, and by an address that it
 // keeps.
 
-namespace call_slots_test {
+namespace call_redirection_test {
 
 int Target(int value);
 
-}  // namespace call_slots_test
+}  // namespace call_redirection_test
 
 extern "C" {
 
-int (*kept_address)(int) = &call_slots_test::Target;
+int (*kept_address)(int) = &call_redirection_test::Target;
 
-int CallByName(int value) { return call_slots_test::Target(value); }
+int CallByName(int value) { return call_redirection_test::Target(value); }
 }

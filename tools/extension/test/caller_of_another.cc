@@ -14,12 +14,12 @@
 
 // A library that calls a function of the same name with other arguments.
 
-namespace call_slots_test {
+namespace call_redirection_test {
 
 int Target(int value, int other);
 
-}  // namespace call_slots_test
+}  // namespace call_redirection_test
 
 extern "C" int CallAnother(int value) {
-  return call_slots_test::Target(value, 1);
+  return call_redirection_test::Target(value, 1);
 }

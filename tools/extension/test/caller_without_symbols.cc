@@ -14,17 +14,17 @@
 
 // A library that calls the function by its name, and defines no symbol.
 
-namespace call_slots_test {
+namespace call_redirection_test {
 
 int Target(int value);
 
-}  // namespace call_slots_test
+}  // namespace call_redirection_test
 
 extern "C" int (*call_without_symbol)(int);
 
 namespace {
 
-int Call(int value) { return call_slots_test::Target(value); }
+int Call(int value) { return call_redirection_test::Target(value); }
 
 __attribute__((constructor)) void Leave() { call_without_symbol = &Call; }
 

@@ -19,9 +19,9 @@
 
 #include <cstring>
 
-#include "paddle/phi/core/memory/allocation/file_descriptor.h"
-#include "paddle/phi/core/memory/allocation/shared_ledger.h"
-#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/file_descriptor.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_ledger.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment_file.h"
 
 namespace paddle {
 namespace distributed {
@@ -49,7 +49,7 @@ constexpr size_t kMaxSegments = 64;
 FileDescriptor Open(const SegmentId& id) {
   FileDescriptor file =
       id.strategy == SharingStrategy::kFileSystem
-          ? OpenFile(SegmentPath(SegmentName(id.family, id.segment)),
+          ? OpenFile(SegmentPath(SegmentName(id.tree, id.segment)),
                      O_RDWR | O_NOFOLLOW | O_NONBLOCK)
           : OpenMemfdOf(id.pid, id.fd);
   if (!file || !memory::allocation::WhyUnfit(file.get(), id.strategy).empty()) {
@@ -58,7 +58,7 @@ FileDescriptor Open(const SegmentId& id) {
   const SharedLedger::Start start =
       memory::allocation::ReadLedgerStart(file.get());
   const bool is_segment =
-      start.Valid() && start.family == id.family && start.segment == id.segment;
+      start.Valid() && start.tree == id.tree && start.segment == id.segment;
   return is_segment ? std::move(file) : FileDescriptor();
 }
 

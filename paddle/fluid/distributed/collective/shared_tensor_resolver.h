@@ -22,7 +22,7 @@
 #include <utility>
 
 #include "paddle/phi/core/distributed/shared_memory/peer_memory.h"
-#include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_heap.h"
 
 namespace paddle {
 namespace distributed {

@@ -53,9 +53,9 @@ namespace paddle {
 // The operations on the calling thread that the classes below use. They are
 // virtual, so that code compiled with this header links to only one function of
 // Paddle's libraries.
-class PADDLE_API ThreadDevices {
+class PADDLE_API DeviceGuardBackend {
  public:
-  static ThreadDevices& Instance();
+  static DeviceGuardBackend& Instance();
 
   // Makes the device with this index the current one of the type of `place`.
   // Returns the previous device.
@@ -80,8 +80,8 @@ class PADDLE_API ThreadDevices {
       const std::vector<std::shared_ptr<phi::DeviceContext>>& streams);
 
  protected:
-  ThreadDevices() = default;
-  ~ThreadDevices() = default;
+  DeviceGuardBackend() = default;
+  ~DeviceGuardBackend() = default;
 };
 
 // A stream of a device; copies refer to the same stream. Creating one also
@@ -93,29 +93,33 @@ class DeviceStream {
   // Creates a stream. Throws if `place` is neither a GPU nor a custom device,
   // or if the device does not exist.
   explicit DeviceStream(const phi::Place& place)
-      : place_(place), context_(ThreadDevices::Instance().NewStream(place)) {}
+      : place_(place),
+        context_(DeviceGuardBackend::Instance().NewStream(place)) {}
 
-  // Returns the calling thread's current stream on a device. For a thread that
-  // has set no stream, this is the process's stream, which changes when the
-  // main thread sets one. Throws in the same cases as the constructor.
+  // Returns the calling thread's current stream on a device. For a Python
+  // thread that has set no stream, this is the device's default stream. For the
+  // main thread and for threads without Python, it is the stream that the main
+  // thread has set last. Throws in the same cases as the constructor.
   static DeviceStream current(const phi::Place& place) {
-    return {place, ThreadDevices::Instance().CurrentStream(place)};
+    return {place, DeviceGuardBackend::Instance().CurrentStream(place)};
   }
 
   const phi::Place& place() const { return place_; }
 
   // Returns the driver's handle of the stream, such as a cudaStream_t.
   void* raw_stream() const {
-    return ThreadDevices::Instance().RawStream(*context_);
+    return DeviceGuardBackend::Instance().RawStream(*context_);
   }
 
   // Waits until the work on the stream is done.
-  void synchronize() const { ThreadDevices::Instance().Synchronize(*context_); }
+  void synchronize() const {
+    DeviceGuardBackend::Instance().Synchronize(*context_);
+  }
 
   // Makes later work on this stream wait for the work enqueued on `other` so
   // far, as Stream.wait_stream does in Python.
   void wait_stream(const DeviceStream& other) const {
-    ThreadDevices::Instance().WaitForStream(*context_, *other.context_);
+    DeviceGuardBackend::Instance().WaitForStream(*context_, *other.context_);
   }
 
  private:
@@ -180,12 +184,12 @@ class DeviceGuard {
 
   static phi::Place Exchange(const phi::Place& place, int index) {
     if (!HasIndex(place)) return place;
-    return ThreadDevices::Instance().ExchangeDevice(place, index);
+    return DeviceGuardBackend::Instance().ExchangeDevice(place, index);
   }
 
   void Restore() noexcept {
     if (HasIndex(original_)) {
-      ThreadDevices::Instance().RestoreDevice(original_);
+      DeviceGuardBackend::Instance().RestoreDevice(original_);
     }
   }
 
@@ -239,14 +243,14 @@ class StreamGuard {
   explicit StreamGuard(DeviceStream stream)
       : device_(stream.place()),
         stream_(std::move(stream)),
-        use_(ThreadDevices::Instance().UseStreams({stream_.context_})) {}
+        use_(DeviceGuardBackend::Instance().UseStreams({stream_.context_})) {}
 
   StreamGuard(const StreamGuard&) = delete;
   StreamGuard& operator=(const StreamGuard&) = delete;
 
   // Switches to another stream, which may belong to another device.
   void reset_stream(DeviceStream stream) {
-    auto use = ThreadDevices::Instance().UseStreams({stream.context_});
+    auto use = DeviceGuardBackend::Instance().UseStreams({stream.context_});
     device_.reset_device(stream.place());
     use_ = std::move(use);
     stream_ = std::move(stream);
@@ -274,7 +278,7 @@ class MultiStreamGuard {
   explicit MultiStreamGuard(const std::vector<DeviceStream>& streams) {
     std::vector<std::shared_ptr<phi::DeviceContext>> contexts;
     for (const auto& stream : streams) contexts.push_back(stream.context_);
-    use_ = ThreadDevices::Instance().UseStreams(contexts);
+    use_ = DeviceGuardBackend::Instance().UseStreams(contexts);
   }
 
   MultiStreamGuard(const MultiStreamGuard&) = delete;

@@ -155,12 +155,13 @@ void EnforceHasStreams(const phi::Place& place) {
 
 }  // namespace
 
-ThreadDevices& ThreadDevices::Instance() {
-  static ThreadDevices devices;
+DeviceGuardBackend& DeviceGuardBackend::Instance() {
+  static DeviceGuardBackend devices;
   return devices;
 }
 
-phi::Place ThreadDevices::ExchangeDevice(const phi::Place& place, int index) {
+phi::Place DeviceGuardBackend::ExchangeDevice(const phi::Place& place,
+                                              int index) {
   const DriverState state = StateOf(place);
   PADDLE_ENFORCE_EQ(
       index >= 0 && index < state.number_of_devices,
@@ -175,7 +176,7 @@ phi::Place ThreadDevices::ExchangeDevice(const phi::Place& place, int index) {
   return WithIndex(place, state.current_device);
 }
 
-void ThreadDevices::RestoreDevice(const phi::Place& place) noexcept {
+void DeviceGuardBackend::RestoreDevice(const phi::Place& place) noexcept {
   try {
     if (StateOf(place).current_device != place.GetDeviceId()) SetDevice(place);
   } catch (...) {  // NOLINT
@@ -184,7 +185,7 @@ void ThreadDevices::RestoreDevice(const phi::Place& place) noexcept {
   }
 }
 
-Context ThreadDevices::NewStream(const phi::Place& place) {
+Context DeviceGuardBackend::NewStream(const phi::Place& place) {
   EnforceHasStreams(place);
 #ifdef PADDLE_WITH_STREAMS
   // Creating and destroying streams and contexts changes the current device.
@@ -221,14 +222,14 @@ Context ThreadDevices::NewStream(const phi::Place& place) {
 #endif
 }
 
-Context ThreadDevices::CurrentStream(const phi::Place& place) {
+Context DeviceGuardBackend::CurrentStream(const phi::Place& place) {
   EnforceHasStreams(place);
   // Throws if the device does not exist.
   const DeviceGuard device(place);
   return phi::CurrentContext(place);
 }
 
-void* ThreadDevices::RawStream(const phi::DeviceContext& stream) {
+void* DeviceGuardBackend::RawStream(const phi::DeviceContext& stream) {
 #ifdef PADDLE_WITH_STREAMS
   return static_cast<const BackendContext&>(stream).stream();
 #else
@@ -236,19 +237,19 @@ void* ThreadDevices::RawStream(const phi::DeviceContext& stream) {
 #endif
 }
 
-void ThreadDevices::Synchronize(const phi::DeviceContext& stream) {
+void DeviceGuardBackend::Synchronize(const phi::DeviceContext& stream) {
   const DeviceGuard device(stream.GetPlace());
   stream.Wait();
 }
 
-void ThreadDevices::WaitForStream(const phi::DeviceContext& waiting,
-                                  const phi::DeviceContext& other) {
+void DeviceGuardBackend::WaitForStream(const phi::DeviceContext& waiting,
+                                       const phi::DeviceContext& other) {
   // Creating an event changes the current device.
   const DeviceGuard device(other.GetPlace());
   phi::WaitForStream(&waiting, &other);
 }
 
-std::shared_ptr<void> ThreadDevices::UseStreams(
+std::shared_ptr<void> DeviceGuardBackend::UseStreams(
     const std::vector<Context>& streams) {
   for (auto later = streams.begin(); later != streams.end(); ++later) {
     const phi::Place& place = (*later)->GetPlace();

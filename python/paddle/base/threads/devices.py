@@ -210,7 +210,7 @@ def temporary_mode() -> Iterator[None]:
         mode_is_temporary = previous
 
 
-@fork.take_step(fork.Step.TRACER)
+@fork.run_in_child(fork.Step.TRACER)
 def _use_process_tracer(was_main: bool) -> None:
     global mode_is_temporary
     # A guard that was open at the fork may restore one of these tracers on the

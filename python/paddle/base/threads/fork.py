@@ -50,7 +50,7 @@ _waits: list[Callable[[], None]] = []
 _steps_in_parent: list[Callable[[], None]] = []
 
 
-def take_step(
+def run_in_child(
     step: int,
 ) -> Callable[[Callable[[bool], None]], Callable[[bool], None]]:
     """Registers the decorated function as a step of the child.
@@ -66,7 +66,7 @@ def take_step(
     return add
 
 
-def wait_before(
+def before_fork(
     wait: Callable[[], None], in_parent: Callable[[], None]
 ) -> None:
     """
@@ -77,18 +77,18 @@ def wait_before(
     _steps_in_parent.append(in_parent)
 
 
-@take_step(Step.MAIN_THREAD)
+@run_in_child(Step.MAIN_THREAD)
 def _become_main_thread(was_main: bool) -> None:
     become_main_thread()
 
 
-@take_step(Step.VALUES)
+@run_in_child(Step.VALUES)
 def _take_over_values(was_main: bool) -> None:
     if not was_main:
         MainThreadValue.take_over_all()
 
 
-def _take_steps() -> None:
+def _run_steps() -> None:
     was_main = is_main_thread()
     for step in sorted(_steps):
         _steps[step](was_main)
@@ -99,14 +99,14 @@ def _wait() -> None:
         wait()
 
 
-def _take_steps_in_parent() -> None:
-    for take_step_in_parent in _steps_in_parent:
-        take_step_in_parent()
+def _continue_in_parent() -> None:
+    for step in _steps_in_parent:
+        step()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_wait,
-        after_in_parent=_take_steps_in_parent,
-        after_in_child=_take_steps,
+        after_in_parent=_continue_in_parent,
+        after_in_child=_run_steps,
     )

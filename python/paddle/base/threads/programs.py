@@ -118,7 +118,7 @@ def _unlock_in_parent() -> None:
         )
 
 
-@fork.take_step(fork.Step.PROGRAMS)
+@fork.run_in_child(fork.Step.PROGRAMS)
 def _unlock_in_child(was_main: bool) -> None:
     global _building, _forks
     _forks += 1
@@ -130,7 +130,7 @@ def _unlock_in_child(was_main: bool) -> None:
 
 
 # A child must not inherit a program that another thread has half built.
-fork.wait_before(_lock, _unlock_in_parent)
+fork.before_fork(_lock, _unlock_in_parent)
 
 _taking = threading.Lock()
 # If programs cannot run on several threads of this process: the reason, and the

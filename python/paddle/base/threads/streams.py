@@ -397,7 +397,7 @@ def enforce_process_streams(process_group: Any) -> None:
         )
 
 
-@fork.take_step(fork.Step.STREAMS)
+@fork.run_in_child(fork.Step.STREAMS)
 def _make_own_streams_the_process_ones(was_main: bool) -> None:
     if was_main or native is None:
         return

@@ -46,13 +46,13 @@ def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
     divisor = paddle.where(scale == 0, paddle.ones_like(scale), scale)
     numbers = paddle.round(buffer.astype("float32") / divisor).astype("int8")
     scales, wait_for_scales = _start_gather(scale, group)
-    everyones, wait_for_numbers = _start_gather(numbers, group)
+    of_all_ranks, wait_for_numbers = _start_gather(numbers, group)
 
     def mean() -> Tensor:
         wait_for_scales.wait()
         wait_for_numbers.wait()
-        total = everyones[0].astype("float32") * scales[0]
-        for numbers, scale in zip(everyones[1:], scales[1:]):
+        total = of_all_ranks[0].astype("float32") * scales[0]
+        for numbers, scale in zip(of_all_ranks[1:], scales[1:]):
             total.add_(numbers.astype("float32") * scale)
         return divide(total, group.nranks).astype(buffer.dtype)
 

@@ -203,7 +203,7 @@ class Bucket:
     def nbytes(self) -> int:
         return sum(member.nbytes for member in self.members.values())
 
-    def take(self, index: int, as_view: bool) -> None:
+    def copy_gradient_in(self, index: int, as_view: bool) -> None:
         """Copies the gradient of a parameter into the buffer.
 
         A parameter without a gradient contributes zeros. With `as_view` the
@@ -266,7 +266,7 @@ class Bucket:
         if result.data_ptr() != self._buffer.data_ptr():
             self._buffer.copy_(result.flatten(), False)
 
-    def give(self, index: int, as_view: bool) -> None:
+    def copy_gradient_out(self, index: int, as_view: bool) -> None:
         """Sets the gradient of a parameter to its average."""
         parameter, view = self.members[index].tensor, self._views[index]
         gradient = parameter.grad

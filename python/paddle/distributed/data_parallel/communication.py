@@ -129,5 +129,5 @@ def gather_integers(values: list[int], group: Group) -> list[list[int]]:
 
 def gather_texts(text: str, group: Group) -> list[str]:
     """Returns each rank's string."""
-    everyones = gather_integers(list(text.encode()), group)
-    return [bytes(values).decode() for values in everyones]
+    of_all_ranks = gather_integers(list(text.encode()), group)
+    return [bytes(values).decode() for values in of_all_ranks]

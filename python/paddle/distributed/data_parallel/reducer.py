@@ -64,12 +64,15 @@ _reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _reducers_mutex = threading.Lock()
 
 
-class _Step(enum.Enum):
+class _NextGradients(enum.Enum):
     """How to treat the next gradients."""
 
-    LOCAL = enum.auto()  # no forward yet, or the last was under no_sync()
-    EXPECTED = enum.auto()  # average them: a forward pass expects them
-    AVERAGED = enum.auto()  # late: this forward's gradients were averaged
+    # Leave them: no forward pass was done yet, or the last was under no_sync().
+    LOCAL = enum.auto()
+    # Average them: a forward pass expects them.
+    EXPECTED = enum.auto()
+    # Refuse them: the gradients of the last forward pass are averaged already.
+    AVERAGED = enum.auto()
 
 
 class _Outputs:
@@ -104,7 +107,7 @@ class Reducer:
         # Scales the averages. In a Join it may differ from 1.
         self.factor = 1.0
         self.times = StepTimes()
-        self._step = _Step.LOCAL
+        self._next = _NextGradients.LOCAL
         # For each parameter, how many hook calls are still expected.
         self._due = [1] * len(parameters)
         # Recorded in the first step with `static_graph`, for each parameter:
@@ -176,10 +179,10 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: object) -> None:
         """Expects the gradients of the forward pass that returned `outputs`."""
-        if self._step is _Step.EXPECTED and self._has_begun:
+        if self._next is _NextGradients.EXPECTED and self._has_begun:
             self._raise_missing()
         self._enforce_no_rival_expects_gradients()
-        self._step = _Step.EXPECTED
+        self._next = _NextGradients.EXPECTED
         tensors = list(find_tensors(outputs))
         self._stay_alive_for_backward(tensors)
         self._start_step()
@@ -200,12 +203,12 @@ class Reducer:
         The last forward decides this. Outputs that still exist do not: other
         ranks may have dropped theirs.
         """
-        if self._step is _Step.EXPECTED and self._has_begun:
+        if self._next is _NextGradients.EXPECTED and self._has_begun:
             self._raise_missing()
-        self._end_step(_Step.LOCAL)
+        self._finish_step(_NextGradients.LOCAL)
 
-    def _end_step(self, step: _Step) -> None:
-        self._step = step
+    def _finish_step(self, following: _NextGradients) -> None:
+        self._next = following
         _expecting_gradients.discard(self)
 
     def _stay_alive_for_backward(self, outputs: Sequence[Tensor]) -> None:
@@ -249,12 +252,12 @@ class Reducer:
         # A hook must not raise. Its error is raised at the end of backward.
         if self._error is not None:
             return
-        if self._step is _Step.LOCAL:
+        if self._next is _NextGradients.LOCAL:
             self._used_locally[index] = True
             return
         self._wait_for_end()
         try:
-            if self._step is _Step.AVERAGED:
+            if self._next is _NextGradients.AVERAGED:
                 self._warn_of_late_gradient(index)
             else:
                 self._on_expected_gradient(index)
@@ -267,7 +270,7 @@ class Reducer:
             self._waits_for_end = True
 
     def _on_frozen(self, parameter: ReducedParameter) -> None:
-        if self._step is not _Step.EXPECTED or self._error is not None:
+        if self._next is not _NextGradients.EXPECTED or self._error is not None:
             return
         if any(
             parameter.tensor is tensor
@@ -311,7 +314,9 @@ class Reducer:
             for index, due in enumerate(self._due):
                 if due == 0:
                     # Not as a view: the gradient stays if no rank uses it.
-                    self._bucket_of[index].take(index, as_view=False)
+                    self._bucket_of[index].copy_gradient_in(
+                        index, as_view=False
+                    )
                 else:
                     self._used_locally[index] = True
             if self._exchanges_use:
@@ -325,12 +330,12 @@ class Reducer:
         be averaged.
         """
         steps = paddle.to_tensor([self._steps], "int64")
-        everyones = [each.item() for each in gather(steps, self._group)]
-        if len(set(everyones)) > 1:
+        of_all_ranks = [each.item() for each in gather(steps, self._group)]
+        if len(set(of_all_ranks)) > 1:
             raise RuntimeError(
                 "After an error in backward, the ranks are in different steps: "
-                f"they have completed {everyones} steps, by rank. Restart all "
-                "ranks."
+                f"they have completed {of_all_ranks} steps, by rank. Restart "
+                "all ranks."
             )
         self._lost_step = False
 
@@ -349,7 +354,7 @@ class Reducer:
         self._use_flags = flags, task
 
     def _take(self, index: int) -> None:
-        self._bucket_of[index].take(
+        self._bucket_of[index].copy_gradient_in(
             index, self._options.gradient_as_bucket_view
         )
 
@@ -381,7 +386,7 @@ class Reducer:
         try:
             if error is not None:
                 raise error
-            if self._step is _Step.EXPECTED and self._is_complete():
+            if self._next is _NextGradients.EXPECTED and self._is_complete():
                 self._complete()
         except BaseException:
             self._abandon_step()
@@ -389,9 +394,9 @@ class Reducer:
 
     def _abandon_step(self) -> None:
         """Keeps the gradients as they are, and drops operations in flight."""
-        if self._step is _Step.EXPECTED:
+        if self._next is _NextGradients.EXPECTED:
             self._lost_step |= self._has_begun
-        self._end_step(_Step.LOCAL)
+        self._finish_step(_NextGradients.LOCAL)
         self._has_begun = False
         self._use_flags = None
         # Operations in flight keep the old buffers. Gradients that are views of
@@ -422,7 +427,7 @@ class Reducer:
             self.times.add("communication")
             self.times.steps += 1
             self._steps += 1
-            self._end_step(_Step.AVERAGED)
+            self._finish_step(_NextGradients.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
             self._rebuild_buckets()
 
@@ -444,7 +449,7 @@ class Reducer:
                 bucket.finish(self.factor)
             self._rebuild_buckets()
         self._steps += 1
-        self._end_step(_Step.LOCAL)
+        self._finish_step(_NextGradients.LOCAL)
 
     def _learn(self) -> None:
         """Records the hook calls of the first step, for all later steps."""
@@ -453,7 +458,7 @@ class Reducer:
             if used:
                 self._take(index)
             else:
-                self._bucket_of[index].take(index, as_view=False)
+                self._bucket_of[index].copy_gradient_in(index, as_view=False)
         if self._exchanges_use:
             self._start_exchange_of_use()
 
@@ -470,7 +475,7 @@ class Reducer:
         return self._used_anywhere or [True] * len(self._parameters)
 
     def _give(self, bucket: Bucket | SparseBucket, index: int) -> None:
-        bucket.give(index, self._options.gradient_as_bucket_view)
+        bucket.copy_gradient_out(index, self._options.gradient_as_bucket_view)
         if not self._used_locally[index]:
             # Otherwise the next gradient would replace the average, instead of
             # being added to it.
@@ -530,7 +535,7 @@ class Reducer:
             index for bucket in self._buckets for index in bucket.missing
         )
         names = ", ".join(str(self._parameters[index]) for index in missing)
-        self._end_step(_Step.LOCAL)
+        self._finish_step(_NextGradients.LOCAL)
         cure = (
             "static_graph=True requires that every step uses the same "
             "parameters; leave it out"
@@ -548,7 +553,7 @@ class Reducer:
 
     def _may_get_gradients(self) -> bool:
         """Returns whether the graph of a forward pass may still exist."""
-        if self._step is not _Step.EXPECTED:
+        if self._next is not _NextGradients.EXPECTED:
             return False
         return self._outputs() is not None or self in _expecting_gradients
 

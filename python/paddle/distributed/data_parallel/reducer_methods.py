@@ -41,7 +41,7 @@ class ReducerMethods:
 
     def init_reducer(self) -> None:
         """Checks that the ranks' models are equal, and builds the reducer."""
-        from .equal_models import check_models_equal
+        from .model_sync import check_models_equal
         from .reducer import Reducer, ReducerOptions
 
         delayed = dict(self._delay_all_reduce_named_params or ())
@@ -129,7 +129,7 @@ class ReducerMethods:
 
     def _synchronize_buffers(self, source: int) -> None:
         if self.training and self._broadcast_buffers:
-            from .equal_models import broadcast_buffers
+            from .model_sync import broadcast_buffers
 
             with paddle.no_grad():
                 broadcast_buffers(self._layers, self.group, source)

@@ -48,7 +48,7 @@ class SparseBucket:
     def nbytes(self) -> int:
         return self._member.nbytes
 
-    def take(self, index: int, as_view: bool) -> None:
+    def copy_gradient_in(self, index: int, as_view: bool) -> None:
         """Takes the rows and values of the gradient, or no rows without one."""
         self.missing.discard(index)
         gradient = self._member.tensor.grad
@@ -90,7 +90,7 @@ class SparseBucket:
             self._values.scale_(factor)
         self._rows = [row for own in rows for row in own]
 
-    def give(self, index: int, as_view: bool) -> None:
+    def copy_gradient_out(self, index: int, as_view: bool) -> None:
         """Sets the gradient of the parameter to the average."""
         parameter = self._member.tensor
         gradient = core.eager.Tensor(

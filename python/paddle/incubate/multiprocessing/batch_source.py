@@ -32,9 +32,9 @@ from paddle.base.threads.host_context import (
 )
 from paddle.base.threads.streams import event_after_work, threads_have_streams
 from paddle.io import IterableDataset
+from paddle.io.dataloader.collating_fetcher import ArrayPool, CollatingFetcher
 from paddle.io.dataloader.dataset_errors import refuses_stop_iteration
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
-from paddle.io.dataloader.gathered_batch import ArrayPool, GatheringFetcher
 from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 from paddle.io.dataloader.worker import _DatasetKind
 
@@ -100,10 +100,10 @@ class _Batches:
             # Only the reader keeps it while the next batch is read.
             del batch
 
-    def _fetcher(self) -> _DatasetFetcher | GatheringFetcher:
+    def _fetcher(self) -> _DatasetFetcher | CollatingFetcher:
         kind = _DatasetKind.ITER if self._is_iterable else _DatasetKind.MAP
         if self._collate_fn is None:
-            return GatheringFetcher(
+            return CollatingFetcher(
                 kind, self._dataset, self._drop_last, self._pool
             )
         return _DatasetKind.create_fetcher(

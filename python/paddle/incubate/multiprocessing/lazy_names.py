@@ -25,7 +25,7 @@ import multiprocessing
 import sys
 from typing import Any
 
-from paddle.base.lazy_modules import load_before_fork
+from paddle.base.fork_preload import load_before_fork
 
 _NAME = "paddle.incubate.multiprocessing"
 

@@ -22,7 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from paddle.base import core
-from paddle.base.lazy_modules import load_before_fork
+from paddle.base.fork_preload import load_before_fork
 from paddle.jit.dy2static.program_translator import (
     ASTStaticFunction,
     StaticFunction,

@@ -231,7 +231,7 @@ class ProcessContext:
             for index in self.sentinels.values():
                 self.processes[index].terminate()
             if grace_period is None:
-                grace_period = spawned_process.TERMINATION_S
+                grace_period = spawned_process.SIGKILL_DELAY_S
             self._wait(grace_period, all_of_them=True)
         finally:
             running = [self.processes[i] for i in self.sentinels.values()]
@@ -387,7 +387,7 @@ def start_processes(
     from . import spawn_arguments
 
     spawn_arguments.check(fn, args, nprocs, start_method)
-    names = spawn_arguments.device_names(devices, nprocs)
+    names = spawn_arguments.devices_of_ranks(devices, nprocs)
     if start_method == "fork":
         spawn_arguments.check_fork(names)
     # Import only after the platform check.
@@ -420,7 +420,7 @@ def start_processes(
     try:
         started.join()
     except BaseException:
-        started._stop(spawned_process.FAREWELL_S)
+        started._stop(spawned_process.ORPHAN_SIGKILL_DELAY_S)
         raise
     return None
 

@@ -25,7 +25,7 @@ from typing import Callable
 
 from paddle.base.device_counts import (
     device_counts,
-    device_names as all_device_names,
+    device_names,
 )
 
 from .device_names import parse
@@ -87,7 +87,7 @@ def check_seconds(name: str, seconds: float | None) -> None:
         )
 
 
-def device_names(
+def devices_of_ranks(
     devices: str | Sequence[str] | None, world_size: int
 ) -> list[str] | list[None]:
     """Returns the device of each rank, after checking that it exists."""
@@ -139,7 +139,7 @@ def _check_device(name: str) -> None:
         raise TypeError(
             "`devices` must be names such as 'cpu' or 'gpu:0', but received "
             f"{name!r}. The devices of this process are "
-            f"{', '.join(all_device_names())}."
+            f"{', '.join(device_names())}."
         )
     if name == "cpu":
         return

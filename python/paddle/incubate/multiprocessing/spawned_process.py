@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # The time from SIGTERM to SIGKILL.
-TERMINATION_S = 30.0
+SIGKILL_DELAY_S = 30.0
 # The same time if the parent has ended or was interrupted.
-FAREWELL_S = 5.0
+ORPHAN_SIGKILL_DELAY_S = 5.0
 
 
 class Call:
@@ -117,7 +117,7 @@ def run(
         trace = traceback.format_exc()
         report.send_bytes(trace.encode("utf-8", "backslashreplace"))
         # A thread that `fn` left running would delay the exit forever.
-        last_resort = threading.Timer(TERMINATION_S, os._exit, [1])
+        last_resort = threading.Timer(SIGKILL_DELAY_S, os._exit, [1])
         last_resort.daemon = True
         last_resort.start()
         sys.exit(1)
@@ -194,7 +194,7 @@ def _end_after(parent: Connection | int, sentinel: int) -> None:
     _set_signals(sentinel, False)
     if not is_sent:
         os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(FAREWELL_S)
+    time.sleep(ORPHAN_SIGKILL_DELAY_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -178,7 +178,7 @@ def start_threads(
             [(0, 0), (1, 3), (2, 6)]
     """
     spawn_arguments.check_call(fn, args, nthreads, "nthreads")
-    names = spawn_arguments.device_names(devices, nthreads)
+    names = spawn_arguments.devices_of_ranks(devices, nthreads)
 
     def call(rank: int) -> None:
         if names[rank] is not None:

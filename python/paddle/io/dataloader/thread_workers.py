@@ -38,10 +38,10 @@ from paddle.profiler.utils import RecordEvent, in_profiler_mode
 
 from ...framework import in_dynamic_mode
 from .collate import default_collate_fn
+from .collating_fetcher import ArrayPool, CollatingFetcher
 from .dataloader_iter import _DataLoaderIterBase
 from .dataset_errors import refuses_stop_iteration
 from .flat import _flatten_batch, _restore_batch
-from .gathered_batch import ArrayPool, GatheringFetcher
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ class _BatchMaker:
             return error
         return None
 
-    def _fetcher(self, dataset: Dataset) -> _DatasetFetcher | GatheringFetcher:
+    def _fetcher(self, dataset: Dataset) -> _DatasetFetcher | CollatingFetcher:
         if self._auto_collate and self._collate_fn is default_collate_fn:
-            return GatheringFetcher(
+            return CollatingFetcher(
                 self._kind, dataset, self._drop_last, self._pool
             )
         return _DatasetKind.create_fetcher(

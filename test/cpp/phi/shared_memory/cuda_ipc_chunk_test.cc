@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_chunks.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_chunks.h"
 #include "test/cpp/phi/shared_memory/devices.h"
 #include "test/cpp/phi/shared_memory/driver_calls.h"
 

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/cuda_interprocess_event.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_interprocess_event.h"
 #include "test/cpp/phi/shared_memory/devices.h"
 
 namespace {

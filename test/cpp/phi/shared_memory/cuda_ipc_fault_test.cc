@@ -230,7 +230,7 @@ TEST_ALL(CudaIPCFaultTest, AFaultInSendingLosesAndLeavesNothing) {
     channel.Await();
     // Without an event there would be no such call.
     const CudaIPCMessage next = MessageOf(tensor.storage(), strategy);
-    EXPECT_NE(next.stamp.process, 0);
+    EXPECT_NE(next.ready.process, 0);
     EXPECT_EQ(StorageOf(next), tensor.storage());
     tensor.Free();
     channel.Signal();

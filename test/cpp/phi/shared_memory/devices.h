@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/cuda_ipc_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_heap.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
 // How tests use GPU memory: through the driver, as a program that uses the GPU

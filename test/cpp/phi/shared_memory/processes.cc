@@ -52,7 +52,7 @@ std::vector<std::string> SharedMappings() {
 SharedHeap& Heap() {
   static SharedHeap& heap = [&]() -> SharedHeap& {
     SharedHeap& instance = SharedHeap::Instance();
-    instance.Join(Family());
+    instance.Join(TreeId());
     std::atexit([] { SharedHeap::Instance().Leave(); });
     return instance;
   }();
@@ -103,7 +103,7 @@ std::string PathOf(const SharedMessage& message) {
                 sizeof(name),
                 "/dev/shm/paddle-%u-%016" PRIx64 "-%016" PRIx64,
                 geteuid(),
-                message.id.family,
+                message.id.tree,
                 message.id.segment);
   return name;
 }

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_heap.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_heap.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 // Helpers for tests with the heaps of several processes.
@@ -44,8 +44,8 @@ using paddle::memory::allocation::SharingStrategy;
   }                                                               \
   void name(::shared_memory_test::SharingStrategy strategy)
 
-// Returns the heap of this process. It joins the family of the test, and leaves
-// it when the process exits, as in Paddle.
+// Returns the heap of this process. It joins the process tree of the test, and
+// leaves it when the process exits, as in Paddle.
 SharedHeap& Heap();
 // Returns whether, after a collection, no process holds a block of this one.
 bool UsesNothing();

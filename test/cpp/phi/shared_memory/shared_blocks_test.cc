@@ -21,7 +21,7 @@
 #include <optional>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_blocks.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_blocks.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 namespace {
@@ -39,7 +39,7 @@ class SharedBlocksTest : public SharedMemoryTestCase {};
 struct Owner {
   explicit Owner(uint64_t room)
       : segment(SharedSegment::Create(SharingStrategy::kFileDescriptor,
-                                      Family(),
+                                      TreeId(),
                                       SharedBlocks::ReserveFor(room))),
         blocks(segment.get(), &due_callbacks) {}
 

@@ -68,8 +68,8 @@ TEST_BOTH(SharedHeapDescriptorTest,
     });
     worker.Finish();
   }
-  // Without its descriptors the process could not leave its family, so others
-  // clean up.
+  // Without its descriptors the process could not leave its process tree, so
+  // others clean up.
   EXPECT_TRUE(Eventually([] {
     Heap().Collect({});
     return Files().empty();

@@ -68,14 +68,14 @@ TEST_BOTH(SharedHeapHandleTest, AMessageWithAWrongSegmentIsRefused) {
     m->id.fd = sender.channel().fd();
   };
   const auto segment = [](SharedMessage* m) { ++m->id.segment; };
-  const auto family = [](SharedMessage* m) { ++m->id.family; };
+  const auto tree = [](SharedMessage* m) { ++m->id.tree; };
   const auto strategy_of_others = [](SharedMessage* m) {
     m->id.strategy = m->id.strategy == SharingStrategy::kFileSystem
                          ? SharingStrategy::kFileDescriptor
                          : SharingStrategy::kFileSystem;
   };
   std::vector<Forgery> forgeries = {{segment, Kind::kGone},
-                                    {family, Kind::kGone},
+                                    {tree, Kind::kGone},
                                     {strategy_of_others, Kind::kGone}};
   if (strategy == SharingStrategy::kFileDescriptor) {
     forgeries.insert(forgeries.end(),

@@ -220,7 +220,7 @@ ISOLATED_TEST(SharedHeapMessageTest, AMessageInAFileOutlivesItsSender) {
     channel.Await();
   });
   const auto message = sender.channel().Receive<SharedMessage>();
-  Heap();  // so that the family lives
+  Heap();  // so that the process tree lives
   sender.Kill();
   Heap().Collect({});
   const auto received = Heap().Receive(message);

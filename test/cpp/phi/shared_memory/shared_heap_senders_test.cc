@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_records.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_records.h"
 #include "test/cpp/phi/shared_memory/intercepted_calls.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
@@ -666,7 +666,7 @@ ISOLATED_TEST(SharedHeapSendersTest,
 }
 
 ISOLATED_TEST(SharedHeapSendersTest,
-              TheLastOfAFamilyRemovesFilesOfWhichItHasOnlyPages) {
+              TheLastOfATreeRemovesFilesOfWhichItHasOnlyPages) {
   int to_child[2];
   int from_child[2];
   ASSERT_EQ(pipe(to_child), 0);

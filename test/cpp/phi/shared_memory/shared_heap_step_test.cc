@@ -13,7 +13,7 @@
 // limitations under the License.
 
 // One process is stopped, anywhere in an operation, where others may see the
-// effect of its work so far. There another process acts in a way that could
+// effect of its work so far. There another process actions in a way that could
 // disturb it, or it is killed. Stepping uses the kernel's tracing (ptrace), so
 // the code under test does not know of it.
 
@@ -22,8 +22,8 @@
 #include <memory>
 #include <optional>
 
-#include "test/cpp/phi/shared_memory/actors.h"
 #include "test/cpp/phi/shared_memory/processes.h"
+#include "test/cpp/phi/shared_memory/stepped_process.h"
 
 namespace {
 
@@ -37,93 +37,95 @@ class SharedHeapStepTest : public shared_memory_test::SharedMemoryTestCase {
   }
 };
 
-// The acts of actors.
+// The actions of processes.
 
 constexpr uint64_t kSize = 4096;
 
-void Make(Scene* scene) {
-  scene->block = AllocateFilled(scene->strategy, kSize, 1);
-  scene->message = MessageOf(scene->block);
-  scene->has_block = true;
+void Make(ProcessState* state) {
+  state->block = AllocateFilled(state->strategy, kSize, 1);
+  state->message = MessageOf(state->block);
+  state->has_block = true;
 }
 
-void Release(Scene* scene) {
-  if (scene->has_block) Heap().Release(scene->block);
-  scene->has_block = false;
+void Release(ProcessState* state) {
+  if (state->has_block) Heap().Release(state->block);
+  state->has_block = false;
 }
 
-void MakeAndRelease(Scene* scene) {
-  Make(scene);
-  Release(scene);
+void MakeAndRelease(ProcessState* state) {
+  Make(state);
+  Release(state);
 }
 
 // An error that the message cannot be received any more is also a good answer.
-void Receive(Scene* scene) {
+void Receive(ProcessState* state) {
   try {
-    scene->block = Heap().Receive(scene->message).block;
-    scene->has_block = true;
+    state->block = Heap().Receive(state->message).block;
+    state->has_block = true;
   } catch (const SharedMemoryError& error) {
-    scene->good = error.kind() == Kind::kGone;
+    state->good = error.kind() == Kind::kGone;
   }
 }
 
-void CheckAndRelease(Scene* scene) {
-  scene->good = scene->has_block && HasContent(scene->block, 1);
-  Release(scene);
+void CheckAndRelease(ProcessState* state) {
+  state->good = state->has_block && HasContent(state->block, 1);
+  Release(state);
 }
 
 // If a block was received, it still has its content.
-void CheckIfAny(Scene* scene) {
-  if (scene->has_block) CheckAndRelease(scene);
+void CheckIfAny(ProcessState* state) {
+  if (state->has_block) CheckAndRelease(state);
 }
 
-void Forward(Scene* scene) {
-  scene->message = MessageOf(scene->block);
-  Release(scene);
+void Forward(ProcessState* state) {
+  state->message = MessageOf(state->block);
+  Release(state);
 }
 
-void SendAgain(Scene* scene) { scene->message = MessageOf(scene->block); }
-
-void SendAndReceive(Scene* scene) {
-  SendAgain(scene);
-  Heap().Release(Heap().Receive(scene->message).block);
+void SendAgain(ProcessState* state) {
+  state->message = MessageOf(state->block);
 }
 
-void FreeWhatNobodyHas(Scene*) { Heap().Stats(); }
+void SendAndReceive(ProcessState* state) {
+  SendAgain(state);
+  Heap().Release(Heap().Receive(state->message).block);
+}
 
-void Collect(Scene*) { Heap().Collect({}); }
+void FreeWhatNobodyHas(ProcessState*) { Heap().Stats(); }
 
-// Keeps the family alive as long as this process.
-constexpr Act JoinFamily = Collect;
+void Collect(ProcessState*) { Heap().Collect({}); }
+
+// Keeps the process tree alive as long as this process.
+constexpr Action JoinTree = Collect;
 
 // Checks that no dead process, and none of its memory, is left.
-void CollectAndLook(Scene* scene) {
-  scene->good = Eventually([] {
+void CollectAndLook(ProcessState* state) {
+  state->good = Eventually([] {
     Heap().Collect({});
     return Heap().Stats().attached == 0 && Files().empty();
   });
 }
 
-void Overwrite(Scene* scene) {
+void Overwrite(ProcessState* state) {
   SharedBlock blocks[3];
   for (SharedBlock& block : blocks) {
-    block = AllocateFilled(scene->strategy, kSize, 2);
+    block = AllocateFilled(state->strategy, kSize, 2);
   }
   for (const SharedBlock& block : blocks) Heap().Release(block);
 }
 
-void ReleaseAndOverwrite(Scene* scene) {
-  Release(scene);
-  Overwrite(scene);
+void ReleaseAndOverwrite(ProcessState* state) {
+  Release(state);
+  Overwrite(state);
 }
 
-void ReceiveAndRelease(Scene* scene) {
-  Receive(scene);
-  Release(scene);
+void ReceiveAndRelease(ProcessState* state) {
+  Receive(state);
+  Release(state);
 }
 
-void CheckThatNothingIsUsed(Scene* scene) {
-  scene->good = Heap().Stats().used == 0;
+void CheckThatNothingIsUsed(ProcessState* state) {
+  state->good = Heap().Stats().used == 0;
 }
 
 // Checks this after the death of another process.
@@ -134,184 +136,188 @@ bool IsUnusedAfterCollections(std::optional<double> message_timeout) {
   });
 }
 
-void CollectUntilNothingIsUsed(Scene* scene) {
-  scene->good = IsUnusedAfterCollections(0.0);
+void CollectUntilNothingIsUsed(ProcessState* state) {
+  state->good = IsUnusedAfterCollections(0.0);
 }
 
 // Waits until the blocks that the other process held are free; messages do not
 // expire.
-void CollectUntilNothingIsHeld(Scene* scene) {
-  scene->good = IsUnusedAfterCollections({});
+void CollectUntilNothingIsHeld(ProcessState* state) {
+  state->good = IsUnusedAfterCollections({});
 }
 
 std::unique_ptr<FewDescriptors> few;
 
-// From now on an actor has no descriptor left for the next message. To receive
-// it, the actor detaches segments of dead senders.
-void Starve(Scene* scene) {
+// From now on an process has no descriptor left for the next message. To
+// receive it, the process detaches segments of dead senders.
+void Starve(ProcessState* state) {
   few = std::make_unique<FewDescriptors>(
-      scene->strategy == SharingStrategy::kFileSystem ? 0 : 1);
+      state->strategy == SharingStrategy::kFileSystem ? 0 : 1);
 }
 
 // A segment is not detached if another process was faster and attached to it.
-void ReceiveIfThereIsRoom(Scene* scene) {
+void ReceiveIfThereIsRoom(ProcessState* state) {
   const auto kind =
-      KindOf([&] { scene->block = Heap().Receive(scene->message).block; });
-  scene->good = !kind || *kind == Kind::kExhausted;
+      KindOf([&] { state->block = Heap().Receive(state->message).block; });
+  state->good = !kind || *kind == Kind::kExhausted;
 }
 
-void CheckThatOneIsApart(Scene* scene) {
+void CheckThatOneIsApart(ProcessState* state) {
   few.reset();
-  scene->good = Heap().Stats().detached == 1;
+  state->good = Heap().Stats().detached == 1;
 }
 
-void AllocateMore(Scene* scene) {
-  FreeWhatNobodyHas(scene);
-  Heap().Release(Heap().Allocate(scene->strategy, 3 * kSize));
+void AllocateMore(ProcessState* state) {
+  FreeWhatNobodyHas(state);
+  Heap().Release(Heap().Allocate(state->strategy, 3 * kSize));
 }
 
-void DoNothing(Scene*) {}
+void DoNothing(ProcessState*) {}
 
 // Situations. Each returns the message that carried a block.
 
-SharedMessage Send(Actor* owner) { return owner->Do(MakeAndRelease).message; }
+SharedMessage Send(SteppedProcess* owner) {
+  return owner->Run(MakeAndRelease).message;
+}
 
 // The owner also holds the block that it sends.
-SharedMessage SendAndKeep(Actor* owner) { return owner->Do(Make).message; }
+SharedMessage SendAndKeep(SteppedProcess* owner) {
+  return owner->Run(Make).message;
+}
 
-SharedMessage LetHold(Actor* holder, const SharedMessage& message) {
-  EXPECT_TRUE(holder->Do(Receive, message).good);
+SharedMessage LetHold(SteppedProcess* holder, const SharedMessage& message) {
+  EXPECT_TRUE(holder->Run(Receive, message).good);
   return message;
 }
 
-SharedMessage LetDrop(Actor* receiver, const SharedMessage& message) {
-  EXPECT_TRUE(receiver->Do(ReceiveAndRelease, message).good);
+SharedMessage LetDrop(SteppedProcess* receiver, const SharedMessage& message) {
+  EXPECT_TRUE(receiver->Run(ReceiveAndRelease, message).good);
   return message;
 }
 
 TEST_BOTH(SharedHeapStepTest, AReceiverStoppedAnywhereGetsWhatWasSent) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
     stop->Begin(&receiver, Receive, Send(&owner));
-    owner.Do(Overwrite);
+    owner.Run(Overwrite);
     EXPECT_TRUE(stop->Complete().good);
-    owner.Do(Overwrite);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    owner.Run(Overwrite);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest,
           ASecondReceiverStoppedAnywhereGetsWhatWasSentOrNothing) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
     const SharedMessage received = LetHold(&receiver, SendAndKeep(&owner));
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
     stop->Begin(&receiver, Receive, received);
-    owner.Do(ReleaseAndOverwrite);
+    owner.Run(ReleaseAndOverwrite);
     EXPECT_TRUE(stop->Complete().good);
-    owner.Do(ReleaseAndOverwrite);
-    EXPECT_TRUE(receiver.Do(CheckIfAny).good);
+    owner.Run(ReleaseAndOverwrite);
+    EXPECT_TRUE(receiver.Run(CheckIfAny).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest, ASenderStoppedAnywhereLosesNoMessage) {
-  Actor owner(strategy);
-  Actor middle(strategy);
-  Actor last(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess middle(strategy);
+  SteppedProcess last(strategy);
   AtEachStop(3, [&](Stop* stop) {
     LetHold(&middle, Send(&owner));
     stop->Begin(&middle, Forward);
-    owner.Do(Overwrite);
+    owner.Run(Overwrite);
     const SharedMessage forwarded = stop->Complete().message;
-    owner.Do(Overwrite);
+    owner.Run(Overwrite);
     LetHold(&last, forwarded);
-    owner.Do(Overwrite);
-    EXPECT_TRUE(last.Do(CheckAndRelease).good);
+    owner.Run(Overwrite);
+    EXPECT_TRUE(last.Run(CheckAndRelease).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest,
           AnOwnerStoppedAnywhereFreesNothingThatIsReceivedMeanwhile) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
     const SharedMessage sent = Send(&owner);
     stop->Begin(&owner, FreeWhatNobodyHas);
     LetHold(&receiver, sent);
     stop->Complete();
-    owner.Do(Overwrite);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+    owner.Run(Overwrite);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
+    EXPECT_TRUE(owner.Run(CheckThatNothingIsUsed).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest,
           AnOwnerStoppedAnywhereFreesNothingThatIsReceivedAgainMeanwhile) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
     const SharedMessage received = LetDrop(&receiver, SendAndKeep(&owner));
-    owner.Do(Release);
+    owner.Run(Release);
     stop->Begin(&owner, FreeWhatNobodyHas);
-    EXPECT_TRUE(receiver.Do(Receive, received).good);  // the block, or nothing
+    EXPECT_TRUE(receiver.Run(Receive, received).good);  // the block, or nothing
     stop->Complete();
-    owner.Do(Overwrite);
-    EXPECT_TRUE(receiver.Do(CheckIfAny).good);
-    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+    owner.Run(Overwrite);
+    EXPECT_TRUE(receiver.Run(CheckIfAny).good);
+    EXPECT_TRUE(owner.Run(CheckThatNothingIsUsed).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest, ABlockReleasedByAReceiverStoppedAnywhereIsFree) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   AtEachStop(3, [&](Stop* stop) {
     LetHold(&receiver, Send(&owner));
     stop->Begin(&receiver, Release);
-    owner.Do(FreeWhatNobodyHas);
+    owner.Run(FreeWhatNobodyHas);
     stop->Complete();
-    EXPECT_TRUE(owner.Do(CheckThatNothingIsUsed).good);
+    EXPECT_TRUE(owner.Run(CheckThatNothingIsUsed).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest, AReceiverKilledAnywhereLeavesNothingInUse) {
-  Actor owner(strategy);
+  SteppedProcess owner(strategy);
   AtEachStop(5, [&](Stop* stop) {
-    Actor receiver(strategy);
+    SteppedProcess receiver(strategy);
     LetDrop(&receiver, Send(&owner));
     stop->Begin(&receiver, ReceiveAndRelease, Send(&owner));
     receiver.Kill();
-    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(owner.Run(CollectUntilNothingIsUsed).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest,
           AReceiverKilledAnywhereWhileItReleasesLeavesNothingHeld) {
-  Actor owner(strategy);
+  SteppedProcess owner(strategy);
   AtEachStop(3, [&](Stop* stop) {
-    Actor receiver(strategy);
+    SteppedProcess receiver(strategy);
     LetHold(&receiver, Send(&owner));
     // Now the owner has seen its own release; only the receiver's is left.
-    owner.Do(FreeWhatNobodyHas);
+    owner.Run(FreeWhatNobodyHas);
     stop->Begin(&receiver, Release);
     receiver.Kill();
-    EXPECT_TRUE(owner.Do(CollectUntilNothingIsHeld).good);
+    EXPECT_TRUE(owner.Run(CollectUntilNothingIsHeld).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest, AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
   AtEachStop(10, [&](Stop* stop) {
-    Actor owner(strategy);
-    Actor receiver(strategy);
+    SteppedProcess owner(strategy);
+    SteppedProcess receiver(strategy);
     LetHold(&receiver, Send(&owner));
     Send(&owner);
     stop->Begin(&owner, AllocateMore);
     owner.Kill();
-    receiver.Do(Collect);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-    EXPECT_TRUE(receiver.Do(CollectUntilNothingIsUsed).good);
-    EXPECT_TRUE(receiver.Do(CollectAndLook).good);
+    receiver.Run(Collect);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
+    EXPECT_TRUE(receiver.Run(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(receiver.Run(CollectAndLook).good);
   });
 }
 
@@ -320,22 +326,22 @@ TEST_BOTH(SharedHeapStepTest, AnOwnerKilledAnywhereLeavesOthersWhatTheyHave) {
 TEST_BOTH(SharedHeapStepTest,
           AReceiverOfADeadOwnersBlockStoppedAnywhereTakesItFromNobody) {
   AtEachStop(10, [&](Stop* stop) {
-    Actor owner(strategy);
-    Actor first(strategy);
-    Actor second(strategy);
+    SteppedProcess owner(strategy);
+    SteppedProcess first(strategy);
+    SteppedProcess second(strategy);
     const SharedMessage sent = SendAndKeep(&owner);
     const SharedMessage other = SendAndKeep(&owner);
     LetHold(&first, sent);
     LetHold(&second, other);
     owner.Kill();
     stop->Begin(&first, Forward);
-    second.Do(CheckAndRelease);
-    second.Do(Collect);
+    second.Run(CheckAndRelease);
+    second.Run(Collect);
     LetHold(&second, stop->Complete().message);
-    first.Do(Collect);
-    EXPECT_TRUE(second.Do(CheckAndRelease).good);
+    first.Run(Collect);
+    EXPECT_TRUE(second.Run(CheckAndRelease).good);
     first.Finish();
-    EXPECT_TRUE(second.Do(CollectAndLook).good);
+    EXPECT_TRUE(second.Run(CollectAndLook).good);
   });
 }
 
@@ -343,20 +349,20 @@ TEST_BOTH(SharedHeapStepTest,
 ISOLATED_TEST(SharedHeapStepTest,
               AReceiverStoppedAnywhereWhileItAttachesGetsWhatWasSent) {
   AtEachStop(10, [](Stop* stop) {
-    Actor sender(SharingStrategy::kFileSystem);
-    Actor receiver(SharingStrategy::kFileSystem);
-    Actor other(SharingStrategy::kFileSystem);
-    other.Do(JoinFamily);
+    SteppedProcess sender(SharingStrategy::kFileSystem);
+    SteppedProcess receiver(SharingStrategy::kFileSystem);
+    SteppedProcess other(SharingStrategy::kFileSystem);
+    other.Run(JoinTree);
     const SharedMessage sent = Send(&sender);
     sender.Kill();
-    receiver.Do(JoinFamily);
+    receiver.Run(JoinTree);
     stop->Begin(&receiver, Receive, sent);
-    other.Do(Collect);
+    other.Run(Collect);
     EXPECT_TRUE(stop->Complete().good);
-    other.Do(Collect);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
+    other.Run(Collect);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
     receiver.Finish();
-    EXPECT_TRUE(other.Do(CollectAndLook).good);
+    EXPECT_TRUE(other.Run(CollectAndLook).good);
   });
 }
 
@@ -366,16 +372,16 @@ ISOLATED_TEST(SharedHeapStepTest,
 TEST_BOTH(SharedHeapStepTest,
           AProcessKilledAnywhereWhileDetachingASegmentLeavesNothing) {
   AtSomeStops(30, [&](Stop* stop) {
-    Actor dead(strategy);
-    Actor living(strategy);
-    Actor receiver(strategy);
+    SteppedProcess dead(strategy);
+    SteppedProcess living(strategy);
+    SteppedProcess receiver(strategy);
     LetHold(&receiver, Send(&dead));
     const SharedMessage next = Send(&living);
     dead.Kill();
-    receiver.Do(Starve);
+    receiver.Run(Starve);
     stop->Begin(&receiver, Receive, next);
     receiver.Kill();
-    EXPECT_TRUE(living.Do(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(living.Run(CollectUntilNothingIsUsed).good);
     living.Finish();
     Heap().Collect(0.0);
     EXPECT_TRUE(Files().empty());
@@ -386,26 +392,26 @@ TEST_BOTH(SharedHeapStepTest,
           AProcessThatAttachesWhileAnotherDetachesTheSegmentGetsItOrNothing) {
   int apart = 0;
   AtSomeStops(30, [&](Stop* stop) {
-    Actor dead(strategy);
-    Actor living(strategy);
-    Actor receiver(strategy);
-    Actor late(strategy);
-    late.Do(JoinFamily);
+    SteppedProcess dead(strategy);
+    SteppedProcess living(strategy);
+    SteppedProcess receiver(strategy);
+    SteppedProcess late(strategy);
+    late.Run(JoinTree);
     const SharedMessage sent = LetHold(&receiver, SendAndKeep(&dead));
     const SharedMessage next = Send(&living);
     // A pickle of the receiver that was already loaded, through which the
     // receiver's descriptor can be opened.
-    const SharedMessage loaded = receiver.Do(SendAndReceive, sent).message;
+    const SharedMessage loaded = receiver.Run(SendAndReceive, sent).message;
     dead.Kill();
-    receiver.Do(Starve);
+    receiver.Run(Starve);
     stop->Begin(&receiver, ReceiveIfThereIsRoom, next);
     // The late process waits while the receiver holds the locks.
-    late.Ask(Receive, loaded);
+    late.Start(Receive, loaded);
     EXPECT_TRUE(stop->Complete().good);
-    EXPECT_TRUE(late.Hear().good);
-    EXPECT_TRUE(late.Do(CheckIfAny).good);
-    EXPECT_TRUE(receiver.Do(CheckAndRelease).good);
-    apart += receiver.Do(CheckThatOneIsApart).good;
+    EXPECT_TRUE(late.Wait().good);
+    EXPECT_TRUE(late.Run(CheckIfAny).good);
+    EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
+    apart += receiver.Run(CheckThatOneIsApart).good;
   });
   EXPECT_GT(apart, 0);
 }
@@ -413,26 +419,26 @@ TEST_BOTH(SharedHeapStepTest,
 TEST_BOTH(SharedHeapStepTest,
           AProcessKilledAnywhereWhileReapingAnotherLeavesTheRestToOthers) {
   AtSomeStops(10, [&](Stop* stop) {
-    Actor owner(strategy);
-    Actor stranger(strategy);
-    Actor first(strategy);
-    Actor second(strategy);
+    SteppedProcess owner(strategy);
+    SteppedProcess stranger(strategy);
+    SteppedProcess first(strategy);
+    SteppedProcess second(strategy);
     LetDrop(&second, Send(&owner));
     LetHold(&first, Send(&owner));
     first.Kill();
     const SharedMessage next = Send(&stranger);
     // With no descriptor left, it checks all segments for dead processes.
-    second.Do(Starve);
+    second.Run(Starve);
     stop->Begin(&second, ReceiveIfThereIsRoom, next);
     second.Kill();
-    EXPECT_TRUE(owner.Do(CollectUntilNothingIsUsed).good);
-    EXPECT_TRUE(stranger.Do(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(owner.Run(CollectUntilNothingIsUsed).good);
+    EXPECT_TRUE(stranger.Run(CollectUntilNothingIsUsed).good);
   });
 }
 
 TEST_BOTH(SharedHeapStepTest, AMessageOfAWarmBlockTakesNoSystemCall) {
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   // One block is kept, so that the receiver still needs the segment; another
   // one is released, so that its block can be reused.
   LetHold(&receiver, SendAndKeep(&owner));
@@ -451,8 +457,8 @@ TEST_BOTH(SharedHeapStepTest, AMessageOfAWarmBlockTakesNoSystemCall) {
 TEST_BOTH(SharedHeapStepTest,
           AReceiverThatDropsAllBlocksOftenSeldomChecksTheSender) {
   static constexpr int kMessages = 200;
-  Actor owner(strategy);
-  Actor receiver(strategy);
+  SteppedProcess owner(strategy);
+  SteppedProcess receiver(strategy);
   SendAndKeep(&owner);
   LetDrop(&receiver, Send(&owner));
   const int none = receiver.CountCalls(DoNothing);

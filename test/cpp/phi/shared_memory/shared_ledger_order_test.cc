@@ -36,7 +36,7 @@ using explored_atomic = weak_memory::Atomic<T>;
 
 #define atomic explored_atomic
 #define SharedLedger ExploredLedger
-#include "paddle/phi/core/memory/allocation/shared_ledger.cc"  // NOLINT
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_ledger.cc"  // NOLINT
 #undef SharedLedger
 #undef atomic
 

@@ -30,7 +30,7 @@
 #include <thread>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_ledger.h"
 #include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace {

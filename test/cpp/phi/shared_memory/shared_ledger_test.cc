@@ -21,7 +21,7 @@
 #include <functional>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_ledger.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_ledger.h"
 #include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 namespace {
@@ -122,7 +122,7 @@ ISOLATED_TEST(SharedLedgerTest, TheRoomForBlocksGrowsWithTheSegment) {
 ISOLATED_TEST(SharedLedgerTest, ALedgerIdentifiesItsSegment) {
   Book ledger(0);
   EXPECT_TRUE(ledger.Begin().Valid());
-  EXPECT_EQ(ledger.Begin().family, 1);
+  EXPECT_EQ(ledger.Begin().tree, 1);
   EXPECT_EQ(ledger.Begin().segment, 2);
   EXPECT_EQ(ledger.Begin().reserve, kReserve);
 }

@@ -23,7 +23,7 @@
 #include <string>
 #include <utility>
 
-#include "paddle/phi/core/memory/allocation/file_descriptor.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/file_descriptor.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 namespace {
@@ -158,7 +158,7 @@ ISOLATED_TEST(SharedMemoryDescriptorTest, ALockExcludesOtherDescriptions) {
 ISOLATED_TEST(SharedMemoryDescriptorTest, SeveralCanHoldAReadLock) {
   const FileDescriptor file = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
   const FileDescriptor again = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
-  const int64_t byte = static_cast<int64_t>(Family() >> 2);
+  const int64_t byte = static_cast<int64_t>(TreeId() >> 2);
   EXPECT_TRUE(SetLock(file.get(), F_RDLCK, byte, 1));
   EXPECT_TRUE(SetLock(again.get(), F_RDLCK, byte, 1));
   EXPECT_TRUE(IsLocked(again.get(), byte));

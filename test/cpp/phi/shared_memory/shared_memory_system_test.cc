@@ -27,9 +27,9 @@
 #include <set>
 #include <string>
 
-#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
-#include "paddle/phi/core/memory/allocation/process_status.h"
-#include "paddle/phi/core/memory/allocation/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/default_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 namespace {

@@ -32,7 +32,7 @@ namespace {
 constexpr auto kLong = std::chrono::seconds(120);
 
 // Differs between all tests of all programs that run at the same time.
-uint64_t test_family = 0;
+uint64_t test_tree = 0;
 
 std::vector<std::string> FilesWith(const std::string& prefix) {
   std::vector<std::string> names;
@@ -47,9 +47,9 @@ std::vector<std::string> FilesWith(const std::string& prefix) {
 }
 
 std::string NamePrefix(const char* format, uint64_t value) {
-  char family[32];
-  std::snprintf(family, sizeof(family), format, value);
-  return "paddle-" + std::to_string(geteuid()) + "-" + family;
+  char tree[32];
+  std::snprintf(tree, sizeof(tree), format, value);
+  return "paddle-" + std::to_string(geteuid()) + "-" + tree;
 }
 
 }  // namespace
@@ -57,8 +57,8 @@ std::string NamePrefix(const char* format, uint64_t value) {
 void SharedMemoryTestCase::SetUp() {
   // The process number comes first, so that Files() finds the program's files.
   static uint16_t number = 0;
-  test_family = static_cast<uint64_t>(getpid()) << 32 |
-                static_cast<uint64_t>(++number) << 16;
+  test_tree = static_cast<uint64_t>(getpid()) << 32 |
+              static_cast<uint64_t>(++number) << 16;
 }
 
 void SharedMemoryTestCase::TearDown() {
@@ -68,16 +68,16 @@ void SharedMemoryTestCase::TearDown() {
   }
 }
 
-uint64_t Family(int other) {
-  return test_family + (static_cast<uint64_t>(other) << 4);
+uint64_t TreeId(int other) {
+  return test_tree + (static_cast<uint64_t>(other) << 4);
 }
 
 std::vector<std::string> Files() {
-  return FilesWith(NamePrefix("%08" PRIx64, test_family >> 32));
+  return FilesWith(NamePrefix("%08" PRIx64, test_tree >> 32));
 }
 
-std::vector<std::string> FilesOf(uint64_t family) {
-  return FilesWith(NamePrefix("%016" PRIx64 "-", family));
+std::vector<std::string> FilesOf(uint64_t tree) {
+  return FilesWith(NamePrefix("%016" PRIx64 "-", tree));
 }
 
 bool Eventually(const std::function<bool()>& condition) {

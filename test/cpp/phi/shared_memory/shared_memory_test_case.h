@@ -33,14 +33,14 @@ class SharedMemoryTestCase : public ::testing::Test {
   void TearDown() override;
 };
 
-// Returns the family of the current test's processes. Other values of `other`
-// give unrelated families.
-uint64_t Family(int other = 0);
+// Returns the process tree of the current test's processes. Other values of
+// `other` give unrelated process trees.
+uint64_t TreeId(int other = 0);
 
 // Return the names of the files in /dev/shm that belong to processes of the
-// test, or to a family.
+// test, or to a process tree.
 std::vector<std::string> Files();
-std::vector<std::string> FilesOf(uint64_t family);
+std::vector<std::string> FilesOf(uint64_t tree);
 
 // Returns whether the condition becomes true before long.
 bool Eventually(const std::function<bool()>& condition);

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/shared_segment.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 namespace {
@@ -48,7 +48,7 @@ const uint64_t kPage = SharedLedger::LedgerBytes(kReserve);
 // Creates a segment with one block, the page for values, which this process
 // holds.
 std::unique_ptr<SharedSegment> NewSegment(SharingStrategy strategy) {
-  auto segment = SharedSegment::Create(strategy, Family(), kReserve);
+  auto segment = SharedSegment::Create(strategy, TreeId(), kReserve);
   const uint64_t header = SharedLedger::HeaderBytes(kReserve);
   segment->Reserve(segment->fd(), header, kPage + kSharedPage - header);
   segment->ledger().AppendBlock(kPage, kSharedPage);
@@ -111,7 +111,7 @@ ISOLATED_TEST(SharedSegmentTest, ASegmentThatIsGoneCannotBeOpened) {
   for (SharingStrategy strategy : {kFile, kMemfd}) {
     auto segment = NewSegment(strategy);
     SegmentId id = segment->id();
-    ++id.family;
+    ++id.tree;
     EXPECT_EQ(KindOf([&] { SharedSegment::Open(id); }), Kind::kGone);
     segment->RemoveIfAlone();
     id = segment->id();

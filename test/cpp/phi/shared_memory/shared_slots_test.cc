@@ -12,7 +12,7 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// The files of segments, the slots of their processes, and families.
+// The files of segments, the slots of their processes, and process trees.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -31,11 +31,11 @@
 #include <utility>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/process_status.h"
-#include "paddle/phi/core/memory/allocation/shared_family.h"
-#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
-#include "paddle/phi/core/memory/allocation/shared_slots.h"
-#include "paddle/phi/core/memory/allocation/starting_processes.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_tree.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_slots.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/starting_processes.h"
 #include "test/cpp/phi/shared_memory/workers.h"
 
 namespace {
@@ -56,7 +56,7 @@ class Book {
       : file_(Resized(std::move(file))),
         mapping_(file_.get(), SharedLedger::LedgerBytes(kReserve)),
         ledger_(mapping_.base(), kReserve) {
-    if (!ReadLedgerStart(fd()).Valid()) ledger_.Format(Family(1), 1);
+    if (!ReadLedgerStart(fd()).Valid()) ledger_.Format(TreeId(1), 1);
   }
 
   int fd() const { return file_.get(); }
@@ -81,9 +81,9 @@ class Book {
 
 Book NewBook() { return Book(MakeMemfd("test")); }
 
-// Returns a file of the family Family(1) that other processes see.
+// Returns a file of the process tree TreeId(1) that other processes see.
 Book NamedBook() {
-  return Book(OpenFile(SegmentPath(SegmentName(Family(1), 1)),
+  return Book(OpenFile(SegmentPath(SegmentName(TreeId(1), 1)),
                        O_RDWR | O_CREAT | O_EXCL));
 }
 
@@ -104,20 +104,20 @@ auto Taking(const Book& book, uint32_t first) {
   };
 }
 
-ISOLATED_TEST(SharedSlotsTest, AFileNameContainsItsFamily) {
-  const std::string name = SegmentName(Family(), 7);
-  EXPECT_EQ(FamilyInName(name), Family());
+ISOLATED_TEST(SharedSlotsTest, AFileNameContainsItsTree) {
+  const std::string name = SegmentName(TreeId(), 7);
+  EXPECT_EQ(TreeInName(name), TreeId());
   const std::string user = std::to_string(geteuid());
   const std::string other =
       "paddle-" + std::to_string(geteuid() + 1) + name.substr(7 + user.size());
   for (const std::string& wrong :
        {name + "0", name + ".tmp", name.substr(1), other, std::string()}) {
-    EXPECT_EQ(FamilyInName(wrong), 0) << wrong;
+    EXPECT_EQ(TreeInName(wrong), 0) << wrong;
   }
 }
 
 ISOLATED_TEST(SharedSlotsTest, TheFilesOfTheUserAreFound) {
-  const std::string name = SegmentName(Family(), 7);
+  const std::string name = SegmentName(TreeId(), 7);
   EXPECT_FALSE(Found(name));
   OpenFile(SegmentPath(name), O_RDWR | O_CREAT);
   EXPECT_TRUE(Found(name));
@@ -156,7 +156,7 @@ ISOLATED_TEST(SharedSlotsTest, TheStartOfALedgerIsReadFromTheFile) {
   EXPECT_FALSE(ReadLedgerStart(empty.get()).Valid());
   const Book book = NewBook();
   EXPECT_TRUE(ReadLedgerStart(book.fd()).Valid());
-  EXPECT_EQ(ReadLedgerStart(book.fd()).family, Family(1));
+  EXPECT_EQ(ReadLedgerStart(book.fd()).tree, TreeId(1));
 }
 
 ISOLATED_TEST(SharedSlotsTest, TrimmedRangesTakeNoMemoryAndKeepTheirAddresses) {
@@ -270,71 +270,71 @@ ISOLATED_TEST(SharedSlotsTest, AProcessThatAnnouncesItsExitOrIsDeadIsLeaving) {
   EXPECT_TRUE(book.slots().AllLeaving());
 }
 
-ISOLATED_TEST(SharedSlotsTest, AFileStaysAsLongAsItsFamilyLives) {
+ISOLATED_TEST(SharedSlotsTest, AFileStaysAsLongAsItsTreeLives) {
   NamedBook();
   Worker relative([](const Channel& channel) {
-    const SharedFamily family(Family(1));
+    const ProcessTree tree(TreeId(1));
     channel.Signal();
     channel.Await();
   });
   relative.channel().Await();
-  SharedFamily mine(Family());
+  ProcessTree mine(TreeId());
   mine.RemoveAbandoned(0);
-  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
   relative.Kill();
   mine.RemoveAbandoned(0);
-  EXPECT_TRUE(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
 ISOLATED_TEST(SharedSlotsTest, AFileThatAProcessIsAttachedToStays) {
   Book book = NamedBook();
   Book other = book.Again();
   ASSERT_TRUE(other.slots().TryLock(kFirst, kFirst + 1));
-  SharedFamily(Family()).RemoveAbandoned(0);
-  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  ProcessTree(TreeId()).RemoveAbandoned(0);
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
   other.slots().Unlock(kFirst, kFirst + 1);
-  SharedFamily(Family()).RemoveAbandoned(0);
-  EXPECT_TRUE(FilesOf(Family(1)).empty());
+  ProcessTree(TreeId()).RemoveAbandoned(0);
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
-ISOLATED_TEST(SharedSlotsTest, AFileOfTheFamilyStaysUntilItsMessagesExpire) {
+ISOLATED_TEST(SharedSlotsTest, AFileOfTheTreeStaysUntilItsMessagesExpire) {
   Book book = NamedBook();
   book.ledger().AppendBlock(0, 64);
   book.ledger().AddHolder(0, kOwner);
   book.ledger().IssueTicket(0, 5, 100);
-  SharedFamily family(Family(1));
-  family.RemoveAbandoned(99);
-  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
-  family.RemoveAbandoned(100);
-  EXPECT_TRUE(FilesOf(Family(1)).empty());
+  ProcessTree tree(TreeId(1));
+  tree.RemoveAbandoned(99);
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
+  tree.RemoveAbandoned(100);
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
 ISOLATED_TEST(SharedSlotsTest, ALockThatOtherCodeReleasedIsTakenAgain) {
-  SharedFamily family(Family());
+  ProcessTree tree(TreeId());
   // The lock's descriptor has the number before the next free one.
   const int fd = OpenFile("/dev/null", O_RDONLY).get() - 1;
   ASSERT_EQ(close(fd), 0);
-  family.EnsureLocked();
+  tree.EnsureLocked();
   const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
-  EXPECT_TRUE(IsLocked(folder.get(), static_cast<int64_t>(Family() >> 2)));
+  EXPECT_TRUE(IsLocked(folder.get(), static_cast<int64_t>(TreeId() >> 2)));
 }
 
-ISOLATED_TEST(SharedSlotsTest, TheLastToLeaveAFamilyRemovesItsFiles) {
+ISOLATED_TEST(SharedSlotsTest, TheLastToLeaveATreeRemovesItsFiles) {
   NamedBook();
-  SharedFamily first(Family(1));
-  SharedFamily last(Family(1));
+  ProcessTree first(TreeId(1));
+  ProcessTree last(TreeId(1));
   first.Leave();
-  EXPECT_EQ(FilesOf(Family(1)).size(), 1);
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
   last.Leave();
-  EXPECT_TRUE(FilesOf(Family(1)).empty());
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
-// Starts a program that has a family in its environment, and has a folder open
-// this many times. The destructor ends it.
+// Starts a program that has a process tree in its environment, and has a folder
+// open this many times. The destructor ends it.
 class Program {
  public:
-  Program(const std::string& family, int folder, int count) {
-    const std::string variable = "PADDLE_SHARED_MEMORY_FAMILY=" + family;
+  Program(const std::string& tree, int folder, int count) {
+    const std::string variable = "PADDLE_SHARED_MEMORY_TREE=" + tree;
     pid_ = fork();
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -363,26 +363,26 @@ class Program {
   pid_t pid_;
 };
 
-std::string FamilyName() {
+std::string TreeName() {
   char name[32];
-  std::snprintf(name, sizeof(name), "%" PRIx64, Family());
+  std::snprintf(name, sizeof(name), "%" PRIx64, TreeId());
   return name;
 }
 
-ISOLATED_TEST(SharedSlotsTest, AProgramMayJoinTheFamilyItWasStartedWith) {
+ISOLATED_TEST(SharedSlotsTest, AProgramMayJoinTheTreeItWasStartedWith) {
   const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
   for (int count : {0, 1}) {
-    const Program program(FamilyName(), folder.get(), count);
-    EXPECT_TRUE(StartingProcesses(folder.get()).MayJoin(Family()));
-    EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family(1)));
+    const Program program(TreeName(), folder.get(), count);
+    EXPECT_TRUE(StartingProcesses(folder.get()).MayJoin(TreeId()));
+    EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(TreeId(1)));
   }
-  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));
+  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(TreeId()));
 }
 
-ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsFamilyMayNotJoinItAgain) {
+ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsTreeMayNotJoinItAgain) {
   const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
-  const Program program(FamilyName(), folder.get(), 2);
-  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(Family()));
+  const Program program(TreeName(), folder.get(), 2);
+  EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(TreeId()));
 }
 
 }  // namespace

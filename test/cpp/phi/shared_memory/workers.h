@@ -21,7 +21,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
 #include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 
 // Helpers for tests with several processes.

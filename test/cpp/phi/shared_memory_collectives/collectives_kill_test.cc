@@ -81,17 +81,15 @@ void KillMany(Buffers buffers, PeerAccess access) {
   }
 }
 
-ISOLATED_TEST(CollectivesKillTest, survivors_of_direct_reads_get_the_error) {
+ISOLATED_TEST(CollectivesKillTest, SurvivorsOfDirectReadsGetTheError) {
   KillMany(Buffers::kPrivate, PeerAccess::kDirect);
 }
 
-ISOLATED_TEST(CollectivesKillTest,
-              survivors_of_staged_operations_get_the_error) {
+ISOLATED_TEST(CollectivesKillTest, SurvivorsOfStagedOperationsGetTheError) {
   KillMany(Buffers::kPrivate, PeerAccess::kStaged);
 }
 
-ISOLATED_TEST(CollectivesKillTest,
-              survivors_with_mapped_buffers_get_the_error) {
+ISOLATED_TEST(CollectivesKillTest, SurvivorsWithMappedBuffersGetTheError) {
   KillMany(Buffers::kEither, PeerAccess::kDirect);
 }
 
@@ -123,7 +121,7 @@ void ExpectNotReadAfter(const std::function<void(const GroupMemory&)>& change) {
   ranks[1].Kill();
 }
 
-ISOLATED_TEST(CollectivesKillTest, another_program_of_a_process_is_not_read) {
+ISOLATED_TEST(CollectivesKillTest, AnotherProgramOfAProcessIsNotRead) {
   ExpectNotReadAfter([](const GroupMemory&) {
     execl("/bin/sleep", "sleep", "1000", nullptr);
   });
@@ -131,7 +129,7 @@ ISOLATED_TEST(CollectivesKillTest, another_program_of_a_process_is_not_read) {
 
 // Simulates a process that reuses the ID of a rank's process, and has different
 // memory at the same address.
-ISOLATED_TEST(CollectivesKillTest, a_process_without_the_group_is_not_read) {
+ISOLATED_TEST(CollectivesKillTest, AProcessWithoutTheGroupIsNotRead) {
   ExpectNotReadAfter([](const GroupMemory& group) {
     void* const base = reinterpret_cast<void*>(group.base_of(1));
     const int protection = PROT_READ | PROT_WRITE;

@@ -148,35 +148,35 @@ void RunRandomCases(const Way& way, int number) {
   }
 }
 
-ISOLATED_TEST(CollectivesTest, all_cases_in_mapped_buffers) {
+ISOLATED_TEST(CollectivesTest, AllCasesInMappedBuffers) {
   RunAllCasesOnUpToFourRanks(kMapped);
 }
 
-ISOLATED_TEST(CollectivesTest, all_cases_by_direct_reads) {
+ISOLATED_TEST(CollectivesTest, AllCasesByDirectReads) {
   RunAllCasesOnUpToFourRanks(kDirect);
 }
 
-ISOLATED_TEST(CollectivesTest, all_cases_staged) {
+ISOLATED_TEST(CollectivesTest, AllCasesStaged) {
   RunAllCasesOnUpToFourRanks(kStaged);
 }
 
-ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_in_mapped_buffers) {
+ISOLATED_TEST(CollectivesTest, SizesAtThresholdsInMappedBuffers) {
   RunSizesAtThresholds(kMapped);
 }
 
-ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_by_direct_reads) {
+ISOLATED_TEST(CollectivesTest, SizesAtThresholdsByDirectReads) {
   RunSizesAtThresholds(kDirect);
 }
 
-ISOLATED_TEST(CollectivesTest, sizes_at_thresholds_staged) {
+ISOLATED_TEST(CollectivesTest, SizesAtThresholdsStaged) {
   RunSizesAtThresholds(kStaged);
 }
 
-ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_direct) {
+ISOLATED_TEST(CollectivesTest, RandomOperationsMappedOrDirect) {
   RunRandomCases(kMappedOrDirect, 60);
 }
 
-ISOLATED_TEST(CollectivesTest, random_operations_mapped_or_staged) {
+ISOLATED_TEST(CollectivesTest, RandomOperationsMappedOrStaged) {
   RunRandomCases(kMappedOrStaged, 60);
 }
 
@@ -192,16 +192,13 @@ void RunLongCopy(const Way& way) {
   });
 }
 
-ISOLATED_TEST(CollectivesTest, a_long_copy_out_of_a_mapped_buffer) {
+ISOLATED_TEST(CollectivesTest, ALongCopyOutOfAMappedBuffer) {
   RunLongCopy(kMapped);
 }
 
-ISOLATED_TEST(CollectivesTest, a_long_copy_by_direct_reads) {
-  RunLongCopy(kDirect);
-}
+ISOLATED_TEST(CollectivesTest, ALongCopyByDirectReads) { RunLongCopy(kDirect); }
 
-ISOLATED_TEST(CollectivesTest,
-              an_operation_returns_after_the_last_read_of_its_buffer) {
+ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {
   const auto group = GroupInOneProcess(2);
   const PeerMemoryOptions options{PeerAccess::kDirect, nullptr};
   std::thread other([&] { Collectives(group[1].get(), options, kNever); });
@@ -218,7 +215,7 @@ ISOLATED_TEST(CollectivesTest,
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
 }
 
-ISOLATED_TEST(CollectivesTest, a_buffer_in_shared_memory_is_read_where_it_is) {
+ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {
   SharedArenas arenas(2);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
@@ -241,8 +238,7 @@ class UnmappableArenas : public SharedArenas {
   }
 };
 
-ISOLATED_TEST(CollectivesTest,
-              a_buffer_that_cannot_be_mapped_is_read_directly) {
+ISOLATED_TEST(CollectivesTest, ABufferThatCannotBeMappedIsReadDirectly) {
   UnmappableArenas arenas(2);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
@@ -254,8 +250,7 @@ ISOLATED_TEST(CollectivesTest,
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest,
-              one_rank_that_cannot_read_others_makes_all_stage) {
+ISOLATED_TEST(CollectivesTest, OneRankThatCannotReadOthersMakesAllStage) {
   Ranks ranks(3, [&](GroupMemory* group, const Channel&) {
     const auto access =
         group->rank() == 1 ? PeerAccess::kStaged : PeerAccess::kDirect;
@@ -266,7 +261,7 @@ ISOLATED_TEST(CollectivesTest,
 }
 
 // Simulates ranks of different users, or a system that forbids direct reads.
-ISOLATED_TEST(CollectivesTest, ranks_stage_if_the_system_forbids_direct_reads) {
+ISOLATED_TEST(CollectivesTest, RanksStageIfTheSystemForbidsDirectReads) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     // Without privileges, the memory of a process that is not dumpable cannot
@@ -288,7 +283,7 @@ ISOLATED_TEST(CollectivesTest, ranks_stage_if_the_system_forbids_direct_reads) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, direct_reads_that_fail_later_are_an_error) {
+ISOLATED_TEST(CollectivesTest, DirectReadsThatFailLaterAreAnError) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
@@ -311,7 +306,7 @@ ISOLATED_TEST(CollectivesTest, direct_reads_that_fail_later_are_an_error) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, an_invalid_argument_does_not_fail_the_group) {
+ISOLATED_TEST(CollectivesTest, AnInvalidArgumentDoesNotFailTheGroup) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     Collectives collectives(group, {}, kNever);
     char data[64] = {};
@@ -338,7 +333,7 @@ ISOLATED_TEST(CollectivesTest, an_invalid_argument_does_not_fail_the_group) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, sizes_of_all_to_all_that_disagree_are_an_error) {
+ISOLATED_TEST(CollectivesTest, SizesOfAllToAllThatDisagreeAreAnError) {
   Ranks ranks(3, [&](GroupMemory* group, const Channel&) {
     Collectives collectives(group, {}, kNever);
     const uint64_t expected = group->rank() == 2 ? 9 : 8;  // from rank 1
@@ -354,8 +349,7 @@ ISOLATED_TEST(CollectivesTest, sizes_of_all_to_all_that_disagree_are_an_error) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest,
-              different_operations_are_an_error_that_names_both) {
+ISOLATED_TEST(CollectivesTest, DifferentOperationsAreAnErrorThatNamesBoth) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     Collectives collectives(group, {}, kNever);
     std::vector<float> data(4);
@@ -379,7 +373,7 @@ ISOLATED_TEST(CollectivesTest,
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, a_message_of_another_size_is_an_error) {
+ISOLATED_TEST(CollectivesTest, AMessageOfAnotherSizeIsAnError) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
     Collectives collectives(group, {}, kNever);
     char data[64] = {};
@@ -430,7 +424,7 @@ void RunOnThreadsConcurrently(GroupMemory* group, PeerAccess access) {
   receiver.join();
 }
 
-ISOLATED_TEST(CollectivesTest, threads_send_receive_and_reduce_concurrently) {
+ISOLATED_TEST(CollectivesTest, ThreadsSendReceiveAndReduceConcurrently) {
   for (const auto access : {PeerAccess::kDirect, PeerAccess::kStaged}) {
     Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
       RunOnThreadsConcurrently(group, access);

@@ -47,11 +47,11 @@
 #include <utility>
 #include <vector>
 
-#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
-#include "paddle/phi/core/memory/allocation/process_status.h"
-#include "paddle/phi/core/memory/allocation/random_bits.h"
-#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
-#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/default_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment_file.h"
 #include "test/cpp/phi/shared_memory/shared_memory_test_case.h"
 #include "test/cpp/phi/shared_memory/weak_memory.h"
 

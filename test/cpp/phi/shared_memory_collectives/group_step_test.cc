@@ -21,7 +21,7 @@
 #include <optional>
 #include <string>
 
-#include "test/cpp/phi/shared_memory/actors.h"
+#include "test/cpp/phi/shared_memory/stepped_process.h"
 #include "test/cpp/phi/shared_memory_collectives/ranks.h"
 
 namespace {
@@ -37,30 +37,30 @@ class GroupStepTest : public shared_memory_test::SharedMemoryTestCase {
   }
 };
 
-// The ranks are actors that use no heap. Their message carries the id of a
+// The ranks are processes that use no heap. Their message carries the id of a
 // group.
 constexpr auto kStrategy = SharingStrategy::kFileDescriptor;
 constexpr int kNumbers = 20;  // more than a rank may be ahead
 
 std::unique_ptr<GroupMemory> group;
 
-void Create(Scene* scene) {
+void Create(ProcessState* state) {
   group = GroupMemory::Create(2);
-  scene->message = {};
-  REQUIRE_TRUE(group->id().size() < sizeof(scene->message));
-  std::memcpy(&scene->message, group->id().data(), group->id().size());
+  state->message = {};
+  REQUIRE_TRUE(group->id().size() < sizeof(state->message));
+  std::memcpy(&state->message, group->id().data(), group->id().size());
 }
 
-void Attach(Scene* scene) {
+void Attach(ProcessState* state) {
   group = GroupMemory::Attach(
-      std::string(reinterpret_cast<const char*>(&scene->message)), 1);
+      std::string(reinterpret_cast<const char*>(&state->message)), 1);
 }
 
-void MeetOnce(Scene* scene) { scene->good = Sum(group.get(), 1) == 2; }
+void MeetOnce(ProcessState* state) { state->good = Sum(group.get(), 1) == 2; }
 
-void LeaveGroup(Scene*) { group->Leave(); }
+void LeaveGroup(ProcessState*) { group->Leave(); }
 
-void DoNothing(Scene*) {}
+void DoNothing(ProcessState*) {}
 
 bool IsOneOf(const Outcome& outcome,
              CollectiveKind first,
@@ -70,27 +70,27 @@ bool IsOneOf(const Outcome& outcome,
 
 // The error that the first rank gets once the other one is gone.
 
-void DetectDeath(Scene* scene) {
+void DetectDeath(ProcessState* state) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1);
   });
   EXPECT_TRUE(outcome.Is(CollectiveKind::kDied, 1)) << outcome;
-  scene->good = outcome.Says("was all_reduce number ");
+  state->good = outcome.Says("was all_reduce number ");
 }
 
-void DetectDeathOrTimeout(Scene* scene) {
+void DetectDeathOrTimeout(ProcessState* state) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1, kSoon);
   });
-  scene->good =
+  state->good =
       IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kTimedOut);
 }
 
-void DetectDeathOrLeave(Scene* scene) {
+void DetectDeathOrLeave(ProcessState* state) {
   const Outcome outcome = OutcomeOf([] {
     for (;;) Sum(group.get(), 1);
   });
-  scene->good = IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kLeft);
+  state->good = IsOneOf(outcome, CollectiveKind::kDied, CollectiveKind::kLeft);
 }
 
 // One rank publishes numbers, and does not wait until it is too far ahead.
@@ -102,9 +102,9 @@ void Give(int number) {
   operation.End();
 }
 
-void GiveOne(Scene*) { Give(0); }
+void GiveOne(ProcessState*) { Give(0); }
 
-void GiveNumbers(Scene*) {
+void GiveNumbers(ProcessState*) {
   for (int i = 0; i < kNumbers; ++i) Give(i);
 }
 
@@ -117,100 +117,100 @@ bool Takes(int expected) {
   return number == expected;
 }
 
-void TakeTheFirst(Scene* scene) { scene->good = Takes(0); }
+void TakeTheFirst(ProcessState* state) { state->good = Takes(0); }
 
-void TakeTheOthers(Scene* scene) {
-  for (int i = 1; i < kNumbers; ++i) scene->good &= Takes(i);
+void TakeTheOthers(ProcessState* state) {
+  for (int i = 1; i < kNumbers; ++i) state->good &= Takes(i);
 }
 
 // Creates a group in which both ranks have attached and met.
-void MakeGroup(Actor* first, Actor* second) {
-  second->Do(Attach, first->Do(Create).message);
-  first->Ask(MeetOnce);
-  EXPECT_TRUE(second->Do(MeetOnce).good);
-  EXPECT_TRUE(first->Hear().good);
+void MakeGroup(SteppedProcess* first, SteppedProcess* second) {
+  second->Run(Attach, first->Run(Create).message);
+  first->Start(MeetOnce);
+  EXPECT_TRUE(second->Run(MeetOnce).good);
+  EXPECT_TRUE(first->Wait().good);
 }
 
 ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereInAnOperationFailsTheOther) {
-  Actor first(kStrategy);
+  SteppedProcess first(kStrategy);
   AtEachStop(8, [&](Stop* stop) {
-    Actor second(kStrategy);
+    SteppedProcess second(kStrategy);
     MakeGroup(&first, &second);
-    first.Ask(DetectDeath);
+    first.Start(DetectDeath);
     stop->Begin(&second, MeetOnce);
     second.Kill();
-    EXPECT_TRUE(first.Hear().good);
+    EXPECT_TRUE(first.Wait().good);
   });
 }
 
 ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereAheadOfTheOtherFailsIt) {
-  Actor first(kStrategy);
+  SteppedProcess first(kStrategy);
   AtEachStop(8, [&](Stop* stop) {
-    Actor second(kStrategy);
+    SteppedProcess second(kStrategy);
     MakeGroup(&first, &second);
     stop->Begin(&second, GiveOne);
     second.Kill();
-    EXPECT_TRUE(first.Do(DetectDeath).good);
+    EXPECT_TRUE(first.Run(DetectDeath).good);
   });
 }
 
 ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItAttachesFailsTheOther) {
-  Actor first(kStrategy);
+  SteppedProcess first(kStrategy);
   AtSomeStops(8, [&](Stop* stop) {
-    Actor second(kStrategy);
-    stop->Begin(&second, Attach, first.Do(Create).message);
+    SteppedProcess second(kStrategy);
+    stop->Begin(&second, Attach, first.Run(Create).message);
     second.Kill();
-    EXPECT_TRUE(first.Do(DetectDeathOrTimeout).good);
+    EXPECT_TRUE(first.Run(DetectDeathOrTimeout).good);
   });
 }
 
 ISOLATED_TEST(GroupStepTest, ARankKilledAnywhereWhileItLeavesFailsTheOther) {
-  Actor first(kStrategy);
+  SteppedProcess first(kStrategy);
   AtEachStop(1, [&](Stop* stop) {
-    Actor second(kStrategy);
+    SteppedProcess second(kStrategy);
     MakeGroup(&first, &second);
-    first.Ask(DetectDeathOrLeave);
+    first.Start(DetectDeathOrLeave);
     stop->Begin(&second, LeaveGroup);
     second.Kill();
-    EXPECT_TRUE(first.Hear().good);
+    EXPECT_TRUE(first.Wait().good);
   });
 }
 
 ISOLATED_TEST(GroupStepTest, ARankStoppedAnywhereInAnOperationMeetsTheOther) {
-  Actor first(kStrategy);
-  Actor second(kStrategy);
+  SteppedProcess first(kStrategy);
+  SteppedProcess second(kStrategy);
   MakeGroup(&first, &second);
   AtEachStop(8, [&](Stop* stop) {
-    first.Ask(MeetOnce);
+    first.Start(MeetOnce);
     stop->Begin(&second, MeetOnce);
     EXPECT_TRUE(stop->Complete().good);
-    EXPECT_TRUE(first.Hear().good);
+    EXPECT_TRUE(first.Wait().good);
   });
 }
 
 ISOLATED_TEST(GroupStepTest, ARankStoppedAnywhereReadsNoDataOfLaterOperations) {
-  Actor first(kStrategy);
-  Actor second(kStrategy);
+  SteppedProcess first(kStrategy);
+  SteppedProcess second(kStrategy);
   AtEachStop(4, [&](Stop* stop) {
     MakeGroup(&first, &second);
-    first.Ask(GiveNumbers);
+    first.Start(GiveNumbers);
     stop->Begin(&second, TakeTheFirst);
     EXPECT_TRUE(stop->Complete().good);
-    EXPECT_TRUE(second.Do(TakeTheOthers).good);
-    first.Hear();
+    EXPECT_TRUE(second.Run(TakeTheOthers).good);
+    first.Wait();
   });
 }
 
 ISOLATED_TEST(GroupStepTest, AnOperationThatOthersWaitInTakesFewSystemCalls) {
-  Actor first(kStrategy);
-  Actor second(kStrategy);
+  SteppedProcess first(kStrategy);
+  SteppedProcess second(kStrategy);
   MakeGroup(&first, &second);
   const int none = second.CountCalls(DoNothing);
-  first.Ask(MeetOnce);
+  first.Start(MeetOnce);
   // To wake the other rank, and to check whether it is alive: its lock, its
   // process and the own descriptor.
   EXPECT_LE(second.CountCalls(MeetOnce), none + 8);
-  EXPECT_TRUE(first.Hear().good);
+  EXPECT_TRUE(first.Wait().good);
 }
 
 }  // namespace

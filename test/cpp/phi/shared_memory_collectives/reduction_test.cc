@@ -73,7 +73,7 @@ std::vector<T> Reduced(const std::vector<std::vector<T>>& inputs,
   return result;
 }
 
-TEST(Reduction, equals_the_reference_for_every_type_and_number_of_ranks) {
+TEST(Reduction, EqualsTheReferenceForEveryTypeAndNumberOfRanks) {
   Random random(isolated_test::Seed());
   for (const auto& both : AllReductions()) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
@@ -91,7 +91,7 @@ TEST(Reduction, equals_the_reference_for_every_type_and_number_of_ranks) {
   }
 }
 
-TEST(Reduction, may_write_over_any_of_its_inputs) {
+TEST(Reduction, MayWriteOverAnyOfItsInputs) {
   Random random(isolated_test::Seed());
   constexpr uint64_t kCount = 1500;
   for (const auto& both : AllReductions()) {
@@ -112,7 +112,7 @@ TEST(Reduction, may_write_over_any_of_its_inputs) {
   }
 }
 
-TEST(Reduction, needs_no_alignment_and_writes_nothing_beyond_its_end) {
+TEST(Reduction, NeedsNoAlignmentAndWritesNothingBeyondItsEnd) {
   Random random(isolated_test::Seed());
   constexpr uint64_t kCount = 700;
   for (const auto& both : AllReductions()) {
@@ -140,7 +140,7 @@ TEST(Reduction, needs_no_alignment_and_writes_nothing_beyond_its_end) {
   }
 }
 
-TEST(Reduction, keeps_each_value_of_the_16_bit_types) {
+TEST(Reduction, KeepsEachValueOfThe16BitTypes) {
   std::vector<uint16_t> all;
   for (int bits = 0; bits < 1 << 16; ++bits) all.push_back(bits);
   const std::vector<uint16_t> zeros(all.size(), 0x8000);  // -0 keeps the sign
@@ -163,7 +163,7 @@ TEST(Reduction, keeps_each_value_of_the_16_bit_types) {
 }
 
 // 2048 + 1 is not a float16: rounded after each step, the sum would stay 2048.
-TEST(Reduction, rounds_16_bit_types_once) {
+TEST(Reduction, Rounds16BitTypesOnce) {
   const std::vector<uint16_t> k2048{0x6800};
   const std::vector<uint16_t> kOne{0x3c00};
   const auto sum = Reduced<uint16_t>(
@@ -171,7 +171,7 @@ TEST(Reduction, rounds_16_bit_types_once) {
   EXPECT_EQ(ValueOfFloat16(sum[0]), 2052);
 }
 
-TEST(Reduction, goes_in_the_order_of_ranks) {
+TEST(Reduction, GoesInTheOrderOfRanks) {
   const std::vector<float> large{1e8f};
   const std::vector<float> opposite{-1e8f};
   const std::vector<float> one{1};
@@ -182,7 +182,7 @@ TEST(Reduction, goes_in_the_order_of_ranks) {
             0);
 }
 
-TEST(Reduction, does_not_depend_on_the_threads_rounding_mode) {
+TEST(Reduction, DoesNotDependOnTheThreadsRoundingMode) {
   const std::vector<float> third{1.0f / 3};
   const std::vector<float> tenth{0.1f};
   const auto sum = [&] {
@@ -200,7 +200,7 @@ TEST(Reduction, does_not_depend_on_the_threads_rounding_mode) {
   }
 }
 
-TEST(Reduction, wraps_integers_around) {
+TEST(Reduction, WrapsIntegersAround) {
   const std::vector<int16_t> a{-32768, 32767};
   const std::vector<int16_t> b{-32768, 32767};
   const auto type = ElementType::kInt16;
@@ -210,7 +210,7 @@ TEST(Reduction, wraps_integers_around) {
             (std::vector<int16_t>{0, 1}));
 }
 
-TEST(Reduction, takes_a_sum_of_booleans_as_or_and_a_product_as_and) {
+TEST(Reduction, TakesASumOfBooleansAsOrAndAProductAsAnd) {
   const std::vector<uint8_t> a{0, 0, 1, 1};
   const std::vector<uint8_t> b{0, 1, 0, 1};
   const auto type = ElementType::kBool;
@@ -220,7 +220,7 @@ TEST(Reduction, takes_a_sum_of_booleans_as_or_and_a_product_as_and) {
             (std::vector<uint8_t>{0, 0, 0, 1}));
 }
 
-TEST(Reduction, has_no_order_of_complex_numbers_and_no_average_of_integers) {
+TEST(Reduction, HasNoOrderOfComplexNumbersAndNoAverageOfIntegers) {
   EXPECT_FALSE(CanReduce(ElementType::kComplex64, Reduction::kMinimum));
   EXPECT_FALSE(CanReduce(ElementType::kComplex128, Reduction::kMaximum));
   EXPECT_FALSE(CanReduce(ElementType::kInt64, Reduction::kAverage));

@@ -41,10 +41,10 @@ constexpr uint64_t kMaxStagedBytes = 256 << 10;
 
 Exchange::Exchange(Operation* operation,
                    const PeerMemory& memory,
-                   std::vector<int> members)
+                   std::vector<int> peers)
     : operation_(operation),
       memory_(memory),
-      members_(std::move(members)),
+      peers_(std::move(peers)),
       rank_(memory.group()->rank()) {}
 
 void Exchange::Start(std::vector<Pass> passes, uint64_t inline_bytes_in_use) {
@@ -93,8 +93,8 @@ uint64_t Exchange::WindowBytes() const {
 
 uint64_t Exchange::Rounds() const {
   bool staged = LocationOf(rank_).where == Where::kStaging;
-  for (int member : members_) {
-    staged = staged || LocationOf(member).where == Where::kStaging;
+  for (int peer : peers_) {
+    staged = staged || LocationOf(peer).where == Where::kStaging;
   }
   if (!staged) return 1;
   return (passes_[pass_].largest_piece + WindowBytes() - 1) / WindowBytes();
@@ -130,10 +130,10 @@ void Exchange::Run(const PieceOffset& offset, const Reader& reader) {
   offset_ = &offset;
   buffers_.clear();
   buffers_.resize(memory_.group()->size());
-  for (int member : members_) {
-    const BufferLocation& location = LocationOf(member);
+  for (int peer : peers_) {
+    const BufferLocation& location = LocationOf(peer);
     if (location.where != Where::kNone && location.where != Where::kStaging) {
-      buffers_[member].emplace(memory_, operation_, member, location);
+      buffers_[peer].emplace(memory_, operation_, peer, location);
     }
   }
   const uint64_t rounds = Rounds();

@@ -64,10 +64,10 @@ class Exchange {
     uint64_t largest_piece;
   };
 
-  // `members` are the other ranks. All arguments outlive the exchange.
+  // `peers` are the other members. All arguments outlive the exchange.
   Exchange(Operation* operation,
            const PeerMemory& memory,
-           std::vector<int> members);
+           std::vector<int> peers);
 
   // Offers the buffers and waits for all members. The caller may have filled
   // the first `inline_bytes_in_use` bytes of the inline data.
@@ -93,7 +93,7 @@ class Exchange {
 
   Operation* operation_;
   const PeerMemory& memory_;
-  std::vector<int> members_;
+  std::vector<int> peers_;
   int rank_;
   std::vector<Pass> passes_;
   std::vector<BufferLocation> locations_;  // of this rank, per pass

@@ -35,10 +35,10 @@
 #include <utility>
 
 #include "paddle/phi/core/distributed/shared_memory/futex.h"
-#include "paddle/phi/core/memory/allocation/default_memory_limit.h"
-#include "paddle/phi/core/memory/allocation/process_status.h"
-#include "paddle/phi/core/memory/allocation/random_bits.h"
-#include "paddle/phi/core/memory/allocation/shared_memory_error.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/default_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
 
 namespace phi {
 namespace distributed {

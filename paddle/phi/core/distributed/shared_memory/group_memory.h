@@ -25,7 +25,7 @@
 
 #include "paddle/phi/core/distributed/shared_memory/collective_error.h"
 #include "paddle/phi/core/distributed/shared_memory/group_layout.h"
-#include "paddle/phi/core/memory/allocation/shared_segment_file.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment_file.h"
 
 namespace phi {
 namespace distributed {

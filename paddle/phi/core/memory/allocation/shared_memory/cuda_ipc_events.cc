@@ -1,0 +1,130 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_events.h"
+
+#include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
+
+namespace paddle {
+namespace memory {
+namespace allocation {
+
+namespace {
+
+using Stream = CudaIPCDriver::Stream;
+using Event = CudaIPCDriver::Event;
+
+}  // namespace
+
+bool CudaIPCEvents::IsFree(int device, const Created& created) {
+  return !created.sending &&
+         !(created.message && records_->IsInFlight(*created.message)) &&
+         CudaIPCDriver::Instance().IsDone(device, created.shared.event);
+}
+
+bool CudaIPCEvents::Create(int device, std::deque<Created>* events) {
+  if (events->size() >= kMaxCreated) return false;
+  auto event = CudaIPCDriver::Instance().MakeEvent(device);
+  if (event) events->push_back({*event, false, {}});
+  return event.has_value();
+}
+
+bool CudaIPCEvents::FindFree(int device, std::deque<Created>* events) {
+  // Usually the first event, or one near it, is free. All events are checked
+  // only when no more can be created.
+  constexpr size_t kNear = 8;
+  for (size_t i = 0; i < events->size(); ++i) {
+    if (i == kNear && Create(device, events)) return true;
+    bool is_free = IsFree(device, events->front());
+    events->push_back(events->front());
+    events->pop_front();
+    if (is_free) return true;
+  }
+  return events->size() <= kNear && Create(device, events);
+}
+
+std::optional<CudaIPCReadyEvent> CudaIPCEvents::Record(int device,
+                                                       Stream stream) {
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (process_ == 0) process_ = RandomBits();
+  std::deque<Created>& events = created_[device];
+  if (!FindFree(device, &events)) return std::nullopt;
+  Created& created = events.back();
+  driver.Record(device, created.shared.event, stream);
+  created.sending = true;
+  created.message.reset();
+  return CudaIPCReadyEvent{process_, created.shared.handle};
+}
+
+void CudaIPCEvents::Sent(int device,
+                         const CudaIPCReadyEvent& ready,
+                         const std::optional<SharedMessage>& message) {
+  if (ready.process == 0) return;
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto created = created_[device].rbegin();
+       created != created_[device].rend();
+       ++created) {
+    if (created->shared.handle != ready.event) continue;
+    created->sending = false;
+    created->message = message;
+    return;
+  }
+}
+
+Event CudaIPCEvents::Find(int device, const CudaIPCReadyEvent& ready) {
+  if (ready.process == process_) {
+    for (const Created& created : created_[device]) {
+      if (created.shared.handle == ready.event) return created.shared.event;
+    }
+  }
+  Key key{device, ready.process, ready.event};
+  auto known = opened_.find(key);
+  if (known != opened_.end()) return known->second;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  if (oldest_opened_.size() == kMaxOpened) {
+    auto oldest = opened_.extract(oldest_opened_.front());
+    oldest_opened_.pop_front();
+    try {
+      driver.DestroyEvent(std::get<int>(oldest.key()), oldest.mapped());
+    } catch (const SharedMemoryError&) {
+      // Its process may be gone, and the event is no longer needed here.
+    }
+  }
+  Event event = driver.OpenEvent(device, ready.event);
+  opened_[key] = event;
+  oldest_opened_.push_back(key);
+  return event;
+}
+
+void CudaIPCEvents::Wait(int device,
+                         Stream stream,
+                         const CudaIPCReadyEvent& ready) {
+  if (ready.process == 0) return;
+  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+  std::lock_guard<std::mutex> guard(mutex_);
+  driver.Wait(device, stream, Find(device, ready));
+}
+
+uint64_t CudaIPCEvents::count() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  uint64_t count = opened_.size();
+  for (const auto& [device, events] : created_) count += events.size();
+  return count;
+}
+
+}  // namespace allocation
+}  // namespace memory
+}  // namespace paddle
