@@ -13,13 +13,14 @@
 # limitations under the License.
 """Tests the tree after each patch, as if only the patches so far were merged.
 
-    python -m tools.prefixes [--run] [--cpp] [NUMBER ...]
+    python -m tools.prefixes [--run | --run-all] [--cpp] [NUMBER ...]
 
 For each patch NUMBER (default: all patches), builds a Paddle from the official
 wheel, the patches up to that one, and their own files and bindings. Then pytest
 imports this Paddle and all its tests. With --run it also runs the tests that
-the patch itself adds. With --cpp it also builds the C++ tests of the patches up
-to each patch that adds C++.
+the patch itself adds, and with --run-all the tests of all patches up to it,
+which takes minutes for each patch. With --cpp it also builds the C++ tests of
+the patches up to each patch that adds C++.
 
 Exit status: 0 when all passed, otherwise 1.
 """
@@ -334,7 +335,9 @@ def main(argv: list[str] | None = None) -> int:
     series = load_series(REPO)
     add = parser.add_argument
     add("numbers", type=int, nargs="*", metavar="NUMBER")
-    add("--run", action="store_true", help="also run the tests of the patch")
+    run = parser.add_mutually_exclusive_group().add_argument
+    run("--run", action="store_true", help="also run the tests of the patch")
+    run("--run-all", action="store_true", help="also run all tests so far")
     add("--cpp", action="store_true", help="also build the C++ tests")
     args = parser.parse_args(argv)
     let_tests_interrupt_processes()
@@ -352,13 +355,14 @@ def main(argv: list[str] | None = None) -> int:
         for number in args.numbers or range(1, len(series) + 1):
             patches = series[:number]
             all_tests = [t for patch in patches for t in python_tests(patch)]
-            own_tests = python_tests(patches[-1])
+            own_tests = python_tests(patches[-1]) if args.run else []
+            tests = all_tests if args.run_all else own_tests
             with tempfile.TemporaryDirectory(dir=BUILD) as name:
                 folder = Path(name)
                 make_prefix(REPO, number, stock, site_packages(ours), folder)
                 error = import_prefix(folder, all_tests)
-                if args.run and own_tests and not error:
-                    error = run_tests(python, folder, own_tests)
+                if tests and not error:
+                    error = run_tests(python, folder, tests)
             if cpp and not error:
                 error = cpp(number)
             result = "FAILED" if error else "passed"

@@ -106,8 +106,8 @@ SteppedProcess::~SteppedProcess() noexcept(false) {
 }
 
 Answer SteppedProcess::Run(Action action, const SharedMessage& message) {
-  Ask(action, message);
-  return Hear();
+  Start(action, message);
+  return Wait();
 }
 
 void SteppedProcess::Start(Action action, const SharedMessage& message) {
