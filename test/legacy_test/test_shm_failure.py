@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import unittest
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 from unittest import mock
 
 import numpy as np
@@ -78,6 +78,44 @@ def all_reduce_asynchronously() -> str:
 
 def broadcast(root: int = 0) -> None:
     dist.broadcast(paddle.ones([10]), root)
+
+
+# Operations of rank 0 and 1 on tensors of four elements, by the name in errors.
+_CALLS: dict[str, Callable[[paddle.Tensor, paddle.Tensor, Any], Any]] = {
+    "all_reduce": lambda x, out, group: dist.all_reduce(x, group=group),
+    "reduce": lambda x, out, group: dist.reduce(x, 0, group=group),
+    "reduce_scatter": lambda x, out, group: dist.reduce_scatter(
+        out, [x, x], group=group
+    ),
+    "broadcast": lambda x, out, group: dist.broadcast(x, 0, group),
+    "all_gather": lambda x, out, group: dist.all_gather([], x, group),
+    "gather": lambda x, out, group: dist.gather(
+        x, [] if dist.get_rank() == 0 else None, 0, group
+    ),
+    "scatter": lambda x, out, group: dist.scatter(
+        out, [x, x] if dist.get_rank() == 0 else None, 0, group
+    ),
+    "alltoall": lambda x, out, group: dist.alltoall(
+        [out, paddle.zeros_like(out)], [x, x], group
+    ),
+    "alltoall_single": lambda x, out, group: dist.alltoall_single(
+        out, x, group=group
+    ),
+    "send": lambda x, out, group: (
+        dist.send(x, 1, group)
+        if dist.get_rank() == 0
+        else dist.recv(out, 0, group)
+    ),
+}
+# Those that work on float8: the others compute with it.
+_CALLS_WITH_FLOAT8 = ("broadcast", "alltoall_single", "send")
+
+
+def call_with_type(name: str, dtype: str) -> None:
+    """Calls an operation of a new group."""
+    x = paddle.ones([4]).astype(dtype)
+    out = paddle.zeros([4]).astype(dtype)
+    _CALLS[name](x, out, dist.new_group())
 
 
 def receive_from_rank_0(rows: int) -> None:
@@ -468,8 +506,8 @@ class TestShmFailure(RanksTestCase):
         self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
         self.assertEqual(ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)])
 
-    def assert_mismatch(self, calls, *parts):
-        ranks = self.start_group(2)
+    def assert_mismatch(self, calls, *parts, ranks=None):
+        ranks = ranks or self.start_group(2)
         for rank, call in enumerate(calls):
             ranks.begin(*call, ranks=[rank])
         self.assert_all_name(ranks.outcomes(), "rank 0", "rank 1", *parts)
@@ -488,6 +526,36 @@ class TestShmFailure(RanksTestCase):
             "float32",
             "float64",
         )
+
+    def test_different_types_of_the_same_size(self):
+        # Without an error, the ranks would reinterpret each other's bytes.
+        ranks = self.start_group(2)
+        for name in _CALLS:
+            with self.subTest(name):
+                self.assert_mismatch(
+                    [
+                        (call_with_type, name, "float32"),
+                        (call_with_type, name, "int32"),
+                    ],
+                    name.partition("_single")[0],
+                    "float32",
+                    "int32",
+                    ranks=ranks,
+                )
+
+    def test_different_types_that_cannot_be_reduced(self):
+        ranks = self.start_group(2)
+        for name in _CALLS_WITH_FLOAT8:
+            with self.subTest(name):
+                self.assert_mismatch(
+                    [
+                        (call_with_type, name, "float8_e4m3fn"),
+                        (call_with_type, name, "float8_e5m2"),
+                    ],
+                    "float8_e4m3fn",
+                    "float8_e5m2",
+                    ranks=ranks,
+                )
 
     def test_different_roots(self):
         self.assert_mismatch(

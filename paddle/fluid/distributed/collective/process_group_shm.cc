@@ -191,6 +191,11 @@ void EnforceElements(CommType operation,
           expected));
 }
 
+// Returns the name of a tensor's type, which the ranks compare.
+std::string TypeOf(const phi::DenseTensor& tensor) {
+  return phi::DataTypeToString(tensor.dtype());
+}
+
 uint64_t BytesOf(const phi::DenseTensor& tensor) {
   return tensor.numel() * phi::SizeOf(tensor.dtype());
 }
@@ -707,7 +712,8 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Broadcast(
         if (is_root && DataOf(in) != DataOf(out)) {
           std::memmove(DataOf(out), DataOf(in), BytesOf(in));
         }
-        collectives->Broadcast(DataOf(out), BytesOf(out), root, timeout);
+        collectives->Broadcast(
+            DataOf(out), BytesOf(out), TypeOf(out), root, timeout);
       });
 }
 
@@ -729,14 +735,15 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllGather(
   const phi::DenseTensor part = PartOf(in_tensor, offset, numel);
   EnforceElements(kType, "output", out_tensor->numel(), part.numel() * size_);
   EnforceNoOverlap(kType, *out_tensor, part, rank_);
-  return Submit(queue_.get(),
-                kType,
-                sync_op,
-                [in = part, out = *out_tensor](Collectives* collectives,
-                                               Milliseconds timeout) {
-                  collectives->AllGather(
-                      DataOf(in), DataOf(out), BytesOf(in), timeout);
-                });
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = part, out = *out_tensor](Collectives* collectives,
+                                     Milliseconds timeout) {
+        collectives->AllGather(
+            DataOf(in), DataOf(out), BytesOf(in), TypeOf(in), timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
@@ -770,6 +777,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
         collectives->Gather(DataOf(in),
                             is_root ? DataOf(out) : nullptr,
                             BytesOf(in),
+                            TypeOf(in),
                             root,
                             timeout);
       });
@@ -800,6 +808,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
         collectives->Scatter(is_root ? DataOf(in) : nullptr,
                              DataOf(out),
                              BytesOf(out),
+                             TypeOf(out),
                              root,
                              timeout);
       });
@@ -829,7 +838,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
        out_bytes = BytesPerRank(*out_tensor, out_size_each_rank, size_)](
           Collectives* collectives, Milliseconds timeout) {
         collectives->AllToAll(
-            DataOf(in), in_bytes, DataOf(out), out_bytes, timeout);
+            DataOf(in), in_bytes, DataOf(out), out_bytes, TypeOf(in), timeout);
       });
 }
 
@@ -867,6 +876,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
                                         sent.bytes(),
                                         received.data(),
                                         received.bytes(),
+                                        TypeOf(in[0]),
                                         timeout);
                   for (size_t i = 0; i < out.size(); ++i) {
                     Copy(DataOf(out[i]), received.part(i), received.bytes()[i]);
@@ -887,14 +897,15 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Send(
     bool sync_op) {
   constexpr CommType kType = CommType::SEND;
   EnforceUsable(kType, tensor);
-  return Submit(PairQueue(kType, dst_rank),
-                kType,
-                sync_op,
-                [part = PartOf(tensor, offset, numel), dst_rank](
-                    Collectives* collectives, Milliseconds timeout) {
-                  collectives->Send(
-                      DataOf(part), BytesOf(part), dst_rank, timeout);
-                });
+  return Submit(
+      PairQueue(kType, dst_rank),
+      kType,
+      sync_op,
+      [part = PartOf(tensor, offset, numel), dst_rank](Collectives* collectives,
+                                                       Milliseconds timeout) {
+        collectives->Send(
+            DataOf(part), BytesOf(part), TypeOf(part), dst_rank, timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
@@ -910,14 +921,15 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Recv(phi::DenseTensor* tensor,
                                                    bool sync_op) {
   constexpr CommType kType = CommType::RECV;
   EnforceUsable(kType, *tensor);
-  return Submit(PairQueue(kType, src_rank),
-                kType,
-                sync_op,
-                [part = PartOf(*tensor, offset, numel), src_rank](
-                    Collectives* collectives, Milliseconds timeout) {
-                  collectives->Recv(
-                      DataOf(part), BytesOf(part), src_rank, timeout);
-                });
+  return Submit(
+      PairQueue(kType, src_rank),
+      kType,
+      sync_op,
+      [part = PartOf(*tensor, offset, numel), src_rank](
+          Collectives* collectives, Milliseconds timeout) {
+        collectives->Recv(
+            DataOf(part), BytesOf(part), TypeOf(part), src_rank, timeout);
+      });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::Barrier(

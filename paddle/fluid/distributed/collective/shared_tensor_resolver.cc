@@ -67,6 +67,10 @@ FileDescriptor Open(const SegmentId& id) {
 struct SharedTensorResolver::Segment {
   Segment(int fd, uint64_t size) : size(size), mapping(fd, size) {}
 
+  bool Has(uint64_t offset, uint64_t bytes) const {
+    return offset <= size && bytes <= size - offset;
+  }
+
   const uint64_t size;
   Mapping mapping;
 };
@@ -86,20 +90,21 @@ std::shared_ptr<const void> SharedTensorResolver::Map(
   SharedLocation location = {};
   std::memcpy(&location, handle.data(), sizeof(location));
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Segment>& segment = segments_[location.id.segment];
+  const auto known = segments_.find(location.id.segment);
+  std::shared_ptr<Segment> found =
+      known == segments_.end() ? nullptr : known->second;
   // Map again if the segment has grown.
-  if (!segment || location.offset + bytes > segment->size) {
+  if (!found || !found->Has(location.offset, bytes)) {
     const FileDescriptor file = Open(location.id);
     struct stat status = {};
     if (!file || fstat(file.get(), &status) != 0) return nullptr;
-    segment = std::make_shared<Segment>(file.get(), status.st_size);
+    found = std::make_shared<Segment>(file.get(), status.st_size);
+    // Do not keep a failure: a later attempt may succeed.
+    if (!found->mapping || !found->Has(location.offset, bytes)) return nullptr;
+    // Operations in flight keep the segments that they use.
+    if (segments_.size() >= kMaxSegments) segments_.clear();
+    segments_[location.id.segment] = found;
   }
-  if (!segment->mapping || location.offset + bytes > segment->size) {
-    return nullptr;
-  }
-  const std::shared_ptr<Segment> found = segment;
-  // Operations in flight keep the segments that they use.
-  if (segments_.size() > kMaxSegments) segments_.clear();
   return {found,
           static_cast<const char*>(found->mapping.base()) + location.offset};
 }

@@ -123,6 +123,8 @@ CaseRunner::CaseRunner(GroupMemory* group,
   REQUIRE_TRUE(collectives_.access() == access);
 }
 
+const char* CaseRunner::type_name() const { return NameOf(operation_.type); }
+
 char* CaseRunner::Take(uint64_t bytes) {
   const uint64_t all = operation_.shift + bytes + kGuardBytes;
   const bool shared = buffers_ == Buffers::kShared ||
@@ -183,7 +185,7 @@ void CaseRunner::RequireElements(const char* actual,
 void CaseRunner::RequireSameOnAll(const char* data) {
   const uint64_t hash = std::hash<std::string>()(std::string(data, bytes_));
   std::vector<uint64_t> hashes(size_);
-  collectives_.AllGather(&hash, hashes.data(), sizeof(hash), kNever);
+  collectives_.AllGather(&hash, hashes.data(), sizeof(hash), "uint64", kNever);
   for (const uint64_t other : hashes) {
     ASSERT_EQ(other, hash) << operation_.Text();
   }
@@ -286,7 +288,7 @@ void CaseRunner::RunReduceScatter() {
 void CaseRunner::RunBroadcast() {
   const Buffer sent = InputOf(operation_.root, 1);
   char* const data = rank_ == operation_.root ? Take(sent) : Take(bytes_);
-  collectives_.Broadcast(data, bytes_, operation_.root, kNever);
+  collectives_.Broadcast(data, bytes_, type_name(), operation_.root, kNever);
   RequireBytes(data, sent);
 }
 
@@ -299,7 +301,7 @@ void CaseRunner::RunAllGather() {
   } else {
     in = Take(own);
   }
-  collectives_.AllGather(in, out, bytes_, kNever);
+  collectives_.AllGather(in, out, bytes_, type_name(), kNever);
   RequireKept(in, own);
   for (int other = 0; other < size_; ++other) {
     RequireBytes(out + other * bytes_, InputOf(other, 1));
@@ -317,7 +319,7 @@ void CaseRunner::RunGather() {
   } else {
     in = Take(own);
   }
-  collectives_.Gather(in, out, bytes_, operation_.root, kNever);
+  collectives_.Gather(in, out, bytes_, type_name(), operation_.root, kNever);
   RequireBytes(in, own);
   if (!is_root) return;
   for (int other = 0; other < size_; ++other) {
@@ -332,7 +334,7 @@ void CaseRunner::RunScatter() {
   char* const in = is_root ? Take(sent) : nullptr;
   char* const out =
       is_root && operation_.in_place ? in + rank_ * bytes_ : Take(bytes_);
-  collectives_.Scatter(in, out, bytes_, operation_.root, kNever);
+  collectives_.Scatter(in, out, bytes_, type_name(), operation_.root, kNever);
   RequireBytes(out, Buffer(own, own + bytes_));
   if (is_root) RequireBytes(in, sent);
 }
@@ -354,7 +356,7 @@ void CaseRunner::RunAllToAll() {
   const Buffer sent(inputs[rank_].begin(), inputs[rank_].begin() + in_bytes);
   char* const in = Take(sent);
   char* const out = Take(expected.size());
-  collectives_.AllToAll(in, sizes[rank_], out, out_sizes, kNever);
+  collectives_.AllToAll(in, sizes[rank_], out, out_sizes, type_name(), kNever);
   RequireBytes(in, sent);
   RequireBytes(out, expected);
 }
@@ -365,11 +367,11 @@ void CaseRunner::RunSendRecv() {
   const Buffer sent = InputOf(operation_.root, 1);
   if (rank_ == operation_.root) {
     char* const data = Take(sent);
-    collectives_.Send(data, bytes_, receiver, kNever);
+    collectives_.Send(data, bytes_, type_name(), receiver, kNever);
     RequireBytes(data, sent);
   } else if (rank_ == receiver) {
     char* const data = Take(bytes_);
-    collectives_.Recv(data, bytes_, operation_.root, kNever);
+    collectives_.Recv(data, bytes_, type_name(), operation_.root, kNever);
     RequireBytes(data, sent);
   }
 }

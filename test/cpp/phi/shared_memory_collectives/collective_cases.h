@@ -114,6 +114,7 @@ class CaseRunner {
     uint64_t bytes;
   };
 
+  const char* type_name() const;
   char* Take(uint64_t bytes);
   char* Take(const Buffer& content);
   Buffer InputOf(int rank, uint64_t parts) const;

@@ -89,8 +89,10 @@ ISOLATED_TEST(CollectivesKillTest, SurvivorsOfStagedOperationsGetTheError) {
   KillMany(Buffers::kPrivate, PeerAccess::kStaged);
 }
 
-ISOLATED_TEST(CollectivesKillTest, SurvivorsWithMappedBuffersGetTheError) {
-  KillMany(Buffers::kEither, PeerAccess::kDirect);
+// As the process group does: tensors in shared memory are mapped, and all
+// others are staged.
+ISOLATED_TEST(CollectivesKillTest, SurvivorsOfMappedAndStagedOperationsGetIt) {
+  KillMany(Buffers::kEither, PeerAccess::kStaged);
 }
 
 // Checks that rank 0 can read memory of rank 1 before, but not after, `change`

@@ -14,14 +14,18 @@
 
 #include "paddle/phi/core/distributed/shared_memory/collectives.h"
 
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "paddle/phi/core/distributed/shared_memory/group_layout.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
 #include "test/cpp/isolated_test.h"
 #include "test/cpp/phi/shared_memory_collectives/collective_cases.h"
@@ -36,6 +40,7 @@ using ErrorKind = CollectiveError::Kind;
 using CollectivesTest = SharedMemoryTestCase;
 
 constexpr int kMaxRanks = 4;
+constexpr char kByte[] = "uint8";
 
 // Three ways to read a peer's buffers, and two mixed ones.
 struct Way {
@@ -207,11 +212,11 @@ ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {
   REQUIRE_TRUE(owner.access() == PeerAccess::kDirect);
   std::vector<char> data(1000000);  // too large to be staged
   Operation reader(group[1].get(),
-                   OperationInfo::Of("broadcast", data.size(), "", "", 0),
+                   OperationInfo::Of("broadcast", data.size(), "uint8", "", 0),
                    kNever);
   reader.Publish(1);  // It may read until it ends.
-  const Outcome outcome =
-      OutcomeOf([&] { owner.Broadcast(data.data(), data.size(), 0, kSoon); });
+  const Outcome outcome = OutcomeOf(
+      [&] { owner.Broadcast(data.data(), data.size(), "uint8", 0, kSoon); });
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
 }
 
@@ -297,6 +302,7 @@ ISOLATED_TEST(CollectivesTest, DirectReadsThatFailLaterAreAnError) {
       collectives.AllGather(data.data(),
                             std::vector<char>(2 * data.size()).data(),
                             data.size(),
+                            "uint8",
                             kNever);
     });
     EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kAborted)
@@ -315,10 +321,12 @@ ISOLATED_TEST(CollectivesTest, AnInvalidArgumentDoesNotFailTheGroup) {
       EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kInvalid)
           << outcome;
     };
-    expect_invalid([&] { collectives.Broadcast(data, 64, 2, kNever); });
-    expect_invalid([&] { collectives.Broadcast(data, 64, -1, kNever); });
-    expect_invalid([&] { collectives.Send(data, 64, group->rank(), kNever); });
-    expect_invalid([&] { collectives.Recv(data, 64, group->rank(), kNever); });
+    expect_invalid([&] { collectives.Broadcast(data, 64, kByte, 2, kNever); });
+    expect_invalid([&] { collectives.Broadcast(data, 64, kByte, -1, kNever); });
+    expect_invalid(
+        [&] { collectives.Send(data, 64, kByte, group->rank(), kNever); });
+    expect_invalid(
+        [&] { collectives.Recv(data, 64, kByte, group->rank(), kNever); });
     expect_invalid([&] {
       collectives.AllReduce(
           data, data, 4, ElementType::kComplex64, Reduction::kMaximum, kNever);
@@ -327,7 +335,8 @@ ISOLATED_TEST(CollectivesTest, AnInvalidArgumentDoesNotFailTheGroup) {
       collectives.AllReduce(
           data, data, 4, ElementType::kInt64, Reduction::kAverage, kNever);
     });
-    expect_invalid([&] { collectives.AllToAll(data, {1}, data, {1}, kNever); });
+    expect_invalid(
+        [&] { collectives.AllToAll(data, {1}, data, {1}, kByte, kNever); });
     collectives.Barrier(kNever);
   });
   ranks.Finish();
@@ -340,7 +349,7 @@ ISOLATED_TEST(CollectivesTest, SizesOfAllToAllThatDisagreeAreAnError) {
     char in[64] = {};
     char out[64];
     const Outcome outcome = OutcomeOf([&] {
-      collectives.AllToAll(in, {8, 8, 8}, out, {8, expected, 8}, kNever);
+      collectives.AllToAll(in, {8, 8, 8}, out, {8, expected, 8}, kByte, kNever);
     });
     EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 1)) << outcome;
     EXPECT_TRUE(outcome.Says("rank 1 sends 8 bytes to rank 2, which expects 9"))
@@ -362,7 +371,7 @@ ISOLATED_TEST(CollectivesTest, DifferentOperationsAreAnErrorThatNamesBoth) {
                               Reduction::kSum,
                               kNever);
       } else {
-        collectives.Broadcast(data.data(), 16, 0, kNever);
+        collectives.Broadcast(data.data(), 16, "float32", 0, kNever);
       }
     });
     EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kMismatched)
@@ -379,14 +388,108 @@ ISOLATED_TEST(CollectivesTest, AMessageOfAnotherSizeIsAnError) {
     char data[64] = {};
     const Outcome outcome = OutcomeOf([&] {
       if (group->rank() == 0) {
-        collectives.Send(data, 64, 1, kNever);
+        collectives.Send(data, 64, kByte, 1, kNever);
       } else {
-        collectives.Recv(data, 32, 0, kNever);
+        collectives.Recv(data, 32, kByte, 0, kNever);
       }
     });
     EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kMismatched)
         << outcome;
   });
+  ranks.Finish();
+}
+
+// Without the types, the ranks would reinterpret each other's bytes: the sizes
+// are equal.
+ISOLATED_TEST(CollectivesTest, DifferentTypesAreAnErrorInEveryOperation) {
+  using Call = std::function<void(
+      Collectives*, int rank, char* in, char* out, const std::string& type)>;
+  const std::vector<std::pair<std::string, Call>> calls = {
+      {"broadcast",
+       [](auto* group, int, char* in, char*, const auto& type) {
+         group->Broadcast(in, 8, type, 0, kNever);
+       }},
+      {"all_gather",
+       [](auto* group, int, char* in, char* out, const auto& type) {
+         group->AllGather(in, out, 8, type, kNever);
+       }},
+      {"gather",
+       [](auto* group, int, char* in, char* out, const auto& type) {
+         group->Gather(in, out, 8, type, 0, kNever);
+       }},
+      {"scatter",
+       [](auto* group, int, char* in, char* out, const auto& type) {
+         group->Scatter(in, out, 8, type, 0, kNever);
+       }},
+      {"alltoall",
+       [](auto* group, int, char* in, char* out, const auto& type) {
+         group->AllToAll(in, {8, 8}, out, {8, 8}, type, kNever);
+       }},
+      {"recv",
+       [](auto* group, int rank, char* in, char* out, const auto& type) {
+         if (rank == 0) return group->Send(in, 8, type, 1, kNever);
+         group->Recv(out, 8, type, 0, kNever);
+       }},
+  };
+  for (const auto& [name, call] : calls) {
+    Ranks ranks(
+        2, [&, call = call](GroupMemory* group, const Channel& channel) {
+          Collectives collectives(group, {}, kNever);
+          char in[16] = {};
+          char out[16] = {};
+          const char* const type =
+              group->rank() == 0 ? "float32" : "float8_e4m3fn";
+          channel.Send(OutcomeOf(
+              [&] { call(&collectives, group->rank(), in, out, type); }));
+        });
+    for (int rank = 0; rank < 2; ++rank) {
+      const Outcome outcome = ranks.ReceiveOutcome(rank);
+      EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kMismatched)
+          << name << ": " << outcome;
+      for (const std::string& part :
+           {name, std::string("float32"), std::string("float8_e4m3fn")}) {
+        EXPECT_TRUE(outcome.Says(part)) << part << " is not in: " << outcome;
+      }
+    }
+    ranks.Finish();
+  }
+}
+
+// An operation that needs more rounds than there are phases. It must not run:
+// the phase would overflow, and ranks would read windows before they are ready.
+ISOLATED_TEST(CollectivesTest, MoreRoundsThanPhasesAreAnErrorOfTheCall) {
+  constexpr uint64_t kWindow = 2048;
+  constexpr uint64_t kBytes = kWindow * phi::distributed::kEndPhase;
+  // Takes no memory, because a rank reads only the first window.
+  void* const data = mmap(nullptr,
+                          kBytes,
+                          PROT_READ,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1,
+                          0);
+  REQUIRE_TRUE(data != MAP_FAILED);
+  GroupOptions options;
+  options.staging_bytes = 2 * kWindow;
+  Ranks ranks(
+      2,
+      [&](GroupMemory* group, const Channel&) {
+        Collectives collectives(group, {}, kNever);
+        const Outcome outcome = OutcomeOf(
+            [&] { collectives.Broadcast(data, kBytes, kByte, 0, kNever); });
+        EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kInvalid)
+            << outcome;
+        EXPECT_TRUE(outcome.Says("broadcast number")) << outcome;
+        EXPECT_TRUE(outcome.Says(std::to_string(kBytes) +
+                                 " bytes from a rank "
+                                 "in windows of 2048 bytes"))
+            << outcome;
+        EXPECT_TRUE(outcome.Says("at least 2 parts")) << outcome;
+        // The group is still usable.
+        std::vector<char> small(100000, static_cast<char>(1 - group->rank()));
+        collectives.Broadcast(small.data(), small.size(), kByte, 0, kNever);
+        EXPECT_EQ(small, std::vector<char>(small.size(), 1));
+      },
+      options);
   ranks.Finish();
 }
 
@@ -400,13 +503,13 @@ void RunOnThreadsConcurrently(GroupMemory* group, PeerAccess access) {
   std::thread sender([&] {
     for (int i = 0; i < kTimes; ++i) {
       std::vector<char> data(kBytes, static_cast<char>(group->rank() + i));
-      collectives.Send(data.data(), data.size(), peer, kNever);
+      collectives.Send(data.data(), data.size(), kByte, peer, kNever);
     }
   });
   std::thread receiver([&] {
     for (int i = 0; i < kTimes; ++i) {
       std::vector<char> data(kBytes);
-      collectives.Recv(data.data(), data.size(), peer, kNever);
+      collectives.Recv(data.data(), data.size(), kByte, peer, kNever);
       EXPECT_EQ(data, std::vector<char>(kBytes, static_cast<char>(peer + i)));
     }
   });

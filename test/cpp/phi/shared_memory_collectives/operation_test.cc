@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -146,6 +147,37 @@ ISOLATED_TEST(OperationTest, ALaterPhaseIsWaitedFor) {
   second.Publish(7);
   const Outcome outcome = OutcomeOf([&] { first.WaitFor(1, 8); });
   EXPECT_TRUE(outcome.Is(CollectiveKind::kTimedOut, 1)) << outcome;
+}
+
+ISOLATED_TEST(OperationTest, APhaseThatWouldCountAsTheEndIsRefused) {
+  const auto group = GroupInOneProcess(2);
+  Operation operation(group[0].get(), SomeOperation(), kNever);
+  constexpr uint64_t kEnd = phi::distributed::kEndPhase;
+  for (const uint64_t phase : {uint64_t{0}, kEnd, kEnd + 1}) {
+    const Outcome outcome = OutcomeOf([&] { operation.Publish(phase); });
+    EXPECT_TRUE(outcome.Is(CollectiveKind::kInvalid, 0)) << outcome;
+    EXPECT_TRUE(outcome.Says("phase " + std::to_string(phase))) << outcome;
+  }
+  operation.Publish(kEnd - 1);
+  operation.End();
+  Meet(group[1].get());
+}
+
+ISOLATED_TEST(OperationTest, ARefusedOperationDoesNotFailTheGroup) {
+  const auto group = GroupInOneProcess(2);
+  for (const auto& rank : group) {
+    Operation operation(rank.get(), SomeOperation(), kNever);
+    const Outcome outcome =
+        OutcomeOf([&] { operation.Refuse("has a reason."); });
+    EXPECT_TRUE(outcome.Is(CollectiveKind::kInvalid, rank->rank())) << outcome;
+    EXPECT_TRUE(
+        outcome.Says("all_reduce number 1 (4096 bytes, float32, sum): "
+                     "it has a reason."))
+        << outcome;
+  }
+  std::thread other([&] { Meet(group[1].get()); });
+  Meet(group[0].get());
+  other.join();
 }
 
 ISOLATED_TEST(OperationTest, BufferLocationsReachTheOthersUnchanged) {

@@ -255,11 +255,12 @@ void Collectives::ReduceScatter(const void* in,
 
 void Collectives::Broadcast(void* data,
                             uint64_t bytes,
+                            const std::string& type,
                             int root,
                             Milliseconds timeout) {
   RequireRank(root, "root");
   Operation operation(
-      group_, OperationInfo::Of("broadcast", bytes, "", "", root), timeout);
+      group_, OperationInfo::Of("broadcast", bytes, type, "", root), timeout);
   OfferedBuffer offered;
   if (rank() == root) offered = {Bytes(data), {bytes}};
   Exchange exchange(&operation, memory_, others_);
@@ -275,9 +276,10 @@ void Collectives::Broadcast(void* data,
 void Collectives::AllGather(const void* in,
                             void* out,
                             uint64_t bytes_per_rank,
+                            const std::string& type,
                             Milliseconds timeout) {
   Operation operation(
-      group_, OperationInfo::Of("all_gather", bytes_per_rank), timeout);
+      group_, OperationInfo::Of("all_gather", bytes_per_rank, type), timeout);
   Exchange exchange(&operation, memory_, others_);
   exchange.Start({{{Bytes(in), {bytes_per_rank}}, 1, bytes_per_rank}});
   CopyUnlessSame(
@@ -297,12 +299,14 @@ void Collectives::AllGather(const void* in,
 void Collectives::Gather(const void* in,
                          void* out,
                          uint64_t bytes_per_rank,
+                         const std::string& type,
                          int root,
                          Milliseconds timeout) {
   RequireRank(root, "root");
-  Operation operation(group_,
-                      OperationInfo::Of("gather", bytes_per_rank, "", "", root),
-                      timeout);
+  Operation operation(
+      group_,
+      OperationInfo::Of("gather", bytes_per_rank, type, "", root),
+      timeout);
   const bool is_root = rank() == root;
   OfferedBuffer offered;
   if (!is_root) offered = {Bytes(in), {bytes_per_rank}};
@@ -328,12 +332,13 @@ void Collectives::Gather(const void* in,
 void Collectives::Scatter(const void* in,
                           void* out,
                           uint64_t bytes_per_rank,
+                          const std::string& type,
                           int root,
                           Milliseconds timeout) {
   RequireRank(root, "root");
   Operation operation(
       group_,
-      OperationInfo::Of("scatter", bytes_per_rank, "", "", root),
+      OperationInfo::Of("scatter", bytes_per_rank, type, "", root),
       timeout);
   const bool is_root = rank() == root;
   const uint64_t own_offset = rank() * bytes_per_rank;
@@ -358,6 +363,7 @@ void Collectives::AllToAll(const void* in,
                            const std::vector<uint64_t>& in_bytes,
                            void* out,
                            const std::vector<uint64_t>& out_bytes,
+                           const std::string& type,
                            Milliseconds timeout) {
   const size_t ranks = size();
   if (in_bytes.size() != ranks || out_bytes.size() != ranks) {
@@ -366,7 +372,7 @@ void Collectives::AllToAll(const void* in,
                  " to receive. Pass one size for each of the " +
                  std::to_string(ranks) + " ranks.");
   }
-  Operation operation(group_, OperationInfo::Of("alltoall", 0), timeout);
+  Operation operation(group_, OperationInfo::Of("alltoall", 0, type), timeout);
 
   // Every rank gets all sizes, so all ranks agree on whether the sizes match.
   const uint64_t part_bytes = ranks * sizeof(uint64_t);
@@ -428,6 +434,7 @@ void Collectives::Barrier(Milliseconds timeout) {
 
 void Collectives::Send(const void* data,
                        uint64_t bytes,
+                       const std::string& type,
                        int receiver,
                        Milliseconds timeout) {
   RequireRank(receiver, "receiver");
@@ -435,8 +442,11 @@ void Collectives::Send(const void* data,
     ThrowInvalid("Rank " + std::to_string(rank()) +
                  " cannot send to itself. Copy the tensor.");
   }
-  Operation operation(
-      group_, OperationInfo::Of("send", bytes), rank(), receiver, timeout);
+  Operation operation(group_,
+                      OperationInfo::Of("send", bytes, type),
+                      rank(),
+                      receiver,
+                      timeout);
   Exchange exchange(&operation, memory_, {receiver});
   exchange.Start({{{Bytes(data), {bytes}}, 1, bytes}});
   exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
@@ -445,6 +455,7 @@ void Collectives::Send(const void* data,
 
 void Collectives::Recv(void* data,
                        uint64_t bytes,
+                       const std::string& type,
                        int sender,
                        Milliseconds timeout) {
   RequireRank(sender, "sender");
@@ -453,7 +464,7 @@ void Collectives::Recv(void* data,
                  " cannot receive from itself. Copy the tensor.");
   }
   Operation operation(
-      group_, OperationInfo::Of("recv", bytes), sender, rank(), timeout);
+      group_, OperationInfo::Of("recv", bytes, type), sender, rank(), timeout);
   Exchange exchange(&operation, memory_, {sender});
   exchange.Start({{{}, 1, bytes}});
   exchange.Run([](int) { return 0; },

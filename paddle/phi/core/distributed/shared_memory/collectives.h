@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "paddle/phi/core/distributed/shared_memory/collective_types.h"
@@ -65,7 +66,8 @@ class Collectives {
   PeerAccess access() const { return memory_.access(); }
 
   // The buffers of one call must not overlap, except where stated. An empty
-  // buffer may be null.
+  // buffer may be null. `type` is the name of the elements' type: operations
+  // that only copy the elements also work on types that are no ElementType.
 
   // `in` may equal `out`.
   void AllReduce(const void* in,
@@ -91,18 +93,24 @@ class Collectives {
                      ElementType type,
                      Reduction reduction,
                      Milliseconds timeout);
-  void Broadcast(void* data, uint64_t bytes, int root, Milliseconds timeout);
+  void Broadcast(void* data,
+                 uint64_t bytes,
+                 const std::string& type,
+                 int root,
+                 Milliseconds timeout);
   // `out` has `bytes_per_rank` for each rank. `in` may be this rank's part of
   // it.
   void AllGather(const void* in,
                  void* out,
                  uint64_t bytes_per_rank,
+                 const std::string& type,
                  Milliseconds timeout);
   // Only the root's `out` is written, and the root's `in` may be its part of
   // `out`. On other ranks `out` may be null.
   void Gather(const void* in,
               void* out,
               uint64_t bytes_per_rank,
+              const std::string& type,
               int root,
               Milliseconds timeout);
   // Only the root's `in` is read, and the root's `out` may be its part of `in`.
@@ -110,6 +118,7 @@ class Collectives {
   void Scatter(const void* in,
                void* out,
                uint64_t bytes_per_rank,
+               const std::string& type,
                int root,
                Milliseconds timeout);
   // Sends `in_bytes[k]` bytes to rank k, starting at the sum of the preceding
@@ -118,6 +127,7 @@ class Collectives {
                 const std::vector<uint64_t>& in_bytes,
                 void* out,
                 const std::vector<uint64_t>& out_bytes,
+                const std::string& type,
                 Milliseconds timeout);
   void Barrier(Milliseconds timeout);
 
@@ -125,9 +135,14 @@ class Collectives {
   // received in the order in which they are sent.
   void Send(const void* data,
             uint64_t bytes,
+            const std::string& type,
             int receiver,
             Milliseconds timeout);
-  void Recv(void* data, uint64_t bytes, int sender, Milliseconds timeout);
+  void Recv(void* data,
+            uint64_t bytes,
+            const std::string& type,
+            int sender,
+            Milliseconds timeout);
 
  private:
   // The type and reduction of an operation.

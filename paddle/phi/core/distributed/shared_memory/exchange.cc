@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <utility>
 
+#include "paddle/phi/core/distributed/shared_memory/group_layout.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
 
 namespace phi {
@@ -81,23 +83,44 @@ BufferLocation Exchange::Offer(const Pass& pass) {
   return location;
 }
 
-const BufferLocation& Exchange::LocationOf(int rank) const {
-  if (rank == rank_) return locations_[pass_];
-  return pass_ == 0 ? operation_->input_of(rank) : operation_->output_of(rank);
+const BufferLocation& Exchange::LocationOf(int rank, size_t pass) const {
+  if (rank == rank_) return locations_[pass];
+  return pass == 0 ? operation_->input_of(rank) : operation_->output_of(rank);
 }
 
-uint64_t Exchange::WindowBytes() const {
-  const uint64_t staged = std::max(passes_[pass_].pieces - 1, 1);
+uint64_t Exchange::WindowBytes(size_t pass) const {
+  const uint64_t staged = std::max(passes_[pass].pieces - 1, 1);
   return operation_->staging_bytes() / 2 / staged / kAlignment * kAlignment;
 }
 
-uint64_t Exchange::Rounds() const {
-  bool staged = LocationOf(rank_).where == Where::kStaging;
+uint64_t Exchange::Rounds(size_t pass) const {
+  bool staged = LocationOf(rank_, pass).where == Where::kStaging;
   for (int peer : peers_) {
-    staged = staged || LocationOf(peer).where == Where::kStaging;
+    staged = staged || LocationOf(peer, pass).where == Where::kStaging;
   }
   if (!staged) return 1;
-  return (passes_[pass_].largest_piece + WindowBytes() - 1) / WindowBytes();
+  const uint64_t window = WindowBytes(pass);
+  return (passes_[pass].largest_piece + window - 1) / window;
+}
+
+void Exchange::RequirePhases() {
+  // Finish may publish one more phase than there are rounds.
+  constexpr uint64_t kMaxRounds = kEndPhase - 2;
+  uint64_t rounds = 0;
+  size_t longest = 0;
+  for (size_t pass = 0; pass < passes_.size(); ++pass) {
+    rounds += Rounds(pass);
+    if (Rounds(pass) > Rounds(longest)) longest = pass;
+  }
+  if (rounds <= kMaxRounds) return;
+  operation_->Refuse(
+      "copies " + std::to_string(passes_[longest].largest_piece) +
+      " bytes from a rank in windows of " +
+      std::to_string(WindowBytes(longest)) + " bytes, which takes " +
+      std::to_string(rounds) + " rounds, but an operation has at most " +
+      std::to_string(kMaxRounds) + ". Split the tensor into at least " +
+      std::to_string(rounds / kMaxRounds + 1) +
+      " parts of equal size, and pass one after the other.");
 }
 
 void Exchange::Stage(uint64_t round_of_pass) {
@@ -109,7 +132,7 @@ void Exchange::Stage(uint64_t round_of_pass) {
                 location.bytes);
   }
   if (location.where != Where::kStaging) return;
-  const uint64_t window = WindowBytes();
+  const uint64_t window = WindowBytes(pass_);
   const uint64_t begin = round_of_pass * window;
   char* to = operation_->own_staging() +
              round_ % 2 * (operation_->staging_bytes() / 2);
@@ -127,6 +150,7 @@ void Exchange::Stage(uint64_t round_of_pass) {
 }
 
 void Exchange::Run(const PieceOffset& offset, const Reader& reader) {
+  if (pass_ == 0) RequirePhases();
   offset_ = &offset;
   buffers_.clear();
   buffers_.resize(memory_.group()->size());
@@ -136,9 +160,9 @@ void Exchange::Run(const PieceOffset& offset, const Reader& reader) {
       buffers_[peer].emplace(memory_, operation_, peer, location);
     }
   }
-  const uint64_t rounds = Rounds();
+  const uint64_t rounds = Rounds(pass_);
   const uint64_t largest = passes_[pass_].largest_piece;
-  const uint64_t step = rounds > 1 ? WindowBytes() : largest;
+  const uint64_t step = rounds > 1 ? WindowBytes(pass_) : largest;
   for (uint64_t i = 0; i < rounds; ++i) {
     if (round_ > 0) {
       Stage(i);
@@ -162,7 +186,7 @@ const char* Exchange::Read(int rank,
         passes_[pass_].pieces > 1 ? rank_ - (rank_ > rank ? 1 : 0) : 0;
     return operation_->staging_of(rank) +
            round_ % 2 * (operation_->staging_bytes() / 2) +
-           piece * WindowBytes() + (begin - window_begin_);
+           piece * WindowBytes(pass_) + (begin - window_begin_);
   }
   operation_->CheckRanks();
   return buffers_[rank]->Read((*offset_)(rank) + begin, bytes, scratch);

@@ -47,6 +47,10 @@ struct OfferedBuffer {
 // Publishing phase r means that this member's window of round r is ready, and
 // that it has read all windows of earlier rounds.
 //
+// An exchange that would need more phases than there are is an invalid argument
+// that all members detect alike, before one of them has read anything. So it
+// does not fail the group.
+//
 // All functions throw CollectiveError. Not thread-safe.
 class Exchange {
  public:
@@ -86,10 +90,15 @@ class Exchange {
 
  private:
   BufferLocation Offer(const Pass& pass);
-  const BufferLocation& LocationOf(int rank) const;
+  const BufferLocation& LocationOf(int rank, size_t pass) const;
+  const BufferLocation& LocationOf(int rank) const {
+    return LocationOf(rank, pass_);
+  }
   void Stage(uint64_t round_of_pass);
-  uint64_t WindowBytes() const;
-  uint64_t Rounds() const;
+  uint64_t WindowBytes(size_t pass) const;
+  uint64_t Rounds(size_t pass) const;
+  // Throws if the exchange needs more phases than an operation has.
+  void RequirePhases();
 
   Operation* operation_;
   const PeerMemory& memory_;

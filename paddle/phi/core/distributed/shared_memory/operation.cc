@@ -130,12 +130,28 @@ Operation::~Operation() {
                    "start all ranks again.");
 }
 
-void Operation::Publish(uint64_t phase) { Store(phase); }
+void Operation::Publish(uint64_t phase) {
+  if (phase < 1 || phase >= kEndPhase) {
+    throw CollectiveError(Kind::kInvalid,
+                          group_->rank(),
+                          "Cannot publish phase " + std::to_string(phase) +
+                              " of " + Text() + ". Publish phases from 1 to " +
+                              std::to_string(kEndPhase - 1) + ".");
+  }
+  Store(phase);
+}
 
 void Operation::End() {
   Store(kEndPhase);
   ended_ = true;
   turn_.unlock();
+}
+
+void Operation::Refuse(const std::string& reason) {
+  const std::string text = Text();
+  End();
+  throw CollectiveError(
+      Kind::kInvalid, group_->rank(), "Cannot run " + text + ": it " + reason);
 }
 
 void Operation::Store(uint64_t phase) {

@@ -64,7 +64,8 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
 
   // Publishes a phase. Phases increase, from 1 to kEndPhase - 1; phases may be
-  // skipped.
+  // skipped. Throws for another phase, which the others would take for the end
+  // of this operation or for a phase of the next one.
   void Publish(uint64_t phase);
   // Waits until a member has published this phase, a later one or the end.
   // Compares the OperationInfo of the two ranks.
@@ -78,6 +79,11 @@ class Operation {
   // says that `rank` has died if it has, otherwise it has this reason. Waits
   // briefly, because a dying process loses its memory before it counts as dead.
   [[noreturn]] void ThrowUnreadable(int rank, const std::string& reason);
+  // Ends the operation and throws that the call is invalid, for this reason:
+  // the text continues a sentence that begins with the operation. All members
+  // must call it, before one of them has accessed another's data. Then the
+  // group does not fail.
+  [[noreturn]] void Refuse(const std::string& reason);
   // Publishes that this member has finished the operation and no longer
   // accesses its data. Must be the last call, and called only once.
   void End();
