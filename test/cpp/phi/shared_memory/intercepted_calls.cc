@@ -14,6 +14,7 @@
 
 #include "test/cpp/phi/shared_memory/intercepted_calls.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -103,6 +104,11 @@ int open(const char* path, int flags, ...) {
   const unsigned mode = va_arg(arguments, unsigned);
   va_end(arguments);
   return Fails("open") ? -1 : next(path, flags, mode);
+}
+
+DIR* opendir(const char* path) {
+  static auto* const next = Next<DIR*(const char*)>("opendir");
+  return Fails("opendir") ? nullptr : next(path);
 }
 
 int fallocate(int fd, int mode, off_t offset, off_t length) {

@@ -24,7 +24,8 @@ namespace shared_memory_test {
 // pass through it. A test can make such a call fail, or act just before it.
 
 // Returns the names of these functions. A call of fallocate that frees memory
-// is "punch".
+// is "punch". The list is without "opendir", because the number of its calls
+// depends on the other processes of the system.
 const std::vector<std::string>& InterceptedFunctions();
 
 enum class Calls { kOne, kAllFromThenOn };

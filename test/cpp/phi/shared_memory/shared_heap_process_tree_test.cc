@@ -35,6 +35,8 @@
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using paddle::memory::allocation::FileDescriptor;
+using paddle::memory::allocation::OpenFile;
 using paddle::memory::allocation::SharedLedger;
 
 class SharedHeapProcessTreeTest
@@ -268,6 +270,80 @@ ISOLATED_TEST(SharedHeapProcessTreeTest,
     }));
   }
   collector.Finish();
+}
+
+// Joins tree 1 when it is told to. Then it looks like a process that lists the
+// folder to complete this: it has the lock, and the folder open twice, like a
+// process that has left. Receives a message.
+void JoinLate(const Channel& channel) {
+  LookStartedWith(VariableOf(TreeId(1)));
+  channel.Signal();
+  channel.Await();
+  Join(1);
+  const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+  channel.Signal();
+  const auto message = channel.Receive<SharedMessage>();
+  EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
+}
+
+// A process lists the files before it inspects the other processes.
+constexpr int kCallThatListsProcesses = 2;
+
+ISOLATED_TEST(SharedHeapProcessTreeTest,
+              AFileStaysForAProcessThatJoinsWhileProcessesAreInspected) {
+  Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
+  Worker late(JoinLate);
+  const auto message = sender.channel().Receive<SharedMessage>();
+  late.channel().Await();
+  Heap();
+  sender.Kill();
+  {
+    const Interception listing(
+        "opendir", kCallThatListsProcesses, Calls::kOne, [&] {
+          late.channel().Signal();
+          late.channel().Await();
+          return 0;
+        });
+    Heap().Collect({});
+    EXPECT_TRUE(listing.Happened());
+  }
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
+  late.channel().Send(message);
+  late.Finish();
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
+}
+
+ISOLATED_TEST(SharedHeapProcessTreeTest,
+              TheLastToLeaveKeepsAFileForAProcessThatJoinsMeanwhile) {
+  Worker last([](const Channel& channel) {
+    Join(1);
+    const SharedBlock block =
+        AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+    channel.Send(MessageOf(block));
+    Heap().Release(block);
+    channel.Await();
+    const Interception listing(
+        "opendir", kCallThatListsProcesses, Calls::kOne, [&] {
+          channel.Signal();
+          channel.Await();
+          return 0;
+        });
+    Heap().Leave();
+    EXPECT_TRUE(listing.Happened());
+  });
+  Worker late(JoinLate);
+  const auto message = last.channel().Receive<SharedMessage>();
+  late.channel().Await();
+  last.channel().Signal();
+  last.channel().Await();
+  late.channel().Signal();
+  late.channel().Await();
+  last.channel().Signal();
+  last.Finish();
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
+  late.channel().Send(message);
+  late.Finish();
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
 ISOLATED_TEST(SharedHeapProcessTreeTest,

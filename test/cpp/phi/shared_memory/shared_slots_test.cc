@@ -380,9 +380,45 @@ ISOLATED_TEST(SharedSlotsTest, AProgramMayJoinTheTreeItWasStartedWith) {
 }
 
 ISOLATED_TEST(SharedSlotsTest, AProgramThatLeftItsTreeMayNotJoinItAgain) {
+  Worker program([](const Channel& channel) {
+    LookStartedWith("PADDLE_SHARED_MEMORY_TREE=" + TreeName());
+    channel.Signal();
+    channel.Await();
+    ProcessTree tree(TreeId());
+    tree.Leave();
+    channel.Signal();
+    channel.Await();
+  });
+  // Opened only now, so that the program does not inherit it.
   const FileDescriptor folder = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
-  const Program program(TreeName(), folder.get(), 2);
+  program.channel().Await();
+  EXPECT_TRUE(StartingProcesses(folder.get()).MayJoin(TreeId()));
+  program.channel().Signal();
+  program.channel().Await();
   EXPECT_FALSE(StartingProcesses(folder.get()).MayJoin(TreeId()));
+}
+
+// A process that joins its tree lists the folder, as every process may. So it
+// has the folder open twice, like a process that has left.
+ISOLATED_TEST(SharedSlotsTest,
+              AProgramWithTheLockKeepsFilesHoweverOftenItLists) {
+  Book book = NamedBook();
+  book.ledger().AppendBlock(0, 64);
+  book.ledger().AddHolder(0, kOwner);
+  book.ledger().IssueTicket(0, 5, 100);
+  Worker program([](const Channel& channel) {
+    const ProcessTree tree(TreeId(1));
+    const FileDescriptor again = OpenFile("/dev/shm", O_RDONLY | O_DIRECTORY);
+    channel.Signal();
+    channel.Await();
+  });
+  program.channel().Await();
+  ProcessTree(TreeId()).RemoveAbandoned(0);
+  ProcessTree(TreeId(1)).Leave();
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
+  program.Kill();
+  ProcessTree(TreeId()).RemoveAbandoned(0);
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
 }
 
 }  // namespace

@@ -23,6 +23,11 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <vector>
 
 namespace shared_memory_test {
 
@@ -112,6 +117,24 @@ void Worker::Kill() {
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;
+}
+
+void LookStartedWith(const std::string& variable) {
+  // The fields of `stat` that follow the name. Two of them are the limits of
+  // the memory that the kernel shows as the initial environment.
+  constexpr size_t kStart = 47;
+  constexpr size_t kEnd = 48;
+  std::ifstream file("/proc/self/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::istringstream rest(text.substr(text.rfind(')') + 1));
+  const std::vector<std::string> fields{
+      std::istream_iterator<std::string>(rest), {}};
+  REQUIRE_TRUE(fields.size() > kEnd);
+  const uint64_t start = std::strtoull(fields[kStart].c_str(), nullptr, 10);
+  const uint64_t end = std::strtoull(fields[kEnd].c_str(), nullptr, 10);
+  REQUIRE_TRUE(start != 0 && end - start > variable.size());
+  std::memcpy(
+      reinterpret_cast<char*>(start), variable.c_str(), variable.size() + 1);
 }
 
 }  // namespace shared_memory_test

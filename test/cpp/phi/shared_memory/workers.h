@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
@@ -104,5 +105,9 @@ class Worker {
   pid_t pid_;  // 0 once it has ended
   Channel channel_{-1};
 };
+
+// Makes /proc show a variable as if this process had been started with it. The
+// process then has only the other variables whose text is not overwritten.
+void LookStartedWith(const std::string& variable);
 
 }  // namespace shared_memory_test

@@ -128,8 +128,12 @@ void ProcessTree::RemoveAbandoned(uint64_t deadline) {
   for (const std::string& name : names) {
     uint64_t tree = TreeInName(name);
     TreeFile file(name);
-    if (file.NobodyAttached() && (file.NoMessages(deadline) ||
-                                  (tree != tree_ && !starting.MayJoin(tree)))) {
+    // Look at the lock again, after the inspection: a process may have joined
+    // meanwhile.
+    if (file.NobodyAttached() &&
+        (file.NoMessages(deadline) ||
+         (tree != tree_ && !starting.MayJoin(tree) &&
+          !IsLocked(folder_.get(), LockByteOf(tree))))) {
       file.Remove();
     }
   }
@@ -146,7 +150,10 @@ void ProcessTree::Leave() {
   for (const std::string& name : SegmentFilesOfUser()) {
     if (TreeInName(name) != tree_) continue;
     TreeFile file(name);
-    if (file.AllLeaving() && (file.NoMessages(0) || !starting.MayJoin(tree_))) {
+    // As above. This process has released its own lock.
+    if (file.AllLeaving() &&
+        (file.NoMessages(0) || (!starting.MayJoin(tree_) &&
+                                !IsLocked(folder_.get(), LockByteOf(tree_))))) {
       file.Remove();
     }
   }

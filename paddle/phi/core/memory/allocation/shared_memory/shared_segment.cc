@@ -391,10 +391,18 @@ bool SharedSegment::Detach(const std::vector<SharedRange>& kept) {
 }
 
 void SharedSegment::UnmapAllBut(const std::vector<SharedRange>& kept) {
+  // The system's pages may be larger than the pages of a segment. Those that
+  // are partly kept stay mapped.
+  const uint64_t page = sysconf(_SC_PAGESIZE);
   ForEachGap(kept, reserve_, [&](uint64_t start, uint64_t length) {
+    const uint64_t first = RoundUp(start, page);
+    const uint64_t end = start + length;
+    // The mapping ends with a whole page.
+    const uint64_t last =
+        end == reserve_ ? RoundUp(end, page) : end - end % page;
     // This fails if the system allows no more mappings; then the addresses stay
     // mapped.
-    munmap(base_ + start, length);
+    if (first < last) munmap(base_ + first, last - first);
   });
   fd_.Close();
   base_ = nullptr;

@@ -39,7 +39,8 @@ class StartingProcesses {
   explicit StartingProcesses(int folder);
 
   // Returns whether some process may still join the process tree. Returns true
-  // if that is unknown.
+  // if that is unknown. May return false for a process that was joining during
+  // the inspection; it then has its lock, so check the lock after this call.
   bool MayJoin(uint64_t tree);
 
  private:
@@ -49,7 +50,8 @@ class StartingProcesses {
   // while the process is just starting another program (execve).
   std::string EnvironmentOf(const std::string& process);
   // Returns whether a process has joined a process tree and left it. If so, it
-  // has the folder open twice.
+  // has the folder open twice. So has a process that has just joined and lists
+  // the folder, but that process has the lock.
   bool HasLeft(const std::string& process) const;
 
   struct stat folder_ = {};
