@@ -31,7 +31,13 @@ from shared_tensor_base import (  # noqa: F401
     setUpModule,
     tearDownModule,
 )
-from test_shared_tensor_stress import KEPT, SEED, SIZES, Life, wait_for_any
+from test_shared_tensor_stress import (
+    KEPT,
+    SEED,
+    SIZES,
+    KillSchedule,
+    wait_for_any,
+)
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
@@ -117,8 +123,8 @@ def consume(connection, seed: int) -> None:
 class Consumer:
     """A process that gets a message only when it has no other to answer."""
 
-    def __init__(self, context, seed: int, life: Life):
-        self.life = life
+    def __init__(self, context, seed: int, schedule: KillSchedule):
+        self.schedule = schedule
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
             target=consume, args=(theirs, seed), daemon=True
@@ -152,24 +158,24 @@ class TestStress(unittest.TestCase):
         longest_s = 0.0
         while len(killed) < KILLS or not received:
             while len(consumers) < CONSUMERS:
-                life = Life(rng, MOST_MESSAGES, longest_s)
-                consumer = Consumer(context, rng.getrandbits(32), life)
+                schedule = KillSchedule(rng, MOST_MESSAGES, longest_s)
+                consumer = Consumer(context, rng.getrandbits(32), schedule)
                 consumers[consumer.connection] = consumer
                 consumer.connection.send(store.next_message())
-            lives = [consumer.life for consumer in consumers.values()]
-            for connection in wait_for_any(consumers, lives):
+            schedules = [consumer.schedule for consumer in consumers.values()]
+            for connection in wait_for_any(consumers, schedules):
                 message = connection.recv()
                 try:
                     store.take(message)
                 except RuntimeError:
                     self.assertIn(message.maker, killed)
                 received += 1
-                life = consumers[connection].life
-                life.count_message()
-                longest_s = max(longest_s, life.message_s)
+                schedule = consumers[connection].schedule
+                schedule.count_message()
+                longest_s = max(longest_s, schedule.message_s)
                 connection.send(store.next_message())
             for connection, consumer in list(consumers.items()):
-                if consumer.life.left_s() == 0:
+                if consumer.schedule.left_s() == 0:
                     del consumers[connection]
                     consumer.kill()
                     killed.add(consumer.process.pid)

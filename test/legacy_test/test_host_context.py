@@ -93,11 +93,33 @@ class TestRandomNumbers(HostTestCase):
         self.assertEqual(before + draw(), expected)
 
     def test_state_functions_use_the_given_generator(self):
+        functions = {
+            "paddle": (paddle.get_rng_state, paddle.set_rng_state),
+            "device": (
+                paddle.device.get_rng_state,
+                paddle.device.set_rng_state,
+            ),
+            "cuda": (
+                paddle.device.cuda.get_rng_state,
+                paddle.device.cuda.set_rng_state,
+            ),
+            # In Paddle 3.3.0, its setter takes no device.
+            "incubate": (
+                paddle.incubate.framework.get_rng_state,
+                lambda state, _: paddle.incubate.framework.set_rng_state(state),
+            ),
+        }
         with host_context(generator=seeded(5)):
-            state = paddle.get_rng_state("cpu")
-            first = draw()
-            paddle.set_rng_state(state, "cpu")
-            self.assertEqual(draw(), first)
+            for name, (get_state, set_state) in functions.items():
+                state = get_state("cpu")
+                first = draw()
+                set_state(state, "cpu")
+                self.assertEqual(draw(), first, name)
+            for seed in (paddle.seed, paddle.device.manual_seed):
+                seed(8)
+                first = draw()
+                seed(8)
+                self.assertEqual(draw(), first)
 
     def test_recompute_draws_the_same_numbers(self):
         x = paddle.ones([100])

@@ -84,12 +84,40 @@ def predict(predictor, x):
     return paddle.to_tensor(predictor.get_output_handle(name).copy_to_cpu())
 
 
+def static_program():
+    """Returns a function that runs a program of a static Executor."""
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program):
+        x = paddle.static.data("x", [8])
+        y = Doubled()(x)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    paddle.disable_static()
+
+    def run(x):
+        feed = {"x": x.numpy()}
+        paddle.enable_static()
+        (fetched,) = executor.run(program, feed=feed, fetch_list=[y])
+        paddle.disable_static()
+        return paddle.to_tensor(fetched)
+
+    return run
+
+
+def loaded(net, x):
+    with tempfile.TemporaryDirectory() as folder:
+        paddle.jit.save(net, f"{folder}/net", input_spec=[x])
+        return paddle.jit.load(f"{folder}/net")
+
+
 def run_programs_inside_and_outside(kept):
     paddle.set_device("cpu")
     x = paddle.ones([8])
     predictor = predictor_of(Doubled(), x)
     compiled = {
         "to_static": paddle.jit.to_static(Doubled(), full_graph=True),
+        "loaded": loaded(Doubled(), x),
+        "executor": static_program(),
         "predictor": lambda x: predict(predictor, x),
     }
     values = {}
@@ -122,7 +150,9 @@ class TestPrograms(HostTestCase):
         self.addCleanup(peer.close)
         values = peer.call(run_programs_inside_and_outside)
         self.assertLessEqual(values["to_static"], {0.0, 4.0})
+        self.assertLessEqual(values["executor"], {0.0, 4.0})
         # A saved program applies no dropout.
+        self.assertEqual(values["loaded"], {2.0})
         self.assertEqual(values["predictor"], {2.0})
 
 

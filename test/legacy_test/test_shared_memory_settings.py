@@ -101,7 +101,11 @@ class TestLimit(unittest.TestCase):
 
     def test_limit_that_is_not_a_size_is_refused(self):
         before = sharing.get_shared_memory_limit()
-        for value, error in ((-1, ValueError), ("1 GiB", TypeError)):
+        for value, error in (
+            (-1, ValueError),
+            ("1 GiB", TypeError),
+            (True, TypeError),
+        ):
             with self.assertRaises(error):
                 sharing.set_shared_memory_limit(value)
         self.assertEqual(sharing.get_shared_memory_limit(), before)

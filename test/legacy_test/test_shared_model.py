@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import unittest
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -621,6 +622,27 @@ class TestSending(SharingTestCase):
         self.assertEqual(received.dtype, buffer.dtype)
 
 
+def doubled(x):
+    return x + x
+
+
+class TensorWithOwnState(paddle.Tensor):
+    def __getstate__(self):
+        return self.tag
+
+    def __setstate__(self, state):
+        self.tag = f"received {state}"
+
+
+class TestOwnState(unittest.TestCase):
+    def test_state_of_a_class_that_pickles_its_own_state(self):
+        tensor = TensorWithOwnState(paddle.ones([2]))
+        tensor.tag, tensor.lock = "tag", threading.Lock()
+        received = ForkingPickler.loads(ForkingPickler.dumps(tensor))
+        self.assertEqual(received.tag, "received tag")
+        self.assertEqual(received.tolist(), [1.0, 1.0])
+
+
 class TestRefusals(unittest.TestCase):
     def test_hook_that_cannot_be_pickled_is_named(self):
         layer = nn.Linear(2, 2)
@@ -634,6 +656,12 @@ class TestRefusals(unittest.TestCase):
             ForkingPickler.dumps(layer)
         layer.forward.rollback()
         ForkingPickler.loads(ForkingPickler.dumps(layer))
+
+    def test_compiled_function_is_refused_with_a_remedy(self):
+        function = paddle.jit.to_static(doubled)
+        with self.assertRaisesRegex(TypeError, "doubled.*dygraph_function"):
+            ForkingPickler.dumps(function)
+        ForkingPickler.loads(ForkingPickler.dumps(function.dygraph_function))
 
     def test_weight_that_a_hook_computes_is_refused(self):
         layer = nn.utils.weight_norm(nn.Linear(2, 2))

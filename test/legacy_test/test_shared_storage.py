@@ -32,7 +32,7 @@ def no_stream(device):
 
 
 def handle_of(tensor):
-    return native.share_tensor(tensor, False, no_stream)
+    return native.share_tensor(tensor, no_stream)
 
 
 def double(handle):

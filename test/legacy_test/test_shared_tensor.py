@@ -224,18 +224,6 @@ class TestWhatArrives(SharingTestCase):
         with self.assertRaisesRegex(ValueError, "impossible"):
             rebuild(forged, stop_gradient)
 
-    def test_sparse_tensor_is_refused_or_arrives(self):
-        # Stock sends memory with other contents.
-        sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0])
-        try:
-            message = ForkingPickler.dumps(sparse)
-        except (TypeError, ValueError, RuntimeError):
-            return
-        received = ForkingPickler.loads(message)
-        np.testing.assert_array_equal(
-            received.to_dense().numpy(), sparse.to_dense().numpy()
-        )
-
     def test_dense_tensor_arrives(self):
         tensor = matrix()
         received = self.peer.call(array_of, tensor.get_tensor())

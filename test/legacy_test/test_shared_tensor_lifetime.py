@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -304,6 +305,16 @@ class TestMessages(LifetimeTestCase):
         self.assertEqual(
             self.peer.call(load_and_describe, message), description(vector())
         )
+
+    def test_a_thread_may_read_the_old_memory_of_a_parameter_that_is_sent(self):
+        # A Queue sends on a thread of its own, while the sender may compute.
+        weight = paddle.create_parameter([1 << 18], "float32")
+        weight.set_value(paddle.full([1 << 18], 3.0))
+        old = (ctypes.c_float * weight.size).from_address(weight.data_ptr())
+        message = ForkingPickler.dumps(weight)
+        self.assertNotEqual(weight.data_ptr(), ctypes.addressof(old))
+        self.assertEqual(set(old), {3.0})
+        ForkingPickler.loads(message)
 
     def test_messages_of_a_dropped_queue_expire_on_demand(self):
         before = self.used()

@@ -269,7 +269,7 @@ class TestProperties(SharingTestCase):
         for size in (25, 6, 5000):
             before = self.used()
             tensors.append(paddle.arange(size, dtype="float32"))
-            native.share_tensor(tensors[-1], False, lambda _: None)
+            native.share_tensor(tensors[-1], lambda _: None)
             size = self.used() - before
             self.peer.call(keep_block, tensors[-1], size)
         return tensors

@@ -241,6 +241,20 @@ class TestErrorsOfTheSender(unittest.TestCase):
             """,
         )
 
+    def test_receiver_gets_the_errors_of_other_objects_with_tensors(self):
+        queue = multiprocessing.get_context("fork").Queue()
+        self.addCleanup(queue.close)
+        queue.put(paddle.jit.to_static(paddle.nn.Linear(2, 2)))
+        with self.assertRaisesRegex(TypeError, "rollback"):
+            queue.get(timeout=WAIT_S)
+        self.addCleanup(
+            sharing.set_shared_memory_limit, sharing.get_shared_memory_limit()
+        )
+        sharing.set_shared_memory_limit(1 << 20)
+        queue.put(paddle.ones([1 << 20]).get_tensor())
+        with self.assertRaisesRegex(MemoryError, "set_shared_memory_limit"):
+            queue.get(timeout=WAIT_S)
+
     def test_executor_handles_its_own_errors(self):
         weight = paddle.ones([2])
         weight.stop_gradient = False

@@ -141,11 +141,10 @@ void WithoutGilIfLarge(const phi::DenseTensor& tensor, const Call& call) {
 }
 
 // `tensor` is a copy, since other threads run while the GIL is released.
-py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
+py::bytes ShareOnHost(phi::DenseTensor tensor) {
   std::string handle;
   WithoutGilIfLarge(tensor, [&] {
-    handle = ShareDenseTensor(
-        std::move(tensor), CurrentSharingStrategy(), long_lived);
+    handle = ShareDenseTensor(std::move(tensor), CurrentSharingStrategy());
   });
   return py::bytes(handle);
 }
@@ -153,11 +152,9 @@ py::bytes ShareOnHost(phi::DenseTensor tensor, bool long_lived) {
 // Returns the handle of a tensor, or None if it must be sent in another way.
 // `tensor` is a copy, since other threads may run while Python looks up the
 // stream.
-py::object Share(phi::DenseTensor tensor,
-                 bool long_lived,
-                 const py::function& stream_of) {
+py::object Share(phi::DenseTensor tensor, const py::function& stream_of) {
   if (!tensor.Holder() || IsOnHost(tensor.place())) {
-    return ShareOnHost(std::move(tensor), long_lived);
+    return ShareOnHost(std::move(tensor));
   }
   if (!phi::is_gpu_place(tensor.place())) return py::none();
   auto number =
@@ -268,28 +265,24 @@ void BindSharedStorage(py::module* m) {
   CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
 
   m->def("share_tensor",
-         [](const paddle::Tensor& tensor,
-            bool long_lived,
-            const py::function& stream_of) {
-           return Share(DenseTensorOf(tensor), long_lived, stream_of);
+         [](const paddle::Tensor& tensor, const py::function& stream_of) {
+           return Share(DenseTensorOf(tensor), stream_of);
          });
   // The message of this handle ends with this process, if it owns the memory.
   m->def("share_while_alive", [](const paddle::Tensor& tensor) {
     return py::bytes(ShareDenseTensor(DenseTensorOf(tensor),
                                       CurrentSharingStrategy(),
-                                      false,
                                       MessageLife::kUntilOwnerEnds));
   });
   m->def("share_dense_tensor",
          [](const phi::DenseTensor& tensor, const py::function& stream_of) {
-           return Share(tensor, false, stream_of);
+           return Share(tensor, stream_of);
          });
-  m->def("move", [](const paddle::Tensor& tensor, bool long_lived) {
+  m->def("move", [](const paddle::Tensor& tensor, bool trim) {
     // A copy, since other threads run while the GIL is released.
     phi::DenseTensor dense = DenseTensorOf(tensor);
     WithoutGilIfLarge(dense, [&] {
-      MoveIntoSharedMemory(
-          std::move(dense), CurrentSharingStrategy(), long_lived);
+      MoveIntoSharedMemory(std::move(dense), CurrentSharingStrategy(), trim);
     });
   });
   // Paddle's Python API has only a getter.

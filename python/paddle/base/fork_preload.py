@@ -36,7 +36,7 @@ def load_before_fork(*names: str) -> None:
 
 def _load() -> None:
     for name in tuple(_names):
-        # An import error, such as too many open files, must not prevent a fork.
+        # An import may fail, for example because too many files are open.
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module(name)
             _names.discard(name)

@@ -116,7 +116,7 @@ def _before_child() -> None:
 
 
 def _before_fork() -> None:
-    # A failure, such as a lack of descriptors, must not prevent the fork.
+    # This may fail, for example because no descriptor is free.
     with contextlib.suppress(ImportError, OSError):
         _before_child()
 

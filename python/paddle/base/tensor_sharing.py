@@ -77,6 +77,7 @@ def _check_can_be_shared(tensor: Tensor) -> None:
 def _move(tensor: Tensor) -> None:
     for part in dense_parts(tensor):
         if not (part.place.is_gpu_place() or is_uninitialized(part)):
+            # Trimming costs time, and most other tensors are dropped soon.
             native.move(part, isinstance(tensor, EagerParamBase))
 
 
@@ -125,6 +126,7 @@ def _has_values_that_others_see(param: Any) -> bool:
         isinstance(param, core.eager.Tensor)
         and param.is_dense()
         and param._is_initialized()
+        and is_in_use()
         and _is_shared(param)
     )
 
@@ -143,7 +145,8 @@ def share_memory_(self: Tensor) -> Tensor:
 
     A tensor that is already shared is not moved again. A GPU tensor is not
     moved, because its memory can always be shared. The gradient is not moved.
-    The method follows torch's.
+    No other thread may use the tensor during the call. The method follows
+    torch's.
 
     Returns:
         Tensor: this tensor.
@@ -189,6 +192,8 @@ def is_shared(self: Tensor) -> bool:
             >>> print(x.is_shared(), x.share_memory_().is_shared())
             False True
     """
+    if self.is_dist():
+        return False
     return all(_is_shared(part) for part in dense_parts(self))
 
 

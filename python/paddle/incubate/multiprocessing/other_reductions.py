@@ -19,7 +19,7 @@ Compiled functions are refused with an error that gives the reason.
 from __future__ import annotations
 
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
 from paddle.base.fork_preload import load_before_fork
@@ -68,14 +68,22 @@ def _reduce_generator(generator: core.Generator) -> tuple:
     return _rebuild_generator, (generator.get_state(),)
 
 
-def _refuse_compiled(function: StaticFunction) -> NoReturn:
+def _refuse_compiled(function: StaticFunction) -> tuple:
     layer = function.class_instance
-    owner = function if layer is None else type(layer).__name__
-    raise TypeError(
+    if layer is None:
+        owner = f"the function {function.dygraph_function.__name__!r}"
+        cure = "Send its `dygraph_function` instead"
+    else:
+        owner = f"a {type(layer).__name__}"
+        cure = "Call layer.forward.rollback() first"
+    error = TypeError(
         "A layer or function that is sent to another process must not be "
-        f"compiled, but paddle.jit.to_static has compiled {owner}. Call "
-        "layer.forward.rollback() first, and compile it in the receiver."
+        f"compiled, but paddle.jit.to_static has compiled {owner}. {cure}, and "
+        "compile it in the receiver."
     )
+    from .feeder_errors import send_in_place_of_object
+
+    return send_in_place_of_object(error, "a compiled layer or function")
 
 
 def _register_subclasses(reduce_tensor: Callable) -> None:

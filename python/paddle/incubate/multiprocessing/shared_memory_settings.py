@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import paddle
 from paddle.base import core
 from paddle.base.shared_storage import FILE_DESCRIPTOR_FLAG, native
@@ -129,7 +131,7 @@ def set_shared_memory_limit(limit: int) -> None:
             >>> print(mp.get_shared_memory_limit())
             8589934592
     """
-    if not isinstance(limit, int):
+    if not isinstance(limit, Integral) or isinstance(limit, bool):
         raise TypeError(
             "The limit on shared memory must be an integer number of bytes, "
             f"but received {limit!r}."
@@ -139,7 +141,7 @@ def set_shared_memory_limit(limit: int) -> None:
             "The limit on shared memory must be at least 0 and less than "
             f"2**64 bytes, but received {limit}."
         )
-    native.set_limit(limit)
+    native.set_limit(int(limit))
 
 
 def shared_memory_stats() -> dict[str, int]:

@@ -231,7 +231,7 @@ def _copied(
         if kind is EagerParamBase:
             copied = _parameter_over(copied, copy.deepcopy(tensor.__dict__))
         elif kind is not core.eager.Tensor:
-            state = copy.deepcopy(tensor.__dict__)
+            state = copy.deepcopy(_state_of(tensor))
             copied = _subclass_over(kind, copied, state)
         copied.stop_gradient = tensor.stop_gradient
     else:
@@ -247,7 +247,7 @@ def _reduce_parts(tensor: paddle.Tensor) -> tuple | None:
     parts, *rest = _split_into_parts(tensor)
     if parts[0].place.is_custom_place():
         return None
-    handles = [native.share_tensor(x, False, _sending_stream) for x in parts]
+    handles = [native.share_tensor(x, _sending_stream) for x in parts]
     # Pickle uses Paddle's own reduction for a part without a handle.
     sent = [
         part if handle is None else handle
@@ -282,8 +282,7 @@ def _split_into_parts(
 
 def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
     kind = type(tensor)
-    is_long_lived = isinstance(tensor, EagerParamBase)
-    handle = native.share_tensor(tensor, is_long_lived, _sending_stream)
+    handle = native.share_tensor(tensor, _sending_stream)
     if handle is None:
         check_initialized(tensor)
         if tensor._is_initialized():
@@ -294,10 +293,18 @@ def _reduce_dense(tensor: paddle.Tensor) -> tuple | None:
     args = (handle, tensor.stop_gradient)
     if kind is core.eager.Tensor:
         return _rebuild_tensor, args
-    state = dict(tensor.__dict__)
     if kind is EagerParamBase:
-        return _rebuild_parameter, (*args, state)
-    return _rebuild_subclass, (*args, kind, state)
+        return _rebuild_parameter, (*args, dict(tensor.__dict__))
+    return _rebuild_subclass, (*args, kind, _state_of(tensor))
+
+
+def _state_of(tensor: paddle.Tensor) -> Any:
+    """Returns the state of a tensor of a user's class, as pickle does."""
+    getstate = getattr(type(tensor), "__getstate__", None)
+    # Python 3.11 and later have a default.
+    if getstate in (None, getattr(object, "__getstate__", None)):
+        return dict(tensor.__dict__)
+    return getstate(tensor)
 
 
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
@@ -306,7 +313,12 @@ def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
         return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)
-    handle = native.share_dense_tensor(tensor, _sending_stream)
+    try:
+        handle = native.share_dense_tensor(tensor, _sending_stream)
+    except Exception as error:
+        from .feeder_errors import send_in_place_of_object
+
+        return send_in_place_of_object(error)
     return None if handle is None else (_rebuild_dense_tensor, (handle,))
 
 
@@ -463,7 +475,7 @@ def _rebuild_subclass(
     handle: bytes,
     stop_gradient: bool,
     kind: type[paddle.Tensor],
-    state: dict[str, Any],
+    state: Any,
 ) -> paddle.Tensor:
     data = native.rebuild_tensor(handle, _current_stream)
     tensor = _subclass_over(kind, data, state)
@@ -472,15 +484,19 @@ def _rebuild_subclass(
 
 
 def _subclass_over(
-    kind: type[paddle.Tensor], data: paddle.Tensor, state: dict[str, Any]
+    kind: type[paddle.Tensor], data: paddle.Tensor, state: Any
 ) -> paddle.Tensor:
     """
     Returns a tensor of a user's class over the memory of a dense tensor. Like
-    pickle, it does not call `__init__`.
+    pickle, it does not call `__init__`, and calls `__setstate__` if the class
+    defines it.
     """
     tensor = kind.__new__(kind)
     tensor._set_impl(data)
-    tensor.__dict__.update(state)
+    if hasattr(kind, "__setstate__"):
+        tensor.__setstate__(state)
+    else:
+        tensor.__dict__.update(state or {})
     tensor.persistable = issubclass(kind, EagerParamBase)
     return tensor
 

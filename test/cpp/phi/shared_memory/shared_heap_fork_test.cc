@@ -24,6 +24,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -60,6 +61,23 @@ TEST_BOTH(SharedHeapForkTest, AChildKeepsWhatItsParentReleases) {
   EXPECT_EQ(Heap().Stats().used, used - block.capacity);
   child.channel().Signal();
   child.Finish();
+}
+
+// A storage is filled between its allocation and its binding. A child that is
+// forked meanwhile has no use for the block, and would never release it.
+TEST_BOTH(SharedHeapForkTest, AChildInheritsAStorageOnceItIsBound) {
+  const SharedBlock block =
+      Heap().Allocate(strategy, kMiB, SharedHeap::Inheritance::kOnceBound);
+  Worker early([](const Channel& channel) { channel.Await(); });
+  const auto storage = std::make_shared<int>();
+  EXPECT_TRUE(Heap().Bind(block, storage, [] { return true; }));
+  Worker late([](const Channel& channel) { channel.Await(); });
+  Heap().Release(block);
+  EXPECT_EQ(Heap().Stats().used, block.capacity);
+  late.Kill();
+  EXPECT_TRUE(Eventually(UsesNothing));
+  early.channel().Signal();
+  early.Finish();
 }
 
 TEST_BOTH(SharedHeapForkTest, AParentKeepsWhatAChildThatEndsHeld) {

@@ -175,13 +175,9 @@ std::optional<SharedBlock> SharedHeap::AllocateWarm(SharingStrategy strategy,
   return std::nullopt;
 }
 
-SharedBlock SharedHeap::Allocate(SharingStrategy strategy, uint64_t size) {
-  return AllocateBlock(strategy, size, Inheritance::kChild);
-}
-
-SharedBlock SharedHeap::AllocateBlock(SharingStrategy strategy,
-                                      uint64_t size,
-                                      Inheritance inheritance) {
+SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
+                                 uint64_t size,
+                                 Inheritance inheritance) {
   if (size > SharedLedger::kMaxReserve / 2) {
     throw SharedMemoryError(Kind::kExhausted,
                             "Cannot put a tensor of " + HumanBytes(size) +
@@ -369,7 +365,11 @@ bool SharedHeap::Bind(const SharedBlock& block,
     if (left->second.forked || is_used_again) ThrowSharedUncounted();
   }
   if (!take_over()) return false;
-  HoldingsOf(block)->holds.at(block.offset).storage = std::move(storage);
+  Hold& hold = HoldingsOf(block)->holds.at(block.offset);
+  hold.storage = std::move(storage);
+  if (hold.inheritance == Inheritance::kOnceBound) {
+    hold.inheritance = Inheritance::kChild;
+  }
   return true;
 }
 
@@ -445,9 +445,10 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   return AddSegment(SharedSegment::Open(message.id));
 }
 
-SharedHeap::Received SharedHeap::Receive(const SharedMessage& message) {
+SharedHeap::Received SharedHeap::Receive(const SharedMessage& message,
+                                         Inheritance inheritance) {
   std::lock_guard<std::mutex> guard(mutex_);
-  return ReceiveBlock(message, Inheritance::kChild, Ticket::kRedeem);
+  return ReceiveBlock(message, inheritance, Ticket::kRedeem);
 }
 
 SharedHeap::Received SharedHeap::UseAgain(Holdings* holdings,

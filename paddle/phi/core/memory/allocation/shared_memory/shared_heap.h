@@ -137,11 +137,17 @@ class SharedHeap {
   // Thread-safe. Requires: no block was allocated or received yet.
   void Join(uint64_t tree);
 
+  // Whether a forked child becomes a holder of a block that its parent holds:
+  // always, never, or once a storage is bound to the block.
+  enum class Inheritance { kChild, kNone, kOnceBound };
+
   // Allocates a block of at least `size` bytes. The caller becomes its one user
   // and has to release it. The memory is reserved: touching it cannot fail.
   //
   // Thread-safe. The mutex is unlocked while the kernel clears memory.
-  SharedBlock Allocate(SharingStrategy strategy, uint64_t size);
+  SharedBlock Allocate(SharingStrategy strategy,
+                       uint64_t size,
+                       Inheritance inheritance = Inheritance::kChild);
   // Binds `storage` to a block, so that Receive finds it, if `take_over`
   // returns true. `take_over` runs with the mutex held, so neither other
   // threads nor a fork see an intermediate state. `moved_from` is the block
@@ -186,7 +192,8 @@ class SharedHeap {
   // block. Does not trust the content of the message.
   //
   // Thread-safe.
-  Received Receive(const SharedMessage& message);
+  Received Receive(const SharedMessage& message,
+                   Inheritance inheritance = Inheritance::kChild);
   // Releases one use of a block. Has no effect in a forked child that did not
   // inherit the block.
   //
@@ -218,8 +225,6 @@ class SharedHeap {
  private:
   friend class SharedRecords;
 
-  // Whether a forked child becomes a holder of a block that its parent holds.
-  enum class Inheritance { kChild, kNone };
   enum class Ticket { kRedeem, kKeep };
 
   struct Hold {
@@ -315,10 +320,6 @@ class SharedHeap {
   static Received UseAgain(Holdings* holdings,
                            uint64_t offset,
                            Inheritance inheritance);
-  // Locks the mutex itself.
-  SharedBlock AllocateBlock(SharingStrategy strategy,
-                            uint64_t size,
-                            Inheritance inheritance);
   // Returns whether blocks of an owned segment have the strategy and can be
   // opened by others.
   static bool Serves(Attached* owned, SharingStrategy strategy);

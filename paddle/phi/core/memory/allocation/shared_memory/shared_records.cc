@@ -22,7 +22,7 @@ namespace memory {
 namespace allocation {
 
 SharedBlock SharedRecords::Allocate(SharingStrategy strategy, uint64_t size) {
-  return heap_->AllocateBlock(strategy, size, SharedHeap::Inheritance::kNone);
+  return heap_->Allocate(strategy, size, SharedHeap::Inheritance::kNone);
 }
 
 SharedHeap::Received SharedRecords::Receive(const SharedMessage& message) {

@@ -138,11 +138,10 @@ const char* FirstElement(const phi::DenseTensor& tensor, const void* storage) {
 }
 
 // Moves a storage whose address was `old` into a new block, unless another
-// thread has moved it meanwhile.
-void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
+// thread has moved it meanwhile. Returns whether it has moved the storage.
+bool MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
                  void* old,
-                 SharingStrategy strategy,
-                 bool long_lived) {
+                 SharingStrategy strategy) {
   // The storage may be in a block of a detached segment, see SharedHeap::Send.
   auto* in_block = dynamic_cast<BlockStorage*>(holder.get());
   // Not PADDLE_ENFORCE, which would print this condition as a hint.
@@ -155,7 +154,10 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
         holder->place()));
   }
   SharedHeap& heap = SharedHeap::Instance();
-  SharedBlock block = heap.Allocate(strategy, holder->size());
+  // A child that is forked before the storage is bound has no use for the
+  // block.
+  SharedBlock block = heap.Allocate(
+      strategy, holder->size(), SharedHeap::Inheritance::kOnceBound);
   std::memcpy(block.data, old, holder->size());
   auto moved =
       in_block ? nullptr : std::make_unique<MovedStorage>(holder.get(), block);
@@ -177,23 +179,14 @@ void MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
     heap.Release(block);
     throw;
   }
-  if (!taken_over) {
-    heap.Release(block);
-  } else if (long_lived && holder.use_count() == 2) {
-    // Only the tensor and its copy here use the storage, so no thread uses the
-    // old address. For a tensor that is dropped soon, trimming would only cost
-    // time.
-    if (in_block) {
-      in_block->ReleaseOld();
-    } else {
-      TrimPages(old, holder->size());
-    }
-  }
+  if (!taken_over) heap.Release(block);
+  return taken_over;
 }
 
 std::shared_ptr<phi::Allocation> StorageOf(const SharedMessage& message) {
   SharedHeap& heap = SharedHeap::Instance();
-  SharedHeap::Received received = heap.Receive(message);
+  SharedHeap::Received received =
+      heap.Receive(message, SharedHeap::Inheritance::kOnceBound);
   if (received.storage) {
     return std::static_pointer_cast<phi::Allocation>(received.storage);
   }
@@ -207,7 +200,6 @@ std::shared_ptr<phi::Allocation> StorageOf(const SharedMessage& message) {
 
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
-                             bool long_lived,
                              MessageLife life) {
   EnforceHasHandle(tensor);
   SharedTensorHandle handle{tensor.meta(), {}};
@@ -219,7 +211,7 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
       void* seen = holder->ptr();
       auto message = heap.Send(FirstElement(tensor, seen), life);
       if (!message) {
-        MoveStorage(holder, seen, strategy, long_lived);
+        MoveStorage(holder, seen, strategy);
         message = heap.Send(FirstElement(tensor, holder->ptr()), life);
       }
       handle.memory = *message;
@@ -230,14 +222,23 @@ std::string ShareDenseTensor(phi::DenseTensor tensor,
 
 void MoveIntoSharedMemory(phi::DenseTensor tensor,
                           SharingStrategy strategy,
-                          bool long_lived) {
+                          bool trim) {
   EnforceHasHandle(tensor);
   if (tensor.numel() == 0) return;
   const std::shared_ptr<phi::Allocation>& holder = tensor.Holder();
   EnforceOnHost(holder->place());
   void* seen = holder->ptr();
   if (SharedHeap::Instance().Has(FirstElement(tensor, seen))) return;
-  RaisingPaddleErrors([&] { MoveStorage(holder, seen, strategy, long_lived); });
+  RaisingPaddleErrors([&] {
+    if (!MoveStorage(holder, seen, strategy) || !trim) return;
+    // Other tensors may be read by threads that know nothing of this call.
+    if (holder.use_count() > 2) return;
+    if (auto* in_block = dynamic_cast<BlockStorage*>(holder.get())) {
+      in_block->ReleaseOld();
+    } else {
+      TrimPages(seen, holder->size());
+    }
+  });
 }
 
 bool IsInSharedMemory(const phi::DenseTensor& tensor) {

@@ -33,9 +33,7 @@ namespace allocation {
 // The storage is moved, not the tensor: the phi::Allocation stays and gets a
 // new address. So every tensor over it, base or view, existing or future, uses
 // the shared memory. A storage that is already shared is not moved. The old
-// memory is freed together with the storage. For a `long_lived` storage, such
-// as a parameter's, it is trimmed immediately if no other tensor uses the
-// storage.
+// memory is freed together with the storage: a thread may still read it.
 //
 // `tensor` is a copy, which keeps the storage alive whatever other threads do
 // with the original meanwhile.
@@ -48,16 +46,17 @@ namespace allocation {
 // use either memory; the caller must prevent that.
 std::string ShareDenseTensor(phi::DenseTensor tensor,
                              SharingStrategy strategy,
-                             bool long_lived,
                              MessageLife life = MessageLife::kUntilExpired);
 
 // Moves a storage in the same way, without creating a handle. A tensor without
-// elements stays as it is.
+// elements stays as it is. With `trim`, the old memory is returned to the
+// system immediately if no other tensor uses the storage.
 //
-// Thread-safe, in the same sense.
+// Thread-safe, in the same sense. With `trim`, a thread that reads the tensor
+// during the call may read zeros.
 void MoveIntoSharedMemory(phi::DenseTensor tensor,
                           SharingStrategy strategy,
-                          bool long_lived);
+                          bool trim);
 
 // All functions below are thread-safe.
 
