@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import tempfile
 import unittest
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
@@ -40,6 +42,9 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import comm_hooks
 from paddle.distributed.data_parallel import communication
+
+if TYPE_CHECKING:
+    from paddle.distributed.communication.group import Group
 
 
 def one_step(group, hook, state=None, **options) -> list:
@@ -542,6 +547,51 @@ class TestOverSharedMemory(HookCases, RanksCase):
         enough = self.size * 4000
         for free, expected in ((enough - 1, False), (enough, True)):
             self.assertEqual(self.call(is_moved, free), [expected] * self.size)
+
+
+@functools.cache
+def pair_of_this_rank() -> Group:
+    """Returns one of two groups of two ranks."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    return pairs[dist.get_rank() // 2]
+
+
+def average_in_pairs(group, name) -> list:
+    """Trains two groups of two ranks; returns a gradient of each step.
+
+    The state of the hook does not name a group.
+    """
+    # Large enough for PowerSGD to approximate; its gradient has rank 1.
+    layer = nn.Linear(8, 8, bias_attr=False)
+    wrapped = paddle.DataParallel(layer, group=pair_of_this_rank())
+    state = None
+    if name == "powerSGD_hook":
+        state = comm_hooks.PowerSGDState(start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, getattr(comm_hooks, name))
+    found = []
+    for _ in range(4):
+        layer.clear_gradients()
+        wrapped(paddle.full([1, 8], group.rank + 1.0)).sum().backward()
+        found.append(layer.weight.grad.mean().item())
+    return found
+
+
+class TestPairs(RanksCase):
+    size = 4
+
+    def test_hooks_average_over_the_group_of_their_data_parallel(self):
+        for name in (
+            "allreduce_hook",
+            "fp16_compress_hook",
+            "bf16_compress_hook",
+            "quantization_8bit_hook",
+            "powerSGD_hook",
+        ):
+            with self.subTest(name=name):
+                found = self.call(average_in_pairs, name)
+                for rank, each in enumerate(found):
+                    mean = [1.5, 1.5, 3.5, 3.5][rank]
+                    np.testing.assert_allclose(each, [mean] * 4, rtol=1e-5)
 
 
 class TestOverLateGroup(HookCases, RanksCase):

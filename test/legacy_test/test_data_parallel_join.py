@@ -131,6 +131,39 @@ def leave_a_parameter_unused(group, options) -> list:
     return [*found, layer.right.weight.grad.tolist()]
 
 
+def use_more_after_a_block_without_inputs(group, options) -> list:
+    """Rank 1 has no inputs in the first step, and then uses `right` alone."""
+    layer = Halves()
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    with dist.Join([wrapped]):
+        for _ in range(1 - group.rank):
+            wrapped(paddle.ones([1, 2]), False).sum().backward()
+    found = []
+    for _ in range(2):
+        layer.clear_gradients()
+        wrapped(paddle.ones([1, 2]), group.rank == 1).sum().backward()
+        found.append(layer.right.weight.grad.tolist())
+    return found
+
+
+def momenta_after_a_block(group) -> list:
+    """Returns the momenta after the block, and after a broadcast of them."""
+    layer = new_layer(0)
+    wrapped = paddle.DataParallel(layer, group=group)
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=layer.parameters())
+    with dist.Join([wrapped]):
+        for _ in range(2 * group.rank):
+            loss_of(wrapped, paddle.ones([2, 6])).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    found = [sorted(optimizer.state_dict())]
+    state = [optimizer.state_dict()]
+    dist.broadcast_object_list(state, 1)
+    optimizer.set_state_dict(state[0])
+    state = optimizer.state_dict()
+    return [*found, {name: state[name].numpy() for name in sorted(state)}]
+
+
 def train_words(group) -> list:
     layer = nn.Embedding(4, 2, sparse=True)
     wrapped = paddle.DataParallel(layer, group=group)
@@ -223,6 +256,14 @@ class JoinCases:
                 found = self.call(leave_a_parameter_unused, options)
                 self.assertEqual(found, [[[[1.0] * 2] * 2] * 2] * 2)
 
+    def test_a_rank_may_use_more_after_a_step_without_inputs(self):
+        for options in ({}, {"static_graph": True}):
+            with self.subTest(options=options):
+                found = self.call(
+                    use_more_after_a_block_without_inputs, options
+                )
+                self.assertEqual(found, [[[[0.5] * 2] * 2] * 2] * 2)
+
     def test_several_layers_can_be_joined(self):
         first, second = self.call(train_two_layers)
         self.assert_same_bits(first, second)
@@ -237,6 +278,13 @@ class TestOverGloo(JoinCases, RanksCase):
     def test_all_ranks_end_with_the_buffers_of_a_rank_that_left_last(self):
         first, second = self.call(train_batch_norm)
         self.assert_same_bits(first, second)
+
+    def test_optimizer_state_can_be_broadcast_after_the_block(self):
+        first, second = self.call(momenta_after_a_block)
+        # The block itself leaves the state of a rank without inputs alone.
+        self.assertEqual([len(first[0]), len(second[0])], [0, 6])
+        self.assertEqual(list(first[1]), list(second[1]))
+        self.assert_same_bits([*first[1].values()], [*second[1].values()])
 
     def test_sparse_gradients_of_the_remaining_ranks_are_averaged(self):
         first, second = self.call(train_words)

@@ -16,7 +16,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
+import inspect
+import operator
 import threading
 import unittest
 import warnings
@@ -26,6 +29,7 @@ import numpy as np
 from concurrent_base import WAIT_S
 from data_parallel_base import (
     ONE_PER_BUCKET,
+    Ranks,
     RanksCase,
     gradients,
     has_shared_memory_groups,
@@ -39,6 +43,7 @@ from data_parallel_base import (
 import paddle
 from paddle import nn
 from paddle.distributed.data_parallel.buckets import (
+    DEFAULT_LIMIT,
     ReducedParameter,
     assign_buckets,
 )
@@ -114,6 +119,66 @@ class Branches(nn.Layer):
         return self.left(x) + (self.right(x) if uses_right else 0)
 
 
+def train_branches(group, options) -> list:
+    """Returns the gradients of three steps; only the last rank uses `right`."""
+    layer = Branches()
+    wrapped = parallel(layer, group, **options)
+    is_last = group.rank == group.nranks - 1
+    found = []
+    for step in range(3):
+        inputs = paddle.full([1, 2], (step + 1) * (group.rank + 1.0))
+        wrapped(inputs, is_last).sum().backward()
+        found.append(
+            [
+                layer.left.weight.grad[0, 0].item(),
+                layer.right.weight.grad[0, 0].item(),
+                layer.never.weight.grad,
+            ]
+        )
+        layer.clear_gradients()
+    return found
+
+
+def start_with_penalty(group) -> list:
+    """Adds a term of a parameter that the outputs do not depend on."""
+    layer = Branches()
+    wrapped = parallel(layer, group)
+    found = []
+    for _ in range(2):
+        outputs = wrapped(paddle.ones([1, 2]), True).sum()
+        penalty = (layer.never.bias * (group.rank + 1.0)).sum()
+        (outputs + penalty).backward()
+        found.append(layer.never.bias.grad.tolist())
+        layer.clear_gradients()
+    return found
+
+
+def use_more_than_in_the_first_step(group) -> None:
+    wrapped = parallel(Branches(), group)
+    for uses_right in (False, True):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+
+
+def use_more_under_no_sync(group) -> None:
+    wrapped = parallel(Branches(), group)
+    wrapped(paddle.ones([1, 2]), False).sum().backward()
+    with wrapped.no_sync():
+        wrapped(paddle.ones([1, 2]), True).sum().backward()
+    wrapped(paddle.ones([1, 2]), False).sum().backward()
+
+
+def start_with_other_outputs(group) -> list:
+    """The first forward is not trained, or its outputs need no gradients."""
+    layer = Branches()
+    wrapped = parallel(layer, group)
+    wrapped(paddle.ones([1, 2]), False)
+    with paddle.no_grad():
+        outputs = layer(paddle.ones([1, 2]), False)
+    wrapped._after_forward(outputs)
+    wrapped(paddle.full([1, 2], group.rank + 1.0), True).sum().backward()
+    return layer.right.weight.grad[0].tolist()
+
+
 def use_branches(group, options, steps=1) -> list:
     layer = Branches()
     wrapped = parallel(layer, group, **options)
@@ -137,6 +202,29 @@ class OpaqueOutput:
 
     def __init__(self, value):
         self.value = value
+
+
+class SlottedOutput:
+    """A dataclass without `__dict__`; one of its fields is not set."""
+
+    __slots__ = ("missing", "value")
+    missing: paddle.Tensor
+    value: paddle.Tensor
+
+    def __init__(self, value):
+        self.value = value
+
+
+SlottedOutput = dataclasses.dataclass(init=False)(SlottedOutput)
+
+
+@dataclasses.dataclass
+class CyclicOutput:
+    value: paddle.Tensor
+    itself: list = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        self.itself.append(self)
 
 
 class WrappedBranches(Branches):
@@ -193,8 +281,30 @@ def add_to_average_of_other_ranks(group) -> list:
 
 def leave_out_parameters(group) -> None:
     wrapped = parallel(Branches(), group)
-    for _ in range(2):
-        wrapped(paddle.ones([1, 2]), False).sum().backward()
+    for uses_right in (True, False, False):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+
+
+def continue_after_a_missing_gradient(group) -> list:
+    """In the second step, the last rank leaves out a parameter."""
+    layer = Branches()
+    wrapped = parallel(
+        layer,
+        group,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
+    )
+    found = []
+    for step in range(5):
+        inputs = paddle.full([1, 2], 10.0**step)
+        try:
+            uses_right = step != 1 or group.rank < group.nranks - 1
+            wrapped(inputs, uses_right).sum().backward()
+            found.append(layer.left.weight.grad[0, 0].item())
+        except RuntimeError as error:
+            found.append(str(error))
+        layer.clear_gradients()
+    return found
 
 
 def run_backward_twice(group) -> None:
@@ -206,6 +316,86 @@ def run_backward_twice(group) -> None:
     wrapped._after_forward([first, second])
     first.sum().backward(retain_graph=True)
     second.sum().backward()
+
+
+def run_backward_twice_on_a_static_graph(group) -> list:
+    """Returns the error of the second backward(), and of the next step."""
+    layer = TwoOutputs()
+    wrapped = parallel(layer, group, static_graph=True)
+    found = []
+    for _ in range(2):
+        outputs = wrapped(paddle.ones([1, 2]))
+        outputs["left"].sum().backward()
+        try:
+            outputs["right"][0].sum().backward()
+        except RuntimeError as error:
+            found.append(str(error))
+    return found
+
+
+class MixedTypes(nn.Layer):
+    """Parameters whose buckets differ if they are assigned a second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.list = nn.ParameterList(
+            [
+                paddle.create_parameter([size], dtype)
+                for size, dtype in (
+                    (1000, "float64"),
+                    (1, "float64"),
+                    (4000, "float64"),
+                    (1000, "float64"),
+                    (1000, "float64"),
+                    (4000, "float32"),
+                    (4000, "float32"),
+                    (100, "float32"),
+                )
+            ]
+        )
+
+    def forward(self, x):
+        terms = [(each.astype("float64") * x).sum() for each in self.list]
+        return sum(terms)
+
+
+def members_of_buckets(wrapped) -> list:
+    return [list(bucket.members) for bucket in wrapped._reducer.buckets]
+
+
+def fail_in_backward(tensor) -> None:
+    """Runs a backward pass of `tensor` that fails at its end."""
+
+    def fail(gradient):
+        raise KeyError("of a hook")
+
+    leaf = paddle.zeros([], "float64")
+    leaf.stop_gradient = False
+    leaf.register_hook(fail)
+    # Backward computes other gradients before it reaches the leaf.
+    zero = functools.reduce(operator.mul, [1.0] * 50, leaf)
+    try:
+        (tensor + zero).backward(retain_graph=True)
+    except OSError:  # Paddle turns a tensor hook's error into this.
+        return
+    raise AssertionError("no error in backward")
+
+
+def buckets_around_errors(group) -> list:
+    """Returns the buckets before an error, after one in a step, and after one
+    in a second backward pass."""
+    wrapped = parallel(
+        MixedTypes(), group, comm_buffer_size=0.03, last_comm_buffer_size=0.001
+    )
+    x = paddle.ones([1], "float64")
+    wrapped(x).backward()
+    found = [members_of_buckets(wrapped)]
+    fail_in_backward(wrapped(x))
+    found.append(members_of_buckets(wrapped))
+    outputs = wrapped(x)
+    outputs.backward(retain_graph=True)
+    fail_in_backward(outputs)
+    return [*found, members_of_buckets(wrapped)]
 
 
 class TwoOutputs(nn.Layer):
@@ -236,11 +426,12 @@ def drop_data_parallel_before_backward(group) -> list:
 
 def warn_of_late_gradients(group) -> list:
     layer = parallel(new_layer(0), group)
-    outputs = layer(paddle.ones([1, 6]))
-    outputs.sum().backward(retain_graph=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outputs.sum().backward()
+        for _ in range(2):
+            outputs = layer(paddle.ones([1, 6]))
+            for _ in range(3):
+                outputs.sum().backward(retain_graph=True)
     return [str(each.message) for each in caught]
 
 
@@ -523,6 +714,28 @@ def recompute_activations(group, options) -> list:
     return [found, gradients(alone)[0]]
 
 
+class PartlyRecomputed(Branches):
+    """Recomputes `right`, so the graph of the outputs does not show it."""
+
+    def forward(self, x):
+        x.stop_gradient = False
+        return self.left(recompute(self.right, x))
+
+
+def recompute_a_part(group) -> list:
+    layer = PartlyRecomputed()
+    for each in (layer.left, layer.right):
+        each.weight.set_value(paddle.eye(2))
+    wrapped = parallel(layer, group)
+    found = []
+    for _ in range(2):
+        wrapped(paddle.full([1, 2], group.rank + 1.0)).sum().backward()
+        both = (layer.left, layer.right)
+        found.append([each.weight.grad.tolist() for each in both])
+        layer.clear_gradients()
+    return found
+
+
 def leave_parameters_alone(group) -> list:
     layer = nn.LayerList([nn.Linear(1, 1, bias_attr=False) for _ in range(3)])
     layer[0].weight.stop_gradient = True
@@ -631,12 +844,10 @@ def share_with_another(group, options) -> list:
     ]
 
 
-def alternate_with_another(group) -> list:
+def alternate_with_another(group, options) -> list:
     """Alternates steps of two DataParallel of one layer; returns gradients."""
     layer = nn.Linear(1, 1, bias_attr=False)
-    both = [
-        parallel(layer, group, gradient_as_bucket_view=True) for _ in range(2)
-    ]
+    both = [parallel(layer, group, **options) for _ in range(2)]
     found = []
     for step in range(4):
         inputs = paddle.full([1, 1], (step + 1) * (group.rank + 1.0))
@@ -694,12 +905,15 @@ def parameters_of(sizes) -> list:
     ]
 
 
-def sizes_of_buckets(sizes) -> list:
-    """Returns each bucket's parameter sizes in KiB, with default limits."""
-    buckets = assign_buckets(
-        parameters_of(sizes), range(len(sizes)), 25 << 20, 1 << 20
+def sizes_of_buckets(sizes, limit=25 << 20) -> list:
+    """Returns each bucket's parameter sizes in KiB, by default with defaults.
+
+    `limit` is in bytes.
+    """
+    parts = assign_buckets(
+        parameters_of(sizes), range(len(sizes)), limit, 1 << 20
     )
-    return [[sizes[index] for index in bucket] for bucket in buckets]
+    return [[sizes[index] for index in part] for part in parts]
 
 
 class TestBuckets(unittest.TestCase):
@@ -707,6 +921,19 @@ class TestBuckets(unittest.TestCase):
         self.assertEqual(
             sizes_of_buckets([1024] * 16),
             [[1024], *[[1024] * 2] * 7, [1024]],
+        )
+
+    def test_a_limit_of_the_caller_may_exceed_an_eighth(self):
+        self.assertEqual(
+            sizes_of_buckets([1024] * 16, 7 << 20),
+            [[1024], [1024] * 7, [1024] * 7, [1024]],
+        )
+
+    def test_the_default_limit_is_that_of_data_parallel(self):
+        arguments = inspect.signature(paddle.DataParallel.__init__).parameters
+        self.assertEqual(
+            DEFAULT_LIMIT,
+            arguments["comm_buffer_size"].default * 1024 * 1024,
         )
 
     def test_buckets_of_small_models_may_hold_1_mib(self):
@@ -765,20 +992,44 @@ class ReducerCases:
                 self.assertAlmostEqual(found, 11 * mean, places=5)
 
     def test_a_parameter_counts_as_zero_on_ranks_that_do_not_use_it(self):
-        for options in OPTIONS[2:]:
+        for options in OPTIONS:
             for left, right, *_ in self.call(use_branches, options):
                 self.assertEqual(left, [1.0, 1.0])
                 np.testing.assert_allclose(right, [1 / self.size] * 2)
 
     def test_a_parameter_that_no_rank_uses_keeps_its_gradient(self):
-        for options in OPTIONS[2:]:
+        for options in OPTIONS:
             for rank, found in enumerate(self.call(use_branches, options, 2)):
                 self.assertEqual(found[2:], [[rank + 3.0] * 2, None])
 
+    def test_a_model_with_an_unused_parameter_trains(self):
+        expected = [
+            [step * (self.size + 1) / 2, step * 1.0, None] for step in (1, 2, 3)
+        ]
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                for found in self.call(train_branches, options):
+                    for one, wanted in zip(found, expected):
+                        np.testing.assert_allclose(
+                            one[:2], wanted[:2], rtol=1e-6
+                        )
+                        self.assertIsNone(one[2])
+
+    def test_a_parameter_outside_forward_is_averaged(self):
+        mean = (self.size + 1) / 2
+        for found in self.call(start_with_penalty):
+            self.assertEqual(found, [[mean] * 2] * 2)
+
+    def test_a_forward_without_backward_does_not_decide_what_is_used(self):
+        mean = (self.size + 1) / 2
+        for found in self.call(start_with_other_outputs):
+            self.assertEqual(found, [mean] * 2)
+
     def test_outputs_may_be_dataclasses(self):
         mean = 2 * (self.size + 1) / 2
-        for found in self.call(use_wrapped_branches, Output):
-            np.testing.assert_allclose(found, [[mean] * 2] * 2)
+        for kind in (Output, SlottedOutput, CyclicOutput):
+            for found in self.call(use_wrapped_branches, kind):
+                np.testing.assert_allclose(found, [[mean] * 2] * 2)
 
     def test_opaque_outputs_count_as_using_all_parameters(self):
         for error in self.errors(use_wrapped_branches, OpaqueOutput):
@@ -856,6 +1107,11 @@ class TestOverGloo(ReducerCases, RanksCase):
                 error, "computed a second time .* static_graph=True"
             )
 
+    def test_a_recomputed_layer_counts_as_used(self):
+        expected = [[[1.5] * 2] * 2] * 2
+        for found in self.call(recompute_a_part):
+            self.assertEqual(found, [expected] * 2)
+
     def test_frozen_and_no_sync_parameters_are_not_averaged(self):
         self.assertEqual(
             self.call(leave_parameters_alone), [[1.0, 1.5], [2.0, 1.5]]
@@ -903,8 +1159,19 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 rf"RuntimeError: Rank {rank} got no gradient for 'right.weight'"
-                r" \(of a Linear\), .*'never.bias'.* find_unused_parameters=",
+                r" \(of a Linear\), .*'right.bias'.* find_unused_parameters=",
             )
+            self.assertNotIn("never", error)
+
+    def test_using_more_parameters_than_the_first_step_is_an_error(self):
+        for steps in (use_more_than_in_the_first_step, use_more_under_no_sync):
+            for error in self.errors(steps):
+                self.assertRegex(
+                    error,
+                    r"^RuntimeError: 'right\.\w+' \(of a Linear\) has a "
+                    "gradient, but had none in the first step.* "
+                    "find_unused_parameters=True",
+                )
 
     def test_two_wrappers_may_expect_the_same_gradients_without_views(
         self,
@@ -921,9 +1188,9 @@ class TestOverGloo(ReducerCases, RanksCase):
             )
 
     def test_two_wrappers_of_a_layer_can_alternate(self):
-        self.assertEqual(
-            self.call(alternate_with_another), [[1.5, 3.0, 4.5, 6.0]] * 2
-        )
+        for options in OPTIONS:
+            found = self.call(alternate_with_another, options)
+            self.assertEqual(found, [[1.5, 3.0, 4.5, 6.0]] * 2)
 
     def test_unfreezing_a_parameter_after_construction_is_an_error(self):
         for error in self.errors(train_a_frozen_parameter):
@@ -947,7 +1214,8 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 r"^RuntimeError: The gradient of 'right\.\w+' .* was computed "
-                "more often than in the first step. static_graph=True requires",
+                "more often than in the first step.* static_graph=True "
+                "requires",
             )
 
     def test_a_second_gradient_in_a_step_is_an_error(self):
@@ -955,15 +1223,34 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 r"^RuntimeError: The gradient of '0\.\d\.\w+' \(of a Linear\) "
-                r"was computed a second time .* no_sync\(\), .*static_graph=",
+                r"was computed a second time .* Call backward\(\) once on the "
+                r"sum of the losses, run each forward but the last under "
+                r"no_sync\(\), .*static_graph=",
             )
+
+    def test_a_second_backward_of_a_static_graph_is_an_error(self):
+        for found in self.call(run_backward_twice_on_a_static_graph):
+            self.assertEqual(len(found), 2)
+            for error in found:
+                self.assertRegex(
+                    error,
+                    r"The gradient of 'right\.\w+' .* was computed more often "
+                    r".* call backward\(\) once on the sum of the losses",
+                )
+
+    def test_buckets_have_the_same_parameters_after_an_error(self):
+        for before, *after in self.call(buckets_around_errors):
+            self.assertEqual(after, [before] * 2)
 
     def test_a_gradient_after_averaging_causes_a_warning(self):
         for caught in self.call(warn_of_late_gradients):
-            self.assertEqual(len(caught), 1)
-            self.assertRegex(
-                caught[0], "is not averaged. Run forward before each"
-            )
+            self.assertEqual(len(caught), 2)
+            for text in caught:
+                self.assertRegex(
+                    text,
+                    r"is not averaged. Call backward\(\) once on the sum of "
+                    r"the losses, or .*each but the last under no_sync\(\)",
+                )
 
     def test_gradients_in_a_different_order_are_averaged_with_a_warning(self):
         first, second = self.call(differ_in_order)
@@ -1018,6 +1305,20 @@ class TestOverGloo(ReducerCases, RanksCase):
 @has_shared_memory_groups
 class TestOverSharedMemory(ReducerCases, RanksCase):
     kind = "shm"
+
+    def test_ranks_in_different_steps_after_a_missing_gradient_do_not_average(
+        self,
+    ):
+        # All weights have the same size, so the group cannot tell them apart.
+        ranks = Ranks(2)
+        self.addCleanup(ranks.end)
+        first, second = ranks.call(self.kind, continue_after_a_missing_gradient)
+        self.assertEqual([first[0], second[0]], [1.0] * 2)
+        self.assertRegex(second[2], "Rank 1 got no gradient for 'right")
+        for error in (*first[1:], *second[3:]):
+            self.assertRegex(
+                str(error), "All ranks must call the same operations"
+            )
 
 
 class TestOverLateGroup(ReducerCases, RanksCase):

@@ -15,7 +15,7 @@
 
 A hook receives the state and a bucket of gradients, and returns a tensor with
 the averages, or a future of that tensor. The state of every hook but PowerSGD
-is the group, or None for the group of all ranks.
+is the group, or None for the group of the ``DataParallel``.
 
 Hooks are imported at first use, because every import of Paddle imports this
 module.

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import paddle
-from paddle.distributed.communication.group import _get_global_group
 from paddle.distributed.data_parallel.communication import start_mean
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 def allreduce_hook(group: Group | None, bucket: Bucket) -> Future:
     """Averages gradients without compression, which is the default."""
-    return start_mean(bucket.buffer(), group or _get_global_group())
+    return start_mean(bucket.buffer(), group or bucket.group)
 
 
 def fp16_compress_hook(group: Group | None, bucket: Bucket) -> Future:
@@ -56,4 +55,4 @@ def _average_as(
     def decompress(mean: Tensor) -> Tensor:
         return mean.astype(buffer.dtype)
 
-    return start_mean(compressed, group or _get_global_group()).then(decompress)
+    return start_mean(compressed, group or bucket.group).then(decompress)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import paddle
-from paddle.distributed.communication.group import _get_global_group
 from paddle.distributed.data_parallel.communication import start_mean
 from paddle.distributed.data_parallel.future import Future
 
@@ -68,7 +67,8 @@ class PowerSGDState:
                 f"{start_powerSGD_iter}: the buckets change after the first "
                 "step. Use 2, or neither error feedback nor a warm start."
             )
-        self.group = process_group or _get_global_group()
+        # None means the group of the DataParallel that uses the state.
+        self.group = process_group
         self.rank = matrix_approximation_rank
         self.start_iteration = start_powerSGD_iter
         self.min_compression_rate = min_compression_rate
@@ -120,19 +120,19 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
 
     The factors are float32, whatever the data type of the gradients.
     """
+    group = state.group or bucket.group
     is_exact = state.iteration < state.start_iteration
     if bucket.is_last():
         state.iteration += 1
     if is_exact:
-        return start_mean(bucket.buffer(), state.group)
+        return start_mean(bucket.buffer(), group)
     matrices, others = _divide(state, bucket)
-    lefts = _start_means(
-        [each.matrix @ each.right for each in matrices], state.group
-    )
-    means = _start_means(others, state.group)
+    lefts = _start_means([each.matrix @ each.right for each in matrices], group)
+    means = _start_means(others, group)
 
     def finish() -> Tensor:
-        _approximate(state, matrices, [_orthogonal(left) for left in lefts()])
+        bases = [_orthogonal(left) for left in lefts()]
+        _approximate(state, group, matrices, bases)
         for gradient, mean in zip(others, means()):
             gradient.copy_(mean, False)
         return bucket.buffer()
@@ -164,12 +164,15 @@ def _divide(
 
 
 def _approximate(
-    state: PowerSGDState, matrices: list[_Matrix], lefts: list[Tensor]
+    state: PowerSGDState,
+    group: Group,
+    matrices: list[_Matrix],
+    lefts: list[Tensor],
 ) -> None:
     """Replaces each gradient by the product of its averaged factors."""
     rights = _start_means(
         [each.matrix.t() @ left for each, left in zip(matrices, lefts)],
-        state.group,
+        group,
     )
     for each, left, right in zip(matrices, lefts, rights()):
         product = left @ right.t()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import paddle
 import paddle.distributed as dist
-from paddle.distributed.communication.group import _get_global_group
 from paddle.distributed.data_parallel.communication import divide
 from paddle.distributed.data_parallel.future import Future
 
@@ -38,7 +37,7 @@ def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
     rank order. The error of a gradient is at most 1/254 of the largest gradient
     in its bucket. A gradient that is not finite makes the whole bucket NaN.
     """
-    group = group or _get_global_group()
+    group = group or bucket.group
     buffer = bucket.buffer()
     scale = paddle.max(paddle.abs(buffer.astype("float32"))).reshape([1])
     scale = scale / _LARGEST

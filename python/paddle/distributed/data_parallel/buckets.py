@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from .future import Future
 
 
-# A bucket has at most total / _PARTS bytes, because the last bucket is averaged
-# after backward, but may always have _SMALLEST_PART bytes. Smaller buckets cost
-# more in calls than they hide.
+# The default of `DataParallel`'s argument comm_buffer_size, in bytes.
+DEFAULT_LIMIT = 25 << 20
+
+# By default, a bucket has at most total / _PARTS bytes, because the last bucket
+# is averaged after backward, but may always have _SMALLEST_PART bytes. Smaller
+# buckets cost more in calls than they hide.
 _PARTS = 8
 _SMALLEST_PART = 1 << 20
 
@@ -70,17 +73,18 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Divides parameters into buckets, in `order`, the order of gradients.
 
-    A bucket has one data type. It has at most `limit` bytes, and at most an
-    eighth of all gradients, or 1 MiB if that is more; a single parameter may
-    exceed these limits. The first and the last bucket are small, so that
-    communication begins early and little of it is left when the backward pass
-    ends. A parameter with sparse gradients has its own bucket. Delayed
-    parameters come last.
+    A bucket has one data type. It has at most `limit` bytes, and, if that is
+    the default, at most an eighth of all gradients, or 1 MiB if that is more. A
+    single parameter may exceed these limits. The first and the last bucket are
+    small, so that communication begins early and little of it is left when the
+    backward pass ends. A parameter with sparse gradients has its own bucket.
+    Delayed parameters come last.
     """
     delayed = [index for index in order if parameters[index].is_delayed]
     usual = [index for index in order if not parameters[index].is_delayed]
-    total = sum(parameters[index].nbytes for index in order)
-    limit = min(limit, max(total // _PARTS, _SMALLEST_PART))
+    if limit == DEFAULT_LIMIT:
+        total = sum(parameters[index].nbytes for index in order)
+        limit = min(limit, max(total // _PARTS, _SMALLEST_PART))
     small = min(limit, last_limit)
     last = _take_last(parameters, usual, small)
     buckets = _fill_buckets(
@@ -163,6 +167,7 @@ class Bucket:
     ):
         self._number = number
         self._is_last = is_last
+        self._group = group
         self.members = members
         self.missing = set(members)
         self._result: Future | Tensor | None = None
@@ -178,6 +183,11 @@ class Bucket:
             self._begins[index] = begin
             begin += member.tensor.size
         self._views = {index: self._new_view(index) for index in members}
+
+    @property
+    def group(self) -> Group:
+        """The group whose ranks average the gradients."""
+        return self._group
 
     def index(self) -> int:
         """Returns the bucket's number, in the order of communication."""

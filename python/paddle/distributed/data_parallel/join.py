@@ -40,6 +40,13 @@ class Join:
     the block. In each step, forward must run once for each layer, in the order
     of `layers`.
 
+    Optimizer state, such as momentum, is not synchronized, because a Join does
+    not know the optimizers: a rank that left early has made fewer updates.
+    Before training continues, give all processes the state of the first rank
+    with the most inputs: after ``state = [optimizer.state_dict()]`` call
+    ``paddle.distributed.broadcast_object_list(state, that_rank)``, then
+    ``optimizer.set_state_dict(state[0])``.
+
     Args:
         layers (list[DataParallel]): The layers to train, all of one group.
         divide_by_initial_world_size (bool, optional): Whether to divide

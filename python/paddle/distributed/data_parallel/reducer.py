@@ -110,10 +110,17 @@ class Reducer:
         self._next = _NextGradients.LOCAL
         # For each parameter, how many hook calls are still expected.
         self._due = [1] * len(parameters)
-        # Recorded in the first step with `static_graph`, for each parameter:
-        # its hook calls per step, and whether any rank uses it.
+        # Recorded in the first step with `static_graph`: the hook calls per
+        # step of each parameter.
         self._hooks_per_step: list[int] | None = None
+        # Kept from the first step, unless `find_unused_parameters` finds them
+        # in each: whether any rank uses a parameter, and which of them this
+        # rank does not use. None before that step.
         self._used_anywhere: list[bool] | None = None
+        self._unused: set[int] | None = None
+        # In the first step: parameters that the outputs do not depend on. They
+        # may still get gradients, such as those of a penalty term.
+        self._optional: set[int] = set()
         self._used_locally = [False] * len(parameters)
         self._use_flags: tuple[Tensor, object] | None = None
         self._arrivals: list[int] = []
@@ -186,7 +193,8 @@ class Reducer:
         tensors = list(find_tensors(outputs))
         self._stay_alive_for_backward(tensors)
         self._start_step()
-        unused = self._unused(tensors)
+        self._optional = self._find_optional(tensors)
+        unused = self._find_unused(tensors)
         for index in range(len(self._parameters)):
             if self._hooks_per_step is not None:
                 self._due[index] = self._hooks_per_step[index]
@@ -232,16 +240,39 @@ class Reducer:
         self.times.forget()
         self._started = 0
         self._arrivals = []
+        self._has_warned = False
         for bucket in self._buckets:
             bucket.missing = set(bucket.members)
 
-    def _unused(self, outputs: Sequence[Tensor]) -> set[int]:
+    def _find_optional(self, outputs: Sequence[Tensor]) -> set[int]:
+        """Returns the parameters that the first step may leave out."""
+        if (
+            self._options.find_unused_parameters
+            or self._options.static_graph
+            or self._unused is not None
+        ):
+            return set()
+        optional = self._independent_of(outputs)
+        # A forward pass whose outputs need no gradients shows nothing about
+        # the next ones.
+        return optional if len(optional) < len(self._parameters) else set()
+
+    def _find_unused(self, outputs: Sequence[Tensor]) -> set[int]:
+        """Returns the parameters that this step must leave out."""
         if self._hooks_per_step is not None:
             return {i for i, due in enumerate(self._hooks_per_step) if not due}
-        if not self._options.find_unused_parameters or self._is_learning:
-            return set()
+        if self._finds_unused_in_each_step:
+            return self._independent_of(outputs)
+        return self._unused or set()
+
+    def _independent_of(self, outputs: Sequence[Tensor]) -> set[int]:
         # Without outputs, they are hidden in an object of another type.
         return set(find_unused(self._tensors, outputs)) if outputs else set()
+
+    @property
+    def _finds_unused_in_each_step(self) -> bool:
+        options = self._options
+        return options.find_unused_parameters and not options.static_graph
 
     @property
     def _is_learning(self) -> bool:
@@ -257,12 +288,21 @@ class Reducer:
             return
         self._wait_for_end()
         try:
-            if self._next is _NextGradients.AVERAGED:
-                self._warn_of_late_gradient(index)
-            else:
+            if self._next is _NextGradients.EXPECTED:
                 self._on_expected_gradient(index)
+            elif not self._is_expected_by_another(index):
+                self._refuse_late_gradient(index)
         except Exception as error:
             self._error = error
+
+    def _is_expected_by_another(self, index: int) -> bool:
+        """Returns whether another reducer of the parameter averages it."""
+        own = self._tensors[index]
+        return any(
+            other._next is _NextGradients.EXPECTED
+            and any(tensor is own for tensor in other._tensors)
+            for other in self._others()
+        )
 
     def _wait_for_end(self) -> None:
         if not self._waits_for_end:
@@ -291,8 +331,9 @@ class Reducer:
         if not self._has_begun:
             self._begin()
         self._due[index] -= 1
-        if self._is_learning:
+        if self._is_learning or index in self._optional:
             self._used_locally[index] = True
+        if self._is_learning:
             if self._due[index] == 0:
                 self._arrivals.append(index)
         elif self._due[index] == 0:
@@ -300,7 +341,7 @@ class Reducer:
             self._take(index)
             self._start_full_buckets(including_delayed=False)
         elif self._due[index] < 0:
-            raise RuntimeError(self._duplicate_message(index))
+            raise RuntimeError(self._unexpected_message(index))
 
     def _begin(self) -> None:
         """Starts the communication of a step."""
@@ -313,13 +354,10 @@ class Reducer:
         with paddle.no_grad():
             for index, due in enumerate(self._due):
                 if due == 0:
-                    # Not as a view: the gradient stays if no rank uses it.
-                    self._bucket_of[index].copy_gradient_in(
-                        index, as_view=False
-                    )
-                else:
+                    self._take_unused(index)
+                elif index not in self._optional:
                     self._used_locally[index] = True
-            if self._exchanges_use:
+            if self._finds_unused_in_each_step:
                 self._start_exchange_of_use()
 
     def _check_ranks_in_same_step(self) -> None:
@@ -339,15 +377,24 @@ class Reducer:
             )
         self._lost_step = False
 
-    @property
-    def _exchanges_use(self) -> bool:
-        options = self._options
-        return self._used_anywhere is None and (
-            options.find_unused_parameters or options.static_graph
-        )
+    def _take_unused(self, index: int) -> None:
+        """Takes zeros, or the local gradient of steps under `no_sync()`."""
+        if (
+            self._used_anywhere is not None
+            and not self._used_anywhere[index]
+            and self._used_locally[index]
+            and self._tensors[index].grad is not None
+        ):
+            # Its average would be dropped.
+            raise RuntimeError(self._unexpected_message(index))
+        # Not as a view: the gradient stays if no rank uses it.
+        self._bucket_of[index].copy_gradient_in(index, as_view=False)
 
-    def _start_exchange_of_use(self) -> None:
-        flags = paddle.to_tensor(self._used_locally, "int32")
+    def _start_exchange_of_use(self, has_inputs: bool = True) -> None:
+        # The last flag is whether a rank takes part without inputs. What that
+        # rank will use is not known yet.
+        flags = [*self._used_locally, not has_inputs]
+        flags = paddle.to_tensor(flags, "int32")
         task = dist.all_reduce(
             flags, dist.ReduceOp.MAX, group=self._group, sync_op=False
         )
@@ -394,19 +441,22 @@ class Reducer:
 
     def _abandon_step(self) -> None:
         """Keeps the gradients as they are, and drops operations in flight."""
-        if self._next is _NextGradients.EXPECTED:
-            self._lost_step |= self._has_begun
+        if self._next is not _NextGradients.EXPECTED:
+            # No step is in progress: the gradients are averages already.
+            return
+        self._lost_step = True
         self._finish_step(_NextGradients.LOCAL)
         self._has_begun = False
         self._use_flags = None
         # Operations in flight keep the old buffers. Gradients that are views of
-        # them are invalid until the next step.
-        self._make_buckets([i for each in self._buckets for i in each.members])
+        # them are invalid until the next step. All ranks have these buckets;
+        # other ranks may not have failed, so the division must not change.
+        self._set_buckets([list(bucket.members) for bucket in self._buckets])
 
     def _is_complete(self) -> bool:
         """Returns whether all gradients of the step were computed."""
-        return self._is_learning or not any(
-            bucket.missing for bucket in self._buckets
+        return self._is_learning or all(
+            bucket.missing <= self._optional for bucket in self._buckets
         )
 
     def _complete(self) -> None:
@@ -414,7 +464,10 @@ class Reducer:
         with paddle.no_grad():
             if self._is_learning:
                 self._learn()
+            elif not self._finds_unused_in_each_step and self._unused is None:
+                self._keep_unused()
             self._start_full_buckets(including_delayed=True)
+            self._start_first_exchange_of_use()
             self.times.add("backward")
             self.times.mark("waiting")
             used = self._find_used_anywhere()
@@ -426,10 +479,10 @@ class Reducer:
             self.times.add("waiting")
             self.times.add("communication")
             self.times.steps += 1
+            self._rebuild_buckets()
             self._steps += 1
             self._finish_step(_NextGradients.AVERAGED)
             self._used_locally = [False] * len(self._parameters)
-            self._rebuild_buckets()
 
     def take_part_without_gradients(self) -> None:
         """Communicates like the other ranks in a step, and drops the averages.
@@ -440,10 +493,11 @@ class Reducer:
         with paddle.no_grad():
             for bucket in self._buckets:
                 bucket.take_zeros()
-            if self._exchanges_use:
-                self._used_locally = [False] * len(self._parameters)
-                self._start_exchange_of_use()
+            self._used_locally = [False] * len(self._parameters)
+            if self._finds_unused_in_each_step:
+                self._start_exchange_of_use(has_inputs=False)
             self._start_full_buckets(including_delayed=True)
+            self._start_first_exchange_of_use(has_inputs=False)
             self._find_used_anywhere()
             for bucket in self._buckets:
                 bucket.finish(self.factor)
@@ -458,9 +512,22 @@ class Reducer:
             if used:
                 self._take(index)
             else:
-                self._bucket_of[index].copy_gradient_in(index, as_view=False)
-        if self._exchanges_use:
-            self._start_exchange_of_use()
+                self._take_unused(index)
+
+    def _keep_unused(self) -> None:
+        """Records the parameters without gradients in the first step."""
+        self._unused = {i for i in self._optional if self._due[i] > 0}
+        for index in self._unused:
+            self._take_unused(index)
+
+    def _start_first_exchange_of_use(self, has_inputs: bool = True) -> None:
+        """Starts to exchange which parameters are used in all later steps.
+
+        Which buckets start before the end of backward differs between ranks,
+        so this follows all buckets.
+        """
+        if not self._finds_unused_in_each_step and self._used_anywhere is None:
+            self._start_exchange_of_use(has_inputs)
 
     def _find_used_anywhere(self) -> list[bool]:
         """Returns for each parameter whether any rank has its gradient."""
@@ -468,8 +535,8 @@ class Reducer:
             flags, task = self._use_flags
             self._use_flags = None
             task.wait()
-            used = [bool(flag) for flag in flags.tolist()]
-            if self._options.static_graph:
+            *used, lacks_inputs = [bool(flag) for flag in flags.tolist()]
+            if not self._finds_unused_in_each_step and not lacks_inputs:
                 self._used_anywhere = used
             return used
         return self._used_anywhere or [True] * len(self._parameters)
@@ -483,12 +550,8 @@ class Reducer:
 
     def _rebuild_buckets(self) -> None:
         """Rebuilds the buckets in the order in which gradients were ready."""
-        options = self._options
-        if self._order_is_known or (
-            options.find_unused_parameters and not options.static_graph
-        ):
+        if self._order_is_known or self._finds_unused_in_each_step:
             return
-        self._order_is_known = True
         # The order of a rank without inputs is empty.
         orders = gather_integers(self._arrivals, self._group)
         order = next(filter(None, orders), [])
@@ -496,14 +559,20 @@ class Reducer:
             self._warn_of_order(order)
         unused = set(range(len(self._parameters))) - set(order)
         self._make_buckets([*order, *sorted(unused, reverse=True)])
+        self._order_is_known = True
 
     def _make_buckets(self, order: Sequence[int]) -> None:
-        parts = assign_buckets(
-            self._parameters,
-            list(order),
-            self._options.comm_buffer_size,
-            self._options.last_comm_buffer_size,
+        self._set_buckets(
+            assign_buckets(
+                self._parameters,
+                list(order),
+                self._options.comm_buffer_size,
+                self._options.last_comm_buffer_size,
+            )
         )
+
+    def _set_buckets(self, parts: Sequence[list[int]]) -> None:
+        """Replaces the buckets by new ones with these parameters."""
         last_with_hook = max(
             (
                 number
@@ -531,11 +600,10 @@ class Reducer:
         return Bucket(number, members, is_last, self._group)
 
     def _raise_missing(self) -> None:
-        missing = sorted(
-            index for bucket in self._buckets for index in bucket.missing
-        )
+        missing = set().union(*(bucket.missing for bucket in self._buckets))
+        missing = sorted(missing - self._optional)
         names = ", ".join(str(self._parameters[index]) for index in missing)
-        self._finish_step(_NextGradients.LOCAL)
+        self._abandon_step()
         cure = (
             "static_graph=True requires that every step uses the same "
             "parameters; leave it out"
@@ -576,37 +644,50 @@ class Reducer:
                     "other, or build both without gradient_as_bucket_view."
                 )
 
-    def _duplicate_message(self, index: int) -> str:
+    def _unexpected_message(self, index: int) -> str:
         if self._options.static_graph:
             return (
                 f"The gradient of {self._parameters[index]} was computed more "
-                "often than in the first step. static_graph=True requires that "
-                "every step uses the same parameters; leave it out."
+                "often than in the first step, or in a second backward() of "
+                "one forward. static_graph=True requires that every step uses "
+                "the same parameters, in one backward(): call backward() once "
+                "on the sum of the losses, or leave static_graph out."
+            )
+        if self._unused and index in self._unused:
+            return (
+                f"{self._parameters[index]} has a gradient, but had none in "
+                "the first step, so the gradient cannot be averaged. If steps "
+                "use different parameters, build DataParallel with "
+                "find_unused_parameters=True."
             )
         return (
             f"The gradient of {self._parameters[index]} was computed a second "
             "time in one step, after its bucket took the first. Call "
-            "backward() once on the sum of the losses, run all but the last "
-            "backward() under no_sync(), or, if the layer recomputes its "
+            "backward() once on the sum of the losses, run each forward but "
+            "the last under no_sync(), or, if the layer recomputes its "
             "activations, build DataParallel with static_graph=True."
         )
 
-    def _warn_of_late_gradient(self, index: int) -> None:
+    def _refuse_late_gradient(self, index: int) -> None:
+        """Warns of a gradient after the averaging, or raises an error."""
+        if self._options.static_graph:
+            # The first step may have recorded only its first backward pass.
+            raise RuntimeError(self._unexpected_message(index))
         if self._has_warned:
             return
         self._has_warned = True
         warnings.warn(
             f"The gradient of {self._parameters[index]} was computed after the "
             "gradients of its forward pass were averaged, and is not averaged. "
-            "Run forward before each backward(), or all but the last "
-            "backward() under no_sync().",
+            "Call backward() once on the sum of the losses, or run a forward "
+            "for each backward(), each but the last under no_sync().",
             stacklevel=2,
         )
 
     def _warn_of_order(self, first: list[int]) -> None:
         """Warns if the order of gradients differs from that on rank 0.
 
-        With `static_graph`, ranks may also use different parameters.
+        Ranks may also use different parameters.
         """
         own = self._arrivals
         pairs = list(zip(own, first))

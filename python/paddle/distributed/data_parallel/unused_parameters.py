@@ -32,16 +32,32 @@ if TYPE_CHECKING:
 
 def find_tensors(value: object) -> Iterator[Tensor]:
     """Yields the tensors in nested lists, tuples, dicts and dataclasses."""
-    if isinstance(value, core.eager.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from find_tensors(item)
-    elif dataclasses.is_dataclass(value):
-        yield from find_tensors(vars(value))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from find_tensors(item)
+    values = [value]
+    # Values may contain themselves. Keeping the values keeps their ids unique.
+    seen: dict[int, object] = {}
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, core.eager.Tensor):
+            yield value
+        else:
+            values.extend(reversed(_items(value)))
+
+
+def _items(value: object) -> list:
+    """Returns what a list, a tuple, a dict or a dataclass object contains."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        # An object with slots has no `__dict__`, and a field may not be set.
+        items = [getattr(value, name, None) for name in names]
+        return items + list(getattr(value, "__dict__", {}).values())
+    return []
 
 
 def find_unused(
