@@ -25,6 +25,7 @@ import time
 import traceback
 import unittest
 import weakref
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -45,6 +46,7 @@ from paddle.incubate.multiprocessing.batch_source import BatchSource
 from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.io import BatchSampler, Dataset, IterableDataset
 from paddle.io.dataloader.collating_fetcher import ArrayPool
+from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 
 # The first index of each batch: 16 arrays in batches of two.
 FIRSTS = range(0, 16, 2)
@@ -331,6 +333,14 @@ class TestErrors(SourceTestCase):
             with self.assertRaisesRegex(RuntimeError, "StopIteration"):
                 list(BatchSource(dataset, 1, collate_fn=collate).reader(0))
 
+    def test_iter_that_raises_stop_iteration_does_not_end_the_epoch(self):
+        class Stopping(IterableDataset):
+            def __iter__(self):
+                return iter([next(iter([]))])
+
+        with self.assertRaisesRegex(RuntimeError, "StopIteration"):
+            list(BatchSource(Stopping(), 1).reader(0))
+
     def test_each_reader_is_returned_once(self):
         source = BatchSource(Numbers(3), 2)
         kept = source.reader(1)
@@ -370,6 +380,42 @@ class TestErrors(SourceTestCase):
             options = {"dataset": Numbers(3), "nreaders": 1, **options}
             with self.assertRaisesRegex(error, message):
                 BatchSource(**options)
+
+
+class TestTensorsInObjects(unittest.TestCase):
+    def found(self, batch):
+        return [tensor for tensor, _ in tensors_in_objects(batch)]
+
+    def test_attributes_slots_and_sets_are_searched(self):
+        class Slotted:
+            __slots__ = ("value",)
+
+        tensor, other, slotted = paddle.ones([1]), paddle.ones([1]), Slotted()
+        slotted.value = {tensor}
+        found = self.found([slotted, SimpleNamespace(values=[other])])
+        self.assertEqual({*map(id, found)}, {id(tensor), id(other)})
+
+    def test_datasets_and_layers_are_not_searched(self):
+        dataset = Numbers(3)
+        dataset.tensor = paddle.ones([1])
+        batch = SimpleNamespace(dataset=dataset, layer=paddle.nn.Linear(2, 2))
+        self.assertEqual(self.found([batch]), [])
+
+    def test_batches_are_not_searched_without_devices(self):
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        environment.pop("CUSTOM_DEVICE_ROOT", None)
+        run_command(
+            self,
+            script_command(
+                "from test_batch_source import *\n"
+                "module = 'paddle.incubate.multiprocessing.batch_source'\n"
+                "with mock.patch(f'{module}.tensors_in_objects') as search:\n"
+                "    source = BatchSource(Numbers(3), 1)\n"
+                "    assert numbers(source.reader(0)) == [0, 1, 2]\n"
+                "search.assert_not_called()\n"
+            ),
+            {**environment, "GLOG_minloglevel": "2"},
+        )
 
 
 class TestEnd(SourceTestCase):

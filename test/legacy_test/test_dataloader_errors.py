@@ -106,11 +106,15 @@ class TestErrors(unittest.TestCase):
             yield [2, 3]
             raise DeliberateError
 
+        taken = []
+
         def read():
-            return list(DataLoader(Numbers(), batch_sampler=samples()))
+            for batch in DataLoader(Numbers(), batch_sampler=samples()):
+                taken.append(batch.tolist())
 
         with self.assertRaises(DeliberateError):
             in_thread(read)
+        self.assertEqual(taken, [[0, 1], [2, 3]])
 
     def test_a_batch_that_cannot_become_tensors(self):
         def collate(samples):

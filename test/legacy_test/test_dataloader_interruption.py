@@ -23,7 +23,7 @@ import unittest
 
 import numpy as np
 from concurrent_base import WAIT_S, wait_until
-from test_interruption_points import Stop, end
+from test_interruption_points import StopTestCase, end
 
 from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 from paddle.io import DataLoader, Dataset
@@ -44,7 +44,7 @@ class Held(Dataset):
         return 8
 
 
-class TestDataLoader(Stop):
+class TestDataLoader(StopTestCase):
     def check_loader(self, gate, **options):
         """Checks that a worker that waits for a sample ends when it is stopped.
         After `gate` is set, the loader's threads and processes end, too."""

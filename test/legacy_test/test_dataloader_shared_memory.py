@@ -98,6 +98,19 @@ def blocks_in_use(i):
     return [*fields(i), sharing.shared_memory_stats()["blocks"]]
 
 
+def image_of_every_type(i):
+    """Returns a large image, small arrays of every data type, and a medium
+    one."""
+    values = [np.full([2], i).astype(dtype) for dtype in DTYPES]
+    values.append(np.full([3], i, "uint16"))
+    return [
+        np.full([1 << 17], i, "float32"),
+        np.empty([0], "float32"),
+        *values,
+        np.full([1 << 13], i, "float32"),
+    ]
+
+
 def reserved_so_far(i):
     return image(i), sharing.shared_memory_stats()["reserved"]
 
@@ -293,6 +306,21 @@ class TestBatches:
         for batch in loader:
             kept = batch[3] if kept is None else kept
         self.assertEqual(kept[:, 5].tolist(), [3.0, 13.0])
+
+    def test_small_tensors_next_to_a_large_one_arrive(self):
+        self.assert_as_without_workers(Items(image_of_every_type), batch_size=4)
+
+    def test_kept_labels_do_not_keep_the_images(self):
+        # The images of a batch have 1.5 MiB. The labels are the amounts of
+        # shared memory that the worker has reserved.
+        loader = DataLoader(
+            Items(reserved_so_far, 32 * 40), batch_size=32, num_workers=1
+        )
+        labels, size = [], 0
+        for images, label in loader:
+            labels.append(label)
+            size = images.numel().item() * images.element_size()
+        self.assertLess(max(label.max().item() for label in labels), 12 * size)
 
     def test_collate_fn_may_reuse_its_result(self):
         # It fills the same array for every batch.

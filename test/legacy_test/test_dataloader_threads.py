@@ -27,6 +27,7 @@ import weakref
 import numpy as np
 from concurrent_base import (
     WAIT_S,
+    in_thread,
     in_threads,
     run_command,
     script_command,
@@ -179,6 +180,79 @@ class TestWorkers(WorkersTestCase):
             [batch.item() for batch in loader], [id(dataset.data)] * 2
         )
 
+    def test_a_dataset_that_delegates_attributes_to_another_one(self):
+        class Delegating(Dataset):
+            def __init__(self, dataset):
+                self.dataset = dataset
+
+            def __getattr__(self, name):
+                return getattr(self.dataset, name)
+
+            def __getitem__(self, i):
+                return self.dataset[i]
+
+            def __len__(self):
+                return len(self.dataset)
+
+        batches = list(load(Delegating(Items(number, 4))))
+        self.assertEqual([batch.item() for batch in batches], [0, 1, 2, 3])
+
+    def test_an_array_or_a_list_is_shared_by_all_workers(self):
+        class Numbers(list):
+            pass
+
+        for dataset in (np.ones([4, 2]), [1, 2], Numbers([1, 2])):
+            datasets = self.datasets_of_workers(dataset)
+            for own in datasets:
+                self.assertIs(own, dataset)
+
+    def test_attributes_in_slots_are_copied_too(self):
+        class Slotted(Items):
+            __slots__ = ("unset", "value")
+
+        dataset = Slotted(number, 4)
+        dataset.value = object()
+        for own in self.datasets_of_workers(dataset):
+            self.assertIsNot(own, dataset)
+            self.assertIs(own.value, dataset.value)
+            self.assertFalse(hasattr(own, "unset"))
+
+    def test_a_dataset_may_define_how_it_is_copied(self):
+        class WithoutFile(Items):
+            file = None
+
+            def __getstate__(self):
+                return {**vars(self), "file": None}
+
+        dataset = WithoutFile(number, 4)
+        dataset.file = object()
+        for own in self.datasets_of_workers(dataset):
+            self.assertIsNot(own, dataset)
+            self.assertIsNone(own.file)
+
+    def datasets_of_workers(self, dataset):
+        datasets = [None] * 2
+
+        def keep(worker):
+            datasets[worker] = get_worker_info().dataset
+
+        list(load(dataset, num_workers=2, worker_init_fn=keep))
+        return datasets
+
+    def test_a_dataset_that_starts_again_after_its_end_is_read_once(self):
+        for options in (
+            {"num_workers": 1, "prefetch_factor": 4},
+            {"num_workers": 2},
+            {"collate_fn": np.stack},
+            {"batch_size": None},
+        ):
+            options = {"num_workers": 1, "batch_size": 4, **options}
+            loader = load(Restarting(), persistent_workers=True, **options)
+            expected = [*range(8)] * options["num_workers"]
+            for _ in range(2):
+                loaded = [i for batch in loader for i in batch.flatten()]
+                self.assertEqual(sorted(loaded), sorted(expected))
+
     def test_tensors_of_the_dataset_are_not_copied(self):
         tensor = paddle.ones([4])
         (batch,) = load(Items(lambda i: tensor, 1), batch_size=None)
@@ -307,6 +381,22 @@ def set_share(worker):
     get_worker_info().dataset.share = worker * 10
 
 
+class Restarting(IterableDataset):
+    """The numbers from 0 to 7, again after each end. Its own iterator."""
+
+    position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position == 8:
+            self.position = 0
+            raise StopIteration
+        self.position += 1
+        return np.array([self.position - 1])
+
+
 class Raising(Dataset):
     """A dataset that raises for one sample."""
 
@@ -322,6 +412,26 @@ class Raising(Dataset):
         return 9
 
 
+class Failing(BatchSampler):
+    """Yields `count` batches of one sample. Then its iterator raises `error`,
+    if it is set, and goes on."""
+
+    def __init__(self, count, error):
+        self.count, self.error = count, error
+
+    def __iter__(self):
+        length = self.count + (0 if self.error is None else 9)
+        return map(self.batch, range(length))
+
+    def batch(self, position):
+        if position == self.count:
+            raise self.error
+        return [position]
+
+    def __len__(self):
+        return self.count
+
+
 class TestErrors(WorkersTestCase):
     def test_an_error_of_the_dataset_comes_after_the_batches_before_it(self):
         loaded = []
@@ -331,10 +441,12 @@ class TestErrors(WorkersTestCase):
         self.assertEqual(loaded, [*range(5)])
 
     def test_an_error_has_the_traceback_of_the_worker(self):
-        try:
-            list(load(Raising(KeyError("no such sample"))))
-        except KeyError:
-            self.assertIn("in __getitem__", traceback.format_exc())
+        with self.assertRaises(KeyError):
+            try:
+                list(load(Raising(KeyError("no such sample"))))
+            except KeyError:
+                self.assertIn("in __getitem__", traceback.format_exc())
+                raise
 
     def test_after_an_error_the_epoch_has_ended(self):
         iterator = iter(load(Raising(ValueError("bad"), at=0)))
@@ -362,18 +474,75 @@ class TestErrors(WorkersTestCase):
         with self.assertRaisesRegex(OSError, "worker 0 cannot begin"):
             list(loader)
 
-    def test_an_error_of_the_sampler(self):
-        def samples():
-            yield [0]
-            raise LookupError("no more samples")
+    def test_exit_or_end_of_an_iterator_in_the_init_function(self):
+        def leave(worker):
+            sys.exit("no configuration")
 
-        class Sampler(BatchSampler):
+        def next_of_nothing(worker):
+            next(iter([]))
+
+        for fail, name in (
+            (leave, "SystemExit"),
+            (next_of_nothing, "StopIteration"),
+        ):
+            for dataset in (Items(number), Restarting()):
+                loader = load(dataset, worker_init_fn=fail)
+                with self.assertRaisesRegex(
+                    RuntimeError, f"Worker 0 .* worker_init_fn .*{name}"
+                ):
+                    # On a thread, so that an endless wait fails the test.
+                    in_thread(lambda loader=loader: list(iter(loader)))
+
+    def test_stop_iteration_of_iter_does_not_end_the_epoch_silently(self):
+        class Stopping(IterableDataset):
             def __iter__(self):
-                return samples()
+                return iter([next(iter([]))])
 
-        with self.assertRaisesRegex(LookupError, "no more samples"):
-            list(load(Items(number), batch_sampler=Sampler(Items(number))))
+        loader = load(Stopping(), persistent_workers=True)
+        for _ in range(2):
+            with self.assertRaisesRegex(
+                RuntimeError, "Worker 0 .* StopIteration"
+            ):
+                list(iter(loader))
+
+    def test_a_worker_that_has_ended_is_an_error_after_its_batches(self):
+        def stop_at_3(i):
+            if i == 3:
+                threading.current_thread().stop()
+            return np.array(i)
+
+        loaded = []
+
+        def read():
+            for batch in load(Items(stop_at_3, 9)):
+                loaded.append(batch.item())
+
+        with self.assertRaisesRegex(RuntimeError, "worker 0' ended before"):
+            in_thread(read)
+        self.assertEqual(loaded, [*range(6)])
         self.wait_until_workers_end()
+
+    def test_an_error_of_the_sampler_comes_after_the_batches_before_it(self):
+        for count in (0, 1, 9):
+            loaded = []
+            sampler = Failing(count, LookupError("no more samples"))
+            batches = iter(load(Items(number, 20), batch_sampler=sampler))
+            with self.assertRaisesRegex(LookupError, "no more samples"):
+                for batch in batches:
+                    loaded.append(batch.item())
+            self.assertEqual(loaded, [*range(count)])
+            self.assertEqual(list(batches), [])
+            self.wait_until_workers_end()
+
+    def test_persistent_workers_survive_an_error_of_the_sampler(self):
+        sampler = Failing(5, LookupError("no more samples"))
+        loader = load(
+            Items(number, 20), batch_sampler=sampler, persistent_workers=True
+        )
+        with self.assertRaises(LookupError):
+            list(loader)
+        sampler.error = None
+        self.assertEqual([batch.item() for batch in loader], [*range(5)])
 
     def test_stop_iteration_of_a_dataset_does_not_end_the_epoch_silently(self):
         with self.assertRaisesRegex(RuntimeError, "Worker 2 .* StopIteration"):

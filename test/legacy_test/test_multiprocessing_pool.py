@@ -16,7 +16,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import multiprocessing
+import os
 import pickle
 import signal
 import unittest
@@ -205,6 +207,29 @@ class TestPool(unittest.TestCase):
             drawn = pool.map_async(paddle.rand, [[2]] * 3, 1).get(WAIT_S)
             first, *others = [tensor.tolist() for tensor in drawn]
         self.assertEqual(others, [first] * 2)
+
+    def test_replaced_workers_keep_no_descriptors(self):
+        """Not even until a garbage collection."""
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+
+        with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+            before = descriptors()
+            for i in range(5):
+                self.assertEqual(pool.apply_async(echo, [i]).get(WAIT_S), i)
+            # A worker that is being replaced has some of its own.
+            wait_until(
+                lambda: descriptors() <= before, "the descriptors are closed"
+            )
+
+    def test_workers_are_named_as_pythons_are(self):
+        with get_context("fork").Pool(1) as pool:
+            (worker,) = pool._pool
+            self.assertRegex(worker.name, r"^ForkPoolWorker-\d+$")
 
     def test_closed_pool_ends_with_all_results(self):
         pool = get_context("fork").Pool(2)

@@ -20,13 +20,13 @@ import unittest
 
 from concurrent_base import WAIT_S, Worker, in_threads
 from shm_group_base import free_port
-from test_interruption_points import Stop
+from test_interruption_points import StopTestCase
 
 from paddle.base import core
 from paddle.incubate.multiprocessing import wait_for_key
 
 
-class TestWaitForKey(Stop):
+class TestWaitForKey(StopTestCase):
     def setUp(self):
         super().setUp()
         port = free_port()

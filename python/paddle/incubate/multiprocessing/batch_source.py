@@ -158,6 +158,7 @@ class _SourceThread(WorkerThread):
     def _deal(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
         place = _current_expected_place()
+        events_after = _events_after if _may_have_streams() else lambda *_: []
         for epoch in itertools.count():
             # enumerate() would keep each batch until the next one is read.
             numbers = itertools.count()
@@ -167,7 +168,7 @@ class _SourceThread(WorkerThread):
                 # so readers that all leave after the same number get no error.
                 if rank == 0 and self._ends_at((epoch, turn)):
                     return
-                self._put(rank, (batch, _events_after(batch, place)))
+                self._put(rank, (batch, events_after(batch, place)))
                 # Only the reader keeps it while the next batch is read.
                 del batch
             for rank in range(nreaders):
@@ -182,6 +183,13 @@ class _SourceThread(WorkerThread):
         # The queue is shut down if the reader has left.
         with contextlib.suppress(ShutDown):
             self.queues[rank].put(item)
+
+
+def _may_have_streams() -> bool:
+    """Returns whether this process has devices with streams."""
+    return paddle.device.cuda.device_count() > 0 or bool(
+        paddle.device.get_all_custom_device_type()
+    )
 
 
 def _events_after(batch: Any, place: core.Place) -> list[Event]:

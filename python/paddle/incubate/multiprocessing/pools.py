@@ -22,6 +22,7 @@ workers, not the thread that created the pool.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import multiprocessing
 import os
@@ -120,8 +121,11 @@ class _Pool(pool.Pool):
         maxtasksperchild: int | None,
         context: BaseContext,
     ) -> None:
-        is_forked = context.get_start_method() == "fork"
-        self.Process = _forked_process() if is_forked else _process(_run)
+        if context.get_start_method() == "fork":
+            kind = _starting_with_sigterm_blocked(context.Process)
+            self.Process = _process(kind, _in_state_of_caller())
+        else:
+            self.Process = _process(context.Process, _run)
         super().__init__(
             processes, initializer, initargs, maxtasksperchild, context
         )
@@ -158,8 +162,11 @@ def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
     target(*args)
 
 
-def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
-    """Returns a function that creates a worker; `run` calls its target."""
+def _process(
+    kind: type[BaseProcess], run: Callable[..., object]
+) -> Callable[..., BaseProcess]:
+    """Returns a function that creates a worker of the type `kind`; `run` calls
+    its target."""
 
     def process(
         context: BaseContext,
@@ -167,28 +174,28 @@ def _process(run: Callable[..., object]) -> Callable[..., BaseProcess]:
         target: Callable[..., object],
         args: Iterable[Any],
     ) -> BaseProcess:
-        return context.Process(target=run, args=(target, args))
+        return kind(target=run, args=(target, args))
 
     return process
 
 
-def _forked_process() -> Callable[..., BaseProcess]:
-    """Returns a function that creates a worker for the start method fork."""
-    make = _process(_in_state_of_caller())
+class _WithSigtermBlocked:
+    """Makes a process start with SIGTERM blocked. It is a base class, since a
+    function that a process refers to and that refers to it would keep its
+    descriptors until the next garbage collection."""
 
-    def process(context: BaseContext, **call: Any) -> BaseProcess:
-        worker = make(context, **call)
-        start = worker.start
+    def start(self) -> None:
+        # A pool that is left immediately ends workers that still start.
+        with sigterm_blocked():
+            super().start()
 
-        def start_with_sigterm_blocked() -> None:
-            # A pool that is left immediately ends workers that still start.
-            with sigterm_blocked():
-                start()
 
-        worker.start = start_with_sigterm_blocked
-        return worker
-
-    return process
+@functools.cache
+def _starting_with_sigterm_blocked(
+    kind: type[BaseProcess],
+) -> type[BaseProcess]:
+    # Python derives the names of the workers from the name of the type.
+    return type(kind.__name__, (_WithSigtermBlocked, kind), {})
 
 
 def _in_state_of_caller() -> Callable[..., object]:

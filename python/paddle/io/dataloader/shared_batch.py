@@ -16,7 +16,8 @@
 The arrays and tensors of a batch are stored next to each other in one block of
 shared memory. The pickle contains the block's handle, and each array's data
 type, shape and offset. The default collation stacks directly into the block. A
-block is reused when the last tensor of its batch is dropped.
+block is reused when the last tensor of its batch is dropped. The reader copies
+small tensors out of a large block, so that kept labels do not keep the images.
 
 A batch's message expires with the worker that sent it, so a killed worker
 leaves nothing behind.
@@ -64,6 +65,8 @@ _DTYPES = {
     np.dtype(np.complex128): core.DataType.COMPLEX128,
 }
 
+_ITEM_SIZES = {dtype: array.itemsize for array, dtype in _DTYPES.items()}
+
 # Layouts whose meaning does not depend on the process.
 _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 
@@ -71,6 +74,10 @@ _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 _ALIGNMENT = 64
 # In bytes: the block for a worker's first batch, whose size is unknown.
 _FIRST_SIZE = 1 << 16
+# In bytes: the reader copies fields up to _SMALL out of a block that also has a
+# field larger than _LARGE.
+_SMALL = 1 << 16
+_LARGE = 1 << 20
 # Marks a field that is sent separately in an order of block numbers.
 _SEPARATE = -1
 
@@ -314,7 +321,7 @@ def _rebuild(
     order: list[int],
 ) -> list[core.DenseTensor]:
     tensors = [
-        iter(native.rebuild_views(handle, views)) for handle, views in sources
+        iter(_fields_of_block(handle, views)) for handle, views in sources
     ]
     tensors.append(iter(separate))
     try:
@@ -327,6 +334,26 @@ def _rebuild(
             f"tensors, and {len(separate)} were sent separately. The message "
             "is damaged, or was sent by another version of Paddle."
         ) from None
+
+
+def _fields_of_block(
+    handle: bytes, views: list[tuple]
+) -> list[core.DenseTensor]:
+    """Returns the fields in a received block, as views of it. Small fields next
+    to large ones are copied, because each view keeps the whole block."""
+    tensors = native.rebuild_views(handle, views)
+    # A tensor that a worker has shared itself is a block with one view.
+    sizes = [
+        # The types that NumPy lacks are not copied.
+        math.prod(shape) * _ITEM_SIZES.get(dtype, _SMALL + 1)
+        for dtype, shape, _ in views
+    ]
+    if max(sizes, default=0) <= _LARGE:
+        return tensors
+    return [
+        _dense_tensor(np.array(tensor)) if 0 < size <= _SMALL else tensor
+        for tensor, size in zip(tensors, sizes)
+    ]
 
 
 class BatchMessage:

@@ -49,7 +49,8 @@ _LEAVES = (
 def tensors_in_objects(structure: Any) -> Iterator[tuple[Tensor, object]]:
     """
     Finds the tensors that `_flatten_batch` does not: those in attributes of
-    other objects, and in sets.
+    other objects, and in sets. The objects of a batch that are datasets or
+    layers are not searched.
 
     Args:
         structure: the structure that `_flatten_batch` returns, which has the
@@ -58,11 +59,14 @@ def tensors_in_objects(structure: Any) -> Iterator[tuple[Tensor, object]]:
     Yields:
         Each tensor, and the object or set that contains it.
     """
+    # Their attributes belong to more than a batch, and may be many. They are
+    # not defined yet when this file is imported.
+    leaves = (*_LEAVES, paddle.io.Dataset, paddle.nn.Layer)
     seen = set()
     stack = [(structure, structure)]
     while stack:
         part, owner = stack.pop()
-        if isinstance(part, _LEAVES) or id(part) in seen:
+        if isinstance(part, leaves) or id(part) in seen:
             continue
         seen.add(id(part))
         if isinstance(part, paddle.Tensor):

@@ -15,9 +15,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import threading
+import types
 import warnings
 from collections import deque
 from itertools import cycle
@@ -50,6 +52,40 @@ if TYPE_CHECKING:
     from .fetcher import _DatasetFetcher
 
 __all__ = []
+
+# How often a thread that waits for a batch checks that its worker is alive.
+_CHECK_S = 1.0
+# Methods that define how an object is copied.
+_COPYING = frozenset(
+    {"__copy__", "__getstate__", "__reduce__", "__reduce_ex__"}
+)
+
+
+def _own_copy(dataset: Dataset) -> Dataset:
+    """
+    Returns a shallow copy of a dataset. Returns the dataset itself if its data
+    is not in attributes, as that of a list or an array is not.
+    """
+    kind = type(dataset)
+    bases = [base for base in kind.__mro__ if base is not object]
+    try:
+        attributes = object.__getattribute__(dataset, "__dict__")
+        # Refuses types with data of their own.
+        copied = object.__new__(kind)
+    except (AttributeError, TypeError):
+        return dataset
+    if any(_COPYING & vars(base).keys() for base in bases):
+        return copy.copy(dataset)
+    # copy.copy would ask the new object, which has no attributes yet, for
+    # methods. A __getattr__ that delegates to an attribute fails then.
+    object.__getattribute__(copied, "__dict__").update(attributes)
+    for base in bases:
+        for member in vars(base).values():
+            if isinstance(member, types.MemberDescriptorType):
+                # Attributes in __slots__ may be unset.
+                with contextlib.suppress(AttributeError):
+                    member.__set__(copied, member.__get__(dataset))
+    return copied
 
 
 class _Exhausted(NamedTuple):
@@ -87,6 +123,11 @@ class Epoch:
     def put(self, index: int, outcome: object) -> None:
         self._outcomes[index] = outcome
         self._waiters.notify_all()
+
+    def wait(self, index: int, timeout: float) -> bool:
+        """Waits until a task has an outcome. Returns False after the
+        timeout."""
+        return wait_for(self._waiters, lambda: index in self._outcomes, timeout)
 
     def wait_outcome(self, index: int) -> Any:
         """Waits for a task's outcome and returns it. The outcome is kept until
@@ -147,16 +188,18 @@ class _BatchMaker:
                 if init_error is not None:
                     raise init_error
                 if task.epoch is not epoch:
-                    epoch = task.epoch
-                    epoch.begin(info.id)
+                    task.epoch.begin(info.id)
                     fetcher = self._fetcher(info.dataset)
-                outcome = epoch.outcome(
-                    self._batch(fetcher.fetch(task.samples, epoch.closed))
-                )
+                    # Last: after an error the epoch has not begun.
+                    epoch = task.epoch
+                outcome = self._outcome(task, fetcher, info.id)
+                if isinstance(outcome, _Exhausted):
+                    # A dataset may start again after its end.
+                    fetcher = None
             except BaseException as error:
                 if threading.current_thread().should_stop():
                     return
-                outcome = self._outcome_of(error, info.id)
+                outcome = self._failure(error, info.id)
             task.epoch.put(task.index, outcome)
             # While this thread waits, only the consumer keeps the batch.
             del task, outcome
@@ -165,9 +208,27 @@ class _BatchMaker:
         try:
             if self._init is not None:
                 self._init(worker)
-        except Exception as error:
+        except BaseException as error:
             return error
         return None
+
+    def _outcome(
+        self,
+        task: _Task,
+        fetcher: _DatasetFetcher | CollatingFetcher | None,
+        worker: int,
+    ) -> Any:
+        """Makes the batch of a task. Without a fetcher, the worker's dataset
+        has ended."""
+        if fetcher is None:
+            return _Exhausted(worker)
+        try:
+            fetched = fetcher.fetch(task.samples, task.epoch.closed)
+        except StopIteration:
+            if self._kind == _DatasetKind.ITER:
+                return _Exhausted(worker)
+            raise
+        return task.epoch.outcome(self._batch(fetched))
 
     def _fetcher(self, dataset: Dataset) -> _DatasetFetcher | CollatingFetcher:
         if self._auto_collate and self._collate_fn is default_collate_fn:
@@ -201,18 +262,16 @@ class _BatchMaker:
             return field.detach()
         return field.detach()._copy_to(self._place, True)
 
-    def _outcome_of(
-        self, error: BaseException, worker: int
-    ) -> _Exhausted | _Failed:
-        if isinstance(error, StopIteration):
-            if self._kind == _DatasetKind.ITER:
-                return _Exhausted(worker)
-        elif isinstance(error, Exception):
+    def _failure(self, error: BaseException, worker: int) -> _Failed:
+        if isinstance(error, Exception) and not isinstance(
+            error, StopIteration
+        ):
             return _Failed(error)
         # Raised unchanged by __next__, it would end the epoch or the program.
         wrapped = RuntimeError(
-            f"Worker {worker} of the DataLoader failed, because the dataset or "
-            f"the collate_fn raised {error!r}. Raise another exception instead."
+            f"Worker {worker} of the DataLoader failed, because the dataset, "
+            f"the collate_fn or the worker_init_fn raised {error!r}. Raise "
+            "another exception instead."
         )
         wrapped.__cause__ = error
         return _Failed(wrapped)
@@ -226,7 +285,11 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     as with worker processes. Worker threads differ from processes in this:
 
     - Each has a shallow copy of the dataset. Attributes that a worker sets are
-      its own; the objects they refer to are shared with all workers.
+      its own; the objects they refer to are shared with all workers. A dataset
+      whose data is not in attributes, such as a list, is shared itself.
+    - A tensor that the dataset or the ``collate_fn`` returns is not copied, if
+      it is on the batch's device: an in-place operation on the batch changes
+      it. Tensors that are stacked into a batch are copied.
     - The global generators of ``random`` and ``numpy.random`` are those of the
       process, and workers do not seed them.
     - A Paddle without per-thread random generators, a C++ part for Linux,
@@ -278,7 +341,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             info = WorkerInfo(
                 id=worker,
                 num_workers=self._num_workers,
-                dataset=copy.copy(self._dataset),
+                dataset=_own_copy(self._dataset),
                 seed=base_seed,
             )
             thread = WorkerThread(
@@ -297,6 +360,8 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._epoch = self._new_epoch()
         self._exhausted: set[int] = set()
         self._next_task = self._next_batch = 0
+        # By the number of the task.
+        self._makers: dict[int, WorkerThread] = {}
         for _ in range(self._capacity):
             self._put_task()
 
@@ -315,7 +380,14 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             samples = next(self._sampler_iter)
         except StopIteration:
             return
+        except Exception as error:
+            # In order: the batches before it are still to come.
+            self._epoch.put(self._next_task, _Failed(error))
+            self._next_task += 1
+            self._sampler_iter = iter(())
+            return
         worker = next(w for w in self._order if w not in self._exhausted)
+        self._makers[self._next_task] = self._workers[worker]
         self._tasks[worker].put(_Task(self._epoch, self._next_task, samples))
         self._next_task += 1
 
@@ -333,9 +405,11 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._workers[0]._enforce_same_process()
         while self._next_batch < self._next_task:
             index = self._next_batch
+            self._wait_for_maker(index)
             outcome = self._epoch.wait_outcome(index)
             self._next_batch = index + 1
             self._epoch.drop(index)
+            self._makers.pop(index, None)
             if isinstance(outcome, _Failed):
                 self._end_epoch()
                 raise outcome.error
@@ -347,6 +421,21 @@ class ThreadWorkersIter(_DataLoaderIterBase):
                 return outcome
         self._end_epoch()
         raise StopIteration
+
+    def _wait_for_maker(self, index: int) -> None:
+        """Waits for a task's outcome. Raises if its worker has ended without
+        one, which only code that stops or kills the thread can cause."""
+        while not self._epoch.wait(index, _CHECK_S):
+            maker = self._makers[index]
+            # It may have ended after putting the outcome.
+            if maker.is_alive() or self._epoch.wait(index, 0):
+                continue
+            self._end_epoch()
+            raise RuntimeError(
+                f"The thread {maker.name!r} ended before it had made its "
+                "batch. Do not stop the worker threads of a DataLoader. Create "
+                "a new DataLoader to continue."
+            ) from maker._error
 
     def _end_epoch(self) -> None:
         self._epoch.closed.set()
