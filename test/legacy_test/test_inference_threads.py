@@ -442,6 +442,58 @@ class TestMemoryOfTheCaller(PredictorTestCase):
         gc.collect()
         np.testing.assert_array_equal(handle.copy_to_cpu(), expected)
 
+    def test_predictor_that_refers_to_its_handle_is_freed(self):
+        class WithHandle(Predictor):
+            def __init__(self, config: Config) -> None:
+                super().__init__(config)
+                self.handle = self.get_input_handle("x")
+
+        self.check_is_freed(lambda model: WithHandle(self.config(model)))
+
+    def test_predictor_whose_hook_refers_to_its_handle_is_freed(self):
+        def make(model: str) -> Predictor:
+            predictor = self.predictor(model)
+            handle = predictor.get_input_handle("x")
+            predictor.register_output_hook(lambda *_: handle.shape())
+            return predictor
+
+        self.check_is_freed(make)
+
+    def test_last_handle_frees_its_predictor(self):
+        handles = []
+
+        def make(model: str) -> Predictor:
+            predictor = self.predictor(model)
+            handles[:] = [predictor.get_input_handle("x") for _ in range(2)]
+            return predictor
+
+        self.check_is_freed(make, handles.clear)
+
+    def check_is_freed(
+        self,
+        make: Callable[[str], Predictor],
+        drop: Callable[[], None] = lambda: None,
+    ) -> None:
+        def allocated() -> int:
+            return paddle.base.core.host_memory_stat_current_value(
+                "Allocated", 0
+            )
+
+        for model in (IMAGE, IMAGE_LEGACY):
+            with self.subTest(model=model):
+                before = 0
+                for round_number in range(5):
+                    predictor = make(model)
+                    call(predictor, LARGE)
+                    seen = weakref.ref(predictor)
+                    del predictor
+                    gc.collect()
+                    self.assertIsNone(seen())
+                    drop()
+                    if round_number == 0:
+                        before = allocated()
+                self.assertLess(allocated() - before, LARGE.nbytes)
+
     def test_new_handle_may_have_the_address_of_a_dropped_one(self):
         predictor = self.predictor(PAIR)
         handle = predictor.get_input_handle("x")

@@ -81,8 +81,20 @@ if "fork first" in sys.argv:
     if os.fork() == 0:
         os._exit(0)
     os.wait()
+import paddle
 from concurrent_base import Worker
+# Locks the building of programs during forks.
+layer = paddle.jit.load(sys.argv[1].rpartition(".")[0])
+layer(paddle.ones([1, 3, 4, 4]))
 predictor, pool = create_predictor(config()), PredictorPool(config(), 2)
+if "lock first" in sys.argv:
+    # The order of the fork handlers in a build from source: the last one that
+    # is registered is called first.
+    from paddle.base.threads import fork, programs
+    for steps in (fork._waits, fork._steps_in_parent):
+        steps.clear()
+    os.register_at_fork(
+        before=programs._lock, after_in_parent=programs._unlock_in_parent)
 large, small = (np.ones([1, 3, n, n], "float32") for n in (256, 4))
 expected = call(predictor.clone(), small)
 stop, began = threading.Event(), threading.Semaphore(0)
@@ -384,6 +396,9 @@ class TestForkAndExit(PredictorTestCase):
 
     def test_child_if_a_fork_preceded_the_first_predictor(self):
         self.run_script(FORK_IN_RUNS, "fork first")
+
+    def test_child_if_a_fork_locks_programs_before_it_pauses_predictors(self):
+        self.run_script(FORK_IN_RUNS, "lock first")
 
     def test_first_predictor_of_a_process_may_be_created_in_any_way(self):
         for way in ("function", "class", "pool", "pool of core"):

@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -504,6 +506,32 @@ class TestNames(unittest.TestCase):
             self.assertEqual(generator.ids["name"], 1)
             self.assertEqual(in_thread(lambda: generator.prefix), "")
 
+    def test_a_copy_of_the_generator_is_independent(self):
+        for copied in (
+            copy.copy,
+            copy.deepcopy,
+            lambda value: pickle.loads(pickle.dumps(value)),
+        ):
+            with unique_name.guard("inside_"):
+                unique_name.generate("name")
+                generator = copied(base_names.generator)
+            self.assertEqual(generator("name"), "inside_name_1")
+
+    def test_the_generator_may_be_set_in_itself(self):
+        with unique_name.guard("inside_"):
+            with unique_name.guard(base_names.generator):
+                self.assertEqual(unique_name.generate("name"), "inside_name_0")
+            previous = unique_name.switch(
+                base_names.generator, base_names.dygraph_parameter_name_checker
+            )
+            self.assertEqual(unique_name.generate("name"), "inside_name_1")
+            self.assertFalse(base_names.dygraph_parameter_name_checker("name"))
+            unique_name.switch(*previous)
+
+    def test_the_generator_has_no_private_attributes(self):
+        self.assertFalse(hasattr(base_names.generator, "_missing"))
+        self.assertTrue(hasattr(base_names.generator, "prefix"))
+
     def test_switch_on_the_main_thread_affects_all_threads(self):
         previous = unique_name.switch()
         try:
@@ -559,6 +587,46 @@ class TestForks(JitTestCase):
         status = self.child_result(lambda: wrong_answers(layer, 1, 3))
         self.assertEqual(status, 0)
         self.assertEqual(wrong_answers(layer, 2, 3), 0)
+
+    def check_build_after_fork(self, fork_in: Callable) -> None:
+        """`fork_in` calls its argument while the thread builds, and returns.
+        Afterwards, another thread builds, in the parent and in the child."""
+        children = []
+        fork_in(lambda: children.append(os.fork()))
+        if children == [0]:
+            status = 1
+            try:
+                status = in_thread(square_gradient) != [6.0]
+            finally:
+                os._exit(status)
+        worker = Worker(os.waitpid, children[0], 0)
+        try:
+            self.assertEqual(worker.result()[1], 0)
+        except TimeoutError:
+            os.kill(children[0], 9)
+            raise
+        self.assertEqual(in_thread(square_gradient), [6.0])
+
+    def test_a_hook_of_paddle_grad_may_fork(self):
+        def fork_in_hook(fork):
+            x = paddle.ones([2])
+            x.stop_gradient = False
+            y = 2 * x
+            y.register_hook(lambda gradient: fork())
+            paddle.grad(y.sum(), x)
+
+        self.check_build_after_fork(fork_in_hook)
+
+    def test_a_trace_may_fork(self):
+        def fork_in_trace(fork):
+            @paddle.jit.to_static(full_graph=True)
+            def function(x):
+                fork()
+                return 2 * x
+
+            function(paddle.ones([2]))
+
+        self.check_build_after_fork(fork_in_trace)
 
     @mock.patch.object(programs, "_FORK_WAIT_S", 0.2)
     def test_a_fork_that_a_trace_waits_for_proceeds_with_a_warning(self):
@@ -649,45 +717,19 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
                 in_thread(wrong_answers, layer, 1, 1)
         self.assertEqual(wrong_answers(layer, 2, 1), 0)
 
+    def test_a_second_thread_is_refused_without_the_module(self):
+        with mock.patch.object(programs, "find_cpp_module", return_value=None):
+            layer = self.loaded()
+            self.assertEqual(wrong_answers(layer, 0, 1), 0)
+            with self.assertRaisesRegex(
+                RuntimeError, "built without locks .* on one thread"
+            ):
+                in_thread(wrong_answers, layer, 1, 1)
+
     def test_successive_threads_may_run_programs(self):
         layer = self.loaded()
         for i in range(3):
             self.assertEqual(in_thread(wrong_answers, layer, i, 2), 0)
-
-
-SOURCE_BUILD = """
-import sys
-sys.modules["paddle.base._program_threads"] = None
-sys.path.insert(0, {folder!r})
-from concurrent_base import in_thread
-from jit_threads_base import JitTestCase, wrong_answers, wrong_gradients
-case = JitTestCase()
-case.setUp()
-layer = case.loaded()
-print(in_thread(wrong_answers, layer, 0, 5))
-print(wrong_answers(layer, 0, 5))
-layer.train()
-print(wrong_gradients(layer, 0, 5))
-try:
-    in_thread(wrong_answers, layer, 0, 5)
-except RuntimeError as error:
-    print(error)
-case.doCleanups()
-"""
-
-
-class TestSourceBuild(unittest.TestCase):
-    """A Paddle build without the _program_threads module."""
-
-    def test_a_second_thread_is_refused(self):
-        folder = os.path.dirname(os.path.abspath(__file__))
-        done = run_command(
-            self, script_command(SOURCE_BUILD.format(folder=folder)), os.environ
-        )
-        *wrong, error = done.stdout.splitlines()
-        self.assertEqual(wrong, ["0", "0", "0"])
-        self.assertRegex(error, "since thread 'MainThread' has run one")
-        self.assertRegex(error, "built without locks .* on one thread")
 
 
 LEGACY = """

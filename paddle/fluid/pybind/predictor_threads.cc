@@ -201,7 +201,36 @@ class PredictorState {
   PredictorState(const PredictorState&) = delete;
   PredictorState& operator=(const PredictorState&) = delete;
   ~PredictorState() {
-    if (process != getpid()) LeakInChild(std::move(contexts));
+    if (process != getpid()) {  // see DestroyPredictor
+      LeakInChild(std::move(contexts));
+    } else if (owned_ != nullptr) {
+      Destroy(std::exchange(owned_, nullptr));
+    }
+  }
+
+  // Takes a predictor whose Python object is gone, and destroys it with this
+  // state: when no handle refers to it.
+  void Own(Predictor* predictor) { owned_ = predictor; }
+  void Destroy(Predictor* predictor) const {
+    if (dropped_clones) {
+      dropped_clones->Keep(predictor, contexts);
+    } else {
+      // The class that inference_api.cc has bound destroys it.
+      py::cast(predictor, py::return_value_policy::take_ownership);
+    }
+  }
+
+  // Makes a hook belong to this state, so that DropHooks can drop it.
+  std::shared_ptr<const py::function> AddHook(py::function hook) {
+    hooks_.push_back(std::make_shared<py::function>(std::move(hook)));
+    return hooks_.back();
+  }
+  // Drops the Python functions, which the predictor never calls again.
+  void DropHooks() {
+    for (const auto& hook : std::exchange(hooks_, {})) {
+      // Reentrant: what the function refers to may be destroyed here.
+      const py::function dropped = std::exchange(*hook, py::function());
+    }
   }
 
   // A call in progress, which other threads' calls must not overlap.
@@ -428,11 +457,14 @@ class PredictorState {
   std::unordered_set<std::string> unread_;  // outputs that no thread has read
   Thread caller_;
   int calls_ = 0;  // nested calls in progress
+  std::vector<std::shared_ptr<py::function>> hooks_;
+  Predictor* owned_ = nullptr;
 };
 
-// The predictor to which a handle belongs.
+// The predictor to which a handle belongs. A handle keeps the C++ predictor
+// alive, but not its Python object: that object may refer to the handle, and
+// Python's garbage collector would not see a cycle through this struct.
 struct Bound {
-  py::object predictor;
   std::shared_ptr<PredictorState> state;
   std::string name;
   bool is_input;
@@ -474,14 +506,25 @@ Destroy destroy_handle;
 void DestroyPredictor(py::detail::value_and_holder& predictor) {  // NOLINT
   auto* const object = predictor.value_ptr<Predictor>();
   const auto entry = states.extract(object);
-  const bool is_of_parent = entry && entry.mapped()->process != getpid();
-  const bool is_shared = entry && entry.mapped()->dropped_clones;
-  if (!is_of_parent && !is_shared) {
+  if (!entry) {
     destroy_predictor(predictor);
     return;
   }
-  if (!is_of_parent) {
-    entry.mapped()->dropped_clones->Keep(object, entry.mapped()->contexts);
+  const auto& state = entry.mapped();
+  if (state->process == getpid()) {
+    // A hook may refer to a handle. Without its Python object, the predictor
+    // does not run.
+    state->DropHooks();
+    const bool has_handles = state.use_count() > 1;
+    if (!has_handles && !state->dropped_clones) {
+      destroy_predictor(predictor);
+      return;
+    }
+    if (has_handles) {
+      state->Own(object);
+    } else {
+      state->Destroy(object);
+    }
   }
   predictor.set_holder_constructed(false);
   predictor.value_ptr() = nullptr;
@@ -539,19 +582,43 @@ void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
   state->files = std::move(model.files);
 }
 
-// Serializes the creation of predictors: the passes that optimize a program
-// share registries. The predictors of C++ pools are created with the GIL, and
-// are not serialized with others. Lock order: the GIL, then `making`. A thread
-// never waits for the GIL while it holds `making`.
+// Serializes the creation of predictors in a Paddle without the building lock
+// of programs. Lock order: the GIL, then `making`. A thread never waits for the
+// GIL while it holds `making`.
 std::mutex making;
+
+// Serializes the creation of predictors: the passes that optimize a program
+// share registries. Predictors of C++ pools are created with the GIL, and are
+// not serialized with others.
+//
+// Creation builds programs, for which it needs the building lock of programs.
+// So that lock serializes predictors, too: if creation had its own lock, a
+// thread could hold that one while it waits for the building lock, which a fork
+// holds, and a thread that keeps the GIL during the fork could wait for the
+// first thread. The fork would never get the GIL.
+//
+// It is taken before the work begins: a fork waits for work, but not for
+// threads that wait for the lock, without the GIL. PauseForFork and the
+// building lock therefore never wait for each other:
+//   - The forking thread holds no building lock while it waits for work. The
+//     module programs.py pauses work before it takes the lock, whatever the
+//     order of the fork handlers.
+//   - It takes the lock only with the GIL. From then on, a thread that holds
+//     the GIL waits only for the lock, and releases the GIL for that.
+py::object LockCreation() {
+  return py::module_::import("paddle.base.threads.programs")
+      .attr("lock_building")();
+}
 
 template <typename Make>
 std::unique_ptr<Predictor> MakeSerialized(const PredictorContexts& contexts,
                                           Make make) {
+  const py::object building = LockCreation();
   const ContextsGuard guard(contexts);
   std::unique_ptr<Predictor> made;
   WorkWithoutGil::Run([&] {
-    const std::lock_guard<std::mutex> lock(making);
+    std::unique_lock<std::mutex> lock(making, std::defer_lock);
+    if (building.is_none()) lock.lock();
     made = make();
   });
   return made;
@@ -684,7 +751,9 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   WorkWithoutGil::Run([&] {
     for (size_t i = 0; i < outputs.size(); ++i) {
       const paddle::Tensor& output = outputs[i];
-      // On the caller's stream.
+      // A blocking copy. On a custom device, it runs on the caller's stream. On
+      // a GPU, it uses the legacy default stream, which does not wait for work
+      // on streams that were created as non-blocking.
       if (!copies[i].defined())
         copies[i] = output.copy_to(output.place(), true);
       copies[i].set_name(output.name());
@@ -855,7 +924,7 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
     return [=](const py::object& self, const std::string& of) {
       py::object handle = old(self, of);
       bound_handles.insert_or_assign(handle.cast<const Handle*>(),
-                                     Bound{self, StateOf(self), of, is_input});
+                                     Bound{StateOf(self), of, is_input});
       return handle;
     };
   });
@@ -890,11 +959,12 @@ void ReplaceExclusive(const py::object& type, const char* name) {
   });
 }
 
-// Returns a Python function that calls `function`, which a run calls, and which
-// may run other programs.
-py::cpp_function OutsidePredictor(const py::function& function) {
-  return py::cpp_function([function](const py::args& args) -> py::object {
+// Returns a Python function that calls `hook`, which a run calls, and which may
+// run other programs.
+py::cpp_function OutsidePredictor(std::shared_ptr<const py::function> hook) {
+  return py::cpp_function([hook](const py::args& args) -> py::object {
     const PredictorOneDnn::Pause pause;
+    const py::function function = *hook;
     return function(*args);
   });
 }
@@ -912,8 +982,9 @@ void CallOutsidePredictor(const py::object& type) {
 void ReplaceRegisterHook(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::function& hook) {
-      const PredictorState::Call call(StateOf(self), name);
-      old(self, OutsidePredictor(hook));
+      const auto state = StateOf(self);
+      const PredictorState::Call call(state, name);
+      old(self, OutsidePredictor(state->AddHook(hook)));
     };
   });
 }
@@ -1013,6 +1084,7 @@ void BindPredictorThreads(py::module* core, py::module* module) {
               "Makes calls of the class's instances independent of the "
               "predictor that runs.");
 
+  module->def("pause_for_fork", &WorkWithoutGil::PauseForFork);
   const auto os = py::module_::import("os");
   if (py::hasattr(os, "register_at_fork")) {
     os.attr("register_at_fork")(

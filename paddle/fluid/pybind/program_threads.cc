@@ -14,9 +14,20 @@
 
 #include "paddle/fluid/pybind/program_threads.h"
 
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <thread>
+
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#include <unistd.h>
+#endif
 
 #include "paddle/fluid/framework/new_executor/program_threads.h"
 
@@ -35,14 +46,40 @@ const Scope* ScopeAt(uintptr_t address) {
   return reinterpret_cast<const Scope*>(address);
 }
 
-// Releases the GIL, if the thread has it: the building thread may need it.
+void TakeGil(PyThreadState* thread) {
+#if defined(__GLIBCXX__)
+  try {
+    PyEval_RestoreThread(thread);
+  } catch (abi::__forced_unwind&) {
+    // After the interpreter has exited, CPython ends a thread that acquires the
+    // GIL. Unwinding this stack would run destructors that need the GIL.
+    while (true) pause();
+  }
+#else
+  PyEval_RestoreThread(thread);
+#endif
+}
+
+// The number of threads that are in LockBuilding.
+std::atomic<int> forks_waiting{0};
+
+void Sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+// Waits without the GIL, if the thread has it: the building thread may need it.
+// While a fork waits for the mutex, does not hold the mutex without the GIL.
 void LockWithoutGil(std::timed_mutex* mutex) {
   if (PyGILState_Check() == 0) {
     mutex->lock();
     return;
   }
-  const py::gil_scoped_release release;
+  PyThreadState* const thread = PyEval_SaveThread();
   mutex->lock();
+  while (forks_waiting > 0) {
+    mutex->unlock();
+    while (forks_waiting > 0) Sleep();
+    mutex->lock();
+  }
+  TakeGil(thread);
 }
 
 bool TakeScope(uintptr_t address) {
@@ -63,18 +100,42 @@ py::object TakeAbandonedScope(const py::list& scopes) {
   return py::none();
 }
 
+// Takes the lock only with the GIL, so that the forking thread never holds the
+// one while it waits for the other. During a fork, predictors are created with
+// the GIL. So whenever this thread has the GIL, no thread that creates one
+// holds the lock, except those that LockWithoutGil has let pass before: this
+// thread gets the lock even if threads create one predictor after the other.
 void LockBuilding(double timeout_s) {
-  framework::LockBuilding(std::chrono::duration<double>(timeout_s));
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const std::chrono::duration<double> timeout(timeout_s);
+  ++forks_waiting;
+  while (!framework::LockBuilding(std::chrono::seconds(0)) &&
+         Clock::now() - begin < timeout) {
+    PyThreadState* const thread = PyEval_SaveThread();
+    Sleep();
+    TakeGil(thread);
+  }
+  --forks_waiting;
 }
 
 }  // namespace
 
 void BindProgramThreads(py::module_* module) {
   framework::SetWaitForBuilder(&LockWithoutGil);
+#ifndef _WIN32
+  // The child lacks the other threads that are about to fork.
+  pthread_atfork(nullptr, nullptr, [] { forks_waiting = 0; });
+#endif
   module->def("take_scope", &TakeScope);
   module->def("take_abandoned_scope", &TakeAbandonedScope);
-  module->def(
-      "lock_building", &LockBuilding, py::call_guard<py::gil_scoped_release>());
+  py::class_<framework::ProgramBuildGuard>(
+      *module,
+      "BuildGuard",
+      "Makes the thread that creates it the only one that builds. The same "
+      "thread has to destroy it.")
+      .def(py::init<>());
+  module->def("lock_building", &LockBuilding);
   module->def("unlock_building", &framework::UnlockBuilding);
   module->def("replace_building_lock", &framework::ReplaceBuildingLock);
 }

@@ -111,6 +111,7 @@ void WorkWithoutGil::WaitForOthers() {
 }
 
 void WorkWithoutGil::PauseForFork() {
+  if (has_paused) return;
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
     ++all_work->pauses;

@@ -75,6 +75,8 @@ class WorkWithoutGil {
   // `ContinueInParent` or `ContinueInChild`, new work keeps the GIL, so the
   // fork does not occur during it. New work does not wait instead, because
   // other fork handlers may wait for the working thread. Requires: the GIL.
+  // Has no effect on a thread that has paused work already: it does not wait
+  // again, since it may hold locks by then.
   //
   // If these handlers are registered while a fork already runs its handlers,
   // that fork calls only the `Continue` functions, which then have no effect.

@@ -91,9 +91,10 @@ void SetWaitForBuilder(void (*wait)(std::timed_mutex* mutex)) {
   state()->wait_for_builder.store(wait, std::memory_order_relaxed);
 }
 
-void LockBuilding(std::chrono::duration<double> timeout) {
-  if (build_depth > 0) return;
+bool LockBuilding(std::chrono::duration<double> timeout) {
+  if (build_depth > 0) return true;
   has_locked_for_fork = state()->build_mutex->try_lock_for(timeout);
+  return has_locked_for_fork;
 }
 
 bool UnlockBuilding() {

@@ -61,10 +61,10 @@ class ProgramBuildGuard {
 void SetWaitForBuilder(void (*wait)(std::timed_mutex* mutex));
 
 // Locks building before a fork, so that the child inherits no half-built
-// program. Gives up after `timeout`: the building thread may itself be waiting
-// for the fork. Has no effect on a thread that builds. Requires: the thread has
-// not locked building already.
-void LockBuilding(std::chrono::duration<double> timeout);
+// program. Gives up after `timeout` and returns false: the building thread may
+// itself be waiting for the fork. Has no effect on a thread that builds.
+// Requires: the thread has not locked building already.
+bool LockBuilding(std::chrono::duration<double> timeout);
 // Ends LockBuilding() on the same thread, in the parent and in the child.
 // Returns false if building could not be locked in time.
 bool UnlockBuilding();

@@ -31,6 +31,7 @@ serialized.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 import warnings
@@ -52,8 +53,8 @@ __all__ = []
 # computed may compute a gradient itself. One lock for both, because hooks nest
 # each inside the other.
 _building = threading.RLock()
-# Loaded by the first program, to keep `import paddle` fast. Protected by
-# _building, so that no fork occurs during its import.
+# Loaded by the first program or predictor, to keep `import paddle` fast.
+# Protected by _building, so that no fork occurs during its import.
 _native: ModuleType | None = None
 # The attribute that holds the keys of `first_call_alone`.
 _CALLED = "_first_calls_done"
@@ -63,8 +64,9 @@ _PIR_FLAGS = (
     "FLAGS_enable_pir_in_executor",
     "FLAGS_enable_pir_with_pt_in_dy2st",
 )
-# How long a fork waits for a program that another thread builds. The wait is
-# bounded because that thread may itself wait for the fork.
+# How long a fork waits for a program that another thread builds, and the first
+# predictor for the lock. The waits are bounded because the thread that holds
+# the lock may itself wait for the waiting one.
 _FORK_WAIT_S = 5.0
 # The number of forks between the first process and this one.
 _forks = 0
@@ -83,13 +85,31 @@ _fork = _Fork()
 def _lock() -> None:
     # A signal handler may raise after any call. So record first what must be
     # unlocked; _unlock checks whether it was locked.
-    deadline = time.monotonic() + _FORK_WAIT_S
     _fork.has_native = False
-    _fork.has_building = not _building._is_owned()
-    _building.acquire(timeout=_FORK_WAIT_S)
+    _fork.has_building = False
+    # First, because a predictor's work, for which the pause waits, may need the
+    # locks below. The order of the fork handlers differs between builds.
+    _pause_predictors()
+    deadline = time.monotonic() + _FORK_WAIT_S
+    # A fork in a trace or in a gradient hook: _unlock must not release the lock
+    # of the outer call, so this must not acquire it once more.
+    if not _building._is_owned():
+        _fork.has_building = True
+        _building.acquire(timeout=_FORK_WAIT_S)
     if _native is not None:
         _fork.has_native = True
         _native.lock_building(max(0.0, deadline - time.monotonic()))
+
+
+def _pause_predictors() -> None:
+    name = "_predictor_threads"
+    predictors = getattr(core.libpaddle, name, None) or sys.modules.get(
+        f"paddle.base.{name}"
+    )
+    # The module may be missing, or partially loaded by another thread.
+    pause = getattr(predictors, "pause_for_fork", None)
+    if pause is not None:
+        pause()
 
 
 def _unlock() -> bool:
@@ -137,6 +157,8 @@ _taking = threading.Lock()
 # only thread that may run them.
 _refusal: str | None = None
 _only_thread: threading.Thread | None = None
+# Whether the first program has checked the flags.
+_checked_flags = False
 _checking = threading.Lock()
 
 
@@ -149,17 +171,10 @@ def _allow_threads() -> None:
     Raises:
         RuntimeError: as `_check_is_only_thread`.
     """
-    global _native, _refusal
-    if _native is None and _refusal is None:
-        try:
-            _native = find_cpp_module("_program_threads")
-        except ImportError as error:
-            _refusal = str(error.__cause__ or error)
-        if _native is None and _refusal is None:
-            _refusal = (
-                "this Paddle was built without locks for program interpreters. "
-                "Run all programs on one thread."
-            )
+    global _checked_flags, _refusal
+    _load_native()
+    if not _checked_flags:
+        _checked_flags = True
         if _shares_interpreters():
             _refusal = (
                 f"{', '.join(_PIR_FLAGS)} are all off, so that all runs of a "
@@ -168,6 +183,41 @@ def _allow_threads() -> None:
             )
     if _refusal is not None:
         _check_is_only_thread()
+
+
+def _load_native() -> None:
+    """Requires: the building lock, so that no fork occurs meanwhile."""
+    global _native, _refusal
+    if _native is not None or _refusal is not None:
+        return
+    try:
+        _native = find_cpp_module("_program_threads")
+    except ImportError as error:
+        _refusal = str(error.__cause__ or error)
+        return
+    if _native is None:
+        _refusal = (
+            "this Paddle was built without locks for program interpreters. "
+            "Run all programs on one thread."
+        )
+
+
+def lock_building() -> object | None:
+    """
+    Lets only the calling thread build programs in C++ until it destroys the
+    returned object. Threads that wait do not keep the GIL. Returns None if this
+    Paddle has no such lock. Thread-safe.
+    """
+    if _native is None and _refusal is None:
+        # Bounded, because a hook of paddle.grad, which holds this lock, may
+        # wait for the calling thread.
+        locked = _building.acquire(timeout=_FORK_WAIT_S)
+        try:
+            _load_native()
+        finally:
+            if locked:
+                _building.release()
+    return None if _native is None else _native.BuildGuard()
 
 
 def _shares_interpreters() -> bool:

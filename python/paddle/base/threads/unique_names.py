@@ -20,6 +20,7 @@ could get two parameters with the same name.
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -48,13 +49,24 @@ class PerThreadNamespace:
         return self._function.get()(name)
 
     def __getattr__(self, name: str) -> Any:
+        # Not a private name: Python looks up special methods here, also on an
+        # object that has no _function yet.
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
         return getattr(self._function.get(), name)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        # For copies and pickles: a copy of the thread's generator.
+        return copy.copy, (self._function.get(),)
 
     def swap(self, function: Callable[[str], Any]) -> Callable[[str], Any]:
         """
         Sets the process's function if called on the main thread outside guards,
         otherwise the calling thread's function. Returns the previous one.
         """
+        function = _unwrap(function)
         previous = self._function.get()
         if is_main_thread() and self._function.get_local() is UNSET:
             self._function.process = function
@@ -74,6 +86,7 @@ class PerThreadNamespace:
     @contextmanager
     def guard(self, function: Callable[[str], Any]) -> Iterator[None]:
         """Makes the calling thread use `function` inside the context."""
+        function = _unwrap(function)
         previous = self._function.get_local()
         process = self._function.process
         self._function.set_local(function)
@@ -83,3 +96,11 @@ class PerThreadNamespace:
             if self._function.get_local() is UNSET:
                 self._function.process = process
             self._function.set_local(previous)
+
+
+def _unwrap(function: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns the current generator of a namespace, which would otherwise call
+    itself if it were set in itself."""
+    if isinstance(function, PerThreadNamespace):
+        return function._function.get()
+    return function

@@ -117,8 +117,17 @@ TEST(ProgramFork, LockingHasNoEffectOnTheBuildingThread) {
   EXPECT_TRUE(UnlockBuilding());
 }
 
+TEST(ProgramFork, LockingTellsWhetherBuildingIsLocked) {
+  {
+    const Builder builder;
+    EXPECT_FALSE(LockBuilding(milliseconds(1)));
+  }
+  EXPECT_TRUE(LockBuilding(milliseconds(1)));
+  EXPECT_TRUE(UnlockBuilding());
+}
+
 TEST(ProgramFork, BuildingIsUnlockedOnce) {
-  LockBuilding(kPatience);
+  EXPECT_TRUE(LockBuilding(kPatience));
   EXPECT_TRUE(UnlockBuilding());
   EXPECT_FALSE(UnlockBuilding());
 }

@@ -112,6 +112,15 @@ TEST(WorkWithoutGilTest, ContinueWithoutPauseHasNoEffect) {
   }});
 }
 
+TEST(WorkWithoutGilTest, ASecondPauseOfTheThreadHasNoEffect) {
+  InThreads({[] {
+    WorkWithoutGil::PauseForFork();
+    WorkWithoutGil::PauseForFork();
+    WorkWithoutGil::ContinueInParent();
+    WorkWithoutGil::Run([] { EXPECT_EQ(PyGILState_Check(), 0); });
+  }});
+}
+
 TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
   // The work in progress per thread, and the number of unfinished threads.
   std::array<int, kThreads> works{};
