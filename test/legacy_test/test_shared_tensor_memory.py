@@ -161,7 +161,10 @@ class TestBounds(SharingTestCase):
         parameter = paddle.create_parameter([64 * MIB // 4], "float32")
         before = private_memory()
         parameter.share_memory_()
+        message = ForkingPickler.dumps(parameter)
         self.assertLess(private_memory(), before - 60 * MIB)
+        arrived = ForkingPickler.loads(message)
+        self.assertEqual(arrived.data_ptr(), parameter.data_ptr())
 
     def test_stats_count_a_tensor_and_its_message(self):
         self.used()

@@ -100,7 +100,7 @@ def output_of(run_paddle):
     return run
 
 
-def test_call_redirection_are_found_and_written(tmp_path):
+def test_slots_of_calls_are_found_and_written(tmp_path):
     cmake_build(REPO / EXTENSION / "test", tmp_path)
     run(tmp_path / "call_redirection_test")
 

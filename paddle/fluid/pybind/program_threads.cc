@@ -24,12 +24,8 @@
 #include <mutex>
 #include <thread>
 
-#if defined(__GLIBCXX__)
-#include <cxxabi.h>
-#include <unistd.h>
-#endif
-
 #include "paddle/fluid/framework/new_executor/program_threads.h"
+#include "paddle/fluid/pybind/take_gil.h"
 
 namespace py = pybind11;
 
@@ -44,20 +40,6 @@ using framework::Scope;
 // object is not bound here.
 const Scope* ScopeAt(uintptr_t address) {
   return reinterpret_cast<const Scope*>(address);
-}
-
-void TakeGil(PyThreadState* thread) {
-#if defined(__GLIBCXX__)
-  try {
-    PyEval_RestoreThread(thread);
-  } catch (abi::__forced_unwind&) {
-    // After the interpreter has exited, CPython ends a thread that acquires the
-    // GIL. Unwinding this stack would run destructors that need the GIL.
-    while (true) pause();
-  }
-#else
-  PyEval_RestoreThread(thread);
-#endif
 }
 
 // The number of threads that are in LockBuilding.

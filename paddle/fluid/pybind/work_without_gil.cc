@@ -14,8 +14,6 @@
 
 #include "paddle/fluid/pybind/work_without_gil.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -65,24 +63,6 @@ WorkWithoutGil::~WorkWithoutGil() {
   }
   all_work->changed.notify_all();
   TakeGil(thread_);
-}
-
-void WorkWithoutGil::TakeGil(PyThreadState* thread) {
-#if defined(__GLIBCXX__)
-  try {
-    PyEval_RestoreThread(thread);
-  } catch (abi::__forced_unwind&) {
-    // After the interpreter has exited, CPython ends a thread that acquires the
-    // GIL. Unwinding this stack would run destructors that need the GIL.
-    StopThread();
-  }
-#else
-  PyEval_RestoreThread(thread);
-#endif
-}
-
-void WorkWithoutGil::StopThread() {
-  while (true) pause();
 }
 
 bool WorkWithoutGil::OthersWork(const PyThreadState* thread) {

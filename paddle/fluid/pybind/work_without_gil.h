@@ -19,9 +19,7 @@
 #include <exception>
 #include <utility>
 
-#if defined(__GLIBCXX__)
-#include <cxxabi.h>
-#endif
+#include "paddle/fluid/pybind/take_gil.h"
 
 namespace paddle {
 namespace pybind {
@@ -97,11 +95,9 @@ class WorkWithoutGil {
   // Acquires the GIL if it was released.
   ~WorkWithoutGil();
 
-  static void TakeGil(PyThreadState* thread);
   // Returns whether a thread other than `thread` works in C++.
   static bool OthersWork(const PyThreadState* thread);
   static void WaitForOthers();
-  [[noreturn]] static void StopThread();
 
   PyThreadState* const thread_;
   // The number of calls from C++ to Python that the thread was in at the start.

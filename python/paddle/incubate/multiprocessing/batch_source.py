@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 import paddle
+from paddle.base.device_counts import device_counts
 from paddle.base.framework import _current_expected_place
 from paddle.base.threads.host_context import (
     cpu_generator,
@@ -158,7 +159,9 @@ class _SourceThread(WorkerThread):
     def _deal(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
         place = _current_expected_place()
-        events_after = _events_after if _may_have_streams() else lambda *_: []
+        # Only devices have streams, and the search takes time.
+        has_devices = any(device_counts().values())
+        events_after = _events_after if has_devices else lambda *_: []
         for epoch in itertools.count():
             # enumerate() would keep each batch until the next one is read.
             numbers = itertools.count()
@@ -183,13 +186,6 @@ class _SourceThread(WorkerThread):
         # The queue is shut down if the reader has left.
         with contextlib.suppress(ShutDown):
             self.queues[rank].put(item)
-
-
-def _may_have_streams() -> bool:
-    """Returns whether this process has devices with streams."""
-    return paddle.device.cuda.device_count() > 0 or bool(
-        paddle.device.get_all_custom_device_type()
-    )
 
 
 def _events_after(batch: Any, place: core.Place) -> list[Event]:

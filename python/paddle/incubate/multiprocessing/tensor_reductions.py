@@ -79,9 +79,30 @@ def _in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return function_in_dynamic_mode
 
 
+def _reduction(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """
+    Decorates a reduction: it returns None if this Paddle cannot share memory,
+    and the receiver raises an error that the calling thread would drop.
+    """
+
+    @functools.wraps(reduce)
+    def reduction(value: Any) -> tuple | None:
+        if not _IS_AVAILABLE:
+            return None
+        try:
+            return reduce(value)
+        except Exception as error:
+            from .feeder_errors import send_in_place_of_object
+
+            return send_in_place_of_object(error)
+
+    return reduction
+
+
 # 1. A tensor of any kind.
 
 
+@_reduction
 def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     """Returns the pickle reduction that rebuilds a tensor over the same memory.
 
@@ -95,17 +116,6 @@ def reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
             sent; the error says why and what to send instead. If the calling
             thread would drop the error, the receiver raises it instead.
     """
-    if not _IS_AVAILABLE:
-        return None
-    try:
-        return _reduce_tensor(tensor)
-    except Exception as error:
-        from .feeder_errors import send_in_place_of_object
-
-        return send_in_place_of_object(error)
-
-
-def _reduce_tensor(tensor: paddle.Tensor) -> tuple | None:
     if not tensor.stop_gradient and not tensor.is_leaf:
         raise RuntimeError(
             "A tensor that is sent to another process must be a leaf, but "
@@ -307,18 +317,12 @@ def _state_of(tensor: paddle.Tensor) -> Any:
     return getstate(tensor)
 
 
+@_reduction
 def reduce_dense_tensor(tensor: core.DenseTensor) -> tuple | None:
     """Returns the reduction, like `reduce_tensor`, of a DenseTensor."""
-    if not _IS_AVAILABLE:
-        return None
     if native.is_in_own_file(tensor):
         return tensor.__reduce_ex__(2)
-    try:
-        handle = native.share_dense_tensor(tensor, _sending_stream)
-    except Exception as error:
-        from .feeder_errors import send_in_place_of_object
-
-        return send_in_place_of_object(error)
+    handle = native.share_dense_tensor(tensor, _sending_stream)
     return None if handle is None else (_rebuild_dense_tensor, (handle,))
 
 

@@ -90,8 +90,8 @@ class _StreamEpoch(Epoch):
         batch = _restore_batch([*fields], structure)
         return _MadeBatch(batch, [*fields, *hidden], self._event_after_work())
 
-    def wait_outcome(self, index: int) -> Any:
-        outcome = super().wait_outcome(index)
+    def result(self, index: int) -> Any:
+        outcome = super().result(index)
         if not isinstance(outcome, _MadeBatch):
             return outcome
         stream = current_stream(self._place)

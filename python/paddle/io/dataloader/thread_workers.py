@@ -126,13 +126,12 @@ class Epoch:
 
     def wait(self, index: int, timeout: float) -> bool:
         """Waits until a task has an outcome. Returns False after the
-        timeout."""
+        timeout. The outcome is kept until `drop`, so an exception in between
+        loses no batch."""
         return wait_for(self._waiters, lambda: index in self._outcomes, timeout)
 
-    def wait_outcome(self, index: int) -> Any:
-        """Waits for a task's outcome and returns it. The outcome is kept until
-        `drop`, so an exception in between loses no batch."""
-        wait_for(self._waiters, lambda: index in self._outcomes)
+    def result(self, index: int) -> Any:
+        """Returns a task's outcome, which `wait` has found."""
         return self._outcomes[index]
 
     def drop(self, index: int) -> None:
@@ -406,7 +405,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)
-            outcome = self._epoch.wait_outcome(index)
+            outcome = self._epoch.result(index)
             self._next_batch = index + 1
             self._epoch.drop(index)
             self._makers.pop(index, None)

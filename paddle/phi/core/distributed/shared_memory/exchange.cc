@@ -107,10 +107,15 @@ void Exchange::RequirePhases() {
   // Finish may publish one more phase than there are rounds.
   constexpr uint64_t kMaxRounds = kEndPhase - 2;
   uint64_t rounds = 0;
+  uint64_t most = 0;
   size_t longest = 0;
   for (size_t pass = 0; pass < passes_.size(); ++pass) {
-    rounds += Rounds(pass);
-    if (Rounds(pass) > Rounds(longest)) longest = pass;
+    const uint64_t of_pass = Rounds(pass);
+    rounds += of_pass;
+    if (of_pass > most) {
+      most = of_pass;
+      longest = pass;
+    }
   }
   if (rounds <= kMaxRounds) return;
   operation_->Refuse(
