@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.command_line import reports_errors
+from tools.own_files import own_file
 from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree, run_git
 
@@ -167,21 +168,6 @@ def write_files(files: dict[Path, tuple[bytes, int]]) -> None:
         ) from error
 
 
-def own_file(repo: Path, path: str) -> tuple[bytes, int]:
-    """Return the content and git mode of one of our files.
-
-    Raises:
-        PatchError: it cannot be read.
-    """
-    try:
-        executable = (repo / path).stat().st_mode & stat.S_IXUSR
-        return (repo / path).read_bytes(), 0o755 if executable else 0o644
-    except OSError as error:
-        raise PatchError(
-            f"{path}, an Own-File of a patch, cannot be read: {error.strerror}"
-        ) from None
-
-
 def _stage(touched: dict[str, Path], folder: Path) -> None:
     for path, source in touched.items():
         if source.is_file():
@@ -226,14 +212,18 @@ def apply(repo: Path, tree: Tree) -> bool:
         OSError: a file of the tree cannot be read.
     """
     series = load_series(repo)
-    work = [(p, [f for f in p.files if tree.locate(f.path)]) for p in series]
-    touched = {f.path: tree.locate(f.path) for _, parts in work for f in parts}
     own = {
         path: own_file(repo, path)
         for patch in series
         for path in patch.own_files
         if tree.locate(path)
     }
+    # Own files already have the changes of later patches.
+    work = [
+        (p, [f for f in p.files if f.path not in own and tree.locate(f.path)])
+        for p in series
+    ]
+    touched = {f.path: tree.locate(f.path) for _, parts in work for f in parts}
     found, lacking = _find_applied(work, touched)
     foreign = []
     for path, (data, _) in own.items():

@@ -37,8 +37,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.apply import REPO, fit, own_file, write_files
+from tools.apply import REPO, fit, write_files
 from tools.command_line import reports_errors
+from tools.own_files import own_versions
 from tools.series import (
     FIELDS,
     PatchError,
@@ -94,10 +95,10 @@ def _commit(repo: Path, series: list[Patch], root: Path, tag: str) -> str:
     touched = {part.path for patch in series for part in patch.files} & known
     git(root, "checkout-index -z --stdin", text="\0".join(touched))
     head = git(root, "rev-parse", f"{tag}^{{commit}}").strip()
-    for patch in series:
-        fit(patch, patch.files, root)
-        write_files({root / p: own_file(repo, p) for p in patch.own_files})
-        paths = [*(part.path for part in patch.files), *patch.own_files]
+    for patch, versions in zip(series, own_versions(repo, series)):
+        fit(patch, [f for f in patch.files if f.path not in own], root)
+        write_files({root / path: file for path, file in versions.items()})
+        paths = {*(part.path for part in patch.files), *patch.own_files}
         git(root, "update-index --add -z --stdin", text="\0".join(paths))
         tree = git(root, "write-tree").strip()
         # Not git commit, which would run hooks and ask for a signature.
@@ -301,13 +302,9 @@ def _read_commits(
     series, own = [], {}
     for number, commit in enumerate(commits, 1):
         added, modified = _changes(root, commit)
-        for path in own.keys() & set(modified):
-            raise PatchError(
-                f"{path}: commit {commit[:12]} changes it and an earlier one"
-                " adds it; move the change into that commit"
-            )
         for path, mode in added.items():
-            data = git(root, "cat-file blob", f"{commit}:{path}")
+            # Not from this commit: later ones may change the file.
+            data = git(root, "cat-file blob", f"{commits[-1]}:{path}")
             data = data.encode("utf-8", "surrogateescape")
             own[path] = data, int(mode, 8)
         diff = ""

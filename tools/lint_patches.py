@@ -31,6 +31,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from tools.apply import REPO
+from tools.own_files import own_versions
 from tools.series import (
     OWN_FOLDERS,
     PULL_REQUEST,
@@ -135,10 +136,20 @@ def _file_findings(part: FileDiff, where: str) -> Iterator[str]:
                 yield f"{where}:{line}: tab character; use spaces"
 
 
-def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
+def _patch_findings(
+    patch: Patch, own: set[str], earlier: set[str]
+) -> Iterator[str]:
+    """Report what is wrong in a patch.
+
+    Args:
+        patch: the patch.
+        own: all own files.
+        earlier: the own files of earlier patches.
+    """
     where = f"patches/{patch.name}"
     yield from _header_findings(patch)
-    added = sum(len(h.added) for part in patch.files for h in part.hunks)
+    hooks = [part for part in patch.files if part.path not in own]
+    added = sum(len(h.added) for part in hooks for h in part.hunks)
     if added > MAX_ADDED:
         yield (
             f"{where}:1: adds {added} lines, more than {MAX_ADDED}; move code"
@@ -146,10 +157,10 @@ def _patch_findings(patch: Patch, own: set[str]) -> Iterator[str]:
         )
     for part in patch.files:
         yield from _file_findings(part, where)
-        if part.path in own:
+        if part.path in own - earlier:
             yield (
-                f"{where}:{part.line}: changes {part.path}, which is an"
-                " Own-File; edit the file itself"
+                f"{where}:{part.line}: changes {part.path}, an Own-File of"
+                " this or a later patch; edit the file itself"
             )
 
 
@@ -178,8 +189,11 @@ def _preimage_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
     """
     known, found = _read_preimages(repo)
     yield from found
+    own = {path for patch in patches for path in patch.own_files}
     for patch in patches:
         for part in patch.files:
+            if part.path in own:
+                continue
             where = f"patches/{patch.name}:{part.line}"
             index = _INDEX.search(part.header)
             if not index:
@@ -289,24 +303,30 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
         for number, patch in enumerate(patches)
         for path in patch.own_files
     }
+    try:
+        versions = own_versions(repo, patches)
+    except PatchError as error:
+        yield str(error)
+        return
     for number, patch in enumerate(patches):
-        for path in patch.own_files:
-            if not path.endswith((".py", *_CXX)) or not (repo / path).is_file():
+        for path, (data, _) in versions[number].items():
+            if not path.endswith((".py", *_CXX)):
                 continue
-            text = (repo / path).read_text(encoding="utf-8")
-            for name in sorted(used(path, text) & owners.keys()):
+            for name in sorted(used(path, data.decode()) & owners.keys()):
                 owner, needed = owners[name]
                 if owner > number:
                     verb = "imports" if path.endswith(".py") else "includes"
                     yield (
-                        f"{path}:1: belongs to {patch.name} and {verb}"
-                        f" {needed} of {patches[owner].name}, a later patch;"
-                        " move one of the two Own-File lines"
+                        f"{path}:1: as {patch.name} leaves it, {verb} {needed}"
+                        f" of {patches[owner].name}, a later patch; move an"
+                        " Own-File line, or add the line in the later patch"
                     )
 
 
 def findings(repo: Path) -> list[str]:
     """Return one line for each violation of the rules.
+
+    The order of own files is checked when all else is right.
 
     Args:
         repo: the root of the repository that holds patches/.
@@ -339,12 +359,15 @@ def findings(repo: Path) -> list[str]:
         except PatchError as error:
             found.append(str(error))
     own = {path for patch in patches for path in patch.own_files}
+    earlier: set[str] = set()
     for patch in patches:
-        found += _patch_findings(patch, own)
+        found += _patch_findings(patch, own, earlier)
         found += _size_findings(repo, patch)
+        earlier |= set(patch.own_files)
     found += _preimage_findings(repo, patches)
-    found += _order_findings(repo, patches)
-    return [*found, *_own_findings(repo, patches)]
+    found += _own_findings(repo, patches)
+    # The versions of own files are known only if the patches are right.
+    return found or [*_order_findings(repo, patches)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,10 +38,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.apply import apply, own_file, write_files
+from tools.apply import apply, write_files
 from tools.command_line import let_tests_interrupt_processes, reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
-from tools.series import OWN_FOLDERS, PatchError, load_series
+from tools.own_files import own_versions
+from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
 from tools.wheel import BUILD, REPO, cmake_build
 
@@ -105,13 +106,23 @@ PACKAGES = (
 )
 
 
-def _repository(repo: Path, names: list[str], folder: Path) -> None:
-    """Create a repository with some of the patches."""
+def _own_files(repo: Path, number: int) -> dict[str, tuple[bytes, int]]:
+    """Return the own files of the first patches, as these leave them."""
+    versions = own_versions(repo, load_series(repo))[:number]
+    return {path: file for part in versions for path, file in part.items()}
+
+
+def _repository(
+    repo: Path,
+    names: list[str],
+    own: dict[str, tuple[bytes, int]],
+    folder: Path,
+) -> None:
+    """Create a repository with some of the patches and own files."""
     shutil.copytree(repo / "patches", folder / "patches")
     series = "".join(f"{name}\n" for name in names)
     (folder / "patches" / "series").write_text(series)
-    for name in OWN_FOLDERS:
-        (folder / name).symlink_to(repo / name)
+    write_files({folder / path: file for path, file in own.items()})
 
 
 def _link(source: str | Path, target: str | Path) -> None:
@@ -160,12 +171,22 @@ def make_prefix(
         # Libraries that extension modules load, whichever patch adds them.
         for library in (ours / "paddle" / "base").glob("libpaddle_*.so"):
             _link(library, folder / "paddle" / "base" / library.name)
+    own = {
+        path: file
+        for path, file in _own_files(repo, number).items()
+        if any(path in patch.own_files for patch in patches)
+    }
     with tempfile.TemporaryDirectory() as part:
-        _repository(repo, [patch.name for patch in patches], Path(part))
+        names = [patch.name for patch in patches]
+        _repository(repo, names, own, Path(part))
         apply(Path(part), open_tree(folder))
-    own = [path for patch in patches for path in patch.own_files]
-    tests = [path for path in own if path.startswith("test/")]
-    write_files({folder / path: own_file(repo, path) for path in tests})
+    write_files(
+        {
+            folder / path: file
+            for path, file in own.items()
+            if path.startswith("test/")
+        }
+    )
     for module in (ours / "paddle" / "base").glob("_*.so"):
         name = module.name.partition(".")[0].lstrip("_")
         binding = f"paddle/fluid/pybind/{name}.cc"
@@ -176,17 +197,20 @@ def make_prefix(
         if binding in own or (in_wheel_alone and made == 0):
             _link(module, folder / "paddle" / "base" / module.name)
     include = Path("paddle", "include")
-    for path in own:
-        if (ours / include / path).exists():
-            (folder / include / path).parent.mkdir(parents=True, exist_ok=True)
-            _link(ours / include / path, folder / include / path)
+    write_files(
+        {
+            folder / include / path: file
+            for path, file in own.items()
+            if (ours / include / path).exists()
+        }
+    )
 
 
 def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
     """Create a tree with the C++ and the CMake files of the first patches.
 
-    Existing files stay untouched, so that a build does not recompile what it
-    has compiled for an earlier prefix.
+    Files that are the same stay untouched, so that a build does not recompile
+    what it has compiled for an earlier prefix.
 
     Args:
         repo: the root of the repository that holds patches/.
@@ -194,22 +218,25 @@ def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
         source: the tree; files of other patches are removed from it.
 
     Returns:
-        Whether the last of the patches adds any such file.
+        Whether the last of the patches adds or changes any such file.
     """
-    patches = load_series(repo)[:number]
-    wanted = [
-        [path for path in patch.own_files if not path.endswith(".py")]
-        for patch in patches
-    ]
-    files = {source / path for paths in wanted for path in paths}
+    files = {
+        source / path: file
+        for path, file in _own_files(repo, number).items()
+        if not path.endswith(".py")
+    }
     for old in source.rglob("*"):
         if old.is_file() and old not in files:
             old.unlink()
-    new = [path for path in files if not path.exists()]
-    write_files(
-        {path: own_file(repo, str(path.relative_to(source))) for path in new}
-    )
-    return bool(wanted[-1])
+    changed = {
+        path: (data, mode)
+        for path, (data, mode) in files.items()
+        if not path.exists() or path.read_bytes() != data
+    }
+    write_files(changed)
+    last = load_series(repo)[number - 1]
+    paths = [*last.own_files, *(part.path for part in last.files)]
+    return any(source / path in files for path in paths)
 
 
 def build_cpp(stock: Path) -> Callable[[int], str]:

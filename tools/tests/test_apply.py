@@ -251,6 +251,15 @@ def test_a_patch_that_only_deletes_is_not_taken_for_applied(repo, tree):
     assert "return y\n\ndef f3" in tree.locate(DEVICE).read_text()
 
 
+def test_a_tree_gets_own_files_with_the_changes_of_later_patches(repo, tree):
+    write(repo, {OWN: "# ours\n# later\n"})
+    diff = diff_text("@@ -1 +1,2 @@\n # ours\n+# later\n", OWN)
+    add_patch(repo, "0004-p.patch", patch_text("device: x", diff, []))
+    assert apply(repo, tree)
+    assert tree.locate(OWN).read_text() == "# ours\n# later\n"
+    assert not apply(repo, tree)
+
+
 def test_an_own_file_with_other_content_is_not_overwritten(repo, tree):
     tree.locate(OWN).write_text("mine\n")
     assert_refused(repo, tree, OWN)

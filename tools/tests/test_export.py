@@ -485,10 +485,38 @@ def test_a_file_added_outside_our_folders_is_refused(repo, exported):
     assert_not_refreshed(repo, exported, "tools/apply.py", "0003")
 
 
-def test_a_change_of_an_own_file_in_a_later_commit_is_refused(repo, exported):
-    write(exported, {OWN: "# later\n"})
+@pytest.fixture
+def changed_later(repo, exported):
+    """The repository after the third commit has changed a file of the first."""
+    first = (exported / OWN).read_text()
+    write(exported, {OWN: f"{first}# later\n"})
     amend(exported)
-    assert_not_refreshed(repo, exported, OWN, "move the change")
+    assert refresh(repo, exported)
+    return repo
+
+
+def test_an_own_file_that_a_later_commit_changes_comes_back(
+    changed_later, exported
+):
+    assert (changed_later / OWN).read_text().endswith("\n# later\n")
+    patch = load_series(changed_later)[2]
+    assert [part.path for part in patch.files] == [OWN]
+    assert not refresh(changed_later, exported)
+
+
+def test_each_commit_has_its_version_of_an_own_file(
+    changed_later, exported, output
+):
+    final = (changed_later / OWN).read_text()
+    git(exported, "checkout --quiet --detach v3.3.0")
+    git(exported, f"branch -D {BRANCH}")
+    export(changed_later, exported, output)
+    for commit_, text in (
+        ("~2", final.replace("# later\n", "")),
+        ("~1", final.replace("# later\n", "")),
+        ("", final),
+    ):
+        assert git(exported, f"show {BRANCH}{commit_}:{OWN}") == text
 
 
 def test_a_message_without_the_trailers_is_refused(repo, exported):

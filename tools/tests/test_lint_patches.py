@@ -168,11 +168,54 @@ def test_whitespace_in_paddles_lines_is_not_reported(repo):
     assert_found(repo)
 
 
-def test_a_diff_for_an_own_file_of_any_patch(repo):
-    with (repo / "patches/preimages").open("a") as preimages:
-        preimages.write(f"{LISTED} {OWN} Paddle\n")
+LATER = "python/paddle/base/later.py"
+LATER_BASE = "test/legacy_test/later_base.py"
+
+
+@pytest.mark.parametrize("owner", ["0004-p.patch", "0005-p.patch"])
+def test_a_diff_for_an_own_file_of_this_or_a_later_patch(repo, owner):
+    write(repo, {LATER: "a\nb\n"})
+    diff = diff_text("@@ -1 +1,2 @@\n a\n+b\n", LATER)
+    first = owner == "0004-p.patch"
+    add(repo, diff, own=[LATER] if first else [])
+    if not first:
+        add_patch(repo, owner, patch_text("phi: x", "", [LATER]))
+    line = 14 if first else 13
+    assert_found(repo, f"{NAME}:{line}: changes {LATER}, an Own-File of this")
+
+
+def test_a_patch_may_change_an_own_file_of_an_earlier_patch(repo):
+    write(repo, {OWN: "a\nb\n"})
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
-    assert_found(repo, f"{NAME}:13: changes {OWN}, which is an Own-File")
+    assert_found(repo)
+
+
+def test_an_own_file_may_be_edited_around_the_changes_of_a_patch(repo):
+    write(repo, {OWN: "new\na\nb\n"})
+    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
+    assert_found(repo)
+
+
+@pytest.mark.parametrize("text", ["a\nc\n", "c\na\nb\na\nb\n"])
+def test_an_own_file_without_the_change_of_a_patch(repo, text):
+    write(repo, {OWN: text})
+    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
+    assert_found(repo, f"{NAME}:13: hunk 1 of 1, @@ -1 +1,2 @@, is in ")
+
+
+def test_an_own_file_may_use_what_the_patch_that_changes_it_adds(repo):
+    write(repo, {OWN: "a = 1\nfrom .later import b\n", LATER: ""})
+    hunk = "@@ -1 +1,2 @@\n a = 1\n+from .later import b\n"
+    add(repo, diff_text(hunk, OWN), own=[LATER])
+    assert_found(repo)
+
+
+def test_a_change_of_an_own_file_that_imports_one_of_a_later_patch(repo):
+    write(repo, {OWN: "a = 1\nfrom .later import b\n", LATER: ""})
+    hunk = "@@ -1 +1,2 @@\n a = 1\n+from .later import b\n"
+    add(repo, diff_text(hunk, OWN))
+    add_patch(repo, "0005-p.patch", patch_text("phi: x", "", [LATER]))
+    assert_found(repo, f"{OWN}:1: as 0004-p.patch leaves it, imports {LATER}")
 
 
 @pytest.mark.parametrize(
@@ -293,10 +336,6 @@ def test_an_own_file_outside_our_folders(repo):
     assert_found(repo, f"{NAME}:1: Own-File tools/a.py is not below")
 
 
-LATER = "python/paddle/base/later.py"
-LATER_BASE = "test/legacy_test/later_base.py"
-
-
 @pytest.mark.parametrize(
     ("path", "text"),
     [
@@ -316,7 +355,7 @@ LATER_BASE = "test/legacy_test/later_base.py"
 def test_an_own_file_that_imports_one_of_a_later_patch(repo, path, text):
     write(repo, {path: f"{text}\n", LATER: "", LATER_BASE: ""})
     add(repo, own=[LATER, LATER_BASE])
-    assert_found(repo, f"{path}:1: belongs to 000")
+    assert_found(repo, f"{path}:1: as 000")
     assert "of 0004-p.patch, a later patch" in findings(repo)[0]
 
 
@@ -329,7 +368,7 @@ def test_an_own_file_that_includes_one_of_a_later_patch(repo, directive):
     write(repo, {source: f'{directive} "{HEADER}"\n', HEADER: ""})
     add(repo, own=[source])
     add_patch(repo, "0005-p.patch", patch_text("phi: x", "", [HEADER]))
-    assert_found(repo, f"{source}:1: belongs to 0004-p.patch and includes")
+    assert_found(repo, f"{source}:1: as 0004-p.patch leaves it, includes")
 
 
 def test_an_own_file_may_include_others(repo):

@@ -37,6 +37,7 @@ from tools.tests.conftest import (
     DEVICE,
     OWN,
     OWN_TEST,
+    diff_text,
     snapshot,
     write,
 )
@@ -93,6 +94,20 @@ def test_a_prefix_built_on_a_shorter_one_is_the_same(
     assert snapshot(one) == snapshot(at_once)
 
 
+def test_a_prefix_has_own_files_as_its_patches_leave_them(
+    repo, prefix, wheel, tmp_path
+):
+    write(repo, {OWN: "# ours\n# later\n"})
+    diff = diff_text("@@ -1 +1,2 @@\n # ours\n+# later\n", OWN)
+    with (repo / "patches" / "0003-p.patch").open("a") as patch:
+        patch.write(diff)
+    one = prefix(1)
+    assert (one / in_package(OWN)).read_text() == "# ours\n"
+    assert (prefix(3) / in_package(OWN)).read_text() == "# ours\n# later\n"
+    make_prefix(repo, 3, wheel, tmp_path / "ours", one, made=1)
+    assert (one / in_package(OWN)).read_text() == "# ours\n# later\n"
+
+
 def test_a_prefix_has_its_own_tests_and_no_more(prefix):
     assert not (prefix(2) / OWN_TEST).exists()
     assert (prefix(3) / OWN_TEST).exists()
@@ -131,6 +146,20 @@ def test_a_cpp_prefix_has_only_the_files_of_its_patches(repo, tmp_path):
     assert make_cpp_prefix(repo, 1, source)
     assert (source / early).exists()
     assert not (source / late).exists()
+
+
+def test_a_cpp_prefix_has_own_files_as_its_patches_leave_them(repo, tmp_path):
+    early = "paddle/phi/early.cc"
+    claim(repo, 1, early)
+    write(repo, {early: "// ours\n// later\n"})
+    diff = diff_text("@@ -1 +1,2 @@\n // ours\n+// later\n", early)
+    with (repo / "patches" / "0003-p.patch").open("a") as patch:
+        patch.write(diff)
+    source = tmp_path / "source"
+    assert not make_cpp_prefix(repo, 2, source)
+    assert (source / early).read_text() == "// ours\n"
+    assert make_cpp_prefix(repo, 3, source)
+    assert (source / early).read_text() == "// ours\n// later\n"
 
 
 @pytest.fixture
