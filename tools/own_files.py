@@ -51,9 +51,7 @@ def _without(data: bytes, part: FileDiff, patch: Patch) -> bytes:
     for number, hunk in reversed([*enumerate(part.hunks, 1)]):
         new = hunk.side(" +")
         places = [
-            at
-            for at in range(len(lines))
-            if lines[at : at + len(new)] == new
+            at for at in range(len(lines)) if lines[at : at + len(new)] == new
         ]
         if hunk.new_start - 1 in places:
             places = [hunk.new_start - 1]

@@ -80,9 +80,22 @@ OWN_SHM = (
 # until the end.
 PADDLE_PARTS = 12
 
-# Its tests wait for timeouts for minutes. It is in the first part, because it
-# would run alone at the end of the last one.
-LONGEST = "test/legacy_test/test_shm_machines.py"
+# The files that take longest, in that order. Each is in another part, so that
+# the parts take about equally long; the first takes as long as a whole part.
+LONGEST = (
+    "test/legacy_test/test_shm_machines.py",
+    "test/legacy_test/test_shared_tensor_lifetime.py",
+    "test/legacy_test/test_shm_failure.py",
+    "test/legacy_test/test_shm_data_parallel.py",
+    "test/legacy_test/test_inference_threads_process.py",
+    "test/legacy_test/test_shared_tensor.py",
+    "test/legacy_test/test_data_parallel_threads.py",
+    "test/legacy_test/test_shm_start.py",
+    "test/legacy_test/test_import_side_effects.py",
+    "test/legacy_test/test_cuda_ipc.py",
+    "test/legacy_test/test_killed_test_run.py",
+    "test/legacy_test/test_shm_group.py",
+)
 
 # The number of parts that run in parallel per CPU: tests with several processes
 # spend most of their time waiting.
@@ -226,9 +239,9 @@ def split(part: Part, files: list[str], count: int) -> list[Part]:
 
 
 def paddle_test_files() -> list[str]:
-    """Returns the test files that run with our wheel, the longest one first."""
-    found = [str(f.relative_to(REPO)) for f in REPO.glob("test/**/test_*.py")]
-    return sorted(found, key=lambda file: (file != LONGEST, file))
+    """Returns the test files that run with our wheel, the longest first."""
+    found = {str(f.relative_to(REPO)) for f in REPO.glob("test/**/test_*.py")}
+    return [*LONGEST, *sorted(found - set(LONGEST))]
 
 
 def cpu_part(ours: Path) -> Part:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tools.apply import write_files
-from tools.own_files import own_file
 from tools.lint_patches import imported
+from tools.own_files import own_file
 from tools.series import load_series
 from tools.tree import git
 from tools.wheel import REPO, beside_python, run
