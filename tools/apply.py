@@ -216,9 +216,16 @@ def apply(repo: Path, tree: Tree) -> bool:
         path: own_file(repo, path)
         for patch in series
         for path in patch.own_files
-        if tree.locate(path)
     }
-    # Own files already have the changes of later patches.
+    return apply_patches(series, own, tree)
+
+
+def apply_patches(
+    series: list[Patch], own: dict[str, tuple[bytes, int]], tree: Tree
+) -> bool:
+    """Do what apply() does, with the given patches and own files."""
+    own = {path: file for path, file in own.items() if tree.locate(path)}
+    # Skip hunks for own files: our files already contain them.
     work = [
         (p, [f for f in p.files if f.path not in own and tree.locate(f.path)])
         for p in series

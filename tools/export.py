@@ -299,14 +299,19 @@ def _read_commits(
     """
     order = [path for patch in old for path in patch.own_files]
     known = {patch.subject: patch for patch in old}
+    try:
+        left = dict(zip((p.name for p in old), own_versions(repo, old)))
+    except PatchError:
+        # Edits in place broke a hunk; this writes the files anew.
+        left = {}
     series, own = [], {}
     for number, commit in enumerate(commits, 1):
         added, modified = _changes(root, commit)
-        for path, mode in added.items():
-            # Not from this commit: later ones may change the file.
-            data = git(root, "cat-file blob", f"{commits[-1]}:{path}")
+        for path in [*added, *(own.keys() & set(modified))]:
+            data = git(root, "cat-file blob", f"{commit}:{path}")
             data = data.encode("utf-8", "surrogateescape")
-            own[path] = data, int(mode, 8)
+            mode = int(added[path], 8) if path in added else own[path][1]
+            own[path] = data, stat.S_IMODE(mode)
         diff = ""
         if modified:
             command = f"{_DIFF_TREE} --unified=1 --full-index {commit} --"
@@ -324,7 +329,10 @@ def _read_commits(
         text = patch_text(message, trailers or before.trailers, names, diff)
         if not trailers and (
             text != before.text
-            or any(_differs(repo / path, *own[path]) for path in names)
+            or any(
+                left.get(before.name, {}).get(path) != own[path]
+                for path in names
+            )
         ):
             date = git(root, "show --no-patch --format=%cs", commit).strip()
             trailers = {**before.trailers, "Last-Update": date}

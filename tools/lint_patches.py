@@ -241,12 +241,13 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 yield f"{path}:1: no patch lists it as Own-File; add the line"
 
 
-def _size_findings(repo: Path, patch: Patch) -> Iterator[str]:
+def _size_findings(
+    versions: dict[str, tuple[bytes, int]], patch: Patch
+) -> Iterator[str]:
     """Report a commit that is too large to review in an hour."""
     added = sum(len(h.added) for part in patch.files for h in part.hunks)
     for path in patch.own_files:
-        if (repo / path).is_file():
-            added += (repo / path).read_bytes().count(b"\n")
+        added += versions[path][0].count(b"\n")
     if added > MAX_LINES and not _REASON.search(patch.body):
         yield (
             f"patches/{patch.name}:1: adds {added} lines with its own files,"
@@ -309,17 +310,24 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
         yield str(error)
         return
     for number, patch in enumerate(patches):
+        yield from _size_findings(versions[number], patch)
         for path, (data, _) in versions[number].items():
             if not path.endswith((".py", *_CXX)):
                 continue
-            for name in sorted(used(path, data.decode()) & owners.keys()):
+            try:
+                names = used(path, data.decode())
+            except (SyntaxError, ValueError) as error:
+                yield f"{path}:1: as {patch.name} leaves it: {error}"
+                continue
+            for name in sorted(names & owners.keys()):
                 owner, needed = owners[name]
                 if owner > number:
                     verb = "imports" if path.endswith(".py") else "includes"
                     yield (
                         f"{path}:1: as {patch.name} leaves it, {verb} {needed}"
                         f" of {patches[owner].name}, a later patch; move an"
-                        " Own-File line, or add the line in the later patch"
+                        " Own-File line, or move the import (include) into a"
+                        " hunk of the later patch"
                     )
 
 
@@ -335,7 +343,7 @@ def findings(repo: Path) -> list[str]:
         PatchError: there is no patches/series.
     """
     files = {path.name for path in (repo / "patches").glob("*.patch")}
-    found, patches, listed = [], [], set()
+    found, patches, listed = [], [], {}
     for number, (line, is_patch) in enumerate(series_lines(repo), 1):
         if line.startswith(PULL_REQUEST) and not _TITLE.fullmatch(line):
             found.append(
@@ -343,13 +351,16 @@ def findings(repo: Path) -> list[str]:
                 " '[Category] Summary'"
             )
         if is_patch:
-            listed.add(line.strip())
+            listed[line.strip()] = None
             if line.strip() not in files:
                 found.append(
                     f"patches/series:{number}: {line.strip()} does not exist;"
                     " add the file or remove the line"
                 )
-    for name in sorted(files):
+    for name in [
+        *(n for n in listed if n in files),
+        *sorted(files - {*listed}),
+    ]:
         if name not in listed:
             found.append(
                 f"patches/{name}:1: is not in patches/series; list or delete it"
@@ -362,11 +373,10 @@ def findings(repo: Path) -> list[str]:
     earlier: set[str] = set()
     for patch in patches:
         found += _patch_findings(patch, own, earlier)
-        found += _size_findings(repo, patch)
         earlier |= set(patch.own_files)
     found += _preimage_findings(repo, patches)
     found += _own_findings(repo, patches)
-    # The versions of own files are known only if the patches are right.
+    # Needs each file as each patch leaves it, which only correct patches give.
     return found or [*_order_findings(repo, patches)]
 
 

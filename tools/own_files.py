@@ -15,6 +15,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,7 @@ from tools.series import PatchError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tools.series import FileDiff, Patch
+    from tools.series import FileDiff, Hunk, Patch
 
 
 def own_file(repo: Path, path: str) -> tuple[bytes, int]:
@@ -41,28 +44,48 @@ def own_file(repo: Path, path: str) -> tuple[bytes, int]:
         ) from None
 
 
+def _side(hunk: Hunk, marks: str) -> list[bytes]:
+    """Return lines as Hunk.side does, each with the newline that it has."""
+    lines = []
+    for text, following in zip(hunk.lines, [*hunk.lines[1:], ""]):
+        if text[:1] in marks:
+            newline = "" if following.startswith("\\") else "\n"
+            line = text[1:] + newline
+            lines.append(line.encode("utf-8", "surrogateescape"))
+    return lines
+
+
 def _without(data: bytes, part: FileDiff, patch: Patch) -> bytes:
     """Return a file as it was before a patch changed it.
 
-    A hunk may have moved, because own files are edited without a change of the
-    patches, but only to a place that is not in doubt.
+    Edits in place may have shifted a hunk. Its place is certain if the file is
+    exactly as the patch left it, or if its new lines occur only once.
     """
-    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    lines = io.BytesIO(data).readlines()
+    end, last = len(lines), len(lines)
+    blob = hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
+    unedited = re.search(rf"^index \w+\.\.{blob}\b", part.header, re.MULTILINE)
     for number, hunk in reversed([*enumerate(part.hunks, 1)]):
-        new = hunk.side(" +")
+        new = _side(hunk, " +")
         places = [
-            at for at in range(len(lines)) if lines[at : at + len(new)] == new
+            at
+            for at in range(end - len(new) + 1)
+            if lines[at : at + len(new)] == new
         ]
-        if hunk.new_start - 1 in places:
-            places = [hunk.new_start - 1]
-        if len(places) != 1:
+        if unedited:
+            places = [max(hunk.new_start - 1, 0)]
+        # Without context after it, a hunk is at the end of the file.
+        at_end = hunk.lines[-1][:1] in "+-\\"
+        if len(places) != 1 or (at_end and places[0] + len(new) != last):
             raise PatchError(
                 f"patches/{patch.name}:{part.line}: {part.hunk_name(number)},"
-                f" is in {len(places)} places of {part.path}; change the file"
-                " on an exported branch, and write it back with --refresh"
+                f" no longer fits {part.path}: its new lines are in"
+                f" {len(places)} places, or no longer at the end; undo your"
+                " change, make it on an exported branch, and use --refresh"
             )
-        lines[places[0] : places[0] + len(new)] = hunk.side(" -")
-    return "\n".join(lines).encode("utf-8", "surrogateescape")
+        end = places[0]
+        lines[end : end + len(new)] = _side(hunk, " -")
+    return b"".join(lines)
 
 
 def own_versions(
@@ -90,12 +113,22 @@ def own_versions(
         for patch in series
         for path in patch.own_files
     }
+    adders = {
+        path: number
+        for number, patch in enumerate(series)
+        for path in patch.own_files
+    }
     versions = []
-    for patch in reversed(series):
+    for number, patch in reversed([*enumerate(series)]):
         changes = [part for part in patch.files if part.path in files]
         paths = [*patch.own_files, *(part.path for part in changes)]
         versions.append({path: files[path] for path in paths})
         for part in changes:
+            if adders[part.path] >= number:
+                raise PatchError(
+                    f"patches/{patch.name}:{part.line}: changes {part.path},"
+                    " an Own-File of this or a later patch"
+                )
             data, mode = files[part.path]
             files[part.path] = _without(data, part, patch), mode
     return versions[::-1]

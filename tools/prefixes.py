@@ -16,11 +16,12 @@
     python -m tools.prefixes [--run | --run-all] [--cpp] [NUMBER ...]
 
 For each patch NUMBER (default: all patches), builds a Paddle from the official
-wheel, the patches up to that one, and their own files and bindings. Then pytest
-imports this Paddle and all its tests. With --run it also runs the tests that
-the patch itself adds, and with --run-all the tests of all patches up to it,
-which takes minutes for each patch. With --cpp it also builds the C++ tests of
-the patches up to each patch that adds C++.
+wheel, the patches up to that one, their own files as that patch leaves them,
+and the final bindings. Then pytest imports this Paddle and all its tests. With
+--run it also runs the tests that the patch itself adds or changes, and with
+--run-all the tests of all patches up to it, which takes minutes for each patch.
+With --cpp it also builds the C++ tests of the patches up to each patch that
+adds or changes C++.
 
 Exit status: 0 when all passed, otherwise 1.
 """
@@ -38,13 +39,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.apply import apply, write_files
+from tools.apply import apply_patches, write_files
 from tools.command_line import let_tests_interrupt_processes, reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
 from tools.own_files import own_versions
 from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
-from tools.wheel import BUILD, REPO, cmake_build
+from tools.wheel import BUILD, REPO, add_bindings_loader, cmake_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -112,19 +113,6 @@ def _own_files(repo: Path, number: int) -> dict[str, tuple[bytes, int]]:
     return {path: file for part in versions for path, file in part.items()}
 
 
-def _repository(
-    repo: Path,
-    names: list[str],
-    own: dict[str, tuple[bytes, int]],
-    folder: Path,
-) -> None:
-    """Create a repository with some of the patches and own files."""
-    shutil.copytree(repo / "patches", folder / "patches")
-    series = "".join(f"{name}\n" for name in names)
-    (folder / "patches" / "series").write_text(series)
-    write_files({folder / path: file for path, file in own.items()})
-
-
 def _link(source: str | Path, target: str | Path) -> None:
     """Link instead of copying: patched files are replaced, not written to."""
     # A hard link would need the same file system.
@@ -168,18 +156,23 @@ def make_prefix(
             stock / "paddle", folder / "paddle", copy_function=_link
         )
         (folder / "paddlepaddle.dist-info").mkdir()
+        add_bindings_loader(repo, folder / "paddle")
         # Libraries that extension modules load, whichever patch adds them.
         for library in (ours / "paddle" / "base").glob("libpaddle_*.so"):
             _link(library, folder / "paddle" / "base" / library.name)
+    added = {path for patch in patches for path in patch.own_files}
+    changed = {part.path for patch in patches for part in patch.files}
     own = {
         path: file
         for path, file in _own_files(repo, number).items()
-        if any(path in patch.own_files for patch in patches)
+        if path in added | changed
     }
-    with tempfile.TemporaryDirectory() as part:
-        names = [patch.name for patch in patches]
-        _repository(repo, names, own, Path(part))
-        apply(Path(part), open_tree(folder))
+    tree = open_tree(folder)
+    for path in own.keys() - added:
+        # As the shorter prefix has it.
+        if tree.locate(path):
+            tree.locate(path).unlink()
+    apply_patches(patches, own, tree)
     write_files(
         {
             folder / path: file
@@ -194,7 +187,7 @@ def make_prefix(
             not (repo / binding).exists()
             and (repo / "tools" / "extension" / f"{name}_module.cc").exists()
         )
-        if binding in own or (in_wheel_alone and made == 0):
+        if binding in added or (in_wheel_alone and made == 0):
             _link(module, folder / "paddle" / "base" / module.name)
     include = Path("paddle", "include")
     write_files(
@@ -344,10 +337,11 @@ def run_tests(python: Path, folder: Path, tests: list[str]) -> str:
 
 
 def python_tests(patch: Patch) -> list[str]:
-    """Return the Python test files that a patch adds."""
+    """Return the Python test files that a patch adds or changes."""
+    paths = [*patch.own_files, *(part.path for part in patch.files)]
     return [
         path
-        for path in patch.own_files
+        for path in paths
         if path.endswith(".py") and Path(path).name.startswith("test_")
     ]
 
@@ -381,7 +375,9 @@ def main(argv: list[str] | None = None) -> int:
     with importing_paddle(python, stock / "paddle") as import_prefix:
         for number in args.numbers or range(1, len(series) + 1):
             patches = series[:number]
-            all_tests = [t for patch in patches for t in python_tests(patch)]
+            all_tests = [
+                *dict.fromkeys(t for p in patches for t in python_tests(p))
+            ]
             own_tests = python_tests(patches[-1]) if args.run else []
             tests = all_tests if args.run_all else own_tests
             with tempfile.TemporaryDirectory(dir=BUILD) as name:

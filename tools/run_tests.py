@@ -140,7 +140,7 @@ ON_ANY_PLATFORM = (
     "test/legacy_test/test_thread_group.py",
     "test/legacy_test/test_thread_op_device.py",
     "test/legacy_test/test_thread_value.py",
-    "test/legacy_test/test_without_native_parts.py",
+    "tools/without_native_parts/test_without_native_parts.py",
     "test/legacy_test/test_worker_thread.py",
 )
 # Of these, the tests that need native parts: of per-thread random numbers, of
@@ -262,7 +262,10 @@ def any_platform_part(stock: Path) -> Part:
             *(without_native_parts(SUPPORTED[0]), "-m", "pytest", "-q"),
             *(*deselected, *ON_ANY_PLATFORM),
         ),
-        {"CUSTOM_DEVICE_ROOT": host_device(stock)},
+        {
+            "CUSTOM_DEVICE_ROOT": host_device(stock),
+            "PYTHONPATH": REPO / "test" / "legacy_test",
+        },
     )
 
 

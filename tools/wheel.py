@@ -65,6 +65,7 @@ LOCAL_LABEL = "threadsafe"
 # Follows LOCAL_LABEL in the version of a wheel without native parts.
 PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
+STAND_INS = Path("tools", "without_native_parts")
 PUBLIC_HEADERS = Path("paddle", "phi", "api", "include")
 TENSOR_STUB = Path("tensor", "tensor.pyi")
 TENSOR_METHODS = Path("python", "paddle", "base", "tensor_sharing.py")
@@ -199,7 +200,7 @@ def digest_of(base: Path, repo: Path) -> str:
     digest = hashlib.sha256()
     sources = [
         path
-        for folder in ("patches", "python", "paddle", EXTENSION)
+        for folder in ("patches", "python", "paddle", EXTENSION, STAND_INS)
         for path in sorted((repo / folder).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     ]
@@ -316,6 +317,42 @@ def pybind_abi(library: Path) -> str:
     raise PatchError(f"{library} has no key of pybind11's internals")
 
 
+def add_bindings_loader(repo: Path, package: Path) -> None:
+    """
+    Makes modules in paddle/base, the bindings, attributes of libpaddle.
+
+    Args:
+        repo: the repository with the sources.
+        package: the folder paddle/ of an unpacked wheel.
+
+    Raises:
+        PatchError: Paddle does not import libpaddle as expected.
+    """
+    base = package / "base"
+    shutil.copy(repo / EXTENSION / "bindings.py", base / "_bindings.py")
+    core = base / "core.py"
+    text = core.read_text(encoding="utf-8")
+    line = "    from . import libpaddle\n"
+    if text.count(line) != 1:
+        raise PatchError(f"{core} does not have the line {line.strip()!r} once")
+    # It may be a link to the official file.
+    core.unlink()
+    hook = line.replace("libpaddle", "_bindings  # noqa: F401")
+    core.write_text(text.replace(line, line + hook), encoding="utf-8")
+
+
+def add_stand_ins(repo: Path, package: Path) -> None:
+    """
+    Adds the modules that stand in for bindings that Paddle cannot do without.
+
+    Args:
+        repo: the repository with the sources.
+        package: the folder paddle/ of an unpacked wheel.
+    """
+    for module in (repo / STAND_INS).glob("_*.py"):
+        shutil.copy(module, package / "base")
+
+
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
     """
     Compiles the extension modules for an unpacked wheel, and adds them and the
@@ -430,7 +467,10 @@ def build(
         apply(repo, open_tree(folder))
         add_to_tensor_stub(repo, folder / "paddle")
         write_version(folder / "paddle", version, commit_of(repo))
-        if native:
+        add_bindings_loader(repo, folder / "paddle")
+        if not native:
+            add_stand_ins(repo, folder / "paddle")
+        else:
             with step("compiling the extension modules"):
                 add_extension(repo, folder, Path(scratch) / "extension")
         set_version(folder, version)

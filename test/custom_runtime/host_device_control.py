@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from unittest import TestCase
 
+    from paddle.device import Event, Stream
+
 
 class Operation(NamedTuple):
     """An operation that a stream has completed.
@@ -119,12 +121,32 @@ def delay(
         _set_delay(device, stream, 0)
 
 
+class TooSlow(AssertionError):
+    """Delayed work was complete too early, so that its test proves nothing."""
+
+
+def check_pending(*delayed: Stream | Event) -> None:
+    """Raise TooSlow unless the delayed work of each argument is pending.
+
+    Call it after the work that must not wait, and before checking its results:
+    a wrong result is then never excused by a short delay.
+    """
+    if any(each.query() for each in delayed):
+        raise TooSlow("delayed work was complete before the test checked it")
+
+
+def check_overlap(first: Operation, second: Operation) -> None:
+    """Raise TooSlow unless two delayed operations ran at the same time."""
+    if first.end_ns <= second.begin_ns or second.end_ns <= first.begin_ns:
+        raise TooSlow(f"one operation ran after the other: {first}, {second}")
+
+
 def with_ample_delay(test: Callable) -> Callable:
-    """Decorator: repeats a failed test with a longer DELAY of its module.
+    """Decorator: repeats a test that is TooSlow with a longer DELAY.
 
     On a busy machine, work that does not wait for a delayed stream may take
-    longer than the delay. So the test fails only if it fails with the longest
-    delay.
+    longer than the delay. So the test sees DELAY of its module multiplied by
+    1, 10 and then 30. All other failures are final.
     """
     names = test.__globals__
     ample = names["DELAY"]
@@ -135,9 +157,11 @@ def with_ample_delay(test: Callable) -> Callable:
             with mock.patch.dict(names, DELAY=factor * ample):
                 try:
                     return test(case)
-                except AssertionError:
+                except TooSlow:
                     if factor == 30:
                         raise
+            case.tearDown()
+            case.doCleanups()
             case.setUp()
 
     return repeat

@@ -28,7 +28,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
-from host_device_control import delay, with_ample_delay
+from host_device_control import check_overlap, delay, with_ample_delay
 from test_dataloader_threads_device import load
 from test_host_device import run_python, setUpModule
 from test_thread_stream_order import (
@@ -38,7 +38,6 @@ from test_thread_stream_order import (
     filled,
     handle,
     in_thread,
-    overlap,
 )
 
 import paddle
@@ -317,19 +316,23 @@ class TestOrder(StreamTest):
 
     @with_ample_delay
     def test_workers_do_not_wait_for_the_iterating_thread(self):
-        started = threading.Event()
+        begun, started = threading.Event(), threading.Event()
 
         def make(i):
-            started.wait(WAIT_S)
+            begun.set()
+            self.assertTrue(started.wait(WAIT_S))
             return paddle.full([SIZE], float(i)) * 2
 
         def train():
             batches = iter(load(make, length=2, num_workers=1))
+            # At first, the worker's stream waits for this thread's.
+            self.assertTrue(begun.wait(WAIT_S))
+            self.finish()
             with slow(self.default):
                 x * 3
-                started.set()
-                # The host waits for the batch, and the stream for the event.
-                next(batches)
+            started.set()
+            # The host waits for the batch, and the stream for the event.
+            next(batches)
 
         x = paddle.ones([SIZE])
         trace = self.trace_of(train)
@@ -338,9 +341,15 @@ class TestOrder(StreamTest):
             for each in trace
             if each.stream == handle(self.default) and each.kind == "scale"
         ]
-        made = [each for each in trace if each.stream != slow_one.stream]
-        self.assertIn("full", {each.kind for each in made})
-        self.assertTrue(any(overlap(slow_one, each) for each in made))
+        since = [
+            each
+            for each in trace
+            if each.stream != slow_one.stream
+            and each.end_ns > slow_one.begin_ns
+        ]
+        self.assertNotIn("stream_wait_event", {each.kind for each in since})
+        made = next(each for each in since if each.kind == "full")
+        check_overlap(slow_one, made)
 
 
 if __name__ == "__main__":

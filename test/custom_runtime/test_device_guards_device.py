@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import test_host_device
-from host_device_control import delay, take_trace, with_ample_delay
+from host_device_control import TooSlow, delay, take_trace, with_ample_delay
 from test_host_device import name_of
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
@@ -160,8 +160,12 @@ class TestOperator(GuardTestCase):
 
     @with_ample_delay
     def test_without_waits_the_operator_reads_its_input_too_early(self):
-        late = self.scaled_late(operator.scale_without_waits)
-        self.assertEqual(late, [2.0] * 4)
+        take_trace()
+        early = self.scaled_late(operator.scale_without_waits)
+        *_, last = (each for each in take_trace() if each.kind == "scale")
+        if last.stream != handle(current_stream()):
+            raise TooSlow("the operator read its input after the delayed work")
+        self.assertEqual(early, [2.0] * 4)
 
     def test_waits_for_its_input(self):
         for call in (self.scaled_late, self.on_another_stream):

@@ -26,7 +26,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from host_device_control import delay, with_ample_delay
+from host_device_control import check_pending, delay, with_ample_delay
 from test_host_device import name_of, setUpModule
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
@@ -70,8 +70,9 @@ class TestEventWait(unittest.TestCase):
     @with_ample_delay
     def test_without_a_wait_the_work_is_not_ordered(self):
         event = in_thread(self.scale_late)
-        self.assertEqual(self.doubled(), [2.0] * 4)
-        self.assertFalse(event.query())
+        early = self.doubled()
+        check_pending(event)
+        self.assertEqual(early, [2.0] * 4)
 
     def test_wait_orders_the_current_stream_of_the_calling_thread(self):
         event = in_thread(self.scale_late)
@@ -98,7 +99,9 @@ class TestEventWait(unittest.TestCase):
     def test_wait_does_not_block_other_streams(self):
         event = in_thread(self.scale_late)
         event.wait(Stream())
-        self.assertEqual(self.doubled(), [2.0] * 4)
+        early = self.doubled()
+        check_pending(event)
+        self.assertEqual(early, [2.0] * 4)
 
     def test_elapsed_time_raises_a_clear_error(self):
         first, last = Event(enable_timing=True), Event(enable_timing=True)

@@ -29,6 +29,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from host_device_control import (
     Operation,
+    TooSlow,
+    check_overlap,
+    check_pending,
     delay,
     take_trace,
     with_ample_delay,
@@ -444,6 +447,7 @@ class TestKernels(HostDeviceTest):
                 x.scale_(5.0)
         with paddle.device.stream_guard(consumer):
             early = (x + 1).numpy()
+        check_pending(producer)
         paddle.device.synchronize(name_of(0))
         np.testing.assert_array_equal(early, np.full([4], 2.0))
         np.testing.assert_array_equal(x.numpy(), np.full([4], 5.0))
@@ -480,8 +484,7 @@ class TestKernels(HostDeviceTest):
 
         first, second = self.operations_of(on_two_streams)
         self.assertNotEqual(first.stream, second.stream)
-        self.assertLess(first.begin_ns, second.end_ns)
-        self.assertLess(second.begin_ns, first.end_ns)
+        check_overlap(first, second)
 
     def test_kernels_on_one_stream_run_one_after_the_other(self):
         x = paddle.ones([4])
@@ -507,22 +510,34 @@ class TestControl(HostDeviceTest):
         event.record(stream)
         self.assertTrue(event.query())
 
-    def test_a_test_fails_only_if_it_fails_with_the_longest_delay(self):
-        used = []
+    def delayed_stream(self) -> paddle.device.Stream:
+        stream = paddle.device.Stream(name_of(0))
+        with paddle.device.stream_guard(stream), delay(0, DELAY):
+            paddle.ones([2])
+        self.addCleanup(stream.synchronize)
+        return stream
 
-        def record(failing):
-            @with_ample_delay
-            def test(case):
-                used.append(DELAY)
-                case.assertNotIn(len(used), failing)
+    @with_ample_delay
+    def test_pending_work_is_not_too_slow(self):
+        stream = self.delayed_stream()
+        check_pending(stream, stream.record_event())
 
-            return test
+    def test_complete_work_is_too_slow(self):
+        idle = paddle.device.Stream(name_of(0))
+        with self.assertRaises(TooSlow):
+            check_pending(self.delayed_stream(), idle)
 
-        record(failing=[1, 2])(self)
-        self.assertEqual(used, [DELAY, 10 * DELAY, 30 * DELAY])
-        used.clear()
-        with self.assertRaises(AssertionError):
-            record(failing=[1, 2, 3])(self)
+    def test_operations_are_too_slow_unless_they_overlap(self):
+        first, second, third = (
+            Operation(0, 0, i, "add", begin_ns=begin, end_ns=end)
+            for i, (begin, end) in enumerate([(1, 4), (3, 6), (4, 5)])
+        )
+        check_overlap(first, second)
+        check_overlap(second, first)
+        check_overlap(second, third)
+        for one, other in ((first, third), (third, first)):
+            with self.assertRaises(TooSlow):
+                check_overlap(one, other)
 
     def test_a_delay_that_the_device_refuses_raises(self):
         for device, microseconds, stream in (
@@ -543,6 +558,82 @@ class TestControl(HostDeviceTest):
         numbers = [operation.number for operation in trace]
         self.assertEqual(numbers, list(range(numbers[0], numbers[0] + 3)))
         self.assertEqual(take_trace(), [])
+
+
+class TestAmpleDelay(unittest.TestCase):
+    def run_test(
+        self, *errors: Exception | None
+    ) -> tuple[unittest.TestResult, list]:
+        """
+        Return the result of a test whose tries raise these errors, and what it
+        did: its setup, the delay of each try, and its cleanup.
+        """
+        steps = []
+        remaining = iter(errors)
+
+        class Case(unittest.TestCase):
+            def setUp(self) -> None:
+                steps.append("setUp")
+                self.addCleanup(steps.append, "cleanup")
+
+            def tearDown(self) -> None:
+                steps.append("tearDown")
+
+            @with_ample_delay
+            def test(self) -> None:
+                steps.append(DELAY)
+                error = next(remaining)
+                if error is not None:
+                    raise error
+
+        result = unittest.TestResult()
+        Case("test").run(result)
+        return result, steps
+
+    def test_a_test_that_is_too_slow_is_repeated_with_longer_delays(self):
+        result, steps = self.run_test(TooSlow(), TooSlow(), None)
+        self.assertTrue(result.wasSuccessful())
+        self.assertEqual(
+            [step for step in steps if not isinstance(step, str)],
+            [DELAY, 10 * DELAY, 30 * DELAY],
+        )
+
+    def test_a_test_that_is_too_slow_with_the_longest_delay_fails(self):
+        result, _ = self.run_test(TooSlow(), TooSlow(), TooSlow())
+        self.assertEqual(len(result.failures), 1)
+
+    def test_any_other_failure_is_final(self):
+        for number, tries in enumerate(
+            ([AssertionError(), None], [TooSlow(), AssertionError(), None])
+        ):
+            result, steps = self.run_test(*tries)
+            self.assertEqual(len(result.failures), 1)
+            self.assertEqual(steps.count("setUp"), number + 1)
+
+    def test_each_try_is_set_up_and_cleaned_up(self):
+        _, steps = self.run_test(TooSlow(), None)
+        self.assertEqual(
+            steps,
+            [
+                *("setUp", DELAY, "tearDown", "cleanup"),
+                *("setUp", 10 * DELAY, "tearDown", "cleanup"),
+            ],
+        )
+
+    def test_a_cleanup_that_fails_between_two_tries_fails_the_test(self):
+        class Case(unittest.TestCase):
+            tries = 0
+
+            @with_ample_delay
+            def test(self) -> None:
+                self.tries += 1
+                if self.tries == 1:
+                    self.addCleanup(self.fail)
+                    raise TooSlow
+
+        result = unittest.TestResult()
+        Case("test").run(result)
+        self.assertFalse(result.wasSuccessful())
 
 
 class TestFallback(HostDeviceTest):

@@ -31,7 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from host_device_control import delay, take_trace, with_ample_delay
+from host_device_control import (
+    check_overlap,
+    delay,
+    take_trace,
+    with_ample_delay,
+)
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
@@ -39,7 +44,6 @@ from test_thread_stream_order import (
     StreamTest,
     handle,
     in_thread,
-    overlap,
     slow,
 )
 from test_thread_stream_programs import PredictorTest
@@ -181,12 +185,14 @@ class TestStreamOfPredictor(PredictorsOfThreadsTest):
         for thread in threads:
             thread.join(WAIT_S)
         self.finish()
-        last = {}
-        for each in take_trace():
-            if each.kind == "relu":
-                last[each.stream] = each
+        trace = take_trace()
+        last = {each.stream: each for each in trace if each.kind == "relu"}
         self.assertEqual(len(last), 2)
-        self.assertTrue(overlap(*last.values()))
+        self.assertNotIn(
+            "stream_wait_event",
+            {each.kind for each in trace if each.stream in last},
+        )
+        check_overlap(*last.values())
 
 
 class TestPools(PredictorsOfThreadsTest):

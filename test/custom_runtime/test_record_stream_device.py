@@ -30,7 +30,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from host_device_control import delay, with_ample_delay
+from host_device_control import check_pending, delay, with_ample_delay
 from test_host_device import name_of, run_python, setUpModule
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
@@ -71,18 +71,21 @@ def filled(value: float) -> paddle.Tensor:
     return tensor
 
 
-def read_slowly(tensor: paddle.Tensor, stream: Stream) -> paddle.Tensor:
-    """Start a delayed copy of a tensor on a stream."""
-    with stream_guard(stream), delay(0, DELAY, handle(stream)):
-        return tensor * 1
-
-
 class RecordTestCase(unittest.TestCase):
     def setUp(self) -> None:
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device(name_of(0))
         self.addCleanup(paddle.device.synchronize)
         self.stream = Stream()
+
+    def read_slowly(
+        self, tensor: paddle.Tensor, stream: Stream
+    ) -> paddle.Tensor:
+        """Start a delayed copy of a tensor on a stream."""
+        with stream_guard(stream), delay(0, DELAY, handle(stream)):
+            copy = tensor * 1
+        self.copied = stream.record_event()
+        return copy
 
     def value_read(
         self, use: Callable[[paddle.Tensor], paddle.Tensor]
@@ -95,6 +98,7 @@ class RecordTestCase(unittest.TestCase):
         read = use(x)
         del x
         filled(2.0)
+        check_pending(self.copied)
         paddle.device.synchronize()
         return sorted(set(read.numpy().tolist()))
 
@@ -102,13 +106,13 @@ class RecordTestCase(unittest.TestCase):
 class TestMemory(RecordTestCase):
     @with_ample_delay
     def test_without_record_stream_memory_is_overwritten_too_early(self):
-        read = self.value_read(lambda x: read_slowly(x, self.stream))
+        read = self.value_read(lambda x: self.read_slowly(x, self.stream))
         self.assertEqual(read, [2.0])
 
     @with_ample_delay
     def test_memory_is_kept_if_recorded_after_the_work_starts(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
-            read = read_slowly(x, self.stream)
+            read = self.read_slowly(x, self.stream)
             x.record_stream(self.stream)
             return read
 
@@ -119,7 +123,7 @@ class TestMemory(RecordTestCase):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x.record_stream(self.stream)
             self.stream.synchronize()
-            return read_slowly(x, self.stream)
+            return self.read_slowly(x, self.stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -127,7 +131,7 @@ class TestMemory(RecordTestCase):
     def test_memory_is_kept_if_recorded_through_a_view(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x[1:].record_stream(self.stream)
-            return read_slowly(x, self.stream)
+            return self.read_slowly(x, self.stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -136,7 +140,7 @@ class TestMemory(RecordTestCase):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             view = x.reshape([2, -1])
             x.record_stream(self.stream)
-            return read_slowly(view, self.stream).reshape([-1])
+            return self.read_slowly(view, self.stream).reshape([-1])
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -149,7 +153,7 @@ class TestMemory(RecordTestCase):
                 x.record_stream(stream)
             with stream_guard(quick):
                 x * 2
-            return read_slowly(x, self.stream)
+            return self.read_slowly(x, self.stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -157,7 +161,7 @@ class TestMemory(RecordTestCase):
     def test_memory_is_kept_if_another_thread_uses_and_drops_the_tensor(self):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             x.record_stream(self.stream)
-            return in_thread(read_slowly, x, self.stream)
+            return in_thread(self.read_slowly, x, self.stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -166,7 +170,7 @@ class TestMemory(RecordTestCase):
         def use(x: paddle.Tensor) -> paddle.Tensor:
             stream = Stream()
             x.record_stream(stream)
-            return read_slowly(x, stream)
+            return self.read_slowly(x, stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -177,7 +181,7 @@ class TestMemory(RecordTestCase):
             # The memory of its values is that of `values`.
             sparse = paddle.sparse.sparse_coo_tensor(indices, values, [SIZE])
             sparse.record_stream(self.stream)
-            return read_slowly(values, self.stream)
+            return self.read_slowly(values, self.stream)
 
         self.assertEqual(self.value_read(use), [1.0])
 
@@ -185,7 +189,7 @@ class TestMemory(RecordTestCase):
         x = filled(1.0)
         address = x.data_ptr()
         x.record_stream(self.stream)
-        read_slowly(x, self.stream)
+        self.read_slowly(x, self.stream)
         del x
         paddle.device.synchronize()
         addresses = {

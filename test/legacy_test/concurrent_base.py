@@ -16,7 +16,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -24,12 +26,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from killed_test_run import end_with_tests
 
 if TYPE_CHECKING:
     import unittest
+    from collections.abc import Iterator
 
 WAIT_S = 180
 _ON_LINUX = sys.platform == "linux"
@@ -95,6 +99,62 @@ def in_threads(*functions: Callable[[], Any]) -> list:
     for worker in workers:
         worker.join(WAIT_S)
     return [worker.result() for worker in workers]
+
+
+def run_together(count: int, function: Callable[[int], Any]) -> list:
+    """
+    Runs `function(i)` for each i below `count` on its own thread, starts all of
+    them together, and returns their results when all have ended.
+    """
+    return in_threads(*(functools.partial(function, i) for i in range(count)))
+
+
+def rounds_until(condition: Callable[[], bool], at_least: int) -> Iterator[int]:
+    """
+    Counts at least `at_least` rounds, and then until `condition` holds or a
+    timeout.
+    """
+    deadline = time.monotonic() + WAIT_S
+    for i in itertools.count():
+        if i >= at_least and (condition() or time.monotonic() > deadline):
+            return
+        yield i
+
+
+def in_fork(function: Callable, *args: Any) -> None:
+    """
+    Calls `function` in a child that the calling thread forks. Raises
+    AssertionError unless the call succeeds.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            function(*args)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    status = 0
+
+    def has_ended() -> bool:
+        nonlocal status
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return ended == pid
+
+    try:
+        wait_until(has_ended, "the forked child has ended")
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    if status != 0:
+        raise AssertionError(
+            f"the forked child ended with the wait status {status}: stderr has "
+            "the reason"
+        )
 
 
 def switch_threads_often(case: unittest.TestCase) -> None:

@@ -321,7 +321,7 @@ class TestAccelerators(ErrorTestCase):
         if self.kind == "gpu":
             self.skipTest("GPUs have their own statistics")
         if len(self.devices) == 2:
-            self.skipTest("one device alone here")
+            self.skipTest("needs two accelerators")
         allocated = paddle.device.custom_device.memory_allocated
         before = [allocated(device) for device in self.devices[:2]]
         kept = paddle.zeros([1 << 16], device=self.devices[1])

@@ -683,13 +683,25 @@ class TestForks(JitTestCase):
 REFUSED = "a library of this process prevents it"
 
 
+class _Refusing:
+    """A libpaddle whose locks for programs cannot be loaded."""
+
+    @property
+    def _program_threads(self):
+        raise ImportError(REFUSED)
+
+
+class _Lacking:
+    """A libpaddle without locks for programs."""
+
+
 class TestWhereThreadsAreNotSafe(JitTestCase):
     """Programs cannot run on several threads of the process."""
 
     def setUp(self):
         super().setUp()
         for name, value in {
-            "find_cpp_module": mock.Mock(side_effect=ImportError(REFUSED)),
+            "core": mock.Mock(wraps=core, libpaddle=_Refusing()),
             "_native": None,
             "_refusal": None,
             "_only_thread": None,
@@ -718,7 +730,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
         self.assertEqual(wrong_answers(layer, 2, 1), 0)
 
     def test_a_second_thread_is_refused_without_the_module(self):
-        with mock.patch.object(programs, "find_cpp_module", return_value=None):
+        with mock.patch.object(programs.core, "libpaddle", _Lacking()):
             layer = self.loaded()
             self.assertEqual(wrong_answers(layer, 0, 1), 0)
             with self.assertRaisesRegex(

@@ -37,7 +37,7 @@ from shared_tensor_base import (  # noqa: F401
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
-from paddle.base.cpp_module import find_cpp_module
+from paddle.base import core
 
 OURS = "paddle.incubate.multiprocessing."
 # One of Paddle's own files, whose functions have no underscore either.
@@ -202,7 +202,7 @@ class TestDocumentation(unittest.TestCase):
 
     def test_examples_pass(self):
         names = set(public_names())
-        if find_cpp_module("_process_group_shm") is None:
+        if not hasattr(core.libpaddle, "_process_group_shm"):
             names.remove("wait_for_key")  # it raises without that module
         wrong = {name: wrong_in_examples(name) for name in names}
         self.assertEqual({n: text for n, text in wrong.items() if text}, {})

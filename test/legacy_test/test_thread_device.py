@@ -125,7 +125,7 @@ class TestCurrentDevice(unittest.TestCase):
             seen = pool.submit(places_of_new_tensors).result(WAIT_S)
         self.assertEqual(seen, {self.devices[1]})
 
-    def test_pool_whose_initializer_sets_nothing_follows(self):
+    def test_thread_of_a_pool_without_a_device_follows_the_main_thread(self):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             for device in self.devices:
                 paddle.set_device(device)

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import unittest
+from unittest import mock
 
-from concurrent_base import Worker, in_thread
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     needs_another_device,
     on_every_device_list,
@@ -29,6 +31,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.io.dataloader.dataloader_iter import _DataLoaderIterSingleProcess
 
 
 class _Squares(paddle.io.Dataset):
@@ -87,10 +90,21 @@ class TestDataLoader(unittest.TestCase):
 
     @needs_another_device
     def test_late_reader_thread_does_not_undo_a_set_device(self):
-        loader = iter(paddle.io.DataLoader(_Squares(), batch_size=4))
+        device_is_set = threading.Event()
+        read = _DataLoaderIterSingleProcess._thread_loop
+
+        def read_late(*args):
+            self.assertTrue(device_is_set.wait(WAIT_S))
+            read(*args)
+
+        with mock.patch.object(
+            _DataLoaderIterSingleProcess, "_thread_loop", read_late
+        ):
+            loader = iter(paddle.io.DataLoader(_Squares(), batch_size=4))
         paddle.set_device(self.devices[1])
-        for _ in loader:
-            self.assertEqual(places_of_new_tensors(), {self.devices[1]})
+        device_is_set.set()
+        places = [places_of_new_tensors() for _ in loader]
+        self.assertEqual(places, [{self.devices[1]}] * 3)
 
     def test_loaders_on_different_devices_run_concurrently(self):
         workers = [

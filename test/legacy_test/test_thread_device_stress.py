@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import sys
@@ -24,7 +23,12 @@ import time
 import unittest
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker, switch_threads_often
+from concurrent_base import (
+    Worker,
+    rounds_until,
+    run_together,
+    switch_threads_often,
+)
 from thread_device_base import (
     needs_another_device,
     on_every_device_list,
@@ -35,28 +39,6 @@ import paddle
 
 SEED = int(os.environ.get("THREAD_DEVICE_SEED", random.randrange(2**32)))
 ROUNDS = int(os.environ.get("THREAD_DEVICE_ROUNDS", 1000))
-
-
-def run_together(count, function):
-    """Runs `function(i)` on `count` threads that start together."""
-    together = threading.Barrier(count, timeout=WAIT_S)
-
-    def begin(i):
-        together.wait()
-        return function(i)
-
-    return [
-        worker.result() for worker in [Worker(begin, i) for i in range(count)]
-    ]
-
-
-def rounds_until(condition, at_least):
-    """Counts at least `count` rounds, then until `condition()` or a timeout."""
-    deadline = time.monotonic() + WAIT_S
-    for i in itertools.count():
-        if i >= at_least and (condition() or time.monotonic() > deadline):
-            return
-        yield i
 
 
 @on_every_device_list
@@ -120,7 +102,7 @@ class TestStress(unittest.TestCase):
         self.assertEqual(paddle.get_device(), self.devices[0])
 
     @needs_another_device
-    def test_threads_without_a_device_are_only_where_the_main_thread_was(self):
+    def test_threads_without_a_device_only_use_those_of_the_main_thread(self):
         switch_threads_often(self)
         is_over = threading.Event()
 

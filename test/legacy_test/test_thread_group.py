@@ -273,7 +273,7 @@ class Devices(unittest.TestCase):
         self.places(nthreads=1, devices=[self.devices[-1]])
         self.assertEqual(paddle.get_device(), self.devices[0])
 
-    def test_devices_that_do_not_exist_or_do_not_suffice(self):
+    def test_missing_devices_and_too_few_devices_are_refused(self):
         for devices, message in (
             (["cpu"], "device per rank, but received 1 devices for 2 ranks"),
             (["cpu", "cpu:1"], "'cpu:1' has an index"),

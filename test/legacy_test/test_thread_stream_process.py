@@ -124,7 +124,7 @@ class TestNativeThreads(StreamTestCase):
 
         run_on_a_native_thread(self.set_own, check_none)
 
-    def test_they_last_while_the_thread_state_is_kept(self):
+    def test_device_and_stream_last_while_the_thread_state_is_kept(self):
         def keep():
             self.states.append(ctypes.pythonapi.PyGILState_Ensure())
             self.set_own()

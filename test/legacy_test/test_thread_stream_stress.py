@@ -22,8 +22,10 @@ import sys
 import threading
 import unittest
 
-from concurrent_base import WAIT_S, Worker, in_thread
-from test_thread_device_stress import (
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_thread,
     rounds_until,
     run_together,
     switch_threads_often,

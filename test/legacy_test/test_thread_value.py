@@ -15,13 +15,15 @@
 
 from __future__ import annotations
 
-import gc
+import os
 import unittest
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
-from concurrent_base import WAIT_S, wait_until
+from concurrent_base import WAIT_S, in_fork, in_thread, wait_until
 
+from paddle.base.threads import fork
 from paddle.base.threads.thread_value import (
     UNSET,
     MainThreadValue,
@@ -111,31 +113,6 @@ class TestThreadValue(ThreadValueTestCase):
             value.set_local(replaced_by)
             self.assertIsNone(dropped())
 
-    def test_cycle_through_the_process_value_is_collected(self):
-        class Holder:
-            pass
-
-        holder = Holder()
-        holder.value = ThreadValue(holder)
-        dropped = weakref.ref(holder)
-        del holder
-        gc.collect()
-        self.assertIsNone(dropped())
-
-    def test_deleted_process_value_is_an_error(self):
-        value = ThreadValue(1)
-        del value.process
-        with self.assertRaisesRegex(AttributeError, "process"):
-            value.get()
-        value.process = 2
-        self.assertEqual(value.get(), 2)
-
-    def test_uninitialized_object_is_an_error(self):
-        for name, *args in (("get",), ("get_local",), ("set_local", 1)):
-            value = ThreadValue.__new__(ThreadValue)
-            with self.assertRaises(AttributeError):
-                getattr(value, name)(*args)
-
     def test_flag_tells_whether_any_thread_has_set_a_value(self):
         value = ThreadValue(1)
         value.process = 2
@@ -173,6 +150,101 @@ class TestMainThreadValue(ThreadValueTestCase):
         self.assertIs(self.on_thread(value.saved), UNSET)
         self.on_thread(value.swap, 2)
         self.assertEqual(self.on_thread(value.saved), 2)
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+class TestFork(ThreadValueTestCase):
+    def test_value_of_the_forking_thread_becomes_that_of_the_child(self):
+        value = MainThreadValue(1)
+
+        def check():
+            self.assertIs(value.get_local(), UNSET)
+            self.assertEqual(value.get(), 2)
+            self.assertEqual(in_thread(value.get), 2)
+
+        self.on_thread(value.swap, 2)
+        self.on_thread(in_fork, check)
+
+    def test_forking_thread_without_a_value_keeps_the_process_value(self):
+        value = MainThreadValue(1)
+
+        def check():
+            self.assertIs(value.get_local(), UNSET)
+            self.assertEqual(value.get(), 1)
+            self.assertEqual(in_thread(value.get), 1)
+
+        self.on_thread(in_fork, check)
+
+    def test_forking_thread_is_the_main_thread_of_the_child(self):
+        value = MainThreadValue(1)
+
+        def swap():
+            self.assertEqual(value.swap(2), 1)
+            self.assertEqual(in_thread(value.get), 2)
+
+        self.on_thread(in_fork, swap)
+
+    def test_fork_changes_no_value_of_the_parent(self):
+        value = MainThreadValue(1)
+        self.on_thread(value.swap, 2)
+        self.on_thread(in_fork, value.get)
+        self.assertEqual(value.get(), 1)
+        self.assertEqual(self.on_thread(value.get_local), 2)
+
+    def test_own_value_that_is_not_a_main_thread_value_stays_local(self):
+        value = ThreadValue(1)
+
+        def check():
+            self.assertEqual(value.get_local(), 2)
+            self.assertEqual(in_thread(value.get), 1)
+
+        self.on_thread(value.set_local, 2)
+        self.on_thread(in_fork, check)
+
+    def check_restores(self, value, saved, present, restored):
+        """Checks that `swap(saved)` replaces `present` by `restored`."""
+        self.assertEqual(value.swap(saved), present)
+        self.assertEqual(value.get(), restored)
+        self.assertEqual(in_thread(value.get), restored)
+
+    def test_unset_saved_before_the_fork_restores_the_process_value(self):
+        value = MainThreadValue(1)
+        saved = self.on_thread(value.swap, 2)
+        self.assertIs(saved, UNSET)
+        self.on_thread(in_fork, self.check_restores, value, saved, 2, 1)
+
+    def test_unset_saved_before_the_fork_restores_in_a_child_of_the_child(self):
+        value = MainThreadValue(1)
+        saved = self.on_thread(value.swap, 2)
+        self.on_thread(
+            in_fork, in_fork, self.check_restores, value, saved, 2, 1
+        )
+
+    def test_own_value_saved_before_the_fork_is_restored_in_the_child(self):
+        value = MainThreadValue(1)
+        self.on_thread(value.swap, 2)
+        saved = self.on_thread(value.swap, 3)
+        self.on_thread(in_fork, self.check_restores, value, saved, 3, 2)
+
+    def test_value_saved_by_the_main_thread_is_restored_in_its_child(self):
+        value = MainThreadValue(1)
+        saved = value.swap(2)
+        in_fork(self.check_restores, value, saved, 2, 1)
+
+    def test_steps_of_the_child_run_in_the_order_of_their_numbers(self):
+        numbers = [max(fork._steps) + i for i in (2, 1, 3)]
+        calls = []
+        with mock.patch.dict(fork._steps):
+            for number in numbers:
+                fork.run_in_child(number)(lambda _, n=number: calls.append(n))
+            in_fork(lambda: self.assertEqual(calls, sorted(numbers)))
+
+    def test_steps_are_told_whether_the_main_thread_forked(self):
+        told = []
+        with mock.patch.dict(fork._steps):
+            fork.run_in_child(max(fork._steps) + 1)(told.append)
+            in_fork(lambda: self.assertEqual(told, [True]))
+            self.on_thread(in_fork, lambda: self.assertEqual(told, [False]))
 
 
 if __name__ == "__main__":

@@ -11,31 +11,21 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The C++ base class of ThreadValue, and the Python one that replaces it."""
+"""The C++ base class of ThreadValue."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
+import gc
 import unittest
+import weakref
 
-from concurrent_base import WAIT_S
-
-from paddle.base.cpp_module import find_cpp_module
+from paddle.base import core
 from paddle.base.threads.thread_value import ThreadValue
 
 
-@unittest.skipIf(
-    find_cpp_module("_thread_contexts") is None,
-    "this Paddle has no parts in C++",
-)
 class TestInCpp(unittest.TestCase):
-    def test_base_class_is_the_type_in_the_cpp_module(self):
-        base = ThreadValue.__mro__[1]
-        module = find_cpp_module("_thread_value")
-        self.assertIs(base, module.ThreadValue)
-        self.assertEqual(base.__module__, module.__name__)
+    def test_base_class_is_the_type_in_the_binding(self):
+        binding = core.libpaddle._thread_value
+        self.assertIs(ThreadValue.__mro__[1], binding.ThreadValue)
+        self.assertEqual(binding.ThreadValue.__module__, binding.__name__)
 
     def test_set_flag_does_not_replace_init(self):
         value = ThreadValue.__new__(ThreadValue)
@@ -43,31 +33,30 @@ class TestInCpp(unittest.TestCase):
         with self.assertRaisesRegex(AttributeError, "unset"):
             value.get()
 
+    def test_cycle_through_the_process_value_is_collected(self):
+        class Holder:
+            pass
 
-IN_PYTHON = """
-import importlib
-import unittest
-from unittest import mock
-from paddle.base import cpp_module
-from paddle.base.threads import thread_value
-with mock.patch.object(cpp_module, "find_cpp_module", return_value=None):
-    importlib.reload(thread_value)
-import test_thread_value
-base = thread_value._PythonThreadValue
-assert issubclass(test_thread_value.MainThreadValue, base)
-names = ["TestThreadValue", "TestMainThreadValue"]
-unittest.main(test_thread_value, argv=["", *names])
-"""
+        holder = Holder()
+        holder.value = ThreadValue(holder)
+        dropped = weakref.ref(holder)
+        del holder
+        gc.collect()
+        self.assertIsNone(dropped())
 
+    def test_deleted_process_value_is_an_error(self):
+        value = ThreadValue(1)
+        del value.process
+        with self.assertRaisesRegex(AttributeError, "process"):
+            value.get()
+        value.process = 2
+        self.assertEqual(value.get(), 2)
 
-class TestWithoutCpp(unittest.TestCase):
-    def test_python_base_class_passes_the_same_tests(self):
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", IN_PYTHON],
-            cwd=os.path.dirname(os.path.abspath(__file__)),
-            check=True,
-            timeout=WAIT_S,
-        )
+    def test_uninitialized_object_is_an_error(self):
+        for name, *args in (("get",), ("get_local",), ("set_local", 1)):
+            value = ThreadValue.__new__(ThreadValue)
+            with self.assertRaises(AttributeError):
+                getattr(value, name)(*args)
 
 
 if __name__ == "__main__":

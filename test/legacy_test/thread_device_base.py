@@ -176,7 +176,7 @@ class StreamTestCase(unittest.TestCase):
 
     def second_accelerator(self) -> str:
         if len(self.accelerators) == 1:
-            self.skipTest("one device alone here")
+            self.skipTest("needs two accelerators")
         return self.accelerators[1]
 
     def check_computes(self):

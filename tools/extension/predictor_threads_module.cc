@@ -67,4 +67,5 @@ PYBIND11_MODULE(_predictor_threads, module) {
   // If libpaddle contains this module, paddle/inference/wrapper.py does this.
   const auto common = py::module_::import("paddle.static.nn.common");
   module.attr("call_outside_predictor")(common.attr("PyFuncRegistry"));
+  core.attr("libpaddle").attr("_predictor_threads") = module;
 }

@@ -34,6 +34,10 @@ CORE = "paddle/phi/core.cc"
 OWN = "python/paddle/base/thread_device.py"
 OWN_TEST = "test/legacy_test/test_thread_device.py"
 VERSION = "python/paddle/version/__init__.py"
+# Not below python/: no patch changes it.
+CORE_MODULE = "paddle/base/core.py"
+LOADER = "tools/extension/bindings.py"
+STAND_IN = "tools/without_native_parts/_thread_value.py"
 
 
 def functions(count: int) -> str:
@@ -156,6 +160,8 @@ def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
         {
             "patches/series": "# applied in this order\n",
             "patches/preimages": f"# taken from real files\n{preimages}",
+            LOADER: "# the loader\n",
+            STAND_IN: "# the stand-in\n",
         },
     )
     for number, (subject, edits, own) in enumerate(patches, 1):
@@ -232,6 +238,7 @@ def checkout(tmp_path, git_home):
 def wheel(tmp_path):
     root = tmp_path / "wheel"
     files = {p[len("python/") :]: t for p, t in PADDLE.items() if p != CORE}
+    files[CORE_MODULE] = "try:\n    from . import libpaddle\n"
     write(root, {**files, "paddlepaddle-3.3.0.dist-info/RECORD": ""})
     return root
 

@@ -604,10 +604,11 @@ def real(tmp_path, git_home):
     commit(checkout, "Paddle")
     git(checkout, f"tag {open_tree(Path(wheel)).tag}")
     shutil.copytree(REPO / "patches", repo / "patches")
+    own = {path for patch in load_series(REPO) for path in patch.own_files}
     for patch in load_series(REPO):
         text = patch.text
         for part in patch.files:
-            if not (checkout / part.path).exists():
+            if part.path not in own and not (checkout / part.path).exists():
                 text = text.replace(part.text, "")
         write(repo, {f"patches/{patch.name}": text})
         for path in patch.own_files:

@@ -200,7 +200,9 @@ def test_an_own_file_may_be_edited_around_the_changes_of_a_patch(repo):
 def test_an_own_file_without_the_change_of_a_patch(repo, text):
     write(repo, {OWN: text})
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
-    assert_found(repo, f"{NAME}:13: hunk 1 of 1, @@ -1 +1,2 @@, is in ")
+    assert_found(
+        repo, f"{NAME}:13: hunk 1 of 1, @@ -1 +1,2 @@, no longer fits "
+    )
 
 
 def test_an_own_file_may_use_what_the_patch_that_changes_it_adds(repo):

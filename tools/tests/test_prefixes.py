@@ -258,7 +258,7 @@ def imported_tests():
         own = python_tests(patch)
         so_far += own
         if patch.name in last:
-            found.append((number, list(so_far)))
+            found.append((number, [*dict.fromkeys(so_far)]))
         elif changes_python(patch):
             found.append((number, own))
     return found

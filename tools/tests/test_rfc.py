@@ -24,6 +24,7 @@ import pytest
 
 from tools.apply import REPO
 from tools.lint_patches import module_name, used
+from tools.own_files import own_versions
 from tools.series import load_sections, load_series
 from tools.tests.test_guide import read, rows
 
@@ -154,16 +155,15 @@ def test_each_pull_request_needs_those_above_it_which_its_rfc_names():
 
 
 def test_each_pull_request_names_those_whose_files_it_uses():
-    patches = {patch.name: patch for patch in load_series(REPO)}
-    files = [
-        [path for name in section.names for path in patches[name].own_files]
-        for section in load_sections(REPO)
-        if section.title
-    ]
+    series = load_series(REPO)
+    patches = {patch.name: patch for patch in series}
+    versions = dict(zip(patches, own_versions(REPO, series)))
+    sections = [part.names for part in load_sections(REPO) if part.title]
     owners = {
         module_name(path) or path: number
-        for number, paths in enumerate(files)
-        for path in paths
+        for number, names in enumerate(sections)
+        for name in names
+        for path in patches[name].own_files
     }
     requests = {rfc: n for n, row in enumerate(index()) for rfc in row.rfcs}
     reached: list[set[int]] = []
@@ -171,10 +171,10 @@ def test_each_pull_request_names_those_whose_files_it_uses():
         needs = {requests[f"rfcs/{need}.md"] for need in row.needs}
         reached.append(needs.union(*(reached[need] for need in needs)))
         used_by = {
-            owners[name]
-            for path in files[number]
-            if (REPO / path).is_file()
-            for name in used(path, read(REPO / path)) & owners.keys()
+            owners[module]
+            for name in sections[number]
+            for path, (data, _) in versions[name].items()
+            for module in used(path, data.decode()) & owners.keys()
         }
         missing = used_by - reached[number] - {number}
         assert not missing, (row.title, [index()[m].title for m in missing])

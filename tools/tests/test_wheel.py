@@ -31,7 +31,17 @@ from packaging.version import Version
 
 from tools import wheel as wheel_tool
 from tools.series import PatchError
-from tools.tests.conftest import DEVICE, OWN, VERSION, commit, replace, write
+from tools.tests.conftest import (
+    CORE_MODULE,
+    DEVICE,
+    LOADER,
+    OWN,
+    STAND_IN,
+    VERSION,
+    commit,
+    replace,
+    write,
+)
 from tools.tree import git
 from tools.wheel import beside_python, build, official_wheel, version_of
 
@@ -113,6 +123,36 @@ def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
         patched = archive.read(DEVICE[len("python/") :])
     assert own == (repo / OWN).read_bytes()
     assert b"def f2(x, w=1):" in patched
+
+
+def test_wheel_finds_its_bindings_after_it_has_imported_libpaddle(
+    official, repo, tmp_path
+):
+    made = build(official, tmp_path / "out", repo)
+    with zipfile.ZipFile(made) as archive:
+        core = archive.read(CORE_MODULE).decode()
+        loader = archive.read("paddle/base/_bindings.py")
+    assert "import libpaddle\n    from . import _bindings" in core
+    assert loader == (repo / LOADER).read_bytes()
+
+
+def test_paddle_that_imports_libpaddle_in_another_way_is_refused(
+    wheel, repo, tmp_path
+):
+    write(wheel, {CORE_MODULE: "import libpaddle\n"})
+    base = pack(wheel, tmp_path / "official")
+    with pytest.raises(PatchError, match="core.py does not have the line"):
+        build(base, tmp_path / "out", repo)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_stand_ins_are_in_the_wheel_without_native_parts(
+    native, official, repo, tmp_path
+):
+    made = build(official, tmp_path / "out", repo, native=native)
+    with zipfile.ZipFile(made) as archive:
+        stand_in = f"paddle/base/{Path(STAND_IN).name}"
+        assert (stand_in in archive.namelist()) is not native
 
 
 def test_windows_line_ends_become_unix_line_ends(wheel, repo, tmp_path):
@@ -400,9 +440,7 @@ def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
     assert made.read_bytes() == b"as it was"
 
 
-@pytest.mark.parametrize(
-    "source", [OWN, HEAP, "tools/extension/CMakeLists.txt"]
-)
+@pytest.mark.parametrize("source", [OWN, HEAP, LOADER, STAND_IN])
 def test_changed_source_gives_another_version(source, official, repo, tmp_path):
     write(repo, {source: "as it was"})
     before = build(official, tmp_path / "out", repo)

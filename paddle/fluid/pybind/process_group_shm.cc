@@ -135,7 +135,7 @@ void BindProcessGroupShm(py::module* m) {
             options.group_id = group_id;
             options.timeout = std::chrono::milliseconds(timeout_milliseconds);
             if (locator) {
-              options.memory.resolver = std::make_shared<SharedTensorResolver>(
+              options.resolver = std::make_shared<SharedTensorResolver>(
                   *locator->get_pointer<const SharedLocator>());
             }
             py::gil_scoped_release release;

@@ -127,19 +127,22 @@ Found FindDeviceContext(const Thread& thread, const Place& place) {
   return defaults == nullptr ? nullptr : Find(defaults->contexts, place);
 }
 
+// Returns the stream of a context, or null if its device has none. Only streams
+// of one place can be compared.
+const void* StreamOf(const DeviceContext& context) {
+  switch (context.GetPlace().GetType()) {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
-  return static_cast<const GPUContext*>(one)->stream() ==
-         static_cast<const GPUContext*>(other)->stream();
-}
-#elif defined(PADDLE_WITH_CUSTOM_DEVICE)
-bool OnSameStream(const DeviceContext* one, const DeviceContext* other) {
-  return static_cast<const CustomContext*>(one)->stream() ==
-         static_cast<const CustomContext*>(other)->stream();
-}
-#else
-bool OnSameStream(const DeviceContext*, const DeviceContext*) { return true; }
+    case AllocationType::GPU:
+      return static_cast<const GPUContext&>(context).stream();
 #endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+    case AllocationType::CUSTOM:
+      return static_cast<const CustomContext&>(context).stream();
+#endif
+    default:
+      return nullptr;
+  }
+}
 
 std::shared_ptr<DeviceContext> ProcessContext(const Place& place) {
   const ProcessContextsGuard guard;
@@ -158,7 +161,7 @@ ContextPairs OnDifferentStreams(const ThreadContexts& ones,
     if (one != nullptr && other != nullptr && *one == *other) return;
     auto of_one = one == nullptr ? ProcessContext(place) : *one;
     auto of_other = other == nullptr ? ProcessContext(place) : *other;
-    if (!OnSameStream(of_one.get(), of_other.get())) {
+    if (StreamOf(*of_one) != StreamOf(*of_other)) {
       pairs.emplace_back(std::move(of_one), std::move(of_other));
     }
   };
@@ -185,24 +188,28 @@ std::shared_ptr<DeviceContext> NewContext(const Place& place) {
 
 }  // namespace
 
+// A build may support GPUs and custom devices, so the place decides.
+void WaitForStream([[maybe_unused]] const DeviceContext* waiting,
+                   const DeviceContext* other) {
+  [[maybe_unused]] const Place place = other->GetPlace();
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
-  const backends::gpu::GPUDeviceGuard guard(other->GetPlace().GetDeviceId());
-  CudaEvent event;
-  event.Record(static_cast<const GPUContext*>(other)->stream());
-  static_cast<const GPUContext*>(waiting)->cuda_stream()->WaitEvent(
-      event.GetRawCudaEvent());
-}
-#elif defined(PADDLE_WITH_CUSTOM_DEVICE)
-void WaitForStream(const DeviceContext* waiting, const DeviceContext* other) {
-  event::Event event;
-  event.Init(other->GetPlace());
-  event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
-  static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
-}
-#else
-void WaitForStream(const DeviceContext*, const DeviceContext*) {}
+  if (place.GetType() == AllocationType::GPU) {
+    const backends::gpu::GPUDeviceGuard guard(place.GetDeviceId());
+    CudaEvent event;
+    event.Record(static_cast<const GPUContext*>(other)->stream());
+    static_cast<const GPUContext*>(waiting)->cuda_stream()->WaitEvent(
+        event.GetRawCudaEvent());
+  }
 #endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  if (place.GetType() == AllocationType::CUSTOM) {
+    event::Event event;
+    event.Init(place);
+    event.Record(static_cast<const CustomContext*>(other)->GetStream().get());
+    static_cast<const CustomContext*>(waiting)->GetStream()->WaitEvent(&event);
+  }
+#endif
+}
 
 bool IsCapturing() {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)

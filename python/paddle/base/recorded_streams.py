@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .cpp_module import find_cpp_module
+from . import libpaddle
 from .tensor_sharing import dense_parts
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def record_stream(self: Tensor, stream: Stream) -> None:
             f"The stream is on {place}, but the tensor is on {self.place}. "
             "Please pass a stream of the tensor's device."
         )
-    native = find_cpp_module("_shared_storage")
+    native = getattr(libpaddle, "_shared_storage", None)
     if not hasattr(native, "record_stream"):
         raise NotImplementedError(
             f"This Paddle cannot record streams of {place}. Keep the tensor "

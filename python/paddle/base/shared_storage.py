@@ -20,7 +20,6 @@ process tree. Importing Paddle does neither.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from multiprocessing.process import AuthenticationString
@@ -28,7 +27,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import libpaddle
-from .cpp_module import find_cpp_module
 
 if TYPE_CHECKING:
     import paddle
@@ -39,7 +37,9 @@ _TREE_VARIABLE = "PADDLE_SHARED_MEMORY_TREE"
 # Paddle's flag that selects the sharing strategy.
 FILE_DESCRIPTOR_FLAG = "FLAGS_dataloader_use_file_descriptor"
 
-_binding = functools.partial(find_cpp_module, "_shared_storage")
+
+def _binding() -> Any:
+    return getattr(libpaddle, "_shared_storage", None)
 
 
 def is_available() -> bool:

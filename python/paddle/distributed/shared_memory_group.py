@@ -26,7 +26,6 @@ import time
 from typing import TYPE_CHECKING
 
 from paddle.base import core
-from paddle.base.cpp_module import find_cpp_module
 from paddle.framework import in_dynamic_mode
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def machine() -> str:
 
 
 def _find_binding() -> ModuleType:
-    binding = find_cpp_module("_process_group_shm")
+    binding = getattr(core.libpaddle, "_process_group_shm", None)
     if binding is None:
         raise NotImplementedError(
             "This Paddle was built without the backend shm, which is a C++ "
@@ -221,7 +220,7 @@ def _join_machine(
     group_id: int,
     timeout: datetime.timedelta,
 ) -> ProcessGroup:
-    storage = find_cpp_module("_shared_storage")
+    storage = getattr(core.libpaddle, "_shared_storage", None)
     return _find_binding().ProcessGroupShm.create(
         store,
         rank,

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paddle.base import core
-from paddle.base.cpp_module import find_cpp_module
 from paddle.base.data_feeder import convert_dtype
 from paddle.pir import Program
 
@@ -93,7 +92,7 @@ class PredictorPool:
         self._predictors = [first, *(first.clone() for _ in range(size - 1))]
         self._input_names: list[str] = first.get_input_names()
         self._idle = self._input_shapes = self._input_types = None
-        native = find_cpp_module("_predictor_threads")
+        native = getattr(core.libpaddle, "_predictor_threads", None)
         if native is not None:
             self._idle = native.IdlePredictors(size)
             self._input_shapes = first._input_shapes()

@@ -494,7 +494,7 @@ ProcessGroupShm::ProcessGroupShm(
       WaitForMembers(store.get(), options, joined_->memory.get());
     }
     joined_->collectives = std::make_unique<Collectives>(
-        joined_->memory.get(), options.memory, timeout_);
+        joined_->memory.get(), options.resolver, timeout_);
   });
 }
 

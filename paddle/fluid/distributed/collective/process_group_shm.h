@@ -38,7 +38,8 @@ struct ProcessGroupShmOptions {
   int group_id;
   // How long an operation waits for the other ranks.
   std::chrono::milliseconds timeout;
-  phi::distributed::PeerMemoryOptions memory;
+  // Finds tensors in shared memory. May be null, on all ranks.
+  std::shared_ptr<phi::distributed::SharedMemoryResolver> resolver;
 };
 
 // A group of processes of one machine that communicate through shared memory.

@@ -82,8 +82,11 @@ def cpu_generator() -> core.Generator:
 
 
 def is_available() -> bool:
-    """Returns whether this Paddle was built with `host_context`."""
-    return native is not None
+    """
+    Returns whether threads can have their own host. They cannot in a wheel
+    without native parts.
+    """
+    return hasattr(native, "HostContext")
 
 
 def _set_host(allocator: Any, generator: core.Generator | None) -> None:
@@ -105,8 +108,6 @@ def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The decorated function is as thread-safe as `function`.
     """
-    if native is None:
-        return function
 
     @functools.wraps(function)
     def function_on_process_host(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +147,7 @@ def host_context(
         RuntimeError: the context is left on another thread. Nothing is changed
             on either.
     """
-    if native is None:
+    if not is_available():
         raise NotImplementedError(
             "This Paddle was built without device contexts per thread, a C++ "
             "part for Linux. Use the process's allocator and generator."

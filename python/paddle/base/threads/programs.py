@@ -31,14 +31,12 @@ serialized.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
-from paddle.base.cpp_module import find_cpp_module
 
 from . import fork
 
@@ -102,14 +100,9 @@ def _lock() -> None:
 
 
 def _pause_predictors() -> None:
-    name = "_predictor_threads"
-    predictors = getattr(core.libpaddle, name, None) or sys.modules.get(
-        f"paddle.base.{name}"
-    )
-    # The module may be missing, or partially loaded by another thread.
-    pause = getattr(predictors, "pause_for_fork", None)
-    if pause is not None:
-        pause()
+    predictors = getattr(core.libpaddle, "_predictor_threads", None)
+    if predictors is not None:
+        predictors.pause_for_fork()
 
 
 def _unlock() -> bool:
@@ -191,7 +184,7 @@ def _load_native() -> None:
     if _native is not None or _refusal is not None:
         return
     try:
-        _native = find_cpp_module("_program_threads")
+        _native = getattr(core.libpaddle, "_program_threads", None)
     except ImportError as error:
         _refusal = str(error.__cause__ or error)
         return

@@ -35,7 +35,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 from paddle.base import core
-from paddle.base.cpp_module import find_cpp_module
 
 from . import fork
 from .devices import concrete_place, current_place, set_place
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-native = find_cpp_module("_thread_contexts")
+native = core.libpaddle._thread_contexts
 
 _PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
 # Their operations run on the host, or are operators of the calling thread.
@@ -108,10 +107,6 @@ def _current(place: core.Place) -> StreamBase:
     return core._get_current_stream(place.get_device_id())
 
 
-def _current_of_process(place: core.Place) -> StreamBase:
-    return native.with_process_contexts(_current, place)
-
-
 def _bind_process_context(stream: StreamBase, place: core.Place) -> None:
     if isinstance(place, core.CustomPlace):
         core._set_current_custom_device_stream(
@@ -141,8 +136,8 @@ def default_stream(place: core.Place) -> StreamBase:
     stream = _default_streams.get(key)
     if stream is None:
         # C++ code may have set another stream for this thread.
-        find = _current if native is None else _current_of_process
-        stream = _default_streams.setdefault(key, find(place))
+        found = native.with_process_contexts(_current, place)
+        stream = _default_streams.setdefault(key, found)
     return stream
 
 
@@ -179,29 +174,18 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
             stream.
 
     Returns:
-        The previous current stream. None if nothing was done, because this
-        Paddle has no per-thread contexts for this type of stream: the caller
-        then sets the process's stream.
+        The previous current stream. None if nothing was done, because Paddle
+        has no per-thread contexts for this type of stream: the caller then sets
+        the process's stream.
 
     Raises:
-        NotImplementedError: this Paddle has no per-thread contexts at all, and
-            the calling thread is not the main one.
         RuntimeError: the thread is inside a C++ guard that has set a stream of
             this device. Nothing changes.
     """
-    if native is None and not is_main_thread():
-        raise NotImplementedError(
-            f"Thread {threading.current_thread().name!r} cannot set a stream: "
-            "this Paddle was built without per-thread streams, a C++ part for "
-            "Linux. Set streams on the main thread, or use default streams."
-        )
     place = stream.place
-    if native is None or not isinstance(stream, native.stream_types):
-        if isinstance(place, _PLACES_OF_STREAMS):
-            # Record the default stream before the caller sets another stream.
-            default_stream(place)
-        return None
     native.enforce_no_context_guard(place)
+    if not isinstance(stream, native.stream_types):
+        return None
     if is_main_thread():
         return _set_process_stream(stream, place)
     key = hash(place)
@@ -236,10 +220,8 @@ def threads_have_streams(place: core.Place) -> bool:
     Thread-safe. Has the same precondition as `default_stream`.
     """
     place = concrete_place(place)
-    return (
-        native is not None
-        and isinstance(place, _PLACES_OF_STREAMS)
-        and isinstance(default_stream(place), native.stream_types)
+    return isinstance(place, _PLACES_OF_STREAMS) and isinstance(
+        default_stream(place), native.stream_types
     )
 
 
@@ -284,6 +266,7 @@ def with_streams_of_creator(
         stream
         for stream, default in current
         if stream.raw_stream != default.raw_stream
+        and isinstance(stream, native.stream_types)
     ]
     if not streams:
         return target
@@ -327,8 +310,6 @@ def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
     The decorated function is as thread-safe as `program_id`. A program stays in
     the cache until the process ends.
     """
-    if native is None:
-        return program_id
 
     @functools.wraps(program_id)
     def program_id_of_contexts(*program: Any) -> int:
@@ -349,8 +330,6 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The decorated function is as thread-safe as `function`.
     """
-    if native is None:
-        return function
 
     @functools.wraps(function)
     def function_on_process_contexts(*args: Any, **kwargs: Any) -> Any:
@@ -381,8 +360,7 @@ def enforce_process_streams(process_group: Any) -> None:
         RuntimeError: the thread's stream is not the process's stream.
     """
     if (
-        native is None
-        or is_main_thread()
+        is_main_thread()
         or process_group is None
         or process_group.name() in _BACKENDS_WITHOUT_STREAMS
     ):
@@ -399,7 +377,7 @@ def enforce_process_streams(process_group: Any) -> None:
 
 @fork.run_in_child(fork.Step.STREAMS)
 def _make_own_streams_the_process_ones(was_main: bool) -> None:
-    if was_main or native is None:
+    if was_main:
         return
     by_place = _own_streams.get().by_place
     if by_place:

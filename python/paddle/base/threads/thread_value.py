@@ -18,10 +18,9 @@ The levels, and the sentinel for "not set", follow JAX's configuration state.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, ClassVar, Generic, TypeVar, Union
 
-from paddle.base.cpp_module import find_cpp_module
+from paddle.base import core
 
 from .main_thread import is_main_thread
 
@@ -42,49 +41,8 @@ UNSET = Unset()
 OrUnset = Union[T, Unset]
 
 
-class _Local(threading.local):
-    value: Any = UNSET
-
-
-class _PythonThreadValue:
-    """The Python version of thread_value.cc, for a Paddle without that file.
-
-    Args:
-        process: the process's initial value.
-        unset: UNSET.
-    """
-
-    __slots__ = ("_local", "any_thread_has_set", "process")
-
-    def __init__(self, process: Any, unset: Unset) -> None:
-        self._local = _Local()
-        self.process = process
-        # False until a thread sets its own value, and then True forever. While
-        # it is False, `get` skips the thread-local lookup.
-        self.any_thread_has_set = False
-
-    def get(self) -> Any:
-        """Returns the calling thread's own value, else the process's."""
-        if self.any_thread_has_set:
-            own = self._local.value
-            if own is not UNSET:
-                return own
-        return self.process
-
-    def get_local(self) -> Any:
-        """Returns the calling thread's own value, or UNSET."""
-        return self._local.value
-
-    def set_local(self, value: Any) -> None:
-        """Sets the calling thread's own value; UNSET removes it."""
-        self._local.value = value
-        if not self.any_thread_has_set and value is not UNSET:
-            self.any_thread_has_set = True
-
-
-_native = find_cpp_module("_thread_value")
-# In C++ where possible: each operator looks up the current device.
-_Base: Any = _PythonThreadValue if _native is None else _native.ThreadValue
+# In C++: each operator looks up the current device.
+_Base: Any = core.libpaddle._thread_value.ThreadValue
 
 
 class ThreadValue(_Base, Generic[T]):

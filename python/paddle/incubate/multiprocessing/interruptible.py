@@ -20,7 +20,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Callable, TypeVar
 
-from paddle.base.cpp_module import find_cpp_module
+from paddle.base import core
 
 from .blocking_queue import deadline_after, remaining_until
 from .worker_thread import Waiters, wait_for
@@ -28,8 +28,6 @@ from .worker_thread import Waiters, wait_for
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
-
-    from paddle.base import core
 
 __all__ = []
 
@@ -282,7 +280,7 @@ def wait_for_key(
             >>> print(mp.wait_for_key(store, "address"))
             b'10.0.0.1'
     """
-    native = find_cpp_module("_process_group_shm")
+    native = getattr(core.libpaddle, "_process_group_shm", None)
     if native is None:
         raise NotImplementedError(
             f"Cannot wait for the key {key!r}: this Paddle was built without "

@@ -36,6 +36,7 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::EffectiveUserOf;
+using paddle::memory::allocation::HasEnded;
 using paddle::memory::allocation::HumanBytes;
 using paddle::memory::allocation::MemoryOfMachineOrContainer;
 using paddle::memory::allocation::RandomBits;
@@ -102,7 +103,9 @@ ISOLATED_TEST(SharedMemorySystemTest, AProcessThatHasEndedIsDead) {
   const auto stat = ReadProcessStat(FolderOf(process));
   ASSERT_TRUE(stat.has_value());
   EXPECT_TRUE(stat->IsDead());
+  EXPECT_FALSE(HasEnded(process));
   ASSERT_EQ(waitpid(process, nullptr, 0), process);
+  EXPECT_TRUE(HasEnded(process));
   EXPECT_FALSE(ReadProcessStat(FolderOf(process)).has_value());
   EXPECT_FALSE(EffectiveUserOf(process).has_value());
 }

@@ -161,7 +161,7 @@ ISOLATED_TEST(SharedSlotsTest, TheStartOfALedgerIsReadFromTheFile) {
 
 ISOLATED_TEST(SharedSlotsTest, TrimmedRangesTakeNoMemoryAndKeepTheirAddresses) {
   const FileDescriptor file = MakeMemfd("test");
-  ASSERT_EQ(fallocate(file.get(), 0, 0, 4 * kSharedPage), 0);
+  ASSERT_TRUE(ReserveFile(file.get(), 0, 4 * kSharedPage));
   TrimFile(file.get(), kSharedPage, 2 * kSharedPage);
   struct stat after = {};
   ASSERT_EQ(fstat(file.get(), &after), 0);

@@ -29,7 +29,6 @@
 namespace shared_memory_test {
 
 using phi::distributed::Collectives;
-using phi::distributed::PeerAccess;
 using phi::distributed::SharedMemoryHandle;
 using phi::distributed::SharedMemoryResolver;
 
@@ -39,7 +38,8 @@ class SharedArenas : public SharedMemoryResolver {
  public:
   static constexpr uint64_t kBytesPerRank = 16 << 20;
 
-  explicit SharedArenas(int ranks);
+  // If not `mappable`, simulates ranks that cannot map each other's segments.
+  explicit SharedArenas(int ranks, bool mappable = true);
   ~SharedArenas() override;
   SharedArenas(const SharedArenas&) = delete;
   SharedArenas& operator=(const SharedArenas&) = delete;
@@ -54,12 +54,14 @@ class SharedArenas : public SharedMemoryResolver {
                                   uint64_t bytes) override;
 
  private:
+  bool mappable_;
   uint64_t bytes_;
   char* base_;
   int maps_{0};
 };
 
-// Where a rank allocates its buffers.
+// Where a rank allocates its buffers. The others map shared ones; private ones
+// are staged.
 enum class Buffers { kPrivate, kShared, kEither };
 
 struct OperationCase {
@@ -93,10 +95,7 @@ struct OperationCase {
 // Runs operations in the process of a rank.
 class CaseRunner {
  public:
-  CaseRunner(GroupMemory* group,
-             SharedArenas* arenas,
-             Buffers buffers,
-             PeerAccess access);
+  CaseRunner(GroupMemory* group, SharedArenas* arenas, Buffers buffers);
 
   // Runs an operation; all ranks must call this with the same one. Checks that
   // this rank received exactly the expected data, that its input is unchanged,

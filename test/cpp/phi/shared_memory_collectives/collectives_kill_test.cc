@@ -47,15 +47,15 @@ void RunUntilItFails(CaseRunner* runner,
   }));
 }
 
-void KillOneOf(int size, Buffers buffers, PeerAccess access, Random* random) {
+void KillOneOf(int size, Buffers buffers, bool mappable, Random* random) {
   const uint64_t seed = (*random)();
-  SharedArenas arenas(size);
+  SharedArenas arenas(size, mappable);
   GroupOptions options;
   options.staging_bytes = 64 << 10;
   Ranks ranks(
       size,
       [&](GroupMemory* group, const Channel& channel) {
-        CaseRunner runner(group, &arenas, buffers, access);
+        CaseRunner runner(group, &arenas, buffers);
         RunUntilItFails(&runner, seed, channel);
       },
       options);
@@ -73,33 +73,35 @@ void KillOneOf(int size, Buffers buffers, PeerAccess access, Random* random) {
   }
 }
 
-void KillMany(Buffers buffers, PeerAccess access) {
+void KillMany(Buffers buffers, bool mappable = true) {
   Random random(isolated_test::Seed());
   const int kills = Kills();
   for (int i = 0; i < kills; ++i) {
-    KillOneOf(2 + i % 3, buffers, access, &random);
+    KillOneOf(2 + i % 3, buffers, mappable, &random);
   }
 }
 
+// Shared buffers that cannot be mapped.
 ISOLATED_TEST(CollectivesKillTest, SurvivorsOfDirectReadsGetTheError) {
-  KillMany(Buffers::kPrivate, PeerAccess::kDirect);
+  KillMany(Buffers::kShared, /*mappable=*/false);
 }
 
 ISOLATED_TEST(CollectivesKillTest, SurvivorsOfStagedOperationsGetTheError) {
-  KillMany(Buffers::kPrivate, PeerAccess::kStaged);
+  KillMany(Buffers::kPrivate);
 }
 
 // As the process group does: tensors in shared memory are mapped, and all
 // others are staged.
 ISOLATED_TEST(CollectivesKillTest, SurvivorsOfMappedAndStagedOperationsGetIt) {
-  KillMany(Buffers::kEither, PeerAccess::kStaged);
+  KillMany(Buffers::kEither);
 }
 
 // Checks that rank 0 can read memory of rank 1 before, but not after, `change`
 // runs in rank 1.
 void ExpectNotReadAfter(const std::function<void(const GroupMemory&)>& change) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    const PeerMemory memory(group, {}, kNever);
+    Meet(group);
+    const PeerMemory memory(group, nullptr);
     uint64_t word = 0;
     const auto read = [&] {
       return memory.CopyFrom(1,

@@ -19,6 +19,7 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,7 +34,6 @@
 
 namespace shared_memory_test {
 
-using phi::distributed::PeerMemoryOptions;
 using phi::distributed::SizeOf;
 using ErrorKind = CollectiveError::Kind;
 
@@ -41,17 +41,6 @@ using CollectivesTest = SharedMemoryTestCase;
 
 constexpr int kMaxRanks = 4;
 constexpr char kByte[] = "uint8";
-
-// Three ways to read a peer's buffers, and two mixed ones.
-struct Way {
-  Buffers buffers;
-  PeerAccess access;
-};
-constexpr Way kMapped{Buffers::kShared, PeerAccess::kStaged};
-constexpr Way kDirect{Buffers::kPrivate, PeerAccess::kDirect};
-constexpr Way kStaged{Buffers::kPrivate, PeerAccess::kStaged};
-constexpr Way kMappedOrDirect{Buffers::kEither, PeerAccess::kDirect};
-constexpr Way kMappedOrStaged{Buffers::kEither, PeerAccess::kStaged};
 
 // Returns options with less staging memory than the size of most buffers.
 GroupOptions SmallStaging() {
@@ -61,13 +50,13 @@ GroupOptions SmallStaging() {
 }
 
 void RunOnRanks(int size,
-                const Way& way,
+                Buffers buffers,
                 const std::function<void(CaseRunner*)>& body) {
   SharedArenas arenas(size);
   Ranks ranks(
       size,
       [&](GroupMemory* group, const Channel&) {
-        CaseRunner runner(group, &arenas, way.buffers, way.access);
+        CaseRunner runner(group, &arenas, buffers);
         body(&runner);
       },
       SmallStaging());
@@ -99,9 +88,9 @@ void RunAllCases(CaseRunner* runner, uint64_t count, int size) {
   run_kinds(OperationCase::kBroadcast, OperationCase::kBarrier);
 }
 
-void RunAllCasesOnUpToFourRanks(const Way& way) {
+void RunAllCasesOnUpToFourRanks(Buffers buffers) {
   for (int size = 1; size <= kMaxRanks; ++size) {
-    RunOnRanks(size, way, [&](CaseRunner* runner) {
+    RunOnRanks(size, buffers, [&](CaseRunner* runner) {
       for (const uint64_t count : {0, 1, 3, 1000, 4097}) {
         RunAllCases(runner, count, size);
       }
@@ -112,10 +101,10 @@ void RunAllCasesOnUpToFourRanks(const Way& way) {
 // Runs sizes around all thresholds: a part's alignment, the inline data, a
 // window of staging memory for one piece and for several, all staging memory,
 // and the block that is reduced at a time.
-void RunSizesAtThresholds(const Way& way) {
+void RunSizesAtThresholds(Buffers buffers) {
   const uint64_t staging = SmallStaging().staging_bytes;
   for (const int size : {2, 3}) {
-    RunOnRanks(size, way, [&](CaseRunner* runner) {
+    RunOnRanks(size, buffers, [&](CaseRunner* runner) {
       Random random(isolated_test::Seed());
       for (const uint64_t threshold : {uint64_t{64},
                                        uint64_t{16} << 10,
@@ -142,9 +131,9 @@ void RunSizesAtThresholds(const Way& way) {
   }
 }
 
-void RunRandomCases(const Way& way, int number) {
+void RunRandomCases(Buffers buffers, int number) {
   for (int size = 2; size <= kMaxRanks; ++size) {
-    RunOnRanks(size, way, [&](CaseRunner* runner) {
+    RunOnRanks(size, buffers, [&](CaseRunner* runner) {
       Random random(isolated_test::Seed() + size);
       for (int i = 0; i < number; ++i) {
         runner->Run(RandomCase(&random, size, 200000));
@@ -154,41 +143,29 @@ void RunRandomCases(const Way& way, int number) {
 }
 
 ISOLATED_TEST(CollectivesTest, AllCasesInMappedBuffers) {
-  RunAllCasesOnUpToFourRanks(kMapped);
-}
-
-ISOLATED_TEST(CollectivesTest, AllCasesByDirectReads) {
-  RunAllCasesOnUpToFourRanks(kDirect);
+  RunAllCasesOnUpToFourRanks(Buffers::kShared);
 }
 
 ISOLATED_TEST(CollectivesTest, AllCasesStaged) {
-  RunAllCasesOnUpToFourRanks(kStaged);
+  RunAllCasesOnUpToFourRanks(Buffers::kPrivate);
 }
 
 ISOLATED_TEST(CollectivesTest, SizesAtThresholdsInMappedBuffers) {
-  RunSizesAtThresholds(kMapped);
-}
-
-ISOLATED_TEST(CollectivesTest, SizesAtThresholdsByDirectReads) {
-  RunSizesAtThresholds(kDirect);
+  RunSizesAtThresholds(Buffers::kShared);
 }
 
 ISOLATED_TEST(CollectivesTest, SizesAtThresholdsStaged) {
-  RunSizesAtThresholds(kStaged);
-}
-
-ISOLATED_TEST(CollectivesTest, RandomOperationsMappedOrDirect) {
-  RunRandomCases(kMappedOrDirect, 60);
+  RunSizesAtThresholds(Buffers::kPrivate);
 }
 
 ISOLATED_TEST(CollectivesTest, RandomOperationsMappedOrStaged) {
-  RunRandomCases(kMappedOrStaged, 60);
+  RunRandomCases(Buffers::kEither, 60);
 }
 
 // Gathers more than 4 MiB, after which a copy checks whether the group has
 // failed.
-void RunLongCopy(const Way& way) {
-  RunOnRanks(2, way, [](CaseRunner* runner) {
+void RunLongCopy(Buffers buffers) {
+  RunOnRanks(2, buffers, [](CaseRunner* runner) {
     OperationCase operation{};
     operation.kind = OperationCase::kAllGather;
     operation.type = ElementType::kUInt8;
@@ -198,32 +175,29 @@ void RunLongCopy(const Way& way) {
 }
 
 ISOLATED_TEST(CollectivesTest, ALongCopyOutOfAMappedBuffer) {
-  RunLongCopy(kMapped);
+  RunLongCopy(Buffers::kShared);
 }
-
-ISOLATED_TEST(CollectivesTest, ALongCopyByDirectReads) { RunLongCopy(kDirect); }
 
 ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {
   const auto group = GroupInOneProcess(2);
-  const PeerMemoryOptions options{PeerAccess::kDirect, nullptr};
-  std::thread other([&] { Collectives(group[1].get(), options, kNever); });
-  Collectives owner(group[0].get(), options, kNever);
+  const auto arenas = std::make_shared<SharedArenas>(2);
+  std::thread other([&] { Collectives(group[1].get(), arenas, kNever); });
+  Collectives owner(group[0].get(), arenas, kNever);
   other.join();
-  REQUIRE_TRUE(owner.access() == PeerAccess::kDirect);
-  std::vector<char> data(1000000);  // too large to be staged
+  constexpr uint64_t kBytes = 1000000;
   Operation reader(group[1].get(),
-                   OperationInfo::Of("broadcast", data.size(), "uint8", "", 0),
+                   OperationInfo::Of("broadcast", kBytes, kByte, "", 0),
                    kNever);
   reader.Publish(1);  // It may read until it ends.
   const Outcome outcome = OutcomeOf(
-      [&] { owner.Broadcast(data.data(), data.size(), "uint8", 0, kSoon); });
+      [&] { owner.Broadcast(arenas->of_rank(0), kBytes, kByte, 0, kSoon); });
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
 }
 
 ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {
   SharedArenas arenas(2);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
+    CaseRunner runner(group, &arenas, Buffers::kShared);
     OperationCase operation{};
     operation.type = ElementType::kFloat32;
     operation.count = 100000;
@@ -233,49 +207,28 @@ ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {
   ranks.Finish();
 }
 
-// Simulates ranks that may not open each other's segments.
-class UnmappableArenas : public SharedArenas {
- public:
-  using SharedArenas::SharedArenas;
-  std::shared_ptr<const void> Map(const SharedMemoryHandle&,
-                                  uint64_t) override {
-    return nullptr;
-  }
-};
-
-ISOLATED_TEST(CollectivesTest, ABufferThatCannotBeMappedIsReadDirectly) {
-  UnmappableArenas arenas(2);
+ISOLATED_TEST(CollectivesTest, BuffersThatCannotBeMappedAreReadDirectly) {
+  SharedArenas arenas(2, /*mappable=*/false);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    CaseRunner runner(group, &arenas, Buffers::kShared, PeerAccess::kStaged);
-    OperationCase operation{};
-    operation.type = ElementType::kFloat32;
-    operation.count = 100000;
-    runner.Run(operation);
+    CaseRunner runner(group, &arenas, Buffers::kShared);
+    RunAllCases(&runner, 20000, 2);  // too many for the inline data
   });
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, OneRankThatCannotReadOthersMakesAllStage) {
-  Ranks ranks(3, [&](GroupMemory* group, const Channel&) {
-    const auto access =
-        group->rank() == 1 ? PeerAccess::kStaged : PeerAccess::kDirect;
-    Collectives collectives(group, {access, nullptr}, kNever);
-    EXPECT_EQ(collectives.access(), PeerAccess::kStaged);
-  });
-  ranks.Finish();
+// Gives up privileges. Without them, a process cannot read the memory of one
+// that is not dumpable, such as this one.
+void ForbidDirectReads() {
+  REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
+  REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
+  REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
 }
 
-// Simulates ranks of different users, or a system that forbids direct reads.
-ISOLATED_TEST(CollectivesTest, RanksStageIfTheSystemForbidsDirectReads) {
+ISOLATED_TEST(CollectivesTest, StagingNeedsNoDirectReads) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    // Without privileges, the memory of a process that is not dumpable cannot
-    // be read.
-    REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
-    REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
-    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
-    Collectives collectives(group, {PeerAccess::kDirect, nullptr}, kNever);
-    EXPECT_EQ(collectives.access(), PeerAccess::kStaged);
+    ForbidDirectReads();
+    Collectives collectives(group, {}, kNever);
     std::vector<float> data(100000, 1.5f);
     collectives.AllReduce(data.data(),
                           data.data(),
@@ -288,26 +241,23 @@ ISOLATED_TEST(CollectivesTest, RanksStageIfTheSystemForbidsDirectReads) {
   ranks.Finish();
 }
 
-ISOLATED_TEST(CollectivesTest, DirectReadsThatFailLaterAreAnError) {
+ISOLATED_TEST(CollectivesTest, ABufferThatCanBeNeitherMappedNorReadIsAnError) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to give up privileges of root";
+  const auto arenas = std::make_shared<SharedArenas>(2, /*mappable=*/false);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    REQUIRE_EQ(setresgid(65534, 65534, 65534), 0);
-    REQUIRE_EQ(setresuid(65534, 65534, 65534), 0);
-    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 1), 0);
-    Collectives collectives(group, {PeerAccess::kDirect, nullptr}, kNever);
-    REQUIRE_TRUE(collectives.access() == PeerAccess::kDirect);
-    REQUIRE_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
-    std::vector<char> data(1000000);  // too large to be staged
+    ForbidDirectReads();
+    Collectives collectives(group, arenas, kNever);
+    std::vector<char> all(2000000);
     const Outcome outcome = OutcomeOf([&] {
-      collectives.AllGather(data.data(),
-                            std::vector<char>(2 * data.size()).data(),
-                            data.size(),
-                            "uint8",
+      collectives.AllGather(arenas->of_rank(group->rank()),
+                            all.data(),
+                            all.size() / 2,
+                            kByte,
                             kNever);
     });
     EXPECT_TRUE(outcome.failed && outcome.kind == ErrorKind::kAborted)
         << outcome;
-    EXPECT_TRUE(outcome.Says("process_vm_readv")) << outcome;
+    EXPECT_TRUE(outcome.Says("cannot be mapped; process_vm_readv")) << outcome;
   });
   ranks.Finish();
 }
@@ -495,10 +445,10 @@ ISOLATED_TEST(CollectivesTest, MoreRoundsThanPhasesAreAnErrorOfTheCall) {
 
 // As in an asynchronous group: two threads send and receive, concurrently with
 // collective operations.
-void RunOnThreadsConcurrently(GroupMemory* group, PeerAccess access) {
+void RunOnThreadsConcurrently(GroupMemory* group) {
   constexpr int kTimes = 50;
   constexpr uint64_t kBytes = 100000;
-  Collectives collectives(group, {access, nullptr}, kNever);
+  Collectives collectives(group, {}, kNever);
   const int peer = 1 - group->rank();
   std::thread sender([&] {
     for (int i = 0; i < kTimes; ++i) {
@@ -528,12 +478,10 @@ void RunOnThreadsConcurrently(GroupMemory* group, PeerAccess access) {
 }
 
 ISOLATED_TEST(CollectivesTest, ThreadsSendReceiveAndReduceConcurrently) {
-  for (const auto access : {PeerAccess::kDirect, PeerAccess::kStaged}) {
-    Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-      RunOnThreadsConcurrently(group, access);
-    });
-    ranks.Finish();
-  }
+  Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
+    RunOnThreadsConcurrently(group);
+  });
+  ranks.Finish();
 }
 
 }  // namespace shared_memory_test

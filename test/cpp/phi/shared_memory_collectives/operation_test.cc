@@ -186,14 +186,14 @@ ISOLATED_TEST(OperationTest, BufferLocationsReachTheOthersUnchanged) {
   Operation second(group[1].get(), SomeOperation(), kNever);
   BufferLocation input = {BufferLocation::Where::kShared, 123, 456, "handle"};
   second.set_input(input);
-  second.set_output({BufferLocation::Where::kPrivate, 7, 8, ""});
+  second.set_output({BufferLocation::Where::kInline, 7, 8, ""});
   second.Publish(1);
   first.WaitFor(1, 1);
   EXPECT_EQ(first.input_of(1).where, BufferLocation::Where::kShared);
   EXPECT_EQ(first.input_of(1).address, 123);
   EXPECT_EQ(first.input_of(1).bytes, 456);
   EXPECT_STREQ(first.input_of(1).handle, "handle");
-  EXPECT_EQ(first.output_of(1).where, BufferLocation::Where::kPrivate);
+  EXPECT_EQ(first.output_of(1).where, BufferLocation::Where::kInline);
   EXPECT_EQ(first.output_of(1).address, 7);
   first.End();
   second.End();

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "paddle/phi/core/distributed/shared_memory/collective_error.h"
 #include "paddle/phi/core/distributed/shared_memory/exchange.h"
@@ -75,12 +76,13 @@ char* Bytes(void* data) { return static_cast<char*>(data); }
 }  // namespace
 
 Collectives::Collectives(GroupMemory* group,
-                         const PeerMemoryOptions& options,
+                         std::shared_ptr<SharedMemoryResolver> resolver,
                          Milliseconds timeout)
-    : group_(group), memory_(group, options, timeout) {
+    : group_(group), memory_(group, std::move(resolver)) {
   // Each rank starts with a different peer, so that not all ranks read from the
   // same one concurrently.
   for (int i = 1; i < size(); ++i) others_.push_back((rank() + i) % size());
+  Meet("start", timeout);
 }
 
 int Collectives::rank() const { return group_->rank(); }
@@ -425,8 +427,8 @@ void Collectives::AllToAll(const void* in,
   exchange.Finish();
 }
 
-void Collectives::Barrier(Milliseconds timeout) {
-  Operation operation(group_, OperationInfo::Of("barrier", 0), timeout);
+void Collectives::Meet(const std::string& name, Milliseconds timeout) {
+  Operation operation(group_, OperationInfo::Of(name, 0), timeout);
   operation.Publish(1);
   operation.WaitForAll(1);
   operation.End();

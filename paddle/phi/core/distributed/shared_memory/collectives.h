@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -54,16 +55,14 @@ class Collectives {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  // Waits for all ranks, which agree on how they read each other's memory.
-  // `group` must outlive this object.
+  // Waits for all ranks. The resolver finds buffers in shared memory, which the
+  // other ranks read in place; it may be null, see PeerMemory. `group` must
+  // outlive this object.
   Collectives(GroupMemory* group,
-              const PeerMemoryOptions& options,
+              std::shared_ptr<SharedMemoryResolver> resolver,
               Milliseconds timeout);
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
-
-  // Returns how ranks read memory that they cannot map. The same on all ranks.
-  PeerAccess access() const { return memory_.access(); }
 
   // The buffers of one call must not overlap, except where stated. An empty
   // buffer may be null. `type` is the name of the elements' type: operations
@@ -129,7 +128,7 @@ class Collectives {
                 const std::vector<uint64_t>& out_bytes,
                 const std::string& type,
                 Milliseconds timeout);
-  void Barrier(Milliseconds timeout);
+  void Barrier(Milliseconds timeout) { Meet("barrier", timeout); }
 
   // Only the two ranks take part. Messages from one rank to another are
   // received in the order in which they are sent.
@@ -153,6 +152,8 @@ class Collectives {
 
   int rank() const;
   int size() const;
+  // Waits for all ranks in an operation without data.
+  void Meet(const std::string& name, Milliseconds timeout);
   void RequireRank(int rank, const char* role) const;
   static void RequireReducible(ElementType type, Reduction reduction);
 

@@ -36,9 +36,6 @@ constexpr uint64_t kAlignment = 64;
 // about a millisecond's worth.
 constexpr uint64_t kCopyBytes = 4 << 20;
 
-// Up to this size, buffers are staged even if others could read them directly.
-constexpr uint64_t kMaxStagedBytes = 256 << 10;
-
 }  // namespace
 
 Exchange::Exchange(Operation* operation,
@@ -73,14 +70,7 @@ BufferLocation Exchange::Offer(const Pass& pass) {
     inline_bytes_in_use_ += bytes;
     return location;
   }
-  BufferLocation location = memory_.Locate(pass.offered.data, bytes);
-  // Filling one window is faster than waiting until all others have read the
-  // buffer in place.
-  if (location.where == Where::kPrivate && bytes <= kMaxStagedBytes &&
-      bytes <= operation_->staging_bytes() / 2) {
-    location.where = Where::kStaging;
-  }
-  return location;
+  return memory_.Locate(pass.offered.data, bytes);
 }
 
 const BufferLocation& Exchange::LocationOf(int rank, size_t pass) const {
@@ -208,8 +198,7 @@ void Exchange::Copy(int rank, uint64_t begin, uint64_t bytes, char* to) {
 void Exchange::Finish() {
   const bool is_read_in_place = std::any_of(
       locations_.begin(), locations_.end(), [](const auto& location) {
-        return location.where == Where::kShared ||
-               location.where == Where::kPrivate;
+        return location.where == Where::kShared;
       });
   if (is_read_in_place) {
     operation_->Publish(round_ + 1);

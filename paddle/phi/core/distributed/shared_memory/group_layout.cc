@@ -16,10 +16,14 @@
 
 #include <algorithm>
 
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_ledger.h"
+
 namespace phi {
 namespace distributed {
 
 namespace {
+
+using paddle::memory::allocation::RoundUp;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kAllRanksEntries = 8;
@@ -29,10 +33,6 @@ constexpr uint64_t kPairEntries = 2;
 constexpr uint64_t kMaxPairBytes = 128 << 10;
 constexpr uint64_t kMinPairBytes = 4 << 10;
 constexpr uint64_t kAllPairsBytes = 16 << 20;
-
-uint64_t RoundUp(uint64_t value, uint64_t to) {
-  return (value + to - 1) / to * to;
-}
 
 uint64_t RoundDown(uint64_t value, uint64_t to) { return value / to * to; }
 

@@ -18,7 +18,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -210,12 +209,12 @@ bool IsExiting(const std::string& folder) {
   return stat && stat->IsExiting();
 }
 
-// Returns whether a process has exited, or is exiting with all of its threads.
-// Unmapping its memory may take a second, and its locks are released only
-// afterwards. They are never released if a child that was created without
-// running fork handlers holds the descriptors.
-bool IsEnding(uint32_t process) {
-  if (kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) return true;
+// Returns whether a process has exited, or is exiting with all of its threads;
+// false if that is unknown. Unmapping its memory may take a second, and its
+// locks are released only afterwards. They are never released if a child that
+// was created without running fork handlers holds the descriptors.
+bool IsGoneOrExiting(uint32_t process) {
+  if (memory::HasEnded(process)) return true;
   std::string folder = "/proc/" + std::to_string(process);
   // Usually the process is not exiting, and one check is enough. The main
   // thread of a process may have exited alone.
@@ -239,24 +238,9 @@ void CheckMemory(uint64_t bytes) {
                   "process");
 }
 
-// Allocates memory for the first bytes of a file. Returns false on failure,
-// with the reason in errno.
-bool Reserve(int fd, uint64_t bytes) {
-  // A signal makes fallocate undo its work, so a long call might never finish.
-  constexpr uint64_t kStep = 32 << 20;
-  for (uint64_t done = 0; done < bytes; done += kStep) {
-    uint64_t step = std::min(bytes - done, kStep);
-    if (memory::RetryOnSignal([&] { return fallocate(fd, 0, done, step); }) !=
-        0) {
-      return false;
-    }
-  }
-  return true;
-}
-
 memory::FileDescriptor MakeFile(const GroupStart& start) {
   memory::FileDescriptor file = memory::MakeMemfd("paddle-group");
-  if (!file || !Reserve(file.get(), start.total_bytes) ||
+  if (!file || !memory::ReserveFile(file.get(), 0, start.total_bytes) ||
       fcntl(file.get(), F_ADD_SEALS, kSeals) != 0 ||
       pwrite(file.get(), &start, sizeof(start), 0) != sizeof(start)) {
     ThrowCannotMake(start.total_bytes, std::strerror(errno));
@@ -508,7 +492,7 @@ bool GroupMemory::IsDead(int rank, bool check_process) const {
     return false;
   }
   if (memory::IsLocked(file_.get(), rank) &&
-      !(check_process && IsEnding(process_of(rank)))) {
+      !(check_process && IsGoneOrExiting(process_of(rank)))) {
     return false;
   }
   // The rank may have left meanwhile. The kernel lock orders the two checks: a

@@ -50,11 +50,12 @@ struct BufferLocation {
     kNone,
     kInline,   // in the rank's inline data
     kStaging,  // in the rank's staging memory, window by window
-    kShared,   // in the segment named by `handle`, at `address`
-    kPrivate,  // in the rank's process, at `address`
+    kShared,   // in the segment that `handle` names
   };
 
   Where where;
+  // For kInline, the offset in the inline data. Otherwise, the address in the
+  // rank's process.
   uint64_t address;
   uint64_t bytes;
   char handle[64];

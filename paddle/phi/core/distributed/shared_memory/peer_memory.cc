@@ -26,45 +26,16 @@
 namespace phi {
 namespace distributed {
 
-PeerMemory::PeerMemory(GroupMemory* group,
-                       const PeerMemoryOptions& options,
-                       Milliseconds timeout)
-    : group_(group), resolver_(options.resolver) {
-  Operation operation(group, OperationInfo::Of("start", 0), timeout);
-  operation.Publish(1);
-  operation.WaitForAll(1);
-  *operation.inline_data(group->rank()) =
-      options.access == PeerAccess::kDirect && CanReadAll();
-  operation.Publish(2);
-  operation.WaitForAll(2);
-  bool all_can = true;
-  for (int rank = 0; rank < group->size(); ++rank) {
-    all_can = all_can && *operation.inline_data(rank) != 0;
-  }
-  if (all_can) access_ = PeerAccess::kDirect;
-  operation.End();
-}
-
-bool PeerMemory::CanReadAll() const {
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (!CopyFrom(rank, 0, 0, nullptr).empty()) return false;
-  }
-  return true;
-}
-
 BufferLocation PeerMemory::Locate(const char* data, uint64_t bytes) const {
   BufferLocation location{};
   if (bytes == 0) return location;
   location.bytes = bytes;
   location.address = reinterpret_cast<uint64_t>(data);
+  location.where = BufferLocation::Where::kStaging;
   const auto handle = resolver_ ? resolver_->Find(data, bytes) : std::nullopt;
   if (handle) {
     location.where = BufferLocation::Where::kShared;
     std::memcpy(location.handle, handle->data(), sizeof(location.handle));
-  } else if (access_ == PeerAccess::kDirect) {
-    location.where = BufferLocation::Where::kPrivate;
-  } else {
-    location.where = BufferLocation::Where::kStaging;
   }
   return location;
 }
@@ -120,14 +91,13 @@ const char* PeerBuffer::Read(uint64_t offset,
                              uint64_t bytes,
                              char* scratch) const {
   if (mapped_) return mapped_ + offset;
-  std::string reason =
+  const std::string reason =
       memory_.CopyFrom(rank_, location_.address + offset, bytes, scratch);
   if (reason.empty()) return scratch;
-  if (location_.where == BufferLocation::Where::kShared) {
-    reason = "its shared memory segment cannot be mapped; " + reason;
-  }
-  operation_->ThrowUnreadable(rank_,
-                              reason + ". Make all ranks stage their buffers.");
+  operation_->ThrowUnreadable(
+      rank_,
+      "its shared memory segment cannot be mapped; " + reason +
+          ". Pass a copy that is not in shared memory (tensor.clone()).");
 }
 
 }  // namespace distributed

@@ -15,10 +15,11 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "paddle/phi/core/distributed/shared_memory/operation_info.h"
 
@@ -49,62 +50,43 @@ class SharedMemoryResolver {
                                           uint64_t bytes) = 0;
 };
 
-// How ranks read each other's memory that they cannot map.
-//
-// kStaged is the default. It needs no permission, and is faster although the
-// peer copies all data: its windows stay in the cache, whereas process_vm_readv
-// looks up each page. For 64 MiB on two ranks, an all_reduce took 14 ms instead
-// of 19 ms and a broadcast 8 ms instead of 15 ms; an all_gather took 12 ms with
-// both.
-enum class PeerAccess : uint8_t {
-  kStaged,  // the peer copies it to its staging memory, which all can read
-  kDirect,  // with process_vm_readv
-};
-
-struct PeerMemoryOptions {
-  // With kDirect, all ranks still stage if one of them has to: because the
-  // system forbids process_vm_readv, or because its options are kStaged.
-  PeerAccess access{PeerAccess::kStaged};
-  // Null means that no memory counts as shared. All ranks must have a resolver,
-  // or none.
-  std::shared_ptr<SharedMemoryResolver> resolver;
-};
-
 // Access of one rank to the memory of the other ranks of its group.
+//
+// A rank maps memory that is shared; its owner copies all other memory to its
+// staging memory, which all ranks can read. Reading that memory directly, with
+// process_vm_readv, was measured to be slower, because it looks up each page,
+// whereas the windows of staging memory stay in the cache: for 64 MiB on two
+// ranks, an all_reduce took 19 ms instead of 14 ms and a broadcast 15 ms
+// instead of 8 ms; an all_gather took 12 ms with both. So a direct read only
+// replaces a mapping that fails.
 //
 // Thread-safe.
 class PeerMemory {
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
-  // Waits for all ranks, which agree on the access. `group` must outlive this
-  // object. Throws CollectiveError.
-  PeerMemory(GroupMemory* group,
-             const PeerMemoryOptions& options,
-             Milliseconds timeout);
+  // Null for `resolver` means that no memory counts as shared. All ranks must
+  // have a resolver, or none. `group` must outlive this object.
+  PeerMemory(GroupMemory* group, std::shared_ptr<SharedMemoryResolver> resolver)
+      : group_(group), resolver_(std::move(resolver)) {}
 
   GroupMemory* group() const { return group_; }
-  PeerAccess access() const { return access_; }
   // Returns where other ranks find memory of this process.
   BufferLocation Locate(const char* data, uint64_t bytes) const;
   // Maps memory whose location another rank published as kShared. Returns null
   // if this process cannot map it.
   std::shared_ptr<const void> Map(const BufferLocation& location) const;
 
-  // Copies memory of another rank's process. Returns the reason of a failure,
-  // or an empty text on success: then all bytes come from that rank's process,
-  // even if it was killed meanwhile.
+  // Copies memory of another rank's process, which has attached to the group,
+  // with process_vm_readv. Returns the reason of a failure, or an empty text on
+  // success: then all bytes come from that rank's process, even if it was
+  // killed meanwhile.
   std::string CopyFrom(int rank,
                        uint64_t address,
                        uint64_t bytes,
                        char* to) const;
 
  private:
-  bool CanReadAll() const;
-
   GroupMemory* group_;
   std::shared_ptr<SharedMemoryResolver> resolver_;
-  PeerAccess access_{PeerAccess::kStaged};
 };
 
 // Another rank's buffer during one operation, if that rank does not stage it.

@@ -15,8 +15,10 @@
 #include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -75,6 +77,10 @@ std::optional<ProcessStat> ReadProcessStat(const std::string& folder) {
   bool has_environment =
       fields.size() <= kEndOfEnvironment || fields[kEndOfEnvironment] != "0";
   return ProcessStat{fields[kState], flags, has_environment};
+}
+
+bool HasEnded(uint32_t process) {
+  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
 std::optional<uint32_t> EffectiveUserOf(uint32_t process) {

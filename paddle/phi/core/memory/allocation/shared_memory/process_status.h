@@ -48,6 +48,12 @@ std::optional<std::string> ReadFile(const std::string& path);
 // Thread-safe.
 std::optional<ProcessStat> ReadProcessStat(const std::string& folder);
 
+// Returns whether no process has this ID any more. A process keeps its ID until
+// its parent has collected its status. Needs no file descriptor.
+//
+// Thread-safe.
+bool HasEnded(uint32_t process);
+
 // Returns the effective user of a process; none if that is unknown.
 //
 // Thread-safe.

@@ -36,9 +36,6 @@ namespace {
 using Kind = SharedMemoryError::Kind;
 
 constexpr uint64_t kNoGeneration = UINT64_MAX;
-// A signal undoes an fallocate call, so long calls might never finish. Small
-// steps make progress.
-constexpr uint64_t kReserveStep = uint64_t{32} << 20;
 
 // Calls `act` with the start and length of each run of whole pages before `end`
 // that no range touches. The ranges are sorted.
@@ -228,33 +225,25 @@ bool SharedSegment::Contains(uint64_t offset, uint64_t length) {
 }
 
 void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
-  for (uint64_t done = 0; done < length;) {
-    uint64_t step = std::min(length - done, kReserveStep);
-    if (RetryOnSignal([&] { return fallocate(fd, 0, offset + done, step); }) ==
-        0) {
-      done += step;
-      continue;
-    }
-    int error = errno;
-    if (done > 0) TrimFile(fd, offset, done);
-    std::string where = name_;
-    struct statvfs disk = {};
-    if (error == ENOSPC && strategy_ == SharingStrategy::kFileSystem &&
-        statvfs(kSharedMemoryFolder, &disk) == 0) {
-      where = std::string(kSharedMemoryFolder) + ", which has " +
-              HumanBytes(disk.f_blocks * disk.f_frsize) + " in all and " +
-              HumanBytes(disk.f_bavail * disk.f_frsize) +
-              " free (enlarge it, in Docker by --shm-size, or call "
-              "paddle.incubate.multiprocessing.set_sharing_strategy("
-              "'file_descriptor')),";
-    }
-    if (error == EFBIG) {
-      where += " (raise the limit on the size of files, ulimit -f)";
-    }
-    errno = error;
-    ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +
-               where);
+  if (ReserveFile(fd, offset, length)) return;
+  int error = errno;
+  std::string where = name_;
+  struct statvfs disk = {};
+  if (error == ENOSPC && strategy_ == SharingStrategy::kFileSystem &&
+      statvfs(kSharedMemoryFolder, &disk) == 0) {
+    where = std::string(kSharedMemoryFolder) + ", which has " +
+            HumanBytes(disk.f_blocks * disk.f_frsize) + " in all and " +
+            HumanBytes(disk.f_bavail * disk.f_frsize) +
+            " free (enlarge it, in Docker by --shm-size, or call "
+            "paddle.incubate.multiprocessing.set_sharing_strategy("
+            "'file_descriptor')),";
   }
+  if (error == EFBIG) {
+    where += " (raise the limit on the size of files, ulimit -f)";
+  }
+  errno = error;
+  ThrowErrno("Reserving " + HumanBytes(length) + " of shared memory in " +
+             where);
 }
 
 void SharedSegment::Populate(uint64_t offset, uint64_t length) const {

@@ -21,6 +21,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
@@ -147,6 +148,23 @@ SharedLedger::Start ReadLedgerStart(int fd) {
     return {};
   }
   return start;
+}
+
+bool ReserveFile(int fd, uint64_t offset, uint64_t length) {
+  // A signal undoes an fallocate call, so a long call might never finish. Small
+  // steps make progress.
+  constexpr uint64_t kStep = uint64_t{32} << 20;
+  for (uint64_t done = 0; done < length; done += kStep) {
+    uint64_t step = std::min(length - done, kStep);
+    if (RetryOnSignal([&] { return fallocate(fd, 0, offset + done, step); }) !=
+        0) {
+      int error = errno;
+      if (done > 0) TrimFile(fd, offset, done);
+      errno = error;
+      return false;
+    }
+  }
+  return true;
 }
 
 void TrimFile(int fd, uint64_t offset, uint64_t length) {

@@ -70,6 +70,9 @@ std::string WhyUnfit(int fd, SharingStrategy strategy);
 // page of a mapping allocates memory for it, or ends the process if there is
 // none.
 SharedLedger::Start ReadLedgerStart(int fd);
+// Reserves memory for a range of a file. On failure, trims what it has reserved
+// and returns false, with the reason in errno.
+bool ReserveFile(int fd, uint64_t offset, uint64_t length);
 // Returns the memory of a range to the system. If this fails, the memory just
 // stays in use.
 void TrimFile(int fd, uint64_t offset, uint64_t length);

@@ -16,7 +16,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 
 #include <cerrno>
 #include <chrono>
@@ -33,10 +32,6 @@ namespace memory {
 namespace allocation {
 
 namespace {
-
-bool HasEnded(uint32_t process) {
-  return kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
-}
 
 // Returns whether the kernel is in the middle of ending a process. The kernel
 // closes files in any order: the lock that shows that the process is alive may

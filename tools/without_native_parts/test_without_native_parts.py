@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A Paddle built without the C++ parts for threads and processes."""
+"""The wheel without native parts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,12 @@ from test_dataloader_shared_memory import Items
 import paddle
 import paddle.multiprocessing as mp
 from paddle.base import core
-from paddle.base.cpp_module import find_cpp_module
-from paddle.base.threads import streams
 from paddle.distributed import shared_memory_group
 
 # Runs a script as on Windows: before the import of Paddle, removes the modules
-# and the functions of `os` and `signal` that Windows lacks, and the C++ modules
-# of a Linux wheel.
+# and the functions of `os` and `signal` that Windows lacks.
 ON_WINDOWS = """
 import asyncio, multiprocessing.context, os, setuptools, signal, sys, sysconfig
-import importlib.util, pathlib
 import numpy
 
 sysconfig.get_config_vars()
@@ -47,22 +43,18 @@ for name in ("SIGCHLD", "SIGKILL", "pthread_sigmask"):
     delattr(signal, name)
 for name in ("fcntl", "resource", "termios"):
     sys.modules[name] = None
-paddle = pathlib.Path(importlib.util.find_spec("paddle").origin).parent
-for file in (paddle / "base").glob("_*.so"):
-    sys.modules["paddle.base." + file.name.partition(".")[0]] = None
 sys.platform = "win32"
 import paddle
 import paddle.multiprocessing as mp
 """
 
-without_native_parts = unittest.skipUnless(
-    find_cpp_module("_thread_contexts") is None,
-    "this Paddle has its parts in C++",
-)
-
 
 def value_of(index):
     return paddle.to_tensor(index)
+
+
+def handle(stream):
+    return stream.stream_base.raw_stream
 
 
 class TestImportWithoutFork(unittest.TestCase):
@@ -87,7 +79,6 @@ assert list(mp.Prefetcher(range(3))) == [0, 1, 2]
         )
 
 
-@without_native_parts
 class TestErrors(unittest.TestCase):
     def check(self, message, function, *args, **kwargs):
         with self.assertRaisesRegex(
@@ -105,9 +96,10 @@ class TestErrors(unittest.TestCase):
             self.check("without shared memory", function)
 
     def test_per_thread_stream(self):
+        stream = paddle.device.Stream("custom_cpu")
         self.check(
-            "without per-thread streams",
-            lambda: in_thread(streams.set_stream, None),
+            "no per-thread streams",
+            lambda: in_thread(paddle.device.set_stream, stream),
         )
 
     def test_seed_of_a_worker(self):
@@ -138,7 +130,27 @@ class TestErrors(unittest.TestCase):
             in_thread(run)
 
 
-@without_native_parts
+class TestStreamOfTheMainThread(unittest.TestCase):
+    def setUp(self):
+        self.default = paddle.device.current_stream("custom_cpu")
+        self.addCleanup(paddle.device.set_stream, self.default)
+        self.stream = paddle.device.Stream("custom_cpu")
+        paddle.device.set_stream(self.stream)
+
+    def test_all_threads_are_on_it(self):
+        current = in_thread(paddle.device.current_stream, "custom_cpu")
+        self.assertEqual(handle(current), handle(self.stream))
+
+    def test_default_stream_stays_the_same(self):
+        default = paddle.device.default_stream("custom_cpu")
+        self.assertEqual(handle(default), handle(self.default))
+
+    def test_reader_threads_of_a_loader_load(self):
+        loader = paddle.io.DataLoader(Items(value_of, 4), batch_size=2)
+        batches = [batch.tolist() for batch in loader]
+        self.assertEqual(batches, [[0, 1], [2, 3]])
+
+
 class TestWorkersWithoutGenerators(unittest.TestCase):
     def test_worker_draws_from_the_process_generator(self):
         def draw():

@@ -1,0 +1,63 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Makes the bindings of a wheel attributes of libpaddle, as in a source build.
+
+A source build compiles the bindings into libpaddle. A wheel that is made from
+the official one has each as a module beside it: an extension module, or one of
+tools/without_native_parts. `tools/wheel.py` adds this file to such a wheel.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from . import libpaddle
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# Without _predictor_threads, which the first predictor loads.
+_NAMES = frozenset(
+    (
+        "_process_group_shm",
+        "_program_threads",
+        "_shared_storage",
+        "_thread_contexts",
+        "_thread_value",
+    )
+)
+
+
+def _import_binding(name: str) -> ModuleType:
+    """
+    Imports a binding when code first reads it from libpaddle, so that an import
+    of Paddle loads only what it uses. Thread-safe.
+
+    Raises:
+        AttributeError: there is no such binding.
+        ImportError: its module cannot be loaded.
+    """
+    module = f"{__package__}.{name}"
+    if name not in _NAMES or find_spec(module) is None:
+        raise AttributeError(
+            f"module {libpaddle.__name__!r} has no attribute {name!r}"
+        )
+    binding = importlib.import_module(module)
+    setattr(libpaddle, name, binding)
+    return binding
+
+
+libpaddle.__getattr__ = _import_binding
