@@ -61,7 +61,7 @@ process_tracer: Tracer | None = None
 # program. A thread that starts meanwhile starts in the mode that the main
 # thread returns to.
 mode_is_temporary = False
-# The keys are place hashes, which Place's own equality compares.
+# Keyed by hash(place): places are equal if their hashes are.
 _place_tracers: dict[int, Tracer] = {}
 
 

@@ -51,10 +51,11 @@ __all__ = []
 native = core.libpaddle._thread_contexts
 
 _PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
-# Their operations run on the host, or are operators of the calling thread.
+# They need no order of streams: they work in host memory, or with operators of
+# the calling thread.
 _BACKENDS_WITHOUT_STREAMS = frozenset({"GLOO", "SHM", "THREAD"})
 
-# All keys are place hashes, which Place's own equality compares.
+# Keyed by hash(place): places are equal if their hashes are.
 _default_streams: dict[int, StreamBase] = {}
 # The places where the main thread has ever set a stream. There, threads that
 # have set none need the context of the default stream.
@@ -316,6 +317,7 @@ def per_context_set(program_id: Callable[..., int]) -> Callable[..., int]:
         contexts = native.thread_contexts_id()
         if contexts == 0:
             return program_id(*program)
+        # Not negative: it becomes an attribute of type int64.
         return hash((program_id(*program), contexts)) & (2**62 - 1)
 
     return program_id_of_contexts

@@ -77,8 +77,8 @@ class MainThreadValue(ThreadValue[T]):
 
     def __init__(self, process: T) -> None:
         super().__init__(process)
-        # A forked child restores this value where its main thread saved UNSET
-        # before the fork.
+        # A context that the forking thread entered before the fork saved UNSET,
+        # which meant the process's value then. This is that value.
         self.before_fork: OrUnset[T] = UNSET
         self._all.append(self)
 
