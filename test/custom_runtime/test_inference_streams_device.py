@@ -23,7 +23,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 import time
 import unittest
 from functools import partial
@@ -44,6 +43,7 @@ from test_thread_stream_order import (
     StreamTest,
     handle,
     in_thread,
+    in_threads,
     slow,
 )
 from test_thread_stream_programs import PredictorTest
@@ -166,28 +166,31 @@ class TestStreamOfPredictor(PredictorsOfThreadsTest):
 
     @with_ample_delay
     def test_predictors_run_on_their_own_streams_concurrently(self):
-        begin = threading.Barrier(2)
+        x = np.full([2, 4], 5, "float32")
 
-        def run() -> None:
+        def create() -> tuple[Predictor, Stream]:
             stream = Stream()
             with stream_guard(stream):
                 predictor = self.make(create_predictor)
-                self.check(predictor)
-                begin.wait(WAIT_S)
-                with delay(0, DELAY, handle(stream)):
-                    predictor.run()
+                (name,) = predictor.get_input_names()
+                predictor.get_input_handle(name).copy_from_cpu(x)
+                # The first run loads kernels, which is slow.
+                predictor.run()
+                self.check_output(predictor)
+            return predictor, stream
 
-        threads = [threading.Thread(target=run) for _ in range(2)]
+        def run(predictor: Predictor, stream: Stream) -> None:
+            with stream_guard(stream), delay(0, DELAY, handle(stream)):
+                predictor.run()
+
+        created = in_threads(create, create)
         self.finish()
         take_trace()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
+        in_threads(*(partial(run, *each) for each in created))
         self.finish()
         trace = take_trace()
         last = {each.stream: each for each in trace if each.kind == "relu"}
-        self.assertEqual(len(last), 2)
+        self.assertEqual(set(last), {handle(stream) for _, stream in created})
         self.assertNotIn(
             "stream_wait_event",
             {each.kind for each in trace if each.stream in last},
