@@ -132,6 +132,7 @@ def sources() -> str:
     files = [
         *REPO.glob("paddle/**/*.cc"),
         *REPO.glob("tools/extension/*.cc"),
+        *REPO.glob("tools/without_native_parts/_*.py"),
         *REPO.glob("python/**/*.py"),
         *REPO.glob("patches/*.patch"),
     ]
