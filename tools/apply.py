@@ -16,7 +16,9 @@
     python -m tools.apply TREE
 
 TREE is the folder of an unpacked wheel, or the root of a git checkout of
-Paddle. A tree that already has the whole series is left unchanged.
+Paddle. A tree that already has the whole series is left unchanged. A wheel also
+needs the bindings in C++, which tools.wheel adds; without them, Paddle cannot
+be imported.
 
 Exit status: 0 when the tree has the series, otherwise 1.
 """

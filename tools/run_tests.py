@@ -20,8 +20,9 @@ and each part starts when its builds are done. Each part has its own /dev/shm.
 If the system does not allow that, the tests of our wheel are one part, and the
 C++ programs run after the Python tests. The output of a part is printed when
 the part ends. With arguments, only pytest runs, with these arguments: with our
-wheel, on the test device and on each GPU, or, for files under tools/, in the
-environment of the tools.
+wheel, on the test device and on each GPU; for files under
+tools/without_native_parts/, with the wheel without native parts; for other
+files under tools/, in the environment of the tools.
 
 After Ctrl-C or a failed build, the parts that are running finish, and no other
 part starts.
@@ -63,7 +64,7 @@ from tools.tree import SUPPORTED
 from tools.wheel import REPO, beside_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -253,14 +254,14 @@ def cpu_part(ours: Path) -> Part:
     )
 
 
-def any_platform_part(stock: Path) -> Part:
+def any_platform_part(stock: Path, arguments: Sequence[str]) -> Part:
     """Returns the part with the tests of the wheel without native parts."""
     deselected = [f"--deselect={test}" for test in NEEDS_NATIVE_PARTS]
     return Part(
         "Paddle without native parts",
         (
             *(without_native_parts(SUPPORTED[0]), "-m", "pytest", "-q"),
-            *(*deselected, *ON_ANY_PLATFORM),
+            *(*deselected, *arguments),
         ),
         {
             "CUSTOM_DEVICE_ROOT": host_device(stock),
@@ -383,7 +384,9 @@ def all_tests_pass(version: str) -> bool:
             wheels.submit(
                 lambda: python_parts(our_python(version), stock.result(), count)
             ),
-            wheels.submit(lambda: [any_platform_part(stock.result())]),
+            wheels.submit(
+                lambda: [any_platform_part(stock.result(), ON_ANY_PLATFORM)]
+            ),
         ]
         core = [
             programs.submit(
@@ -417,10 +420,16 @@ def main(argv: list[str] | None = None) -> int:
     version = SUPPORTED[0]
     if not arguments:
         return 0 if all_tests_pass(version) else 1
-    stock, ours = stock_and_ours(version)
-    for_tools = any(word.startswith("tools/") for word in arguments)
-    part = tools_part if for_tools else paddle_part
-    return 1 if part(stock, ours, arguments).run().returncode else 0
+
+    def any_in(folder: str) -> bool:
+        return any(word.startswith(folder) for word in arguments)
+
+    if any_in("tools/without_native_parts/"):
+        part = any_platform_part(stock_with_plugins(version), arguments)
+    else:
+        make_part = tools_part if any_in("tools/") else paddle_part
+        part = make_part(*stock_and_ours(version), arguments)
+    return 1 if part.run().returncode else 0
 
 
 if __name__ == "__main__":

@@ -195,15 +195,22 @@ def version_of(base: Path) -> Version:
     return version
 
 
-def digest_of(base: Path, repo: Path) -> str:
+def stand_ins(repo: Path) -> list[Path]:
+    """Returns the modules that stand in for bindings that Paddle needs."""
+    return sorted((repo / STAND_INS).glob("_*.py"))
+
+
+def digest_of(base: Path, repo: Path, native: bool) -> str:
     """Returns a short digest of the base wheel and of our sources."""
     digest = hashlib.sha256()
     sources = [
         path
-        for folder in ("patches", "python", "paddle", EXTENSION, STAND_INS)
+        for folder in ("patches", "python", "paddle", EXTENSION)
         for path in sorted((repo / folder).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     ]
+    if not native:
+        sources += stand_ins(repo)
     for path in [base, Path(__file__), *sources]:
         digest.update(path.name.encode())
         with path.open("rb") as file:
@@ -341,18 +348,6 @@ def add_bindings_loader(repo: Path, package: Path) -> None:
     core.write_text(text.replace(line, line + hook), encoding="utf-8")
 
 
-def add_stand_ins(repo: Path, package: Path) -> None:
-    """
-    Adds the modules that stand in for bindings that Paddle cannot do without.
-
-    Args:
-        repo: the repository with the sources.
-        package: the folder paddle/ of an unpacked wheel.
-    """
-    for module in (repo / STAND_INS).glob("_*.py"):
-        shutil.copy(module, package / "base")
-
-
 def add_extension(repo: Path, folder: Path, scratch: Path) -> None:
     """
     Compiles the extension modules for an unpacked wheel, and adds them and the
@@ -448,7 +443,7 @@ def build(
     labels = [LOCAL_LABEL] if native else [LOCAL_LABEL, PYTHON_ONLY_LABEL]
     local = ".".join(
         part
-        for part in (official.local, *labels, digest_of(base, repo))
+        for part in (official.local, *labels, digest_of(base, repo, native))
         if part
     )
     version = Version(f"{official.public}+{local}")
@@ -469,7 +464,8 @@ def build(
         write_version(folder / "paddle", version, commit_of(repo))
         add_bindings_loader(repo, folder / "paddle")
         if not native:
-            add_stand_ins(repo, folder / "paddle")
+            for module in stand_ins(repo):
+                shutil.copy(module, folder / "paddle" / "base")
         else:
             with step("compiling the extension modules"):
                 add_extension(repo, folder, Path(scratch) / "extension")

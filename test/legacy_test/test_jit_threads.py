@@ -691,10 +691,6 @@ class _Refusing:
         raise ImportError(REFUSED)
 
 
-class _Lacking:
-    """A libpaddle without locks for programs."""
-
-
 class TestWhereThreadsAreNotSafe(JitTestCase):
     """Programs cannot run on several threads of the process."""
 
@@ -728,15 +724,6 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
             ):
                 in_thread(wrong_answers, layer, 1, 1)
         self.assertEqual(wrong_answers(layer, 2, 1), 0)
-
-    def test_a_second_thread_is_refused_without_the_module(self):
-        with mock.patch.object(programs.core, "libpaddle", _Lacking()):
-            layer = self.loaded()
-            self.assertEqual(wrong_answers(layer, 0, 1), 0)
-            with self.assertRaisesRegex(
-                RuntimeError, "built without locks .* on one thread"
-            ):
-                in_thread(wrong_answers, layer, 1, 1)
 
     def test_successive_threads_may_run_programs(self):
         layer = self.loaded()

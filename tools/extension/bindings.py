@@ -20,7 +20,9 @@ tools/without_native_parts. `tools/wheel.py` adds this file to such a wheel.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -29,16 +31,22 @@ from . import libpaddle
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Without _predictor_threads, which the first predictor loads.
+# The bindings that this wheel has, found before any is imported: find_spec
+# fails for a module that another thread is importing. Without
+# _predictor_threads, which the first predictor loads.
 _NAMES = frozenset(
-    (
+    name
+    for name in (
         "_process_group_shm",
         "_program_threads",
         "_shared_storage",
         "_thread_contexts",
         "_thread_value",
     )
+    if find_spec(f"{__package__}.{name}")
 )
+# Those whose import has begun.
+_begun: set[str] = set()
 
 
 def _import_binding(name: str) -> ModuleType:
@@ -50,14 +58,24 @@ def _import_binding(name: str) -> ModuleType:
         AttributeError: there is no such binding.
         ImportError: its module cannot be loaded.
     """
-    module = f"{__package__}.{name}"
-    if name not in _NAMES or find_spec(module) is None:
+    if name not in _NAMES:
         raise AttributeError(
             f"module {libpaddle.__name__!r} has no attribute {name!r}"
         )
-    binding = importlib.import_module(module)
+    _begun.add(name)
+    binding = importlib.import_module(f"{__package__}.{name}")
     setattr(libpaddle, name, binding)
     return binding
 
 
+def _finish_imports() -> None:
+    # A child must not inherit the import lock of a thread that it lacks.
+    for name in tuple(_begun):
+        # The thread that imports the module gets the error.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"{__package__}.{name}")
+
+
 libpaddle.__getattr__ = _import_binding
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_finish_imports)

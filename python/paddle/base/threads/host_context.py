@@ -142,15 +142,14 @@ def host_context(
         generator: draws the random numbers.
 
     Raises:
-        NotImplementedError: this Paddle was built without device contexts per
-            thread.
+        NotImplementedError: this is a wheel without native parts.
         RuntimeError: the context is left on another thread. Nothing is changed
             on either.
     """
     if not is_available():
         raise NotImplementedError(
-            "This Paddle was built without device contexts per thread, a C++ "
-            "part for Linux. Use the process's allocator and generator."
+            "This wheel has no device contexts per thread, a C++ part for "
+            "Linux. Use the process's allocator and generator."
         )
     # Do not keep the host itself: its destructor resets the thread's context.
     outside = _host.get().allocator, _host.get().generator

@@ -184,15 +184,9 @@ def _load_native() -> None:
     if _native is not None or _refusal is not None:
         return
     try:
-        _native = getattr(core.libpaddle, "_program_threads", None)
+        _native = core.libpaddle._program_threads
     except ImportError as error:
         _refusal = str(error.__cause__ or error)
-        return
-    if _native is None:
-        _refusal = (
-            "this Paddle was built without locks for program interpreters. "
-            "Run all programs on one thread."
-        )
 
 
 def lock_building() -> object | None:

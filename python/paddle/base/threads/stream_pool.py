@@ -48,8 +48,7 @@ class _Pool:
         self.streams: dict[int, Stream] = {}
 
 
-# The keys are the place hash, which Place's own equality compares, and the
-# priority.
+# Keyed by hash(place) and the priority: places are equal if their hashes are.
 _pools: dict[tuple[int, int], _Pool] = {}
 
 

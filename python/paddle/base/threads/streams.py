@@ -263,6 +263,8 @@ def with_streams_of_creator(
         (_current(default.place), default)
         for default in list(_default_streams.values())
     ]
+    # A stream that no context can be bound to is the process's stream: the new
+    # thread is on it in any case.
     streams = [
         stream
         for stream, default in current
