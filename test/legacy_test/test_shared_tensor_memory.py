@@ -145,7 +145,8 @@ class TestBounds(SharingTestCase):
         before = backed_bytes()
         tensor = bytes_of(64 * MIB)
         self.peer.call(describe, tensor)
-        self.assertGreaterEqual(backed_bytes() - before, 64 * MIB)
+        # Less than the tensor: other memory may go back meanwhile.
+        self.assertGreater(backed_bytes() - before, 63 * MIB)
         del tensor
         sharing.collect_shared_memory()
         self.assertLessEqual(backed_bytes() - before, MIB)
