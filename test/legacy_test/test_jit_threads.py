@@ -576,10 +576,13 @@ class TestForks(JitTestCase):
                 return 99
             return wrong_answers(paddle.jit.load(path), 2, 2)
 
-        worker = Worker(function, paddle.ones([2]))
+        # Only traces: a child that is forked while a program runs may inherit
+        # locks of Paddle's allocators.
+        worker = Worker(function.get_concrete_program, paddle.ones([2]))
         self.assertTrue(tracing.wait(WAIT_S))
         self.assertEqual(self.child_result(in_child), 0)
-        self.assertEqual(worker.result().tolist(), [2.0, 2.0])
+        worker.result()
+        self.assertEqual(function(paddle.ones([2])).tolist(), [2.0, 2.0])
 
     def test_a_child_calls_a_layer_that_its_parent_has_called(self):
         layer = self.loaded()
