@@ -26,7 +26,7 @@ import unittest
 import weakref
 from unittest import mock
 
-from concurrent_base import WAIT_S, wait_until
+from concurrent_base import WAIT_S, in_fork, wait_until
 from shared_tensor_base import setUpModule, tearDownModule
 from thread_device_base import run_script
 from worker_thread_base import (
@@ -441,7 +441,7 @@ class TestFork(WorkerTestCase):
 
         with Prefetcher(Source()) as prefetcher:
             next(prefetcher)
-            self.in_fork(child)
+            in_fork(child)
             self.assertEqual([next(prefetcher) for _ in range(3)], [1, 2, 3])
 
     def test_a_forked_child_can_close_and_drop_prefetchers_of_the_parent(self):
@@ -456,7 +456,7 @@ class TestFork(WorkerTestCase):
         for _ in range(10):
             for prefetcher in prefetchers:
                 next(prefetcher)
-            self.in_fork(child)
+            in_fork(child)
         for prefetcher in prefetchers:
             self.assertEqual(next(prefetcher), 10)
             prefetcher.close()
@@ -466,13 +466,13 @@ class TestFork(WorkerTestCase):
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 
         with Prefetcher(Source()):
-            self.in_fork(child)
+            in_fork(child)
 
     def test_a_forked_child_of_a_worker_can_create_prefetchers(self):
         def child():
             self.assertEqual(list(Prefetcher(range(9))), list(range(9)))
 
-        in_worker(lambda: self.in_fork(child))
+        in_worker(lambda: in_fork(child))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import weakref
 from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_thread, wait_until
+from concurrent_base import WAIT_S, in_fork, in_thread, wait_until
 from shared_tensor_base import setUpModule, tearDownModule
 from thread_device_base import run_script
 from worker_thread_base import (
@@ -578,7 +578,7 @@ class TestFork(WorkerTestCase):
         with host_context(generator=generator):
             expected = draw()
         with paddle.no_grad():
-            in_worker(lambda: self.in_fork(child), seed=3)
+            in_worker(lambda: in_fork(child), seed=3)
 
     def test_a_fork_reports_no_error_of_the_parent(self):
         def child():
@@ -589,7 +589,7 @@ class TestFork(WorkerTestCase):
         workers = [WorkerThread(fail)]
         workers[0].start()
         end(workers[0])
-        self.in_fork(child)
+        in_fork(child)
         self.assertEqual(self.take_reports(), [])
         workers.clear()
         self.assertEqual(len(self.take_reports()), 1)

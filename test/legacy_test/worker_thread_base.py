@@ -15,14 +15,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import traceback
 import unittest
 from unittest import mock
 
-from concurrent_base import WAIT_S, wait_until, wait_until_threads_end
+from concurrent_base import WAIT_S, wait_until_threads_end
 
 import paddle
 from paddle.incubate.multiprocessing.worker_thread import WorkerThread
@@ -79,30 +76,3 @@ class WorkerTestCase(unittest.TestCase):
         errors = [report.exc_value for report in self.reports]
         self.reports.clear()
         return errors
-
-    def in_fork(self, function):
-        """Calls a function in a forked child, where it must succeed."""
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                function()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        ends = []
-
-        def has_ended():
-            done, status = os.waitpid(pid, os.WNOHANG)
-            ends.append(status)
-            return done
-
-        try:
-            wait_until(has_ended, "the fork ends")
-        except AssertionError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        self.assertEqual(ends[-1], 0)
