@@ -196,13 +196,23 @@ def test_an_own_file_may_be_edited_around_the_changes_of_a_patch(repo):
     assert_found(repo)
 
 
-@pytest.mark.parametrize("text", ["a\nc\n", "c\na\nb\na\nb\n"])
-def test_an_own_file_without_the_change_of_a_patch(repo, text):
+# Without the change, with it twice, and with lines after it: it was the end.
+@pytest.mark.parametrize(
+    "text",
+    ["a\nc\n", "c\na\nb\na\nb\n", "a\nb\na\nb\n", "a\nb\nc\n", "a\nb"],
+)
+def test_an_own_file_that_a_change_of_a_patch_no_longer_fits(repo, text):
     write(repo, {OWN: text})
     add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
     assert_found(
         repo, f"{NAME}:13: hunk 1 of 1, @@ -1 +1,2 @@, no longer fits "
     )
+
+
+def test_an_earlier_version_that_is_not_python_is_named(repo):
+    write(repo, {OWN: "def f():\n    pass\n"})
+    add(repo, diff_text("@@ -1 +1,2 @@\n def f():\n+    pass\n", OWN))
+    assert_found(repo, f"{OWN}:1: as 0001-p.patch leaves it: ")
 
 
 def test_an_own_file_may_use_what_the_patch_that_changes_it_adds(repo):
