@@ -81,8 +81,8 @@ OWN_SHM = (
 # until the end.
 PADDLE_PARTS = 12
 
-# The files that take longest, in that order. Each is in another part, so that
-# the parts take about equally long; the first takes as long as a whole part.
+# The files that take longest, in that order: each part gets one, so that all
+# parts take about equally long.
 LONGEST = (
     "test/legacy_test/test_shm_machines.py",
     "test/legacy_test/test_shared_tensor_lifetime.py",

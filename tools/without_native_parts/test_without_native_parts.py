@@ -24,6 +24,7 @@ from unittest import mock
 from concurrent_base import WAIT_S, in_thread
 from shm_group_base import free_port
 from test_dataloader_shared_memory import Items
+from thread_device_base import handle
 
 import paddle
 import paddle.multiprocessing as mp
@@ -53,10 +54,6 @@ import paddle.multiprocessing as mp
 
 def value_of(index):
     return paddle.to_tensor(index)
-
-
-def handle(stream):
-    return stream.stream_base.raw_stream
 
 
 class TestImportWithoutFork(unittest.TestCase):
