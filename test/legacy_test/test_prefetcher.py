@@ -339,6 +339,8 @@ class TestStress(WorkerTestCase):
         seed = int(os.environ.get("WORKER_THREAD_SEED", time.time_ns() % 2**32))
         print(f"WORKER_THREAD_SEED={seed}")
         choose = random.Random(seed)
+        # The thread of a pipeline that was left may still fail.
+        self.ignored_errors = (DeliberateError,)
 
         def items(count, failing):
             yield from range(count)
@@ -363,9 +365,6 @@ class TestStress(WorkerTestCase):
                 prefetcher.close()
                 self.assertFalse(prefetcher._thread.is_alive())
             del prefetcher
-        # Errors that no consumer reached.
-        errors = {type(error) for error in self.take_reports()}
-        self.assertLessEqual(errors, {DeliberateError})
 
     def test_workers_that_are_stopped_at_any_moment_end(self):
         prefetcher = Prefetcher(Source(), capacity=1)
