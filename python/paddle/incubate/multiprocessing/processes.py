@@ -365,9 +365,12 @@ def start_processes(
         ProcessExitedException: a process was killed, or exited with a code
             other than 0.
         TypeError: an argument has a wrong type.
-        ValueError: the start method or a device does not exist, or there are
-            fewer devices than processes.
-        RuntimeError: this process ignores SIGCHLD, which loses exit codes.
+        ValueError: the start method or a device does not exist, ``devices``
+            does not have one device per process, ``'fork'`` is used with a
+            GPU, or ``nprocs`` is negative.
+        RuntimeError: this process ignores SIGCHLD, which loses exit codes, or
+            ``args`` contains a lock that only forked processes can use.
+        NotImplementedError: this system is not Linux.
 
     Examples:
         .. code-block:: python

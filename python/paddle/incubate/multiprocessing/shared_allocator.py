@@ -40,9 +40,9 @@ def empty_shared(
 ) -> paddle.Tensor:
     """Allocates a CPU tensor in shared memory.
 
-    The result is the same as of ``paddle.empty(shape, dtype).share_memory_()``,
-    but without the move, so that filling and sending it copies nothing. It is
-    allocated with the current sharing strategy.
+    The result equals that of ``paddle.empty(shape, dtype).share_memory_()``,
+    but the tensor is allocated in shared memory directly, with the current
+    sharing strategy, so that filling and sending it copies nothing.
 
     Args:
         shape (Sequence[int]): the size of each dimension.

@@ -41,7 +41,7 @@ def get_all_sharing_strategies() -> set[str]:
 
 
 def get_sharing_strategy() -> str:
-    """Returns how this process shares the memory of tensors that it sends.
+    """Returns the name of the current sharing strategy.
 
     Returns:
         str: ``'file_system'`` or ``'file_descriptor'``, see

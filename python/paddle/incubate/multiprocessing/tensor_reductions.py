@@ -21,7 +21,7 @@ Paddle's reductions.py registers the reducers and calls this file. A tensor
 passes through it once, from top to bottom:
 
 1. `reduce_tensor` refuses tensors that cannot be sent.
-2. A tensor whose memory cannot be shared is copied: by value.
+2. A tensor whose memory cannot be shared is copied and sent by value.
 3. A tensor that is not dense is split into dense parts.
 4. Each dense tensor is moved into shared memory, and gets a handle.
 5. The receiver rebuilds the tensor from the handles.
