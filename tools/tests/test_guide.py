@@ -34,6 +34,37 @@ PAGES = sorted(
     [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), *REPO.glob("rfcs/*.md")]
 )
 LINK = re.compile(r"!?\[([^][]*)\]\(([^()\s]+)\)")
+REFERENCE = REPO / "docs" / "reference.md"
+# Prints the public names, then each signature as the reference writes it: "..."
+# stands for parameters that official Paddle has too.
+SHOW_SIGNATURES = """
+import inspect, multiprocessing, sys
+import paddle
+import paddle.incubate.multiprocessing as ours
+
+def words(function):
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in found:
+            found.append("*")
+        if parameter.name != "self":
+            found.append(str(parameter.replace(annotation=parameter.empty)))
+    return found
+
+def is_ours(name):
+    return getattr(ours, name) is not getattr(multiprocessing, name, None)
+
+print(*sorted(filter(is_ours, ours.__all__)))
+for line in sys.argv[1:]:
+    name, parenthesis, parameters = line.partition("(")
+    found = eval(name)
+    if parenthesis:
+        shown = words(found)
+        if parameters.startswith("..., "):
+            shown[: -parameters.count(", ")] = ["..."]
+        name += f"({', '.join(shown)})"
+    print(name)
+"""
 # A block of Python, and its output if the guide shows it.
 BLOCK = re.compile(
     r"^```python(?P<why_not>.*)\n(?P<code>(?:.*\n)*?)```\n"
@@ -204,6 +235,31 @@ def test_guide_shows_the_tested_operator():
     source = read(REPO / "test/custom_runtime/device_guards_operator.cc")
     for part in example.split("\n\n"):
         assert part in source
+
+
+def reference_names(section: str) -> list[str]:
+    """Returns the first column of the tables of a section of the reference."""
+    _, _, text = read(REFERENCE).partition(f"\n## {section}\n")
+    tables = text.partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]*)` \|", tables, re.MULTILINE)
+
+
+def test_reference_has_all_public_names_with_their_signatures(run_paddle):
+    module = reference_names("`paddle.multiprocessing`")
+    names = [
+        *(f"paddle.multiprocessing.{name}" for name in module),
+        *reference_names("Elsewhere in Paddle"),
+    ]
+    done = run_paddle("-c", SHOW_SIGNATURES, *names)
+    public, *signatures = done.stdout.splitlines()
+    assert signatures == names, done.stderr
+    assert sorted(name.partition("(")[0] for name in module) == public.split()
+
+
+def test_settings_of_the_reference_are_in_the_code():
+    settings = reference_names("Environment variables and flags")
+    names = [setting.partition("=")[0] for setting in settings]
+    assert [name for name in names if name not in sources()] == []
 
 
 def test_quoted_messages_are_in_the_code():
