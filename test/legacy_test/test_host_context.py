@@ -120,6 +120,10 @@ class TestRandomNumbers(HostTestCase):
                 first = draw()
                 seed(8)
                 self.assertEqual(draw(), first)
+            self.assertEqual(paddle.random.initial_seed(), 8)
+            seed = paddle.compat.seed()
+            self.assertEqual(paddle.random.initial_seed(), seed)
+        self.assertNotEqual(paddle.random.initial_seed(), seed)
 
     def test_recompute_draws_the_same_numbers(self):
         x = paddle.ones([100])
