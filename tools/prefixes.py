@@ -45,7 +45,7 @@ from tools.environment import host_device, site_packages, stock_and_ours
 from tools.own_files import own_versions
 from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
-from tools.wheel import BUILD, REPO, add_bindings_loader, cmake_build
+from tools.wheel import BUILD, REPO, adapt_libpaddle, cmake_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -156,7 +156,7 @@ def make_prefix(
             stock / "paddle", folder / "paddle", copy_function=_link
         )
         (folder / "paddlepaddle.dist-info").mkdir()
-        add_bindings_loader(repo, folder / "paddle")
+        adapt_libpaddle(repo, folder / "paddle")
         # Libraries that extension modules load, whichever patch adds them.
         for library in (ours / "paddle" / "base").glob("libpaddle_*.so"):
             _link(library, folder / "paddle" / "base" / library.name)

@@ -324,9 +324,11 @@ def pybind_abi(library: Path) -> str:
     raise PatchError(f"{library} has no key of pybind11's internals")
 
 
-def add_bindings_loader(repo: Path, package: Path) -> None:
+def adapt_libpaddle(repo: Path, package: Path) -> None:
     """
-    Makes modules in paddle/base, the bindings, attributes of libpaddle.
+    Makes the official libpaddle behave like that of a source build: modules in
+    paddle/base, the bindings, are its attributes, and Tensor.grad_fn leaks no
+    references.
 
     Args:
         repo: the repository with the sources.
@@ -336,7 +338,8 @@ def add_bindings_loader(repo: Path, package: Path) -> None:
         PatchError: Paddle does not import libpaddle as expected.
     """
     base = package / "base"
-    shutil.copy(repo / EXTENSION / "bindings.py", base / "_bindings.py")
+    for name in ("bindings", "grad_fn"):
+        shutil.copy(repo / EXTENSION / f"{name}.py", base / f"_{name}.py")
     core = base / "core.py"
     text = core.read_text(encoding="utf-8")
     line = "    from . import libpaddle\n"
@@ -344,7 +347,7 @@ def add_bindings_loader(repo: Path, package: Path) -> None:
         raise PatchError(f"{core} does not have the line {line.strip()!r} once")
     # It may be a link to the official file.
     core.unlink()
-    hook = line.replace("libpaddle", "_bindings  # noqa: F401")
+    hook = line.replace("libpaddle", "_bindings, _grad_fn  # noqa: F401")
     core.write_text(text.replace(line, line + hook), encoding="utf-8")
 
 
@@ -462,7 +465,7 @@ def build(
         apply(repo, open_tree(folder))
         add_to_tensor_stub(repo, folder / "paddle")
         write_version(folder / "paddle", version, commit_of(repo))
-        add_bindings_loader(repo, folder / "paddle")
+        adapt_libpaddle(repo, folder / "paddle")
         if not native:
             for module in stand_ins(repo):
                 shutil.copy(module, folder / "paddle" / "base")

@@ -34,6 +34,7 @@ from tools.series import PatchError
 from tools.tests.conftest import (
     CORE_MODULE,
     DEVICE,
+    GRAD_FN,
     LOADER,
     OWN,
     STAND_IN,
@@ -125,15 +126,17 @@ def test_wheel_holds_patched_and_own_files(official, repo, tmp_path):
     assert b"def f2(x, w=1):" in patched
 
 
-def test_wheel_finds_its_bindings_after_it_has_imported_libpaddle(
+def test_wheel_adapts_libpaddle_after_it_has_imported_it(
     official, repo, tmp_path
 ):
     made = build(official, tmp_path / "out", repo)
     with zipfile.ZipFile(made) as archive:
         core = archive.read(CORE_MODULE).decode()
         loader = archive.read("paddle/base/_bindings.py")
-    assert "import libpaddle\n    from . import _bindings" in core
+        grad_fn = archive.read("paddle/base/_grad_fn.py")
+    assert "import libpaddle\n    from . import _bindings, _grad_fn" in core
     assert loader == (repo / LOADER).read_bytes()
+    assert grad_fn == (repo / GRAD_FN).read_bytes()
 
 
 def test_paddle_that_imports_libpaddle_in_another_way_is_refused(
@@ -440,7 +443,7 @@ def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
     assert made.read_bytes() == b"as it was"
 
 
-@pytest.mark.parametrize("source", [OWN, HEAP, LOADER, STAND_IN])
+@pytest.mark.parametrize("source", [OWN, HEAP, LOADER, GRAD_FN, STAND_IN])
 def test_changed_source_gives_another_version(source, official, repo, tmp_path):
     write(repo, {source: "as it was"})
     native = source != STAND_IN
