@@ -15,15 +15,18 @@
 // Events that a program sends to other processes. They order memory fills,
 // which a slow stream delays.
 
+#include <cerrno>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "paddle/phi/core/memory/allocation/shared_memory/cuda_interprocess_event.h"
 #include "test/cpp/phi/shared_memory/devices.h"
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
 
 namespace {
 
@@ -620,6 +623,18 @@ ISOLATED_TEST(CudaIPCEventTest, AnExhaustedDriverIsReportedAsTheError) {
 
 // Destroyed after the driver has shut down.
 std::vector<Event> events_at_exit;
+
+TEST_BOTH(CudaIPCEventTest, WithoutHandlersOfForkNoEventIsSent) {
+  const Event event = MakeEvent();
+  {
+    const Interception failing(
+        "pthread_atfork", 1, Calls::kOne, [] { return ENOMEM; });
+    EXPECT_THROW(event->Send(strategy), std::bad_alloc);
+    EXPECT_TRUE(failing.Happened());
+  }
+  EXPECT_TRUE(UsesNothing());
+  EXPECT_EQ(EventOf(event->Send(strategy)), event);
+}
 
 TEST_BOTH(CudaIPCEventTest, AnExitingProcessMakesNoMoreDriverCalls) {
   Worker receiver([](const Channel& channel) {

@@ -20,13 +20,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <new>
 #include <optional>
 #include <string>
 
 #include "test/cpp/phi/shared_memory/devices.h"
+#include "test/cpp/phi/shared_memory/intercepted_calls.h"
 
 namespace {
 
@@ -309,6 +312,17 @@ TEST_ALL(CudaIPCFaultTest, AFaultInDroppingOnlyMakesItLater) {
   const int faults = ForEachFault(
       drop, [&](const Channel& channel) { SendOnce(channel, strategy, kind); });
   EXPECT_GT(faults, 10);
+}
+
+ISOLATED_TEST(CudaIPCFaultTest, WithoutHandlersOfForkThereIsNoHeap) {
+  Heap();
+  {
+    const Interception failing(
+        "pthread_atfork", 1, Calls::kOne, [] { return ENOMEM; });
+    EXPECT_THROW(CudaIPCHeap::Instance(), std::bad_alloc);
+    EXPECT_TRUE(failing.Happened());
+  }
+  EXPECT_TRUE(SharesNothing());
 }
 
 }  // namespace

@@ -58,6 +58,28 @@ bool Fails(const char* function) {
   return error != 0;
 }
 
+struct Range {
+  const char* start;
+  const char* end;
+};
+
+// Empty unless large pages are simulated.
+Range large_pages = {};
+
+// Rounds the length of a call up to large pages. Returns false, with the reason
+// in errno, if the call does not start with such a page.
+bool RoundToPages(const void* start, size_t* length) {
+  const char* first = static_cast<const char*>(start);
+  if (first < large_pages.start || first >= large_pages.end) return true;
+  if ((first - large_pages.start) % LargePages::kBytes != 0) {
+    errno = EINVAL;
+    return false;
+  }
+  *length = (*length + LargePages::kBytes - 1) / LargePages::kBytes *
+            LargePages::kBytes;
+  return true;
+}
+
 // Returns the function to which the name would refer without this file.
 template <typename Function>
 Function* Next(const char* name) {
@@ -90,10 +112,19 @@ Interception::~Interception() { plan.reset(); }
 
 bool Interception::Happened() const { return plan->calls_left < 1; }
 
+LargePages::LargePages(const char* start, size_t length) {
+  large_pages = {start, start + length};
+}
+
+LargePages::~LargePages() { large_pages = {}; }
+
 }  // namespace shared_memory_test
 
 using shared_memory_test::Fails;
+using shared_memory_test::large_pages;
+using shared_memory_test::LargePages;
 using shared_memory_test::Next;
+using shared_memory_test::RoundToPages;
 
 extern "C" {
 
@@ -123,6 +154,34 @@ void* mmap(void* at, size_t length, int access, int flags, int fd, off_t from)
     __THROW {
   static auto* const next = Next<decltype(mmap)>("mmap");
   return Fails("mmap") ? MAP_FAILED : next(at, length, access, flags, fd, from);
+}
+
+int munmap(void* start, size_t length) __THROW {
+  static auto* const next = Next<decltype(munmap)>("munmap");
+  return RoundToPages(start, &length) ? next(start, length) : -1;
+}
+
+int madvise(void* start, size_t length, int advice) __THROW {
+  static auto* const next = Next<decltype(madvise)>("madvise");
+  return RoundToPages(start, &length) ? next(start, length, advice) : -1;
+}
+
+long sysconf(int name) __THROW {                         // NOLINT(runtime/int)
+  static auto* const next = Next<long(int)>("sysconf");  // NOLINT(runtime/int)
+  const bool is_simulated =
+      name == _SC_PAGESIZE && large_pages.start != nullptr;
+  return is_simulated ? LargePages::kBytes : next(name);
+}
+
+// pthread_atfork is linked into each library, and calls this.
+int __register_atfork(void (*prepare)(),
+                      void (*parent)(),
+                      void (*child)(),
+                      void* library) {
+  static auto* const next =
+      Next<int(void (*)(), void (*)(), void (*)(), void*)>("__register_atfork");
+  return Fails("pthread_atfork") ? errno
+                                 : next(prepare, parent, child, library);
 }
 
 int fcntl(int fd, int command, ...) {

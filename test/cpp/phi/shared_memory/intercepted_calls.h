@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
@@ -46,6 +47,21 @@ class Interception {
 
   // Returns whether there was such a call.
   bool Happened() const;
+};
+
+// Simulates pages of 64 KiB, which some systems have, in a range of addresses.
+// As long as this object exists, calls about that range are subject to the
+// rules of such a system: they need the start of a page, and take effect up to
+// the end of a page. There is one such range at a time.
+class LargePages {
+ public:
+  static constexpr size_t kBytes = size_t{64} << 10;
+
+  // `start` counts as the start of a page.
+  LargePages(const char* start, size_t length);
+  ~LargePages();
+  LargePages(const LargePages&) = delete;
+  LargePages& operator=(const LargePages&) = delete;
 };
 
 }  // namespace shared_memory_test

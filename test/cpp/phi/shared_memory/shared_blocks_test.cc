@@ -29,6 +29,7 @@ namespace {
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::kSharedPage;
 using paddle::memory::allocation::SharedBlocks;
+using paddle::memory::allocation::SharedIdleRuns;
 using paddle::memory::allocation::SharedLedger;
 using paddle::memory::allocation::SharedSegment;
 using paddle::memory::allocation::SharingStrategy;
@@ -41,7 +42,7 @@ struct Owner {
       : segment(SharedSegment::Create(SharingStrategy::kFileDescriptor,
                                       TreeId(),
                                       SharedBlocks::ReserveFor(room))),
-        blocks(segment.get(), &due_callbacks) {}
+        blocks(segment.get(), &idle_runs, &due_callbacks) {}
 
   // Takes a block as the heap does, and holds it.
   uint32_t Take(uint64_t capacity) {
@@ -63,6 +64,7 @@ struct Owner {
   }
 
   std::vector<std::function<void()>> due_callbacks;
+  SharedIdleRuns idle_runs;
   std::unique_ptr<SharedSegment> segment;
   SharedBlocks blocks;
 };
@@ -144,7 +146,7 @@ ISOLATED_TEST(SharedBlocksTest, TrimmedMemoryIsTakenAgainAtTheSameAddresses) {
   const uint32_t block = owner.Take(8 * kSharedPage);
   owner.Drop(block);
   EXPECT_EQ(owner.blocks.reserved(), 8 * kSharedPage);
-  owner.blocks.Trim(0);
+  owner.idle_runs.Trim(0);
   EXPECT_EQ(owner.blocks.reserved(), 0);
   EXPECT_FALSE(owner.blocks.TakeWarm(8 * kSharedPage).has_value());
   EXPECT_EQ(owner.Take(8 * kSharedPage), block);
@@ -156,7 +158,7 @@ ISOLATED_TEST(SharedBlocksTest, TheMostRecentlyUsedRunIsKept) {
   const uint32_t last = owner.Take(4 * kSharedPage);
   owner.Drop(first);
   owner.Drop(last);
-  owner.blocks.Trim(1);
+  owner.idle_runs.Trim(1);
   EXPECT_EQ(owner.blocks.reserved(), 4 * kSharedPage);
 }
 

@@ -416,6 +416,16 @@ TEST_BOTH(SharedHeapFaultTest, AnAllocationThatFailsHalfwayReleasesItsMemory) {
   EXPECT_EQ(Heap().Allocate(strategy, 100 * kMiB).data, large.data);
 }
 
+ISOLATED_TEST(SharedHeapFaultTest, WithoutHandlersOfForkThereIsNoHeap) {
+  {
+    const Interception failing(
+        "pthread_atfork", 1, Calls::kOne, [] { return ENOMEM; });
+    EXPECT_THROW(SharedHeap::Instance(), std::bad_alloc);
+    EXPECT_TRUE(failing.Happened());
+  }
+  Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
+}
+
 ISOLATED_TEST(SharedHeapFaultTest, AFullFolderIsExplained) {
   Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
   const auto interception =

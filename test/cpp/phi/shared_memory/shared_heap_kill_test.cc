@@ -36,10 +36,12 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 class SharedHeapKillTest : public shared_memory_test::SharedMemoryTestCase {};
 
 constexpr int kWorkers = 4;  // the first is never killed
+constexpr int kForkedChild = kWorkers;
 
 struct Mail {
   SharedMessage message;
   uint64_t seed;
+  int sender;  // the index of a worker, or kForkedChild
 };
 
 using Mailboxes = std::array<ProcessMailbox<Mail>, kWorkers>;
@@ -106,7 +108,8 @@ class Sharer {
   }
 
   void Send(const Held& held) {
-    (*mailboxes_)[Below(kWorkers)].Put({MessageOf(held.block), held.seed});
+    (*mailboxes_)[Below(kWorkers)].Put(
+        {MessageOf(held.block), held.seed, index_});
   }
 
   void Receive(const Mail& mail) {
@@ -117,7 +120,7 @@ class Sharer {
       ++board_->received;
     } catch (const SharedMemoryError& error) {
       // A descriptor ends with the process that sent it; a file does not.
-      if (strategy_ == SharingStrategy::kFileDescriptor &&
+      if (strategy_ == SharingStrategy::kFileDescriptor && mail.sender != 0 &&
           error.kind() == Kind::kGone) {
         return;
       }
@@ -138,6 +141,7 @@ class Sharer {
     ASSERT_GE(child, 0);
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      index_ = kForkedChild;
       bool good = true;
       for (const Held& held : held_) good &= HasContent(held.block, held.seed);
       if (!held_.empty()) Send(held_[0]);

@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_slots.h"
 #include "test/cpp/phi/shared_memory/intercepted_calls.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
@@ -36,8 +37,11 @@ namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
 using paddle::memory::allocation::FileDescriptor;
+using paddle::memory::allocation::MakeMemfd;
+using paddle::memory::allocation::Mapping;
 using paddle::memory::allocation::OpenFile;
 using paddle::memory::allocation::SharedLedger;
+using paddle::memory::allocation::SharedSlots;
 
 class SharedHeapProcessTreeTest
     : public shared_memory_test::SharedMemoryTestCase {};
@@ -344,6 +348,97 @@ ISOLATED_TEST(SharedHeapProcessTreeTest,
   late.channel().Send(message);
   late.Finish();
   EXPECT_TRUE(FilesOf(TreeId(1)).empty());
+}
+
+// A process that leaves maps a file to look for attached processes, and again
+// to look for messages.
+constexpr int kCallThatMapsForMessages = 2;
+
+// The last process of tree 1 leaves a file with messages. After it has looked
+// for attached processes, a process of `tree` receives one of the messages.
+void ReceiveWhileTheLastLeaves(int messages, int tree) {
+  Worker last([messages](const Channel& channel) {
+    Join(1);
+    const SharedBlock block =
+        AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+    for (int i = 0; i < messages; ++i) channel.Send(MessageOf(block));
+    Heap().Release(block);
+    channel.Await();
+    const Interception mapping(
+        "mmap", kCallThatMapsForMessages, Calls::kOne, [&] {
+          channel.Signal();
+          channel.Await();
+          return 0;
+        });
+    Heap().Leave();
+    EXPECT_TRUE(mapping.Happened());
+  });
+  Worker late([tree](const Channel& channel) {
+    const auto message = channel.Receive<SharedMessage>();
+    Join(tree);
+    EXPECT_TRUE(HasContent(Heap().Receive(message).block, 1));
+    channel.Signal();
+    channel.Await();
+  });
+  const auto message = last.channel().Receive<SharedMessage>();
+  for (int i = 1; i < messages; ++i) last.channel().Receive<SharedMessage>();
+  last.channel().Signal();
+  last.channel().Await();
+  late.channel().Send(message);
+  late.channel().Await();
+  last.channel().Signal();
+  last.Finish();
+  EXPECT_EQ(FilesOf(TreeId(1)).size(), 1);
+  late.channel().Signal();
+  late.Finish();
+  Heap().Collect({});
+  EXPECT_TRUE(FilesOf(TreeId(1)).empty());
+}
+
+ISOLATED_TEST(SharedHeapProcessTreeTest,
+              TheLastToLeaveKeepsAFileWhoseLastMessageIsReceivedMeanwhile) {
+  ReceiveWhileTheLastLeaves(1, 1);
+}
+
+// This process cannot be found by the tree of the file.
+ISOLATED_TEST(SharedHeapProcessTreeTest,
+              TheLastToLeaveKeepsAFileThatAProcessOfAnotherTreeAttachesTo) {
+  ReceiveWhileTheLastLeaves(2, 2);
+}
+
+ISOLATED_TEST(SharedHeapProcessTreeTest,
+              AProcessThatTakesTheSlotOfADeadOneMeanwhileIsNotLeaving) {
+  constexpr uint64_t kReserve = SharedLedger::kMinReserve;
+  constexpr uint32_t kSlot = SharedLedger::kOwnerSlot + 1;
+  const FileDescriptor file = MakeMemfd("test");
+  ASSERT_EQ(ftruncate(file.get(), SharedLedger::LedgerBytes(kReserve)), 0);
+  const Mapping mapping(file.get(), SharedLedger::LedgerBytes(kReserve));
+  SharedLedger ledger(mapping.base(), kReserve);
+  ledger.Format(TreeId(1), 1);
+  const auto take = [&](const Channel& channel) {
+    channel.Await();
+    const FileDescriptor again =
+        OpenFile("/proc/self/fd/" + std::to_string(file.get()), O_RDWR);
+    EXPECT_EQ(
+        SharedSlots(again.get(), &ledger).TakeSlot(kSlot, getpid(), "test"),
+        kSlot);
+    channel.Signal();
+    channel.Await();
+  };
+  Worker dead(take);
+  dead.channel().Signal();
+  dead.channel().Await();
+  Worker next(take);
+  dead.Kill();
+  const Interception locking("fcntl", 1, Calls::kOne, [&] {
+    next.channel().Signal();
+    next.channel().Await();
+    return 0;
+  });
+  EXPECT_FALSE(SharedSlots(file.get(), &ledger).AllLeaving());
+  EXPECT_TRUE(locking.Happened());
+  next.channel().Signal();
+  next.Finish();
 }
 
 ISOLATED_TEST(SharedHeapProcessTreeTest,

@@ -329,6 +329,47 @@ TEST_BOTH(SharedHeapSendersTest, ADetachedBlockIsStillKnown) {
   senders.Finish();
 }
 
+TEST_BOTH(SharedHeapSendersTest,
+          ReleasingADetachedBlockKeepsItsNeighboursOnALargePage) {
+  constexpr int kBlocks = 40;
+  Worker sender([strategy](const Channel& channel) {
+    for (int i = 0; i < kBlocks; ++i) {
+      channel.Send(MessageOf(AllocateFilled(strategy, kSharedPage, i)));
+    }
+    channel.Await();
+  });
+  Heap().Release(Heap().Allocate(strategy, kSmall));
+  const auto before = Possessions::Now().mappings;
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kBlocks; ++i) {
+    const auto message = sender.channel().Receive<SharedMessage>();
+    blocks.push_back(Heap().Receive(message).block);
+  }
+  sender.Kill();
+  const char* segment = blocks.front().data - blocks.front().offset;
+  const LargePages pages(segment, blocks.back().offset + kSharedPage);
+  Heap().SetLimit(0);  // the heap detaches the segment when memory runs out
+  EXPECT_TRUE(Eventually([&] {
+    // The kernel may need a moment to end a process.
+    EXPECT_EQ(Kind::kExhausted,
+              KindOf([&] { Heap().Allocate(strategy, kMiB); }));
+    return Heap().Stats().detached == 1;
+  }));
+  // Every second block, including each that starts a large page.
+  const auto goes_first = [&](int i) {
+    return blocks[i].offset / kSharedPage % 2 == 0;
+  };
+  for (int i = 0; i < kBlocks; ++i) {
+    if (goes_first(i)) Heap().Release(blocks[i]);
+  }
+  for (int i = 0; i < kBlocks; ++i) {
+    if (goes_first(i)) continue;
+    EXPECT_TRUE(HasContent(blocks[i], i));
+    Heap().Release(blocks[i]);
+  }
+  EXPECT_EQ(Possessions::Now().mappings, before);
+}
+
 TEST_BOTH(SharedHeapSendersTest, AStorageBoundToADetachedBlockIsFound) {
   Senders senders(strategy);
   const SharedMessage message = senders.Start(kSmall, 7);

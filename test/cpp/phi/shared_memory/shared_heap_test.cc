@@ -219,6 +219,23 @@ TEST_BOTH(SharedHeapTest, IdleMemoryMakesRoomUnderTheLimit) {
   EXPECT_LE(Heap().Stats().reserved, 4 * kMiB);
 }
 
+ISOLATED_TEST(SharedHeapTest, IdleMemoryIsLimitedForAllSegmentsTogether) {
+  const auto allocate = [](uint64_t size) {
+    return Heap().Allocate(SharingStrategy::kFileDescriptor, size);
+  };
+  const SharedBlock first = allocate(150 * kMiB);
+  const SharedBlock second = allocate(170 * kMiB);
+  EXPECT_EQ(Heap().Stats().segments, 2);
+  Heap().Release(first);
+  Heap().Release(second);
+  EXPECT_EQ(Heap().Stats().cached, second.capacity);
+  // A block that is used again and again stays, however large it is.
+  const SharedBlock large = allocate(300 * kMiB);
+  Heap().Release(large);
+  EXPECT_EQ(Heap().Stats().cached, large.capacity);
+  EXPECT_EQ(allocate(300 * kMiB).data, large.data);
+}
+
 TEST_BOTH(SharedHeapTest, ASizeThatNoMachineHasIsRefused) {
   for (uint64_t size : {uint64_t{1} << 45, uint64_t{1} << 62, UINT64_MAX}) {
     EXPECT_EQ(Kind::kExhausted,

@@ -269,6 +269,30 @@ ISOLATED_TEST(SharedLedgerOrderTest,
       });
 }
 
+// A file is removed if it has no message and no attached process, in this
+// order.
+ISOLATED_TEST(SharedLedgerOrderTest,
+              AProcessThatFindsNoMessageSeesTheSlotOfTheReceiver) {
+  Scene s;
+  SharedTicket ticket{};
+  bool is_needed = false;
+  Explorer::Explore(
+      [&] {
+        s.Reset();
+        ticket = s.ledger.IssueTicket(0, 1, 1);
+      },
+      {[&] {
+         s.ledger.SetSlot(kOther, ExploredLedger::kTaken, 1);
+         s.ledger.RedeemTicket(0, ticket);
+       },
+       [&] {
+         is_needed = s.ledger.HasMessages() ||
+                     (s.ledger.slot_limit() > kOther &&
+                      s.ledger.slot_state(kOther) == ExploredLedger::kTaken);
+       }},
+      [&] { EXPECT_TRUE(is_needed); });
+}
+
 // The word of the shared ticket may have its old value again (ABA).
 ISOLATED_TEST(SharedLedgerOrderTest,
               AMessageThatSharesAnOldTicketDoesNotExpireWithIt) {

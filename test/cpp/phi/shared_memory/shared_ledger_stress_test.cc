@@ -191,7 +191,7 @@ class Player {
     if (world_->troubles && random_.OneIn(100)) return Die();
     EXPECT_TRUE(redeemed || world_->troubles);
     if (redeemed ? ledger_.generation(letter.block) == letter.generation
-                 : ledger_.StillIs(letter.block, letter.generation)) {
+                 : ledger_.HasGeneration(letter.block, letter.generation)) {
       held_[letter.block] = letter.generation;
       world_->contents[letter.block].traces[number_] = letter.generation;
       Use(letter.block, letter.generation);
@@ -346,7 +346,7 @@ ISOLATED_TEST(SharedLedgerStressTest, AReferenceThatMovesIsAlwaysSeen) {
 }
 
 // One process sets a bit without a ticket while another one frees the block.
-ISOLATED_TEST(SharedLedgerStressTest, ABlockStaysAsItIsWhileStillIsHolds) {
+ISOLATED_TEST(SharedLedgerStressTest, ABlockStaysAsItIsOnceItHasTheGeneration) {
   World world(false);
   SharedLedger& ledger = world.ledger;
   Content& content = world.contents[0];
@@ -361,7 +361,7 @@ ISOLATED_TEST(SharedLedgerStressTest, ABlockStaysAsItIsWhileStillIsHolds) {
       [&] {
         const uint64_t generation = current;
         ledger.AddHolder(0, 2);
-        if (ledger.StillIs(0, generation)) {
+        if (ledger.HasGeneration(0, generation)) {
           EXPECT_EQ(content.stamp, generation);
         }
         ledger.ReleaseHolder(0, 2);

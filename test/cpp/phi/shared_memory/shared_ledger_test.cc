@@ -187,11 +187,11 @@ ISOLATED_TEST(SharedLedgerTest, FreeingEndsAGenerationAndNotFreeingKeepsIt) {
   ledger.AddHolder(0, kOwner);
   EXPECT_FALSE(ledger.TryFree(0));
   EXPECT_EQ(ledger.generation(0), first);
-  EXPECT_TRUE(ledger.StillIs(0, first));
+  EXPECT_TRUE(ledger.HasGeneration(0, first));
   ledger.ReleaseHolder(0, kOwner);
   EXPECT_TRUE(ledger.TryFree(0));
   EXPECT_NE(ledger.generation(0), first);
-  EXPECT_FALSE(ledger.StillIs(0, first));
+  EXPECT_FALSE(ledger.HasGeneration(0, first));
 }
 
 ISOLATED_TEST(SharedLedgerTest, AMessageKeepsABlockUntilItIsReceived) {
@@ -350,13 +350,13 @@ ISOLATED_TEST(SharedLedgerTest, AnOwnerKilledInsideTryFreeLeavesAValidBlock) {
   ledger.AbandonDecision(0);
   EXPECT_EQ(ledger.generation(0), generation);
   EXPECT_FALSE(
-      ledger.StillIs(0, generation));  // nobody answers, but it returns
+      ledger.HasGeneration(0, generation));  // nobody answers, but it returns
   EXPECT_FALSE(ledger.TryFree(0));
-  EXPECT_TRUE(ledger.StillIs(0, generation));
+  EXPECT_TRUE(ledger.HasGeneration(0, generation));
   ledger.ReleaseHolder(0, kOther);
   ledger.AbandonDecision(0);
   EXPECT_TRUE(ledger.TryFree(0));
-  EXPECT_FALSE(ledger.StillIs(0, generation));
+  EXPECT_FALSE(ledger.HasGeneration(0, generation));
 }
 
 }  // namespace

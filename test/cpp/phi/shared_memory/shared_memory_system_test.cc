@@ -15,7 +15,9 @@
 // System information that the core uses: files, processes, errors, random bits,
 // and the amount of memory.
 
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,8 +28,11 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "paddle/phi/core/memory/allocation/shared_memory/default_memory_limit.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/file_descriptor.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
 #include "test/cpp/phi/shared_memory/workers.h"
@@ -35,10 +40,12 @@
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using paddle::memory::allocation::DefaultMemoryLimit;
 using paddle::memory::allocation::EffectiveUserOf;
+using paddle::memory::allocation::FileDescriptor;
 using paddle::memory::allocation::HasEnded;
 using paddle::memory::allocation::HumanBytes;
-using paddle::memory::allocation::MemoryOfMachineOrContainer;
+using paddle::memory::allocation::OpenFile;
 using paddle::memory::allocation::RandomBits;
 using paddle::memory::allocation::ReadFile;
 using paddle::memory::allocation::ReadProcessStat;
@@ -198,7 +205,7 @@ class Root : public Folder {
   explicit Root(const std::string& groups) {
     Write("/proc/self/cgroup", groups);
   }
-  uint64_t Memory() const { return MemoryOfMachineOrContainer(path()); }
+  uint64_t Memory() const { return DefaultMemoryLimit(path()); }
 };
 
 const uint64_t kMachine =
@@ -209,6 +216,33 @@ ISOLATED_TEST(SharedMemorySystemTest,
   EXPECT_EQ(Root("").Memory(), kMachine);
   EXPECT_EQ(Root("no line of this kind\n::\n").Memory(), kMachine);
   EXPECT_EQ(Root("0::/a/b\n4:memory:/a\n").Memory(), kMachine);
+}
+
+ISOLATED_TEST(SharedMemorySystemTest,
+              AProgramThatStartsMeanwhileInheritsNoFileOfControlGroups) {
+  const Root root("");
+  const std::string groups = root.path() + "/proc/self/cgroup";
+  ASSERT_EQ(unlink(groups.c_str()), 0);
+  ASSERT_EQ(mkfifo(groups.c_str(), 0600), 0);
+  // Reading a pipe lasts until its other end is closed.
+  std::thread reader([&] { EXPECT_EQ(root.Memory(), kMachine); });
+  FileDescriptor writer = OpenFile(groups, O_WRONLY);
+  const auto is_reader = [&](int fd) {
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    std::error_code error;
+    return fd != writer.get() &&
+           std::filesystem::read_symlink(link, error) == groups;
+  };
+  int fd = 0;
+  EXPECT_TRUE(Eventually([&] {
+    for (fd = 0; fd < 100; ++fd) {
+      if (is_reader(fd)) return true;
+    }
+    return false;
+  }));
+  EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+  writer.Close();
+  reader.join();
 }
 
 ISOLATED_TEST(SharedMemorySystemTest,

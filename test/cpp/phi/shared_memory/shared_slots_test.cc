@@ -96,7 +96,7 @@ bool Found(const std::string& name) {
 auto Taking(const Book& book, uint32_t first) {
   return [&book, first](const Channel& channel) {
     Book again = book.Again();
-    const auto slot = again.slots().Take(first, getpid(), "test");
+    const auto slot = again.slots().TakeSlot(first, getpid(), "test");
     REQUIRE_TRUE(slot.has_value());
     again.ledger().AddHolder(0, *slot);
     channel.Send(*slot);
@@ -180,11 +180,11 @@ ISOLATED_TEST(SharedSlotsTest, EachProcessTakesItsOwnSlot) {
   book.ledger().AppendBlock(0, 64);
   Worker worker(Taking(book, kFirst));
   EXPECT_EQ(worker.channel().Receive<uint32_t>(), kFirst);
-  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), kFirst + 1);
+  EXPECT_EQ(book.slots().TakeSlot(kFirst, getpid(), "test"), kFirst + 1);
   EXPECT_EQ(book.ledger().slot_pid(kFirst), worker.pid());
   EXPECT_EQ(book.ledger().slot_pid(kFirst + 1), getpid());
-  EXPECT_TRUE(book.slots().IsLocked(kFirst));
-  EXPECT_FALSE(book.slots().IsLocked(kFirst + 2));
+  EXPECT_TRUE(IsLocked(book.fd(), kFirst));
+  EXPECT_FALSE(IsLocked(book.fd(), kFirst + 2));
 }
 
 ISOLATED_TEST(SharedSlotsTest, TheSlotOfAKilledProcessIsTakenAgain) {
@@ -194,7 +194,7 @@ ISOLATED_TEST(SharedSlotsTest, TheSlotOfAKilledProcessIsTakenAgain) {
   EXPECT_EQ(worker.channel().Receive<uint32_t>(), kFirst);
   EXPECT_TRUE(book.ledger().Holds(0, kFirst));
   worker.Kill();
-  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), kFirst);
+  EXPECT_EQ(book.slots().TakeSlot(kFirst, getpid(), "test"), kFirst);
   EXPECT_FALSE(book.ledger().Holds(0, kFirst));
 }
 
@@ -234,10 +234,10 @@ ISOLATED_TEST(SharedSlotsTest, OfSeveralLocksAllOrNoneAreTaken) {
   Book other = book.Again();
   ASSERT_TRUE(other.slots().TryLock(9, 10));
   EXPECT_FALSE(book.slots().TryLock(0, SharedLedger::kSlots));
-  EXPECT_FALSE(other.slots().IsLocked(0));
+  EXPECT_FALSE(IsLocked(other.fd(), 0));
   other.slots().Unlock(9, 10);
   EXPECT_TRUE(book.slots().TryLock(0, SharedLedger::kSlots));
-  EXPECT_TRUE(other.slots().IsLocked(0));
+  EXPECT_TRUE(IsLocked(other.fd(), 0));
 }
 
 ISOLATED_TEST(SharedSlotsTest, WhenNoSlotIsLeftTheErrorNamesTheMemory) {
@@ -245,7 +245,7 @@ ISOLATED_TEST(SharedSlotsTest, WhenNoSlotIsLeftTheErrorNamesTheMemory) {
   Book other = book.Again();
   ASSERT_TRUE(other.slots().TryLock(kFirst, SharedLedger::kSlots));
   const auto error =
-      ErrorOf([&] { book.slots().Take(kFirst, getpid(), "NAME"); });
+      ErrorOf([&] { book.slots().TakeSlot(kFirst, getpid(), "NAME"); });
   ASSERT_EQ(KindOf(error), Kind::kExhausted);
   EXPECT_EQ(std::string(error->what()).rfind("All 510 process slots", 0), 0);
   EXPECT_NE(std::strstr(error->what(), "NAME"), nullptr);
@@ -254,7 +254,7 @@ ISOLATED_TEST(SharedSlotsTest, WhenNoSlotIsLeftTheErrorNamesTheMemory) {
 ISOLATED_TEST(SharedSlotsTest, ADetachedSegmentGivesNoSlot) {
   Book book = NewBook();
   TrimFile(book.fd(), 0, kSharedPage);
-  EXPECT_EQ(book.slots().Take(kFirst, getpid(), "test"), std::nullopt);
+  EXPECT_EQ(book.slots().TakeSlot(kFirst, getpid(), "test"), std::nullopt);
 }
 
 ISOLATED_TEST(SharedSlotsTest, AProcessThatAnnouncesItsExitOrIsDeadIsLeaving) {

@@ -86,6 +86,7 @@ struct Board {
   std::atomic<int> drained{0};
   std::atomic<int> collected{0};
   std::atomic<uint64_t> received{0};
+  std::atomic<uint64_t> gone{0};
 };
 
 // Runs `share` in this number of processes, and kills and replaces processes
@@ -93,7 +94,8 @@ struct Board {
 // pause. Then the remaining processes drain the messages in flight, collect and
 // leave; each stage begins when all processes have finished the previous one.
 // The arguments of `share` are the board, the index of the process, and the
-// number of processes started so far. It counts messages in `received`.
+// number of processes started so far. It counts messages in `received`. It may
+// count those that ended with a killed process in `gone`.
 void RunWithRandomKills(
     int processes, const std::function<void(Board*, int, uint64_t)>& share);
 

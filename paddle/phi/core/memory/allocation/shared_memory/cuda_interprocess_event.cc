@@ -18,6 +18,7 @@
 
 #include <cstring>
 #include <map>
+#include <new>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -207,12 +208,13 @@ class CudaInterprocessEvent::Registry {
     // Register SharedHeap's fork handlers first. Handlers that prepare a fork
     // run in reverse order, so SharedHeap's mutex is locked after this one.
     SharedHeap::Instance();
-    pthread_atfork([] { Instance().mutex_.lock(); },
-                   [] { Instance().mutex_.unlock(); },
-                   [] {
-                     Instance().events_.clear();
-                     Instance().mutex_.unlock();
-                   });
+    int error = pthread_atfork([] { Instance().mutex_.lock(); },
+                               [] { Instance().mutex_.unlock(); },
+                               [] {
+                                 Instance().events_.clear();
+                                 Instance().mutex_.unlock();
+                               });
+    if (error != 0) throw std::bad_alloc();
   }
 
   static Id IdOf(const SharedBlock& record) {
@@ -356,13 +358,15 @@ void CudaInterprocessEvent::CallDriver(const Call& call) {
 void CudaInterprocessEvent::EnsureRecord(SharingStrategy strategy) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (record_) return;
+  // Making the registry may fail, so make it before the record.
+  Registry& registry = Registry::Instance();
   // A forked child cannot use the event, so it must not keep it either.
   SharedBlock record = Records().Allocate(strategy, sizeof(EventRecord));
   EventRecord content = {
       kEventMagic, CudaIPCDriver::Instance().Uuid(device_), *handle_};
   std::memcpy(record.data, &content, sizeof(content));
   record_ = record;
-  Registry::Instance().AddMade(record, shared_from_this());
+  registry.AddMade(record, shared_from_this());
 }
 
 SharedMessage CudaInterprocessEvent::Send(SharingStrategy strategy) {

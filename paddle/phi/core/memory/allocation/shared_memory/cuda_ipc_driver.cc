@@ -225,16 +225,16 @@ struct CudaIPCDriver::ChunkFunctions {
 
 // Makes a device's context current for the calling thread, and restores the
 // previous one.
-class CudaIPCDriver::Current {
+class CudaIPCDriver::ContextGuard {
  public:
-  Current(CudaIPCDriver* driver, int device) : call_(*driver->call_) {
+  ContextGuard(CudaIPCDriver* driver, int device) : call_(*driver->call_) {
     if (used_before_fork.load(std::memory_order_relaxed)) ThrowForked();
     driver->Enforce(call_.ContextPush(driver->ContextOf(device)),
                     "Making the context of a device current");
   }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  ~Current() {
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+  ~ContextGuard() {
     void* context = nullptr;
     call_.ContextPop(&context);
   }
@@ -399,7 +399,7 @@ int CudaIPCDriver::DeviceOf(const CudaDeviceUuid& uuid) const {
 
 std::optional<CudaIPCDriver::Exported> CudaIPCDriver::Export(
     int device, const void* address) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   char* base = nullptr;
   size_t size = 0;
   Exported exported;
@@ -413,7 +413,7 @@ std::optional<CudaIPCDriver::Exported> CudaIPCDriver::Export(
 }
 
 char* CudaIPCDriver::Open(int device, const CudaIPCHandle& handle) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   char* base = nullptr;
   Enforce(call_->IpcOpenMemHandle(&base, handle, kLazyPeerAccess),
           "Opening GPU memory of another process");
@@ -422,7 +422,7 @@ char* CudaIPCDriver::Open(int device, const CudaIPCHandle& handle) {
 
 std::optional<CudaIPCDriver::Allocation> CudaIPCDriver::AllocationAt(
     int device, const char* address) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   char* base = nullptr;
   size_t size = 0;
   const int code = call_->MemGetAddressRange(&base, &size, address);
@@ -432,14 +432,14 @@ std::optional<CudaIPCDriver::Allocation> CudaIPCDriver::AllocationAt(
 }
 
 void CudaIPCDriver::Close(int device, char* base) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_->IpcCloseMemHandle(base),
           "Closing GPU memory of another process");
 }
 
 std::optional<int> CudaIPCDriver::ExportChunk(int device, char* address) {
   if (!call_chunks_) return std::nullopt;
-  Current current(this, device);
+  ContextGuard current(this, device);
   ChunkFunctions::Handle handle = 0;
   int code = call_chunks_->Retain(&handle, address);
   if (code == kInvalidValue || code == kNotPermitted || code == kNotSupported) {
@@ -472,7 +472,7 @@ char* CudaIPCDriver::MapChunks(
   const ChunkFunctions& call = *call_chunks_;
   uint64_t size = 0;
   for (const Chunk& chunk : chunks) size += chunk.size;
-  Current current(this, device);
+  ContextGuard current(this, device);
   char* base = nullptr;
   Enforce(call.Reserve(&base, size, 0, nullptr, 0),
           "Reserving addresses for GPU memory of another process");
@@ -507,7 +507,7 @@ char* CudaIPCDriver::MapChunks(
 }
 
 void CudaIPCDriver::UnmapChunks(int device, char* base, uint64_t size) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_chunks_->Unmap(base, size),
           "Unmapping GPU memory of another process");
   // If this fails, only addresses are lost; the memory is no longer mapped.
@@ -515,7 +515,7 @@ void CudaIPCDriver::UnmapChunks(int device, char* base, uint64_t size) {
 }
 
 std::optional<CudaIPCDriver::SharedEvent> CudaIPCDriver::MakeEvent(int device) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   SharedEvent made = {};
   unsigned flags = kEventDisableTiming | kEventInterprocess;
   if (call_->EventCreate(&made.event, flags) != kSuccess) return std::nullopt;
@@ -528,7 +528,7 @@ std::optional<CudaIPCDriver::SharedEvent> CudaIPCDriver::MakeEvent(int device) {
 
 CudaIPCDriver::Event CudaIPCDriver::OpenEvent(int device,
                                               const CudaIPCHandle& handle) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Event event = nullptr;
   Enforce(call_->IpcOpenEventHandle(&event, handle),
           "Opening an event of another process");
@@ -536,17 +536,17 @@ CudaIPCDriver::Event CudaIPCDriver::OpenEvent(int device,
 }
 
 void CudaIPCDriver::DestroyEvent(int device, Event event) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_->EventDestroy(event), "Destroying an event");
 }
 
 void CudaIPCDriver::Record(int device, Event event, Stream stream) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_->EventRecord(event, stream), "Recording an event");
 }
 
 bool CudaIPCDriver::IsDone(int device, Event event) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   int code = call_->EventQuery(event);
   if (code == kNotReady) return false;
   Enforce(code, "Asking for the state of an event");
@@ -554,13 +554,13 @@ bool CudaIPCDriver::IsDone(int device, Event event) {
 }
 
 void CudaIPCDriver::Wait(int device, Stream stream, Event event) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_->StreamWaitEvent(stream, event, 0),
           "Making a stream wait for an event");
 }
 
 void CudaIPCDriver::Synchronize(int device) {
-  Current current(this, device);
+  ContextGuard current(this, device);
   Enforce(call_->ContextSynchronize(), "Waiting for a GPU");
 }
 

@@ -134,7 +134,7 @@ class CudaIPCDriver {
  private:
   struct Functions;
   struct ChunkFunctions;
-  class Current;
+  class ContextGuard;
 
   struct Device {
     int id;

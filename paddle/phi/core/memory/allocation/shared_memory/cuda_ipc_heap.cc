@@ -21,6 +21,7 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <new>
 
 namespace paddle {
 namespace memory {
@@ -98,7 +99,7 @@ CudaIPCHeap::CudaIPCHeap()
       events_(std::make_unique<CudaIPCEvents>(&records_)),
       handles_(std::make_unique<CudaIPCOpenedHandles>()) {
   // SharedHeap registered its handlers before, so in the child they run first.
-  pthread_atfork(
+  int error = pthread_atfork(
       [] {
         // Lock this mutex first: another thread may be in a driver call of an
         // export. That call may wait for a callback, which must not have to
@@ -111,6 +112,7 @@ CudaIPCHeap::CudaIPCHeap()
         Instance().chunks_.ParentAfterFork();
       },
       [] { Instance().ChildAfterFork(); });
+  if (error != 0) throw std::bad_alloc();
 }
 
 std::shared_ptr<CudaIPCData> CudaIPCHeap::Find(const void* address) {
@@ -199,8 +201,8 @@ CudaIPCReadyEvent CudaIPCHeap::RecordReadyEvent(const CudaIPCData& data,
   // So an event of the owner lasts as long as it is needed. If this process is
   // not the owner, it may be gone when the message is received, so wait here.
   std::optional<CudaIPCReadyEvent> ready;
-  bool made_here = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
-  if (made_here && stream) {
+  bool is_owner = dynamic_cast<const CudaIPCSentData*>(&data) != nullptr;
+  if (is_owner && stream) {
     ready = events_->Record(data.memory.device, *stream);
   }
   if (!ready) {

@@ -17,7 +17,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <sstream>
+
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 
 namespace paddle {
 namespace memory {
@@ -33,8 +35,9 @@ uint64_t LowestLimit(const std::string& top,
   uint64_t least = UINT64_MAX;
   for (;;) {
     uint64_t limit = 0;
+    std::istringstream file(ReadFile(top + path + "/" + name).value_or(""));
     // Without a limit, the file contains "max", which is not a number.
-    if (std::ifstream(top + path + "/" + name) >> limit) {
+    if (file >> limit) {
       least = std::min(least, limit);
     }
     size_t last = path.rfind('/');
@@ -45,11 +48,11 @@ uint64_t LowestLimit(const std::string& top,
 
 }  // namespace
 
-uint64_t MemoryOfMachineOrContainer(const std::string& root) {
+uint64_t DefaultMemoryLimit(const std::string& root) {
   uint64_t least =
       static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   const std::string top = root + "/sys/fs/cgroup";
-  std::ifstream groups(root + "/proc/self/cgroup");
+  std::istringstream groups(ReadFile(root + "/proc/self/cgroup").value_or(""));
   // A line is number:controllers:path; version 2 has no controllers.
   for (std::string line; std::getline(groups, line);) {
     size_t first = line.find(':');

@@ -26,7 +26,7 @@ namespace allocation {
 // parent of /proc and /sys/fs/cgroup: "" except in tests.
 //
 // Thread-safe.
-uint64_t MemoryOfMachineOrContainer(const std::string& root);
+uint64_t DefaultMemoryLimit(const std::string& root);
 
 }  // namespace allocation
 }  // namespace memory

@@ -33,6 +33,8 @@ namespace allocation {
 
 namespace {
 
+// Offsets of locks are signed 64-bit numbers, so the tree does not fit without
+// a shift. Two bits also leave room for the end of the locked range.
 int64_t LockByteOf(uint64_t tree) { return static_cast<int64_t>(tree >> 2); }
 
 // A file of a segment, opened to find out whether it can be removed.
@@ -47,7 +49,8 @@ class TreeFile {
   }
 
   // Takes the locks of all slots, and keeps them as long as this object exists.
-  bool NobodyAttached() const {
+  // Returns false, and takes none, if a process is attached.
+  bool LockAllSlots() const {
     return file_ &&
            SharedSlots(file_.get(), nullptr).TryLock(0, SharedLedger::kSlots);
   }
@@ -130,10 +133,9 @@ void ProcessTree::RemoveAbandoned(uint64_t deadline) {
     TreeFile file(name);
     // Look at the lock again, after the inspection: a process may have joined
     // meanwhile.
-    if (file.NobodyAttached() &&
-        (file.NoMessages(deadline) ||
-         (tree != tree_ && !starting.MayJoin(tree) &&
-          !IsLocked(folder_.get(), LockByteOf(tree))))) {
+    if (file.LockAllSlots() && (file.NoMessages(deadline) ||
+                                (tree != tree_ && !starting.MayJoin(tree) &&
+                                 !IsLocked(folder_.get(), LockByteOf(tree))))) {
       file.Remove();
     }
   }
@@ -150,10 +152,14 @@ void ProcessTree::Leave() {
   for (const std::string& name : SegmentFilesOfUser()) {
     if (TreeInName(name) != tree_) continue;
     TreeFile file(name);
-    // As above. This process has released its own lock.
+    // As above. This process has released its own lock. Look at the slots
+    // first, since NoMessages expires messages of an owner that has ended, and
+    // again at the end: a process may have attached meanwhile and received the
+    // last message. It took its slot before that.
     if (file.AllLeaving() &&
         (file.NoMessages(0) || (!starting.MayJoin(tree_) &&
-                                !IsLocked(folder_.get(), LockByteOf(tree_))))) {
+                                !IsLocked(folder_.get(), LockByteOf(tree_)))) &&
+        file.AllLeaving()) {
       file.Remove();
     }
   }

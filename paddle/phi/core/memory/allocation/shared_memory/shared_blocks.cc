@@ -28,17 +28,47 @@ constexpr uint64_t kSmallRun = 4 * kSharedPage;
 constexpr uint64_t kMinLedgerStep = kSharedPage;
 constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
 
-// Idle memory that a segment keeps: enough for a few large messages in flight.
+// Idle memory that a process keeps: enough for a few large messages in flight.
+// A larger run is kept too, until another one becomes idle: a program that
+// sends such a tensor again and again would otherwise wait for cleared memory
+// each time, which takes several times as long as the copy.
 constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
 
 }  // namespace
 
+SharedIdleRuns::Position SharedIdleRuns::Add(SharedBlocks* blocks,
+                                             uint32_t run) {
+  bytes_ += blocks->RunLength(run);
+  return runs_.insert(runs_.end(), {blocks, run});
+}
+
+void SharedIdleRuns::Remove(Position run) {
+  bytes_ -= run->blocks->RunLength(run->run);
+  runs_.erase(run);
+}
+
+void SharedIdleRuns::Trim(uint64_t keep) {
+  while (bytes_ > keep && (keep == 0 || runs_.size() > 1)) {
+    auto [blocks, run] = runs_.front();
+    Remove(runs_.begin());
+    blocks->TrimRun(run);
+  }
+}
+
 SharedBlocks::SharedBlocks(SharedSegment* segment,
-                           std::vector<std::function<void()>>* ended)
+                           SharedIdleRuns* idle_runs,
+                           std::vector<std::function<void()>>* due_callbacks)
     : segment_(segment),
-      due_callbacks_(ended),
+      idle_runs_(idle_runs),
+      due_callbacks_(due_callbacks),
       end_(SharedLedger::LedgerBytes(segment->reserve())),
       ledger_end_(SharedLedger::HeaderBytes(segment->reserve())) {}
+
+SharedBlocks::~SharedBlocks() {
+  for (const Run& run : runs_) {
+    if (run.IsIdle()) idle_runs_->Remove(run.idle);
+  }
+}
 
 uint64_t SharedBlocks::ReserveFor(uint64_t capacity) {
   uint64_t block = RoundUp(std::max(capacity, kSmallRun), kSharedPage);
@@ -58,7 +88,7 @@ uint64_t SharedBlocks::CapacityFor(uint64_t size) {
                  size < kSharedPage ? step : std::max(step, kSharedPage));
 }
 
-void SharedBlocks::List(uint32_t index) {
+void SharedBlocks::AddAvailable(uint32_t index) {
   Run& run = runs_[index];
   if (run.listed || !run.warm || run.free.empty()) return;
   run.listed = true;
@@ -87,10 +117,7 @@ std::optional<uint32_t> SharedBlocks::TakeWarm(uint64_t capacity) {
 
 uint32_t SharedBlocks::Take(uint32_t index) {
   Run& run = runs_[index];
-  if (run.free.size() == run.count) {
-    idle_.erase(run.idle);
-    idle_bytes_ -= run.length;
-  }
+  if (run.IsIdle()) idle_runs_->Remove(run.idle);
   uint32_t block = run.free.back();
   run.free.pop_back();
   in_use_[block] = true;
@@ -108,30 +135,19 @@ void SharedBlocks::Free(uint32_t block) {
   auto callback = on_free_.extract(block);
   if (callback) due_callbacks_->push_back(std::move(callback.mapped()));
   run.free.push_back(block);
-  List(index);
-  if (run.free.size() == run.count) {
-    AddIdle(index);
-    Trim(kIdleBytes);
+  AddAvailable(index);
+  if (run.IsIdle()) {
+    run.idle = idle_runs_->Add(this, index);
+    idle_runs_->Trim(kIdleBytes);
   }
 }
 
-void SharedBlocks::AddIdle(uint32_t index) {
+void SharedBlocks::TrimRun(uint32_t index) {
   Run& run = runs_[index];
-  run.idle = idle_.insert(idle_.end(), index);
-  idle_bytes_ += run.length;
-}
-
-void SharedBlocks::Trim(uint64_t keep) {
-  while (idle_bytes_ > keep && (keep == 0 || idle_.size() > 1)) {
-    uint32_t index = idle_.front();
-    Run& run = runs_[index];
-    idle_.pop_front();
-    idle_bytes_ -= run.length;
-    segment_->Trim(run.offset, run.length);
-    reserved_ -= run.length;
-    run.warm = false;
-    PutCold(index);
-  }
+  segment_->Trim(run.offset, run.length);
+  reserved_ -= run.length;
+  run.warm = false;
+  PutCold(index);
 }
 
 void SharedBlocks::PutCold(uint32_t run) {
@@ -201,8 +217,8 @@ uint32_t SharedBlocks::WarmUp(uint32_t index) {
   Run& run = runs_[index];
   run.warm = true;
   reserved_ += run.length;
-  AddIdle(index);
-  List(index);
+  run.idle = idle_runs_->Add(this, index);
+  AddAvailable(index);
   return Take(index);
 }
 

@@ -28,20 +28,51 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
+class SharedBlocks;
+
+// The idle runs of all segments that the calling process owns: runs of blocks
+// that have memory, and no block in use.
+//
+// Not thread-safe. Requires, for all functions: the heap's mutex is held.
+class SharedIdleRuns {
+ public:
+  struct IdleRun {
+    SharedBlocks* blocks;
+    uint32_t run;
+  };
+  using Position = std::list<IdleRun>::iterator;
+
+  // Adds a run as the newest.
+  Position Add(SharedBlocks* blocks, uint32_t run);
+  void Remove(Position run);
+  // Trims idle runs, the oldest first, until at most `keep` bytes are idle. The
+  // newest run stays, whatever its size, unless `keep` is 0.
+  void Trim(uint64_t keep);
+
+ private:
+  std::list<IdleRun> runs_;  // oldest first
+  uint64_t bytes_{0};
+};
+
 // The blocks of one segment that the calling process owns.
 //
 // Invariant: the range of a block is fixed when it is appended to the ledger.
 // Blocks are cut from runs: one block of a page or more, or several pages for
 // small blocks. A run is warm (it has memory) or cold (it has only addresses),
-// and a block in use is in a warm run. A run without a block in use is idle.
+// and a block in use is in a warm run. A warm run without a block in use is
+// idle, and listed in the heap's SharedIdleRuns.
 //
 // Not thread-safe. Requires, for all functions: the heap's mutex is held.
 class SharedBlocks {
  public:
   // The callback of a freed block, see OnFree, moves to `due_callbacks`, which
-  // the caller runs. `segment` and `due_callbacks` outlive this object.
+  // the caller runs. The arguments outlive this object.
   SharedBlocks(SharedSegment* segment,
+               SharedIdleRuns* idle_runs,
                std::vector<std::function<void()>>* due_callbacks);
+  ~SharedBlocks();
+  SharedBlocks(const SharedBlocks&) = delete;
+  SharedBlocks& operator=(const SharedBlocks&) = delete;
 
   // Blocks begin at multiples of this.
   static constexpr uint64_t kAlignment = 64;
@@ -71,9 +102,9 @@ class SharedBlocks {
 
   // Frees the blocks that lost a reference since the last call and have none.
   void FreeReleased();
-  // Trims idle runs, the oldest first, until at most `keep` bytes are idle. The
-  // most recently used run stays unless `keep` is 0.
-  void Trim(uint64_t keep);
+  // Makes an idle run cold: gives its memory to the system. SharedIdleRuns
+  // calls this.
+  void TrimRun(uint32_t run);
   // Expires messages that were sent before `deadline`.
   void Expire(uint64_t deadline);
   // Like Expire, but only for blocks with a callback, which are the records.
@@ -93,7 +124,9 @@ class SharedBlocks {
     bool warm;
     bool listed;                 // in `available` of its size class
     std::vector<uint32_t> free;  // blocks
-    std::list<uint32_t>::iterator idle;
+    SharedIdleRuns::Position idle;
+
+    bool IsIdle() const { return warm && free.size() == count; }
   };
 
   struct SizeClass {
@@ -106,18 +139,16 @@ class SharedBlocks {
   // Cuts one more block from a run; false if the run or the ledger is full.
   bool Cut(uint32_t run);
   uint32_t Take(uint32_t run);
-  void List(uint32_t run);
-  void AddIdle(uint32_t run);
+  void AddAvailable(uint32_t run);
 
   SharedSegment* segment_;
+  SharedIdleRuns* idle_runs_;
   std::vector<std::function<void()>>* due_callbacks_;
   std::map<uint32_t, std::function<void()>> on_free_;  // by block
   std::deque<Run> runs_;
   std::vector<uint32_t> run_of_;  // by block
   std::vector<bool> in_use_;      // by block
   std::map<uint64_t, SizeClass> classes_;
-  std::list<uint32_t> idle_;  // warm runs without a block in use, oldest first
-  uint64_t idle_bytes_{0};
   uint64_t reserved_{0};
   uint64_t used_{0};
   uint64_t used_blocks_{0};

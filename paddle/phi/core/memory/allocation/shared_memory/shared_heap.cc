@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -39,8 +40,9 @@ using Kind = SharedMemoryError::Kind;
 // Bytes of addresses of the first segment; most of them never get memory. Each
 // further segment has twice the addresses of all earlier ones, so that there
 // are few segments, and a receiver maps few more addresses than bytes in use.
+// Only a larger block makes a segment exceed the maximum.
 constexpr uint64_t kFirstReserve = uint64_t{16} << 20;
-constexpr uint64_t kMostReserve = uint64_t{64} << 30;
+constexpr uint64_t kMaxSegmentGrowth = uint64_t{64} << 30;
 // The number of attached segments of others before the first check of all.
 constexpr size_t kFewSegments = 16;
 // In nanoseconds: the minimum time, per segment, between two checks with the
@@ -49,17 +51,14 @@ constexpr uint64_t kOwnerCheckInterval = 10000000;
 
 // The clock of tickets. It is the same for all processes, and continues while
 // the machine is suspended.
-uint64_t NowNanoseconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
-
+constexpr clockid_t kTicketClock = CLOCK_BOOTTIME;
 // A cheaper clock, only for use within this process. Its precision is the
 // kernel's tick.
-uint64_t CoarseNanoseconds() {
+constexpr clockid_t kCoarseClock = CLOCK_MONOTONIC_COARSE;
+
+uint64_t Nanoseconds(clockid_t clock) {
   timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  clock_gettime(clock, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
@@ -100,10 +99,13 @@ SharedHeap& SharedHeap::Instance() {
 }
 
 SharedHeap::SharedHeap()
-    : limit_(MemoryOfMachineOrContainer("")), last_nonce_(RandomBits()) {
-  pthread_atfork([] { Instance().PrepareFork(); },
-                 [] { Instance().ParentAfterFork(); },
-                 [] { Instance().ChildAfterFork(); });
+    : limit_(DefaultMemoryLimit("")), last_nonce_(RandomBits()) {
+  // Without these handlers, a child would have references that are not counted.
+  if (pthread_atfork([] { Instance().PrepareFork(); },
+                     [] { Instance().ParentAfterFork(); },
+                     [] { Instance().ChildAfterFork(); }) != 0) {
+    throw std::bad_alloc();
+  }
 }
 
 void SharedHeap::Join(uint64_t tree) {
@@ -150,13 +152,13 @@ SharedBlock SharedHeap::AddHold(Attached* attached,
   return BlockOf(*attached, offset);
 }
 
-bool SharedHeap::Serves(Attached* owned, SharingStrategy strategy) {
+bool SharedHeap::CanAllocateFrom(Attached* owned, SharingStrategy strategy) {
   // Other processes cannot open a segment whose descriptor was closed.
   return owned->segment->strategy() == strategy && owned->segment->Usable();
 }
 
 uint64_t SharedHeap::SecondsAgo(double seconds) {
-  uint64_t now = NowNanoseconds();
+  uint64_t now = Nanoseconds(kTicketClock);
   double age = std::max(0.0, seconds) * 1e9;
   return age >= static_cast<double>(now) ? 0 : now - static_cast<uint64_t>(age);
 }
@@ -194,12 +196,7 @@ SharedBlock SharedHeap::Allocate(SharingStrategy strategy,
   } catch (const SharedMemoryError& error) {
     if (error.kind() != Kind::kExhausted) throw;
   }
-  uint64_t deadline = SecondsAgo(kMessageLostSeconds);
-  Expire(deadline);
-  ReapAndFree();
-  Trim(0);
-  CollectOthers(deadline, DescriptorSaving::kDetach);
-  if (tree_) tree_->RemoveAbandoned(deadline);
+  CollectAll(SecondsAgo(kMessageLostSeconds), DescriptorSaving::kDetach);
   return AllocateAny(locked.lock(), strategy, capacity, inheritance);
 }
 
@@ -215,16 +212,18 @@ SharedBlock SharedHeap::AllocateAny(std::unique_lock<std::mutex>* lock,
 
 // Keeps the mutex unlocked while this object exists. Meanwhile the bytes count
 // as reserved, so that other threads do not exceed the limit.
-class SharedHeap::Pending {
+class SharedHeap::UnlockedReservation {
  public:
-  Pending(SharedHeap* heap, std::unique_lock<std::mutex>* lock, uint64_t bytes)
+  UnlockedReservation(SharedHeap* heap,
+                      std::unique_lock<std::mutex>* lock,
+                      uint64_t bytes)
       : heap_(heap), lock_(lock), bytes_(bytes) {
     heap_->pending_ += bytes_;
     lock_->unlock();
   }
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
-  ~Pending() {
+  UnlockedReservation(const UnlockedReservation&) = delete;
+  UnlockedReservation& operator=(const UnlockedReservation&) = delete;
+  ~UnlockedReservation() {
     lock_->lock();
     heap_->pending_ -= bytes_;
   }
@@ -246,7 +245,7 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
     MakeRoom(length);
     int fd = attached->segment->fd();
     // The kernel clears the memory here; other threads need not wait for that.
-    Pending pending(this, lock, length);
+    UnlockedReservation unlocked(this, lock, length);
     attached->segment->Reserve(fd, offset, length);
     attached->segment->Populate(offset, length);
   } catch (...) {
@@ -259,7 +258,7 @@ SharedBlock SharedHeap::AllocateCold(std::unique_lock<std::mutex>* lock,
 std::pair<SharedHeap::Attached*, uint32_t> SharedHeap::TakeCold(
     SharingStrategy strategy, uint64_t capacity) {
   for (Attached* owned : owned_) {
-    if (!Serves(owned, strategy)) continue;
+    if (!CanAllocateFrom(owned, strategy)) continue;
     if (auto run = owned->blocks->TakeCold(capacity)) return {owned, *run};
   }
   Attached* made = MakeSegment(strategy, capacity);
@@ -276,7 +275,8 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
   for (const Attached* owned : owned_) before += owned->segment->reserve();
   uint64_t needed = SharedBlocks::ReserveFor(capacity);
   std::unique_ptr<SharedSegment> segment;
-  for (uint64_t wanted = std::clamp(2 * before, kFirstReserve, kMostReserve);
+  for (uint64_t wanted =
+           std::clamp(2 * before, kFirstReserve, kMaxSegmentGrowth);
        !segment;
        wanted /= 2) {
     uint64_t reserve = RoundUp(std::max(needed, wanted), kSharedPage);
@@ -287,7 +287,8 @@ SharedHeap::Attached* SharedHeap::MakeSegment(SharingStrategy strategy,
       if (error.kind() != Kind::kExhausted || reserve == needed) throw;
     }
   }
-  auto blocks = std::make_unique<SharedBlocks>(segment.get(), &due_callbacks_);
+  auto blocks = std::make_unique<SharedBlocks>(
+      segment.get(), &idle_runs_, &due_callbacks_);
   owned_.reserve(owned_.size() + 1);  // so that nothing fails once it is added
   Attached* made = AddSegment(std::move(segment));
   made->blocks = std::move(blocks);
@@ -320,7 +321,7 @@ uint64_t SharedHeap::Reserved() const {
 void SharedHeap::MakeRoom(uint64_t length) {
   auto fits = [&] { return length <= limit_ && Reserved() <= limit_ - length; };
   if (fits()) return;
-  Trim(0);
+  idle_runs_.Trim(0);
   if (fits()) return;
   uint64_t messages = 0;
   for (const Attached* owned : owned_) messages += owned->blocks->messages();
@@ -334,14 +335,6 @@ void SharedHeap::MakeRoom(uint64_t length) {
           ". Receive and drop tensors, raise the limit with "
           "paddle.incubate.multiprocessing.set_shared_memory_limit, or expire "
           "lost messages with collect_shared_memory(message_timeout=seconds).");
-}
-
-void SharedHeap::Trim(uint64_t keep) {
-  for (Attached* owned : owned_) owned->blocks->Trim(keep);
-}
-
-void SharedHeap::Expire(uint64_t deadline) {
-  for (Attached* owned : owned_) owned->blocks->Expire(deadline);
 }
 
 void SharedHeap::ReapAndFree() {
@@ -402,7 +395,7 @@ std::optional<SharedMessage> SharedHeap::Send(const void* address,
   // This process is the sender, and may outlive the owner.
   if (!attached->second.blocks) life = MessageLife::kUntilExpired;
   SharedTicket ticket = segment.ledger().IssueTicket(
-      found->hold->index, ++last_nonce_, NowNanoseconds(), life);
+      found->hold->index, ++last_nonce_, Nanoseconds(kTicketClock), life);
   return SharedMessage{
       id, found->hold->index, found->hold->generation, ticket, found->offset};
 }
@@ -541,7 +534,7 @@ SharedHeap::Received SharedHeap::ReceiveBlock(const SharedMessage& message,
                        ? ledger.RedeemTicket(index, message.ticket)
                        : ledger.HasTicket(index, message.ticket);
     if (carried ? ledger.generation(index) == message.generation
-                : ledger.StillIs(index, message.generation)) {
+                : ledger.HasGeneration(index, message.generation)) {
       attached->holds[offset] = {
           index, message.generation, capacity, 1, inheritance, {}};
       return {BlockOf(*attached, offset), nullptr};
@@ -582,7 +575,7 @@ void SharedHeap::CollectIfOwnerDied(Segments::iterator it) {
   // Only the kernel knows whether a process was killed, and asking it costs
   // more than everything else here. So a process that constantly receives and
   // releases tensors asks only once per interval.
-  uint64_t now = CoarseNanoseconds();
+  uint64_t now = Nanoseconds(kCoarseClock);
   bool check_now = attached.segment->OwnerIsLeaving() ||
                    now - attached.owner_checked >= kOwnerCheckInterval;
   if (!check_now) {
@@ -599,7 +592,7 @@ void SharedHeap::CollectIfOwnerDied(Segments::iterator it) {
 
 void SharedHeap::CollectDeferred() {
   if (deferred_.empty() ||
-      CoarseNanoseconds() - deferred_since_ < kOwnerCheckInterval) {
+      Nanoseconds(kCoarseClock) - deferred_since_ < kOwnerCheckInterval) {
     return;
   }
   for (uint64_t id : std::exchange(deferred_, {})) {
@@ -612,16 +605,18 @@ void SharedHeap::CollectDeferred() {
 
 void SharedHeap::ReleaseDetached(Detached* detached, uint64_t offset) {
   auto found = detached->holds.find(offset);
-  uint64_t start = offset - offset % kSharedPage;
-  uint64_t end = RoundUp(offset + found->second.capacity, kSharedPage);
+  // The system's pages may be larger than the pages of a segment.
+  const uint64_t page = sysconf(_SC_PAGESIZE);
+  uint64_t start = offset - offset % page;
+  uint64_t end = RoundUp(offset + found->second.capacity, page);
   // Small blocks share pages: keep the pages of the neighbours.
   if (found != detached->holds.begin()) {
     const auto& [before, hold] = *std::prev(found);
-    start = std::max(start, RoundUp(before + hold.capacity, kSharedPage));
+    start = std::max(start, RoundUp(before + hold.capacity, page));
   }
   if (std::next(found) != detached->holds.end()) {
     uint64_t after = std::next(found)->first;
-    end = std::min(end, after - after % kSharedPage);
+    end = std::min(end, after - after % page);
   }
   if (start < end) {
     ReleasePages(detached->base + start, end - start, detached->forked);
@@ -707,14 +702,19 @@ bool SharedHeap::Detach(Segments::iterator it) {
   return true;
 }
 
+void SharedHeap::CollectAll(uint64_t deadline, DescriptorSaving saving) {
+  for (Attached* owned : owned_) owned->blocks->Expire(deadline);
+  ReapAndFree();
+  idle_runs_.Trim(0);
+  CollectOthers(deadline, saving);
+  if (tree_) tree_->RemoveAbandoned(deadline);
+}
+
 void SharedHeap::Collect(std::optional<double> message_timeout) {
+  // Time 0 expires nothing, since no message was sent then.
   uint64_t deadline = message_timeout ? SecondsAgo(*message_timeout) : 0;
   Locked locked(this);
-  if (message_timeout) Expire(deadline);
-  ReapAndFree();
-  Trim(0);
-  CollectOthers(deadline, DescriptorSaving::kNone);
-  if (tree_) tree_->RemoveAbandoned(deadline);
+  CollectAll(deadline, DescriptorSaving::kNone);
 }
 
 void SharedHeap::CollectDead() {
@@ -726,8 +726,10 @@ void SharedHeap::CollectDead() {
 SharedHeapStats SharedHeap::Stats() {
   Locked locked(this);
   SharedHeapStats stats = {};
+  // Free everything first: a block that is freed can cause memory of another
+  // segment to be trimmed.
+  for (Attached* owned : owned_) owned->blocks->FreeReleased();
   for (Attached* owned : owned_) {
-    owned->blocks->FreeReleased();
     stats.reserved += owned->blocks->reserved();
     stats.used += owned->blocks->used();
     stats.blocks += owned->blocks->used_blocks();

@@ -278,7 +278,7 @@ class SharedHeap {
     SharedHeap* heap_;
     std::unique_lock<std::mutex> lock_;
   };
-  class Pending;
+  class UnlockedReservation;
 
   SharedHeap();
 
@@ -322,7 +322,7 @@ class SharedHeap {
                            Inheritance inheritance);
   // Returns whether blocks of an owned segment have the strategy and can be
   // opened by others.
-  static bool Serves(Attached* owned, SharingStrategy strategy);
+  static bool CanAllocateFrom(Attached* owned, SharingStrategy strategy);
   // Allocates a free block that has memory; none if there is none.
   std::optional<SharedBlock> AllocateWarm(SharingStrategy strategy,
                                           uint64_t capacity,
@@ -361,6 +361,8 @@ class SharedHeap {
   // Closes descriptors and, if that is not enough, detaches segments.
   void SaveDescriptors();
   using Segments = std::map<uint64_t, Attached>;
+  // Collects everything. Messages sent before `deadline` expire.
+  void CollectAll(uint64_t deadline, DescriptorSaving saving);
   // Collects in the segments of other owners.
   void CollectOthers(uint64_t deadline, DescriptorSaving saving);
   // Collects in one segment of another owner and returns the next segment.
@@ -378,8 +380,6 @@ class SharedHeap {
   // Releases a block of a detached segment.
   void ReleaseDetached(Detached* detached, uint64_t offset);
   Attached* AddSegment(std::unique_ptr<SharedSegment> segment);
-  void Trim(uint64_t keep);
-  void Expire(uint64_t deadline);
   uint64_t Reserved() const;
 
   static std::vector<uint32_t> BlocksInherited(const Attached& attached);
@@ -400,6 +400,7 @@ class SharedHeap {
   // By first address: of an attached segment, or of a block of a detached one.
   std::map<const char*, Holdings*> by_address_;
   std::vector<Attached*> owned_;
+  SharedIdleRuns idle_runs_;     // of owned segments
   size_t scanned_{0};            // attached segments at the last CollectOthers
   std::set<uint64_t> deferred_;  // ids, see CollectDeferred
   uint64_t deferred_since_{0};

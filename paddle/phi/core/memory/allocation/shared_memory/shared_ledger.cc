@@ -51,9 +51,8 @@ uint64_t UsesOf(uint64_t word) { return word & kMaxUses; }
 //   Referenced (acquire) that sees the bit cleared. So all accesses of a
 //   process to a block happen before the block is reused.
 // - Released marks: a process that takes a mark must also see that the
-// reference
-//   is gone, which was removed before the mark was set. MarkReleased and
-//   ReapSlot (release) synchronize with TakeReleased (acquire). Marks are
+//   reference is gone, which was removed before the mark was set. MarkReleased
+//   and ReapSlot (release) synchronize with TakeReleased (acquire). Marks are
 //   changed only by read-modify-write operations, which continue the release
 //   sequences of earlier ones. After a plain store, a process that takes two
 //   marks of a word would synchronize with the setter of only one of them.
@@ -217,7 +216,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
   Block& b = block(index);
   nonce = std::max(nonce & kNonceBits, 1u);
   uint64_t bit = life == MessageLife::kUntilOwnerEnds ? kUntilOwnerEndsBit : 0;
-  auto replace = [&](Ticket* ticket, uint64_t word, uint64_t by) {
+  auto replace = [&](Ticket* ticket, uint64_t expected, uint64_t desired) {
     // Set the time before the ticket exists, so that the ticket never looks
     // old. Never decrease the time: another message may have taken the ticket
     // meanwhile. Relaxed: the exchange of the word, which follows, publishes
@@ -227,7 +226,7 @@ SharedTicket SharedLedger::IssueTicket(uint32_t index,
                              sent, now, std::memory_order_relaxed)) {
     }
     if (!ticket->word.compare_exchange_strong(
-            word, by, std::memory_order_seq_cst)) {
+            expected, desired, std::memory_order_seq_cst)) {
       return false;
     }
     b.epoch.fetch_add(1, std::memory_order_seq_cst);
@@ -273,7 +272,7 @@ bool SharedLedger::RedeemTicket(uint32_t index, SharedTicket ticket) {
   return false;
 }
 
-bool SharedLedger::StillIs(uint32_t index, uint64_t generation) const {
+bool SharedLedger::HasGeneration(uint32_t index, uint64_t generation) const {
   // TryFree makes the generation odd before it looks for holders. The caller
   // has set its bit before it reads the generation here. All four accesses are
   // in the total order of sequentially consistent operations, so at least one
@@ -316,12 +315,12 @@ bool SharedLedger::Holds(uint32_t index, uint32_t slot) const {
 
 uint64_t SharedLedger::TicketCount(uint32_t index) const {
   uint64_t count = 0;
-  // Relaxed: either the count is only shown to users, or all relevant changes
-  // happen before this call: the caller holds the locks of all slots, or all
-  // processes have announced their exit, or this process sent the messages
-  // itself with its heap's mutex held.
+  // Acquire: a process that sees that a ticket was redeemed also sees the slot
+  // that the receiver took before, see ProcessTree::Leave. Other callers need
+  // no order: the count is only shown to users, or the caller holds the locks
+  // of all slots.
   for (const auto& ticket : block(index).tickets) {
-    count += UsesOf(ticket.word.load(std::memory_order_relaxed));
+    count += UsesOf(ticket.word.load(std::memory_order_acquire));
   }
   return count;
 }

@@ -124,7 +124,7 @@ class SharedLedger {
   uint64_t generation(uint32_t block) const;
 
   // References. AddHolder requires: the caller has a reference that keeps the
-  // block meanwhile, or calls StillIs afterwards.
+  // block meanwhile, or calls HasGeneration afterwards.
   void AddHolder(uint32_t block, uint32_t slot);
   void ReleaseHolder(uint32_t block, uint32_t slot);
   // Issues a ticket. Never fails: when a block has no free ticket, messages
@@ -139,12 +139,13 @@ class SharedLedger {
   bool RedeemTicket(uint32_t block, SharedTicket ticket);
   // Returns whether a block still has the generation, and keeps it as long as
   // the caller's holder bit is set. Requires: the caller has set that bit.
-  bool StillIs(uint32_t block, uint64_t generation) const;
+  bool HasGeneration(uint32_t block, uint64_t generation) const;
 
   bool Referenced(uint32_t block) const;
   bool Holds(uint32_t block, uint32_t slot) const;
   uint64_t TicketCount(uint32_t block) const;
-  // Returns whether any message that was not received yet carries a block.
+  // Returns whether any message that was not received yet carries a block. If
+  // not, the caller sees the slots of all receivers.
   bool HasMessages() const;
   // Frees a block: ends its generation. Returns false, and changes nothing, if
   // it has a reference. Requires: the caller is the owner with its heap's mutex

@@ -125,7 +125,7 @@ std::unique_ptr<SharedSegment> SharedSegment::Create(SharingStrategy strategy,
   made->Reserve(made->fd(), 0, SharedLedger::HeaderBytes(reserve));
   made->ledger_.Format(tree, segment);
   made->slot_ = made->Slots()
-                    .Take(SharedLedger::kOwnerSlot, made->process_, name)
+                    .TakeSlot(SharedLedger::kOwnerSlot, made->process_, name)
                     .value();
   if (strategy == SharingStrategy::kFileSystem) {
     std::string self = "/proc/self/fd/" + std::to_string(made->fd_.get());
@@ -180,7 +180,7 @@ std::unique_ptr<SharedSegment> SharedSegment::Open(const SegmentId& id) {
             "ledger. Another program has truncated the file; send "
             "the tensor again.");
   }
-  std::optional<uint32_t> slot = opened->Slots().Take(
+  std::optional<uint32_t> slot = opened->Slots().TakeSlot(
       SharedLedger::kOwnerSlot + 1, opened->process_, name);
   if (!slot) ThrowGone(id);
   opened->slot_ = *slot;
@@ -281,7 +281,7 @@ void SharedSegment::ReapDead() {
 
 bool SharedSegment::OwnerIsAlive() {
   return !ledger_.orphaned() &&
-         (!Usable() || Slots().IsLocked(SharedLedger::kOwnerSlot));
+         (!Usable() || IsLocked(fd_.get(), SharedLedger::kOwnerSlot));
 }
 
 bool SharedSegment::OwnerIsLeaving() const {
@@ -422,7 +422,7 @@ uint32_t SharedSegment::TakeSlotForChild() {
     }
     std::optional<uint32_t> slot =
         SharedSlots(child_fd_.get(), &ledger_)
-            .Take(SharedLedger::kOwnerSlot + 1, process_, name_);
+            .TakeSlot(SharedLedger::kOwnerSlot + 1, process_, name_);
     if (slot) return *slot;
     // No process detaches a segment that this process is attached to, but some
     // program may have overwritten its header.

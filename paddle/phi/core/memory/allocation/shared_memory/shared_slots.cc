@@ -73,13 +73,9 @@ void SharedSlots::Unlock(uint32_t first, uint32_t end) const {
   if (first < end) SetLock(fd_, F_UNLCK, first, end - first);
 }
 
-bool SharedSlots::IsLocked(uint32_t slot) const {
-  return allocation::IsLocked(fd_, slot);
-}
-
-std::optional<uint32_t> SharedSlots::Take(uint32_t first,
-                                          uint32_t process,
-                                          const std::string& name) const {
+std::optional<uint32_t> SharedSlots::TakeSlot(uint32_t first,
+                                              uint32_t process,
+                                              const std::string& name) const {
   // A process that detaches a segment holds all locks, trims the page with the
   // magic number, and then releases the locks.
   auto was_detached = [this] { return !ReadLedgerStart(fd_).Valid(); };
@@ -108,7 +104,7 @@ std::optional<uint32_t> SharedSlots::Take(uint32_t first,
       return slot;
     }
     if (was_detached()) return std::nullopt;
-    bool being_checked = IsLocked(SharedLedger::kPermanentSlot);
+    bool being_checked = IsLocked(fd_, SharedLedger::kPermanentSlot);
     found_full = being_checked || soon_free ? 0 : found_full + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -136,13 +132,16 @@ bool SharedSlots::ReapIfDead(uint32_t slot) const {
 
 bool SharedSlots::AllLeaving() const {
   for (uint32_t slot = 0; slot < ledger_->slot_limit(); ++slot) {
+    if (ledger_->slot_state(slot) != SharedLedger::kTaken ||
+        TryLock(slot, slot + 1)) {
+      continue;
+    }
+    // Read the number only now: until here, another process may have reaped and
+    // taken the slot of a dead one.
+    uint32_t process = ledger_->slot_pid(slot);
     // A forked child without a slot keeps the lock of its parent's slot, even
     // after the parent has ended.
-    uint32_t process = ledger_->slot_pid(slot);
-    if (ledger_->slot_state(slot) == SharedLedger::kTaken &&
-        !TryLock(slot, slot + 1) && !HasEnded(process) && !IsZombie(process)) {
-      return false;
-    }
+    if (!HasEnded(process) && !IsZombie(process)) return false;
   }
   return true;
 }

@@ -42,8 +42,8 @@ namespace allocation {
 class SharedSlots {
  public:
   // Requires: `fd` is an intact descriptor of the file that contains `ledger`.
-  // Both outlive the view. TryLock, Unlock and IsLocked need no ledger; for
-  // them it may be null.
+  // Both outlive the view. TryLock and Unlock need no ledger; for them it may
+  // be null.
   SharedSlots(int fd, SharedLedger* ledger) : fd_(fd), ledger_(ledger) {}
 
   // Takes the locks of the slots in [`first`, `end`). Never waits. If it cannot
@@ -51,16 +51,13 @@ class SharedSlots {
   // errno.
   bool TryLock(uint32_t first, uint32_t end) const;
   void Unlock(uint32_t first, uint32_t end) const;
-  // Returns whether another open file description holds the lock of a slot.
-  // Returns true if that is unknown.
-  bool IsLocked(uint32_t slot) const;
 
   // Takes the first slot from `first` on that no living process has, reaps it
   // if needed, and keeps its lock. Returns none if the segment was detached.
   // Throws if all slots are in use; the error refers to the segment as `name`.
-  std::optional<uint32_t> Take(uint32_t first,
-                               uint32_t process,
-                               const std::string& name) const;
+  std::optional<uint32_t> TakeSlot(uint32_t first,
+                                   uint32_t process,
+                                   const std::string& name) const;
   // Reaps a slot if its process is dead, and returns whether it was. A dead
   // owner leaves the segment orphaned.
   //
@@ -68,7 +65,8 @@ class SharedSlots {
   // the kernel would grant it the lock again.
   bool ReapIfDead(uint32_t slot) const;
   // Returns whether every process with a slot is dead or has announced its
-  // exit. Keeps the locks of dead processes.
+  // exit. Keeps the locks of dead processes. May overlook a process that is
+  // just taking a slot; such a process has not received a message yet.
   bool AllLeaving() const;
 
  private:
