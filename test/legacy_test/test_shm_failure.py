@@ -259,6 +259,83 @@ def end_without_new_group() -> None:
     os._exit(1)
 
 
+def kill_this_process(*args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def new_group_and_die_in(function: str) -> None:
+    """Dies when it calls a function of shared_memory_group."""
+    with mock.patch.object(shared_memory_group, function, kill_this_process):
+        dist.new_group()
+
+
+def new_sub_group_and_die(members: list[int]) -> None:
+    """Dies when all members have found each other."""
+    with mock.patch.object(
+        shared_memory_group, "_join_machine", kill_this_process
+    ):
+        dist.new_group(members)
+
+
+def new_group_and_die_while_collecting(seconds: float) -> None:
+    """Dies this long after it has published its process."""
+    collect = shared_memory_group._collect
+
+    def collect_and_die(*args: Any) -> Any:
+        threading.Timer(seconds, kill_this_process).start()
+        return collect(*args)
+
+    with mock.patch.object(shared_memory_group, "_collect", collect_and_die):
+        dist.all_reduce(paddle.ones([10]), group=dist.new_group())
+    time.sleep(WAIT_S)
+
+
+def new_group_of_stopped_rank() -> None:
+    """Stops after all ranks have found each other."""
+    join = shared_memory_group._join_machine
+
+    def stop_and_join(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return join(*args)
+
+    with mock.patch.object(shared_memory_group, "_join_machine", stop_and_join):
+        dist.new_group()
+
+
+def new_group_of_unknown_process() -> None:
+    """Like a rank whose /proc belongs to another PID namespace."""
+    binding = shared_memory_group._find_binding()
+    with mock.patch.object(binding, "this_process", lambda: (0, 0)):
+        new_group_and_die_in("_join_machine")
+
+
+def new_group_and_use_it() -> None:
+    group = dist.new_group()
+    while True:
+        dist.all_reduce(paddle.ones([10]), group=group)
+
+
+def ended(process: int, start: int) -> tuple[bool, str]:
+    """
+    Returns whether a process has ended, and the error of a store that watches
+    it as rank 5.
+    """
+    binding = shared_memory_group._find_binding()
+    store = binding.GroupStore(
+        paddle.base.core.create_or_get_global_tcp_store(), "ended/", 1000
+    )
+    store.watch([(5, process, start)])
+    try:
+        store.raise_if_died()
+    except RuntimeError as error:
+        return binding.has_ended(process, start), str(error)
+    return binding.has_ended(process, start), ""
+
+
+def this_process() -> tuple[int, int]:
+    return shared_memory_group._find_binding().this_process()
+
+
 def all_reduce_in_new_group() -> float:
     x = paddle.ones([10])
     dist.all_reduce(x, group=dist.new_group())
@@ -492,6 +569,118 @@ class TestShmFailure(RanksTestCase):
             self.assertIn("Rank 0 ", text)
             self.assertIn("Too many open files", text)
         self.assertEqual(ranks.outcomes([0]), [None])
+
+    def assert_all_name_dead(self, ranks, victim, survivors):
+        self.assert_all_name(
+            ranks.outcomes(survivors),
+            f"rank {victim} (process {ranks.pids[victim]}) has died",
+        )
+
+    def test_rank_killed_before_others_create_the_group_fails_them(self):
+        # The timeout of the group is longer than a test waits.
+        ranks = self.start_group(3)
+        ranks.begin(new_group_and_die_in, "_collect", ranks=[1])
+        ranks.begin(dist.new_group, ranks=[0])
+        # Rank 2 has not begun.
+        self.assert_all_name_dead(ranks, 1, [0])
+        ranks.begin(dist.new_group, ranks=[2])
+        self.assert_all_name_dead(ranks, 1, [2])
+
+    def test_killed_rank_with_the_store_fails_the_others(self):
+        ranks = self.start_group(3)
+        ranks.begin(dist.new_group, ranks=[1])
+        ranks.begin(new_group_and_die_in, "_collect", ranks=[0])
+        # Rank 1 may not have read the process of rank 0.
+        self.assert_all_name(ranks.outcomes([1]), "rank 0")
+        ranks.begin(dist.new_group, ranks=[2])
+        self.assert_all_name(ranks.outcomes([2]), "rank 0")
+
+    def test_rank_killed_before_it_attaches_fails_the_others(self):
+        for victim in (0, 1, 2):
+            with self.subTest(victim=victim):
+                ranks = self.start_group(3)
+                survivors = [r for r in range(3) if r != victim]
+                before = ranks.call(memfds, ranks=survivors)
+                ranks.begin(
+                    new_group_and_die_in, "_join_machine", ranks=[victim]
+                )
+                ranks.begin(dist.new_group, ranks=survivors)
+                self.assert_all_name_dead(ranks, victim, survivors)
+                self.assertEqual(ranks.call(memfds, ranks=survivors), before)
+
+    def test_attached_rank_killed_before_others_attach_fails_them(self):
+        for victim in (0, 1):
+            with self.subTest(victim=victim):
+                ranks = self.start_group(3)
+                before = len(self.groups_of(ranks, 1))
+                ranks.begin(dist.new_group, ranks=[0, 1])
+                ranks.begin(new_group_of_stopped_rank, ranks=[2])
+                wait_until(
+                    lambda ranks=ranks, before=before: (
+                        len(self.groups_of(ranks, 1)) > before
+                    ),
+                    "rank 1 attaches",
+                )
+                ranks.signal(victim, signal.SIGKILL)
+                self.assert_all_name_dead(ranks, victim, [1 - victim])
+                ranks.signal(2, signal.SIGCONT)
+                self.assert_all_name_dead(ranks, victim, [2])
+
+    def groups_of(self, ranks, rank):
+        with open(f"/proc/{ranks.pids[rank]}/maps") as maps:
+            return [line for line in maps if "memfd:paddle-group" in line]
+
+    def test_first_rank_killed_without_the_store_fails_the_others(self):
+        ranks = self.start_group(4)
+        ranks.begin(dist.new_group, [1, 2, 3], ranks=[2, 3])
+        ranks.begin(new_sub_group_and_die, [1, 2, 3], ranks=[1])
+        self.assert_all_name(
+            ranks.outcomes([2, 3]),
+            f"rank 0 (process {ranks.pids[1]}) has died",
+        )
+
+    def test_ranks_killed_at_any_time_of_the_creation_fail_the_others(self):
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")
+        chosen = random.Random(seed)
+        for _ in range(6):
+            size = chosen.choice([2, 3, 4])
+            victim = chosen.randrange(size)
+            ranks = Ranks(size)
+            try:
+                ranks.call(join_default_group)
+                survivors = [r for r in range(size) if r != victim]
+                ranks.begin(
+                    new_group_and_die_while_collecting,
+                    chosen.uniform(0, 0.03),
+                    ranks=[victim],
+                )
+                ranks.begin(new_group_and_use_it, ranks=survivors)
+                self.assert_all_name(
+                    ranks.outcomes(survivors), f"rank {victim}"
+                )
+            finally:
+                ranks.end()
+
+    def test_rank_of_unknown_process_is_named_after_the_timeout(self):
+        ranks = self.start_group(2, **SHORT)
+        ranks.begin(new_group_of_unknown_process, ranks=[1])
+        ranks.begin(dist.new_group, ranks=[0])
+        self.assert_all_name(
+            ranks.outcomes([0]), "rank 1 did not attach", "1000 ms"
+        )
+
+    def test_process_with_the_id_of_an_earlier_one_is_not_the_rank(self):
+        ranks = self.start_group(2)
+        process, start = ranks.call(this_process)[1]
+        self.assertEqual(process, ranks.pids[1])
+        self.assertEqual(
+            ranks.call(ended, process, start, ranks=[0]), [(False, "")]
+        )
+        self.assertEqual(ranks.call(ended, 0, 0, ranks=[0]), [(False, "")])
+        ((has_ended, text),) = ranks.call(ended, process, start + 1, ranks=[0])
+        self.assertTrue(has_ended)
+        self.assertIn(f"Rank 5 (process {process}) has died", text)
 
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)

@@ -113,6 +113,11 @@ def join_while_one_fails(
         join_on(machines)
 
 
+def join_and_die_after_publishing(machines: list[str]) -> None:
+    with mock.patch.object(shared_memory_group, "_collect", kill_this_process):
+        join_on(machines)
+
+
 def join_where_one_has_no_memory(machines: list[str], failing: int) -> None:
     """Joins as if on machines of these names; the failing rank cannot create
     the memory of its machine's group."""
@@ -634,15 +639,17 @@ class TestLeaderLinks(unittest.TestCase):
 
     def test_failure_of_another_leader_ends_a_call(self):
         first, second = self.connect()
-        teller = threading.Timer(0.1, second.tell, ["no memory is left"])
-        teller.start()
+        sender = threading.Timer(
+            0.1, second.send_failure, ["no memory is left"]
+        )
+        sender.start()
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
             self.run_blocked_call(first)
-        teller.join()
+        sender.join()
 
     def test_leader_that_has_failed_before_a_call(self):
         first, second = self.connect()
-        second.tell("no memory is left")
+        second.send_failure("no memory is left")
         called = []
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
             first.run(lambda: called.append(1))
@@ -661,7 +668,7 @@ class TestLeaderLinks(unittest.TestCase):
             first, second = self.connect(listeners)
             with contextlib.suppress(ConnectionResetError):
                 self.assertEqual(stranger.recv(1), b"")
-        second.tell("no memory is left")
+        second.send_failure("no memory is left")
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
             self.run_blocked_call(first)
 
@@ -915,20 +922,40 @@ class TestShmMachines(RanksTestCase):
         self,
     ):
         # Not rank 0, because the store would end with it.
-        for victim, parts in (
-            (1, ["rank 1"]),
-            (2, ["ranks [1, 2], which are numbered from 0", "Rank 1 did not"]),
-        ):
+        for victim, number in ((1, 0), (2, 1)):
             with self.subTest(victim=victim):
-                ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
+                # The timeout is longer than the test waits.
+                ranks = self.start(3)
                 ranks.begin(
                     join_while_one_fails,
                     ["a", "b", "b"],
                     victim,
                     kill_this_process,
                 )
-                self.assert_all_raise(ranks.outcomes([0]), *parts)
-                self.assert_all_raise(ranks.outcomes([3 - victim]))
+                self.assert_all_raise(
+                    ranks.outcomes([0, 3 - victim]),
+                    "ranks [1, 2], which are numbered from 0",
+                    f"Rank {number} (process {ranks.pids[victim]}) has died",
+                )
+
+    def test_rank_that_dies_alone_on_its_machine_is_named_after_the_timeout(
+        self,
+    ):
+        ranks = self.start(3, PADDLE_PG_TIMEOUT="1000")
+        ranks.begin(join_while_one_fails, ["a", "b", "a"], 1, kill_this_process)
+        self.assert_all_raise(ranks.outcomes([0, 2]), "for rank 1 ")
+
+    def test_rank_that_dies_before_others_arrive_fails_those_of_all_machines(
+        self,
+    ):
+        ranks = self.start(4)
+        machines = ["a", "b", "b", "a"]
+        ranks.begin(join_and_die_after_publishing, machines, ranks=[1])
+        ranks.begin(join_on, machines, ranks=[0, 2])
+        died = f"Rank 1 (process {ranks.pids[1]}) has died"
+        self.assert_all_raise(ranks.outcomes([2]), died)
+        ranks.begin(join_on, machines, ranks=[3])
+        self.assert_all_raise(ranks.outcomes([0, 3]), "Rank 2", died)
 
     def test_killed_rank_fails_the_ranks_of_all_machines(self):
         for victim in (0, 3):

@@ -73,7 +73,7 @@ class IdlePredictors {
     }
   }
 
-  // Takes this predictor forever. Returns false if it is not idle.
+  // Removes a predictor from the pool. Returns false if it is not idle.
   bool Remove(int number) {
     ResetInChild();
     const auto found = std::find_if(

@@ -14,18 +14,29 @@
 
 #include "paddle/fluid/pybind/process_group_shm.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
+#include "paddle/phi/core/distributed/shared_memory/collective_error.h"
+#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
 #include "paddle/phi/core/distributed/store/store.h"
 #include "paddle/phi/core/enforce.h"
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
@@ -39,15 +50,61 @@ using distributed::ProcessGroupShm;
 using distributed::ProcessGroupShmOptions;
 using distributed::SharedTensorResolver;
 using memory::allocation::SharedLocator;
+using phi::distributed::CollectiveError;
 using phi::distributed::Store;
 
 namespace {
 
+// A process and when it started, in clock ticks since the machine booted: a
+// later process may have the same ID. The ID is 0 if the process is unknown.
+struct ProcessStart {
+  uint32_t process = 0;
+  uint64_t ticks = 0;
+};
+
+// Returns none if the `stat` file of a process in /proc cannot be read.
+std::optional<ProcessStart> ReadStart(const std::string& process) {
+  // The index of the start among the fields that follow the name.
+  constexpr size_t kStart = 19;
+  const std::string text =
+      memory::allocation::ReadFile("/proc/" + process + "/stat").value_or("");
+  // The name in parentheses may contain any characters.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream rest(text.substr(name_end + 1));
+  const std::vector<std::string> fields{
+      std::istream_iterator<std::string>(rest), {}};
+  if (fields.size() <= kStart) return std::nullopt;
+  return ProcessStart{
+      static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10)),
+      std::strtoull(fields[kStart].c_str(), nullptr, 10)};
+}
+
+ProcessStart StartOfThisProcess() {
+  const std::optional<ProcessStart> start = ReadStart("self");
+  // The IDs differ if /proc belongs to another PID namespace.
+  if (!start || start->process != static_cast<uint32_t>(getpid())) return {};
+  return *start;
+}
+
+// Returns whether a process has ended, or is ending; false if that is unknown.
+bool HasEnded(const ProcessStart& start) {
+  if (start.process == 0) return false;
+  if (phi::distributed::IsGoneOrExiting(start.process)) return true;
+  const std::optional<ProcessStart> now =
+      ReadStart(std::to_string(start.process));
+  return now && now->ticks != start.ticks;
+}
+
+// A rank and its process.
+using WatchedRank = std::tuple<int, uint32_t, uint64_t>;
+
 // A store that prefixes the keys of one group, because gloo uses the same keys
 // in every group.
 //
-// It waits for keys until a deadline, which is `timeout` after its creation. As
-// thread-safe as the underlying store.
+// It waits for keys until a deadline, which is `timeout` after its creation, or
+// until it finds that a watched rank has died. As thread-safe as the underlying
+// store.
 class GroupStore : public Store {
  public:
   GroupStore(std::shared_ptr<Store> store,
@@ -58,16 +115,39 @@ class GroupStore : public Store {
         timeout_(timeout),
         deadline_(std::chrono::steady_clock::now() + timeout) {}
 
+  // Watches these ranks, and no others, from now on. They must be in processes
+  // of this machine.
+  void Watch(std::vector<WatchedRank> ranks) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ranks_ = std::move(ranks);
+  }
+
+  // Throws CollectiveError if one of the watched ranks has died.
+  void ThrowIfDied() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const WatchedRank& rank : ranks_) ThrowIfDied(rank);
+  }
+
   int64_t add(const std::string& key, int64_t value) override {
-    return store_->add(prefix_ + key, value);
+    return NameDead([&] { return store_->add(prefix_ + key, value); });
   }
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    store_->set(prefix_ + key, value);
+    NameDead([&] { store_->set(prefix_ + key, value); });
   }
 
+  // If the key is not set, throws CollectiveError if it finds that a watched
+  // rank has died. A call looks at some of the ranks; the next call goes on
+  // with the others.
   bool check(const std::string& key) override {
-    return store_->check(prefix_ + key);
+    // These take less time than the reply of the store.
+    constexpr size_t kRanksPerCall = 16;
+    if (NameDead([&] { return store_->check(prefix_ + key); })) return true;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < std::min(kRanksPerCall, ranks_.size()); ++i) {
+      ThrowIfDied(ranks_[next_++ % ranks_.size()]);
+    }
+    return false;
   }
 
   void wait(const std::string& key) override {
@@ -87,14 +167,58 @@ class GroupStore : public Store {
 
   std::vector<uint8_t> get(const std::string& key) override {
     wait(key);
-    return store_->get(prefix_ + key);
+    return NameDead([&] { return store_->get(prefix_ + key); });
   }
 
  private:
+  static void ThrowIfDied(const WatchedRank& watched) {
+    const auto [rank, process, ticks] = watched;
+    if (!HasEnded({process, ticks})) return;
+    throw CollectiveError(CollectiveError::Kind::kDied,
+                          rank,
+                          "Rank " + std::to_string(rank) + " (process " +
+                              std::to_string(process) +
+                              ") has died: it was killed, or it ended before "
+                              "all ranks had joined the group. See its output, "
+                              "and start all ranks again.");
+  }
+
+  bool IsWatching() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !ranks_.empty();
+  }
+
+  // Calls the underlying store, whose own errors name no rank. If the call
+  // fails, throws CollectiveError.
+  template <typename Call>
+  auto NameDead(const Call& call) -> decltype(call()) {
+    // Connections may be closed before their process ends.
+    constexpr int kTries = 100;
+    constexpr std::chrono::milliseconds kPause{10};
+    try {
+      return call();
+    } catch (const std::exception& error) {
+      for (int i = 0; i < kTries && IsWatching(); ++i) {
+        ThrowIfDied();
+        std::this_thread::sleep_for(kPause);
+      }
+      throw CollectiveError(
+          CollectiveError::Kind::kUnavailable,
+          -1,
+          "Cannot use the store through which the ranks of a group find each "
+          "other. The process that has it, usually rank 0, may have died: see "
+          "its output. " +
+              std::string(error.what()));
+    }
+  }
+
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
+  std::mutex mutex_;
+  std::vector<WatchedRank> ranks_;  // guarded by mutex_
+  size_t next_ = 0;                 // guarded by mutex_
 };
 
 }  // namespace
@@ -107,6 +231,14 @@ void BindProcessGroupShm(py::module* m) {
       py::arg("store"),
       py::arg("key"),
       py::call_guard<py::gil_scoped_release>());
+  // Identifies this process for `has_ended`.
+  m->def("this_process", [] {
+    const ProcessStart start = StartOfThisProcess();
+    return std::make_pair(start.process, start.ticks);
+  });
+  m->def("has_ended", [](uint32_t process, uint64_t ticks) {
+    return HasEnded({process, ticks});
+  });
   py::class_<GroupStore, std::shared_ptr<GroupStore>, Store>(*m, "GroupStore")
       .def(py::init([](std::shared_ptr<Store> store,
                        std::string prefix,
@@ -118,7 +250,11 @@ void BindProcessGroupShm(py::module* m) {
            }),
            py::arg("store"),
            py::arg("prefix"),
-           py::arg("timeout_milliseconds"));
+           py::arg("timeout_milliseconds"))
+      .def("watch", &GroupStore::Watch)
+      .def("raise_if_died",
+           py::overload_cast<>(&GroupStore::ThrowIfDied),
+           py::call_guard<py::gil_scoped_release>());
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
       *m, "ProcessGroupShm")
       .def_static(

@@ -270,7 +270,8 @@ def _divide(total: Tensor, divisor: int) -> None:
         # The inverse of a power of two is exact, and scale_ is much faster.
         total.scale_(1 / divisor)
     else:
-        total.divide_(paddle.full([], divisor, total.dtype))
+        # On the CPU, like the tensor: the current device may be another one.
+        total.divide_(paddle.full([], divisor, total.dtype, device="cpu"))
 
 
 def _no_operation() -> None:
@@ -533,7 +534,7 @@ class HierarchicalGroup(PythonProcessGroup):
             "again."
         )
         if self._links is not None and not isinstance(error, _SharedError):
-            self._links.tell(text)
+            self._links.send_failure(text)
         # Leaving makes the other ranks of this machine fail immediately.
         self._local.leave()
 

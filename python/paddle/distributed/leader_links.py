@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SIOCGIFADDR = 0x8915
 _KEY_BYTES = 16
-# A leader's number, or the length of a message, which precedes its text. A
-# message with an empty text says goodbye.
+# A leader's number, or the length of a message, which precedes its text. An
+# empty text means that the leader leaves.
 _UINT32 = struct.Struct("!I")
 # poll() takes a C int.
 _MAX_POLL_MS = 2**31 - 1
@@ -238,8 +238,15 @@ class LeaderLinks:
             raise error
         return result
 
-    def tell(self, text: str) -> None:
-        """Sends the others the reason of a failure; an empty one is goodbye."""
+    def send_failure(self, text: str) -> None:
+        """Sends the reason for a failure to the other leaders."""
+        self._send(text)
+
+    def send_leaving(self) -> None:
+        """Tells the other leaders that this one leaves."""
+        self._send("")
+
+    def _send(self, text: str) -> None:
         data = text.encode()
         for _, connection in self._peers.values():
             # A leader that has died needs no text.
@@ -247,8 +254,11 @@ class LeaderLinks:
                 connection.sendall(_UINT32.pack(len(data)) + data)
 
     def close(self) -> None:
-        """Says goodbye. Waits until an abandoned call has returned."""
-        self.tell("")
+        """
+        Leaves: tells the other leaders, and waits until an abandoned call has
+        returned.
+        """
+        self.send_leaving()
         self._calls.put(None)
         self._thread.join(LONGEST_CALL_S)
         self._close_descriptors()

@@ -18,6 +18,7 @@ memory, and between machines through gloo.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import datetime
 import os
@@ -29,7 +30,7 @@ from paddle.base import core
 from paddle.framework import in_dynamic_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
     from paddle.base.core import ProcessGroup, Store
@@ -45,6 +46,10 @@ _JOINED = "joined"
 _FAILURE = "!"
 # How long a rank that fails waits for the others to fail, too.
 _TIME_TO_FAIL_S = 2.0
+# How long a rank waits before it looks for a key of the store again.
+_PAUSE_S = 0.002
+# In place of a process that may be on another machine.
+_UNKNOWN = (0, 0)
 # The largest id of a group across machines. The ids of its inner groups have 12
 # more bits.
 _LARGEST_ID = (1 << 19) - 1
@@ -92,10 +97,11 @@ def join(
             f"The timeout of a group is {timeout}, but it must be at least one "
             "millisecond. Pass a longer datetime.timedelta."
         )
+    processes: dict[int, tuple[int, int]] = {}
     try:
-        group = _join(store, rank, world_size, group_id, timeout)
+        group = _join(store, rank, world_size, group_id, timeout, processes)
     except Exception:
-        _wait_for_failures(store, group_id, world_size)
+        _wait_for_failures(store, group_id, rank, world_size, processes)
         raise
     if not _joined:
         # atexit runs the last registered function first, so this runs before
@@ -111,26 +117,47 @@ def _join(
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
+    processes: dict[int, tuple[int, int]],
 ) -> ProcessGroup | HierarchicalGroup:
+    """Adds the processes of the other ranks of this machine to `processes`."""
     time_to_join = max(timeout, _SHORTEST_JOIN)
     prefix = _prefix(group_id)
     try:
+        binding = _find_binding()
         # A store with separate keys, because gloo uses the same in each group.
-        own_store = _find_binding().GroupStore(
+        own_store = binding.GroupStore(
             store, prefix, time_to_join // _MILLISECOND
         )
         here = machine()
+        process, start = binding.this_process()
     except Exception as error:
         _publish(store, f"{prefix}machine", rank, f"{_FAILURE}{error}")
         raise
-    _publish(own_store, "machine", rank, here)
-    machines = _collect(
-        own_store, "machine", rank, world_size, group_id, time_to_join
-    )
-    if len(set(machines)) == 1:
+    _publish(own_store, "machine", rank, f"{here} {process} {start}")
+    machines = {}
+    try:
+        for other, text in _collect(
+            own_store, "machine", rank, world_size, group_id, time_to_join
+        ):
+            machines[other], its_process, its_start = text.rsplit(" ", 2)
+            if machines[other] == here and other != rank:
+                processes[other] = int(its_process), int(its_start)
+                _watch(own_store, processes)
+    except Exception as error:
+        # Ranks on other machines do not watch the processes of this one.
+        with contextlib.suppress(Exception):
+            _publish(own_store, "joined", rank, f"{_FAILURE}{error}")
+        raise
+    if len(set(machines.values())) == 1:
         return _join_machine(own_store, rank, world_size, group_id, timeout)
     return _join_machines(
-        own_store, rank, machines, group_id, timeout, time_to_join
+        own_store,
+        rank,
+        [machines[other] for other in range(world_size)],
+        group_id,
+        timeout,
+        time_to_join,
+        processes,
     )
 
 
@@ -138,8 +165,19 @@ def _prefix(group_id: int) -> str:
     return f"shm_group/{group_id}/"
 
 
-def _wait_for_failures(store: Store, group_id: int, world_size: int) -> None:
-    """Waits for the other ranks to fail, too.
+def _watch(store: Store, processes: dict[int, tuple[int, int]]) -> None:
+    """Makes waits for keys of the store fail when one of the processes dies."""
+    store.watch([(rank, *process) for rank, process in processes.items()])
+
+
+def _wait_for_failures(
+    store: Store,
+    group_id: int,
+    rank: int,
+    world_size: int,
+    processes: dict[int, tuple[int, int]],
+) -> None:
+    """Waits for the other ranks to fail or die, too.
 
     The process that created the store must live until the other ranks have read
     the failure that this rank published there.
@@ -147,10 +185,16 @@ def _wait_for_failures(store: Store, group_id: int, world_size: int) -> None:
     key = f"{_prefix(group_id)}failed"
     deadline = time.monotonic() + _TIME_TO_FAIL_S
     with contextlib.suppress(Exception):
-        failed = store.add(key, 1)
-        while failed < world_size and time.monotonic() < deadline:
-            time.sleep(0.002)
-            failed = store.add(key, 0)
+        binding = _find_binding()
+        _publish(store, key, rank, "")
+        for other in range(world_size):
+            while not (
+                binding.has_key(store, f"{key}/{other}")
+                or binding.has_ended(*processes.get(other, _UNKNOWN))
+            ):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_PAUSE_S)
 
 
 def machine() -> str:
@@ -175,7 +219,6 @@ def _find_binding() -> ModuleType:
 
 def _publish(store: Store, key: str, rank: int, text: str) -> None:
     store.set(f"{key}/{rank}", text)
-    store.add(f"{key}/{rank}/is_set", 1)
 
 
 def _collect(
@@ -185,23 +228,29 @@ def _collect(
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
-) -> list[str]:
+) -> Iterator[tuple[int, str]]:
     """
-    Waits until all ranks have published a text, and returns the texts. Raises
-    an error as soon as it finds the failure of a rank.
+    Waits until all ranks have published a text. Yields the ranks and their
+    texts. Raises an error as soon as it finds the failure of a rank, or that a
+    rank which the store watches has died.
     """
+    has_key = _find_binding().has_key
     deadline = time.monotonic() + timeout.total_seconds()
-    texts = []
-    for other in range(world_size):
+    missing = collections.deque(range(world_size))
+    while missing:
+        other = missing.popleft()
         # Not store.wait, whose error names no rank.
-        while store.add(f"{key}/{other}/is_set", 0) == 0:
+        if not has_key(store, f"{key}/{other}"):
+            # Look at the next rank meanwhile: it may have failed.
+            missing.append(other)
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"Rank {rank} of group {group_id} waited {timeout} for "
-                    f"rank {other} to create the group. Create it on all its "
-                    "ranks, or pass a longer timeout."
+                    f"rank {min(missing)} to create the group. Create it on "
+                    "all its ranks, or pass a longer timeout."
                 )
-            time.sleep(0.002)
+            time.sleep(_PAUSE_S)
+            continue
         text = store.get(f"{key}/{other}").decode()
         if text.startswith(_FAILURE):
             reason = text[len(_FAILURE) :].rstrip(". \n")
@@ -209,8 +258,7 @@ def _collect(
                 f"Rank {other} failed to join group {group_id}: "
                 f"{reason}. Fix the cause, then create a new group."
             )
-        texts.append(text)
-    return texts
+        yield other, text
 
 
 def _join_machine(
@@ -221,14 +269,23 @@ def _join_machine(
     timeout: datetime.timedelta,
 ) -> ProcessGroup:
     storage = getattr(core.libpaddle, "_shared_storage", None)
-    return _find_binding().ProcessGroupShm.create(
-        store,
-        rank,
-        world_size,
-        group_id,
-        timeout // _MILLISECOND,
-        storage and storage.locator(),
-    )
+    try:
+        return _find_binding().ProcessGroupShm.create(
+            store,
+            rank,
+            world_size,
+            group_id,
+            timeout // _MILLISECOND,
+            storage and storage.locator(),
+        )
+    except RuntimeError as error:
+        # The error of a rank that did not find the memory of rank 0 does not
+        # say which rank has died.
+        try:
+            store.raise_if_died()
+        except RuntimeError as died:
+            raise died from error
+        raise
 
 
 def _join_machines(
@@ -238,6 +295,7 @@ def _join_machines(
     group_id: int,
     timeout: datetime.timedelta,
     time_to_join: datetime.timedelta,
+    processes: dict[int, tuple[int, int]],
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
     from .leader_links import LeaderLinks, Listener
@@ -257,6 +315,11 @@ def _join_machines(
 
     local = listener = links = between = None
     try:
+        # Errors on this machine have the numbers of the ranks here.
+        _watch(
+            store,
+            {here.index(other): found for other, found in processes.items()},
+        )
         local = _join_machine(
             store,
             here.index(rank),
@@ -286,9 +349,14 @@ def _join_machines(
             rank,
             f"{_JOINED} {listener.address if listener else ''}",
         )
-        outcomes = _collect(
-            store, "joined", rank, len(machines), group_id, time_to_join
+        _watch(store, processes)
+        outcomes = dict(
+            _collect(
+                store, "joined", rank, len(machines), group_id, time_to_join
+            )
         )
+        # From here on, ranks that are not leaders may leave the group.
+        _watch(store, {})
         if listener is not None:
             number = leaders.index(rank)
             between = core.ProcessGroupGloo.create(

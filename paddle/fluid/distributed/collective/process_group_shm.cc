@@ -308,7 +308,7 @@ constexpr char kHasMemory = '=';  // followed by the memory's id
 constexpr char kHasFailed = '!';  // followed by the reason
 
 std::string StoreKey(int group_id, int rank) {
-  return "shm_group/" + std::to_string(group_id) + "/" + std::to_string(rank);
+  return std::to_string(group_id) + "/" + std::to_string(rank);
 }
 
 void Publish(Store* store,
@@ -353,35 +353,43 @@ std::unique_ptr<GroupMemory> MakeMemory(Store* store,
   return memory;
 }
 
-// Called on rank 0: waits until all ranks have published whether they attached.
-// If one did not, fails the group in its memory, where the attached ranks wait.
-void WaitForMembers(Store* store,
-                    const ProcessGroupShmOptions& options,
-                    GroupMemory* memory) {
+// Waits until all ranks have published whether they attached. Throws if one did
+// not.
+void AwaitMembers(Store* store,
+                  const ProcessGroupShmOptions& options,
+                  const GroupMemory& memory) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   for (int rank = 1; rank < options.size; ++rank) {
     while (!store->check(StoreKey(options.group_id, rank))) {
-      memory->ThrowIfUnusable();
+      memory.ThrowIfUnusable();
       if (std::chrono::duration_cast<std::chrono::milliseconds>(
               Clock::now() - start) > options.timeout) {
-        memory->Abort(rank,
-                      "rank " + std::to_string(rank) +
-                          " did not attach to the group's memory within " +
-                          std::to_string(options.timeout.count()) +
-                          " ms. Check why it is stopped, slow or in other "
-                          "code, or pass a longer timeout.");
+        throw CollectiveError(
+            CollectiveError::Kind::kTimedOut,
+            rank,
+            "Rank " + std::to_string(rank) +
+                " did not attach to the group's memory within " +
+                std::to_string(options.timeout.count()) +
+                " ms. Check why it is stopped, slow or in other code, or pass "
+                "a longer timeout.");
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   // After the loop: a rank that attaches later would not find the memory.
-  for (int rank = 1; rank < options.size; ++rank) {
-    try {
-      IdFrom(store, options, rank);
-    } catch (const CollectiveError& error) {
-      memory->Abort(rank, error.what());
-    }
+  for (int rank = 1; rank < options.size; ++rank) IdFrom(store, options, rank);
+}
+
+// Called on rank 0. If a rank does not attach, fails the group in its memory,
+// where the attached ranks wait.
+void WaitForMembers(Store* store,
+                    const ProcessGroupShmOptions& options,
+                    GroupMemory* memory) {
+  try {
+    AwaitMembers(store, options, *memory);
+  } catch (const CollectiveError& error) {
+    memory->Abort(error.rank(), error.what());
   }
   memory->ThrowIfUnusable();
 }

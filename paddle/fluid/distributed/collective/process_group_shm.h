@@ -64,8 +64,9 @@ class ProcessGroupShm : public ProcessGroup {
  public:
   using TaskPointer = std::shared_ptr<ProcessGroup::Task>;
 
-  // Waits for all ranks, which find each other through keys in the store that
-  // contain the group's id.
+  // Waits for all ranks, which find each other through the store, under keys
+  // that begin with the group's id. If the store throws CollectiveError while
+  // rank 0 waits for the others, the error fails the group.
   ProcessGroupShm(const std::shared_ptr<phi::distributed::Store>& store,
                   const ProcessGroupShmOptions& options);
   // Leaves.

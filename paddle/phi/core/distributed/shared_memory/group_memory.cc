@@ -30,6 +30,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <set>
 #include <utility>
 
@@ -76,9 +77,12 @@ class OpenGroups {
 
  private:
   OpenGroups() {
-    pthread_atfork([] { Instance().mutex_.lock(); },
-                   [] { Instance().mutex_.unlock(); },
-                   [] { Instance().ForgetAll(); });
+    // Without these handlers, a child would act as the rank of its parent.
+    if (pthread_atfork([] { Instance().mutex_.lock(); },
+                       [] { Instance().mutex_.unlock(); },
+                       [] { Instance().ForgetAll(); }) != 0) {
+      throw std::bad_alloc();
+    }
     std::atexit([] { Instance().LeaveAll(); });
   }
 
@@ -209,30 +213,9 @@ bool IsExiting(const std::string& folder) {
   return stat && stat->IsExiting();
 }
 
-// Returns whether a process has exited, or is exiting with all of its threads;
-// false if that is unknown. Unmapping its memory may take a second, and its
-// locks are released only afterwards. They are never released if a child that
-// was created without running fork handlers holds the descriptors.
-bool IsGoneOrExiting(uint32_t process) {
-  if (memory::HasEnded(process)) return true;
-  std::string folder = "/proc/" + std::to_string(process);
-  // Usually the process is not exiting, and one check is enough. The main
-  // thread of a process may have exited alone.
-  if (!IsExiting(folder)) return false;
-  folder += "/task/";
-  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
-                                              closedir);
-  while (const dirent* thread = threads ? readdir(threads.get()) : nullptr) {
-    if (thread->d_name[0] != '.' && !IsExiting(folder + thread->d_name)) {
-      return false;
-    }
-  }
-  return threads != nullptr;
-}
-
 // The kernel would kill other processes before it refuses memory.
 void CheckMemory(uint64_t bytes) {
-  if (bytes <= memory::MemoryOfMachineOrContainer("") / 2) return;
+  if (bytes <= memory::DefaultMemoryLimit("") / 2) return;
   ThrowCannotMake(bytes,
                   "that is more than half of the memory available to this "
                   "process");
@@ -257,6 +240,23 @@ uint64_t RandomNumber() {
 }
 
 }  // namespace
+
+bool IsGoneOrExiting(uint32_t process) {
+  if (memory::HasEnded(process)) return true;
+  std::string folder = "/proc/" + std::to_string(process);
+  // Usually the process is not exiting, and one check is enough. The main
+  // thread of a process may have exited alone.
+  if (!IsExiting(folder)) return false;
+  folder += "/task/";
+  std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()),
+                                              closedir);
+  while (const dirent* thread = threads ? readdir(threads.get()) : nullptr) {
+    if (thread->d_name[0] != '.' && !IsExiting(folder + thread->d_name)) {
+      return false;
+    }
+  }
+  return threads != nullptr;
+}
 
 std::unique_ptr<GroupMemory> GroupMemory::Create(int size,
                                                  const GroupOptions& options) {

@@ -38,6 +38,14 @@ struct GroupOptions {
   std::chrono::microseconds spin{50};
 };
 
+// Returns whether a process has exited, or is exiting with all of its threads;
+// false if that is unknown. Unmapping its memory may take a second, and its
+// locks are released only afterwards. They are never released if a child that
+// was created without running fork handlers holds the descriptors.
+//
+// Thread-safe.
+bool IsGoneOrExiting(uint32_t process);
+
 // The shared memory of one group, and this rank's membership in the group.
 //
 // Invariant: a rank that has attached and has not left is alive as long as it

@@ -23,13 +23,19 @@ namespace phi {
 namespace distributed {
 namespace {
 
-// Starts a thread that blocks all signals, so that the kernel delivers signals
-// to the program's own threads, which expect them.
+// Signals of errors in a thread itself. If it blocked them, the kernel would
+// end the process without calling its handler, which reports the error.
+constexpr int kErrors[] = {
+    SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+
+// Starts a thread that blocks all signals except those of errors, so that the
+// kernel delivers signals to the program's own threads, which expect them.
 template <typename Body>
 std::thread StartWithoutSignals(Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (int error : kErrors) sigdelset(&blocked, error);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   struct Restore {
     ~Restore() { pthread_sigmask(SIG_SETMASK, mask, nullptr); }
     const sigset_t* mask;
