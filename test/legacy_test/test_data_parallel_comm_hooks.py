@@ -254,6 +254,15 @@ def return_a_number(group) -> None:
     one_step(group, lambda *_: 5)
 
 
+def return_a_task(group) -> None:
+    one_step(
+        group,
+        lambda _, bucket: dist.all_reduce(
+            bucket.buffer(), group=group, sync_op=False
+        ),
+    )
+
+
 def fail(group) -> None:
     def hook(*_):
         raise ValueError("no bucket today")
@@ -483,6 +492,11 @@ class TestOverGloo(HookCases, RanksCase):
             ),
             (return_other_type, "ValueError: .* type .* of paddle.float64"),
             (return_a_number, "TypeError: .* future of a tensor, .* type int"),
+            (
+                return_a_task,
+                r"TypeError: .* type \w*[tT]ask\w*, whose wait\(\) returned .*"
+                r"To return the task .*comm_hooks\.Future\(function\)",
+            ),
         ):
             for error in self.errors(call):
                 self.assertRegex(error, pattern)

@@ -206,6 +206,21 @@ def accumulate(group) -> list:
     return values(layer)
 
 
+def evaluate_before_a_block(group, evaluates) -> list:
+    """Rank 1 has more inputs than rank 0; returns whether there was a warning.
+
+    If it `evaluates`, it runs an extra forward pass.
+    """
+    wrapped = paddle.DataParallel(new_layer(0), group=group)
+    loss_of(wrapped, paddle.ones([2, 6])).backward()
+    if evaluates and group.rank == 1:
+        loss_of(wrapped, paddle.ones([2, 6]))
+    with dist.Join([wrapped]):
+        for _ in range([2, 18][group.rank]):
+            loss_of(wrapped, paddle.ones([2, 6])).backward()
+    return [wrapped._reducer.skipped_passes.has_warned]
+
+
 def throw(group) -> None:
     wrapped = paddle.DataParallel(new_layer(0), group=group)
     with dist.Join([wrapped], throw_on_early_termination=True):
@@ -263,6 +278,11 @@ class JoinCases:
                     use_more_after_a_block_without_inputs, options
                 )
                 self.assertEqual(found, [[[[0.5] * 2] * 2] * 2] * 2)
+
+    def test_a_rank_without_inputs_compares_forward_passes(self):
+        for evaluates in (False, True):
+            found = self.call(evaluate_before_a_block, evaluates)
+            self.assertEqual(found, [[evaluates]] * 2)
 
     def test_several_layers_can_be_joined(self):
         first, second = self.call(train_two_layers)

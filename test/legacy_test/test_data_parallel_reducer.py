@@ -456,6 +456,48 @@ def evaluate_on_rank_0_alone(group) -> list:
     return gradients(layer)
 
 
+def leave_out_backward(group, options, how) -> bool:
+    """Trains until an exchange; returns whether there was a warning.
+
+    In the second step, the last rank runs another forward pass, or multiplies
+    its loss by 0.
+    """
+    layer = new_layer(0)
+    wrapped = parallel(layer, group, **options)
+    part = paddle.full([2, 6], group.rank + 1.0)
+    is_last = group.rank == group.nranks - 1
+    for step in range(18):
+        loss = loss_of(wrapped, part)
+        if step == 1 and (is_last or how == "skip on all ranks"):
+            if how == "evaluate":
+                wrapped.eval()
+                loss_of(wrapped, part)
+                wrapped.train()
+            elif how == "evaluate under no_grad":
+                with paddle.no_grad():
+                    loss_of(wrapped, part)
+            elif how == "add up losses":
+                loss = loss + loss_of(wrapped, part)
+            elif how == "multiply by 0":
+                loss = loss * 0
+            else:
+                loss = loss_of(wrapped, part)
+        loss.backward()
+    return [wrapped._reducer.skipped_passes.has_warned]
+
+
+def warnings_of_skipped_backward(group) -> list:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = parallel(new_layer(0), group)
+        for step in range(50):
+            loss = loss_of(wrapped, paddle.ones([2, 6]))
+            if step == 1 and group.rank == 1:
+                loss = loss_of(wrapped, paddle.ones([2, 6]))
+            loss.backward()
+    return [str(each.message) for each in caught]
+
+
 class Classifier(nn.Layer):
     def __init__(self):
         super().__init__()
@@ -1063,6 +1105,24 @@ class ReducerCases:
         for other in others:
             self.assert_same_bits(first, other)
 
+    def test_a_step_that_only_some_ranks_skip_causes_a_warning(self):
+        for options in OPTIONS[::2]:
+            with self.subTest(options=options):
+                found = self.call(leave_out_backward, options, "skip")
+                self.assertEqual(found, [[True]] * self.size)
+
+    def test_other_differences_of_forward_passes_cause_no_warning(self):
+        for how in (
+            "skip on all ranks",
+            "add up losses",
+            "multiply by 0",
+            "evaluate",
+            "evaluate under no_grad",
+        ):
+            with self.subTest(how=how):
+                found = self.call(leave_out_backward, {}, how)
+                self.assertEqual(found, [[False]] * self.size)
+
     def test_a_shared_parameter_is_averaged_once(self):
         mean = (self.size + 1) / 2
         for options in OPTIONS:
@@ -1251,6 +1311,14 @@ class TestOverGloo(ReducerCases, RanksCase):
                     r"is not averaged. Call backward\(\) once on the sum of "
                     r"the losses, or .*each but the last under no_sync\(\)",
                 )
+
+    def test_a_warning_of_skipped_steps_names_the_ranks(self):
+        for caught in self.call(warnings_of_skipped_backward):
+            self.assertEqual(len(caught), 1)
+            self.assertRegex(
+                caught[0],
+                r"without backward\(\): 0 on rank 0, 1 on rank 1.* loss \* 0",
+            )
 
     def test_gradients_in_a_different_order_are_averaged_with_a_warning(self):
         first, second = self.call(differ_in_order)

@@ -30,6 +30,7 @@ from process_group_methods import (
     check_refusals,
     check_task,
 )
+from test_data_parallel_devices import DeviceCases
 from test_data_parallel_join import JoinCases
 from test_data_parallel_reducer import ReducerCases
 from test_data_parallel_types import TypesCases
@@ -106,6 +107,19 @@ class TestReducerOnThreeDevices(ReducerCases, ThreadsCase):
     devices = DEVICES[:3]
 
 
+@unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
+class TestModelsOnTheCpu(DeviceCases, ThreadsCase):
+    size = 3
+
+
+@unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
+class TestModelsOnOtherDevices(DeviceCases, ThreadsCase):
+    size = 3
+    device = "custom_cpu:{}"
+    # The device lacks kernels of the other hooks.
+    hooks = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+
+
 def all_reduce(group, tensor, op=dist.ReduceOp.SUM) -> np.ndarray:
     dist.all_reduce(tensor, op, group=group)
     return tensor.numpy()
@@ -166,6 +180,37 @@ class TestThreads(unittest.TestCase):
             mp.start_threads(
                 lambda rank: fail_in_second_step(groups[rank]), nthreads=3
             )
+
+    def test_an_error_names_the_rank_whose_model_another_rank_got(self):
+        groups = dist.new_thread_groups(2)
+        layer = new_layer(0)
+
+        def train(rank):
+            loss_of(
+                paddle.DataParallel(layer, group=groups[rank]),
+                paddle.ones([2, 6]),
+            ).backward()
+
+        with self.assertRaisesRegex(
+            ValueError,
+            r"Rank (0 got the model of rank 1|1 got the model of rank 0): .* "
+            r"'0.weight' \(of a Linear\). Build one model per thread",
+        ):
+            mp.start_threads(train, nthreads=2)
+
+    def test_a_model_may_be_trained_by_another_rank_of_a_later_group(self):
+        layers = [new_layer(0), new_layer(0)]
+        kept = []
+
+        def train(rank, groups, layers):
+            wrapped = paddle.DataParallel(layers[rank], group=groups[rank])
+            kept.append(wrapped)
+            loss_of(wrapped, paddle.ones([2, 6])).backward()
+
+        for order in (layers, layers[::-1]):
+            groups = dist.new_thread_groups(2)
+            mp.start_threads(train, (groups, order), nthreads=2)
+        self.assertEqual(len(kept), 4)
 
     def test_the_other_ranks_name_a_rank_that_has_ended(self):
         first, second, third = start_plain_threads(3, fail_in_second_step)

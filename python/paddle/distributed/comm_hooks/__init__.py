@@ -27,10 +27,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paddle.distributed.data_parallel.communication import (  # noqa: F401
+        allreduce_hook,
+    )
     from paddle.distributed.data_parallel.future import Future  # noqa: F401
 
     from .compression import (  # noqa: F401
-        allreduce_hook,
         bf16_compress_hook,
         fp16_compress_hook,
     )
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Future": "paddle.distributed.data_parallel.future",
     "PowerSGDState": ".power_sgd",
-    "allreduce_hook": ".compression",
+    "allreduce_hook": "paddle.distributed.data_parallel.communication",
     "bf16_compress_hook": ".compression",
     "fp16_compress_hook": ".compression",
     "powerSGD_hook": ".power_sgd",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddle import Tensor
+    from paddle.base.core import Place
     from paddle.distributed.communication.group import Group
     from paddle.distributed.data_parallel.buckets import Bucket
 
@@ -43,7 +44,52 @@ class PowerSGDState:
     least `min_compression_rate`. With `use_error_feedback`, the approximation
     error is added to the next gradient. With `warm_start`, an approximation
     starts from the previous one. `state_dict` and `set_state_dict` save and
-    restore the state of a rank.
+    restore the state of a rank. The names are those of torch.
+
+    Args:
+        process_group (Group|None, optional): The group to average over. None
+            means the group of the ``DataParallel``. Default: None.
+        matrix_approximation_rank (int, optional): The number of columns of the
+            two matrices that approximate a gradient. Default: 1.
+        start_powerSGD_iter (int, optional): The number of steps that send full
+            gradients, at least 2 with error feedback or a warm start.
+            Default: 1000.
+        min_compression_rate (float, optional): The least factor by which an
+            approximation must reduce the number of elements. Default: 2.
+        use_error_feedback (bool, optional): Whether to add the approximation
+            error to the next gradient. Default: True.
+        warm_start (bool, optional): Whether an approximation starts from the
+            previous one. Default: True.
+        random_seed (int, optional): The seed of the first approximations, the
+            same on all ranks. Default: 0.
+
+    Raises:
+        ValueError: ``matrix_approximation_rank`` or ``start_powerSGD_iter`` is
+            too small.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> from paddle.distributed import comm_hooks
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def train(rank):
+            ...     layer = paddle.nn.Linear(8, 8, bias_attr=False)
+            ...     model = paddle.DataParallel(layer, group=groups[rank])
+            ...     state = comm_hooks.PowerSGDState(start_powerSGD_iter=2)
+            ...     model.register_comm_hook(state, comm_hooks.powerSGD_hook)
+            ...     for _ in range(3):
+            ...         layer.clear_gradients()
+            ...         x = paddle.full([1, 8], rank + 1.0)
+            ...         model(x).sum().backward()
+            ...     mean = layer.weight.grad.mean().item()
+            ...     found[rank] = state.iteration, round(mean, 3)
+            >>> mp.start_threads(train, nthreads=2, devices="cpu")
+            >>> print(sorted(found.items()))
+            [(0, (3, 1.5)), (1, (3, 1.5))]
     """
 
     def __init__(
@@ -69,8 +115,8 @@ class PowerSGDState:
             )
         # None means the group of the DataParallel that uses the state.
         self.group = process_group
-        self.rank = matrix_approximation_rank
-        self.start_iteration = start_powerSGD_iter
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
@@ -81,7 +127,11 @@ class PowerSGDState:
         self._random = np.random.RandomState(random_seed)
 
     def state_dict(self) -> dict:
-        """Returns the state for `set_state_dict`; `paddle.save` can save it."""
+        """Returns the state for `set_state_dict`; `paddle.save` can save it.
+
+        Returns:
+            dict: The step, the random state, and arrays.
+        """
         return {
             "iteration": self.iteration,
             "random": self._random.get_state(),
@@ -92,18 +142,26 @@ class PowerSGDState:
         }
 
     def set_state_dict(self, state: dict) -> None:
-        """Restores a state that `state_dict` returned."""
+        """Restores a state that `state_dict` returned.
+
+        Args:
+            state (dict): The state of the same rank.
+        """
         self.iteration = state["iteration"]
         self._random.set_state(state["random"])
         self.errors = _tensors(state["errors"])
         self.factors = _tensors(state["factors"])
 
-    def first_factor(self, key: tuple[int, int], shape: list[int]) -> Tensor:
+    def _first_factor(
+        self, key: tuple[int, int], shape: list[int], place: Place
+    ) -> Tensor:
         """Returns the initial orthogonal matrix, the same on all ranks."""
         factor = self.factors.get(key) if self.warm_start else None
         if factor is None or list(factor.shape) != shape:
-            factor = paddle.to_tensor(self._random.randn(*shape), "float32")
-        return _orthogonal(factor)
+            factor = paddle.to_tensor(
+                self._random.randn(*shape), "float32", place
+            )
+        return _orthogonal(_on(place, factor))
 
 
 class _Matrix(NamedTuple):
@@ -119,14 +177,46 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     """Averages the factors of approximations, and small gradients exactly.
 
     The factors are float32, whatever the data type of the gradients.
+
+    Args:
+        state (PowerSGDState): The state of this rank.
+        bucket (Bucket): Gradients of this rank.
+
+    Returns:
+        Future: A future of the averages, a tensor with the size and data type
+        of ``bucket.buffer()``.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> from paddle.distributed import comm_hooks
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def train(rank):
+            ...     layer = paddle.nn.Linear(8, 8, bias_attr=False)
+            ...     model = paddle.DataParallel(layer, group=groups[rank])
+            ...     state = comm_hooks.PowerSGDState(start_powerSGD_iter=2)
+            ...     model.register_comm_hook(state, comm_hooks.powerSGD_hook)
+            ...     for _ in range(3):
+            ...         layer.clear_gradients()
+            ...         x = paddle.full([1, 8], rank + 1.0)
+            ...         model(x).sum().backward()
+            ...     mean = layer.weight.grad.mean().item()
+            ...     found[rank] = state.iteration, round(mean, 3)
+            >>> mp.start_threads(train, nthreads=2, devices="cpu")
+            >>> print(sorted(found.items()))
+            [(0, (3, 1.5)), (1, (3, 1.5))]
     """
     group = state.group or bucket.group
-    is_exact = state.iteration < state.start_iteration
+    is_exact = state.iteration < state.start_powerSGD_iter
     if bucket.is_last():
         state.iteration += 1
     if is_exact:
         return start_mean(bucket.buffer(), group)
-    matrices, others = _divide(state, bucket)
+    matrices, others = _split_bucket(state, bucket)
     lefts = _start_means([each.matrix @ each.right for each in matrices], group)
     means = _start_means(others, group)
 
@@ -140,25 +230,25 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     return Future(finish)
 
 
-def _divide(
+def _split_bucket(
     state: PowerSGDState, bucket: Bucket
 ) -> tuple[list[_Matrix], list[Tensor]]:
     """Returns the gradients to approximate, and the ones to average exactly."""
     matrices, others = [], []
-    for place, gradient in enumerate(bucket.gradients()):
+    for position, gradient in enumerate(bucket.gradients()):
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.size // rows
-        rank = min(state.rank, rows, columns)
+        rank = min(state.matrix_approximation_rank, rows, columns)
         compressed = (rows + columns) * rank
         if compressed * state.min_compression_rate > gradient.size:
             others.append(gradient)
             continue
-        key = (bucket.index(), place)
+        key = (bucket.index(), position)
         matrix = gradient.astype("float32").reshape([rows, columns])
         error = state.errors.get(key)
         if error is not None:
-            matrix = matrix + error
-        right = state.first_factor(key, [columns, rank])
+            matrix = matrix + _on(matrix.place, error)
+        right = state._first_factor(key, [columns, rank], matrix.place)
         matrices.append(_Matrix(key, gradient, matrix, right))
     return matrices, others
 
@@ -213,5 +303,15 @@ def _orthogonal(matrix: Tensor) -> Tensor:
     return paddle.linalg.qr(matrix)[0]
 
 
+def _on(place: Place, tensor: Tensor) -> Tensor:
+    """Returns a tensor on another place, such as one of a restored state."""
+    return tensor if tensor.place == place else tensor._copy_to(place, True)
+
+
 def _tensors(arrays: dict) -> dict:
-    return {key: paddle.to_tensor(array) for key, array in arrays.items()}
+    """Returns tensors on the CPU: the device of the gradients is not known."""
+    place = paddle.CPUPlace()
+    return {
+        key: paddle.to_tensor(array, place=place)
+        for key, array in arrays.items()
+    }

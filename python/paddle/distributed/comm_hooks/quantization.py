@@ -35,7 +35,37 @@ def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
 
     Each rank gathers the integers of all ranks and adds them as float32, in
     rank order. The error of a gradient is at most 1/254 of the largest gradient
-    in its bucket. A gradient that is not finite makes the whole bucket NaN.
+    in its bucket. A gradient that is not finite makes the whole bucket NaN. The
+    idea is that of torch's ``quantization_pertensor_hook``.
+
+    Args:
+        group (Group|None): The group to average over. None means the group of
+            the ``DataParallel``.
+        bucket (Bucket): Gradients of this rank.
+
+    Returns:
+        Future: A future of the averages, a tensor with the size and data type
+        of ``bucket.buffer()``.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> from paddle.distributed import comm_hooks
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def train(rank):
+            ...     layer = paddle.nn.Linear(1, 1, bias_attr=False)
+            ...     model = paddle.DataParallel(layer, group=groups[rank])
+            ...     hook = comm_hooks.quantization_8bit_hook
+            ...     model.register_comm_hook(None, hook)
+            ...     model(paddle.full([1, 1], 1.0)).sum().backward()
+            ...     found[rank] = layer.weight.grad.item()
+            >>> mp.start_threads(train, nthreads=2, devices="cpu")
+            >>> print(sorted(found.items()))
+            [(0, 1.0), (1, 1.0)]
     """
     group = group or bucket.group
     buffer = bucket.buffer()
@@ -45,13 +75,13 @@ def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
     divisor = paddle.where(scale == 0, paddle.ones_like(scale), scale)
     numbers = paddle.round(buffer.astype("float32") / divisor).astype("int8")
     scales, wait_for_scales = _start_gather(scale, group)
-    of_all_ranks, wait_for_numbers = _start_gather(numbers, group)
+    by_rank, wait_for_numbers = _start_gather(numbers, group)
 
     def mean() -> Tensor:
         wait_for_scales.wait()
         wait_for_numbers.wait()
-        total = of_all_ranks[0].astype("float32") * scales[0]
-        for numbers, scale in zip(of_all_ranks[1:], scales[1:]):
+        total = by_rank[0].astype("float32") * scales[0]
+        for numbers, scale in zip(by_rank[1:], scales[1:]):
             total.add_(numbers.astype("float32") * scale)
         return divide(total, group.nranks).astype(buffer.dtype)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import paddle
+from paddle.base import core
 
 from .communication import move_to_shared_memory
 
@@ -129,12 +130,12 @@ def _fill_buckets(
             continue
         dtype = parameter.tensor.dtype
         # The first bucket of a data type is smaller.
-        of_type = limits.setdefault(dtype, first_limit)
-        room.setdefault(dtype, of_type)
+        type_limit = limits.setdefault(dtype, first_limit)
+        room.setdefault(dtype, type_limit)
         bucket = open_buckets.setdefault(dtype, [])
         if bucket and (
             parameter.nbytes > room[dtype]
-            or room[dtype] <= _NEARLY_FULL * of_type
+            or room[dtype] <= _NEARLY_FULL * type_limit
         ):
             full.append(bucket)
             bucket = open_buckets[dtype] = []
@@ -177,12 +178,15 @@ class Bucket:
             [parameter.detach().flatten() for parameter in parameters]
         )
         move_to_shared_memory(self._buffer, group)
+        self._place = self._buffer.place
         self._begins: dict[int, int] = {}
         begin = 0
         for index, member in members.items():
             self._begins[index] = begin
             begin += member.tensor.size
         self._views = {index: self._new_view(index) for index in members}
+        for index in members:
+            self._enforce_is_view(index)
 
     @property
     def group(self) -> Group:
@@ -248,7 +252,10 @@ class Bucket:
         self._result = hook(self)
 
     def take_zeros(self) -> None:
-        """Fills the buffer with zeros, for a rank that has no inputs left."""
+        """Contributes zeros.
+
+        Used by a rank that has finished its inputs in a Join.
+        """
         self.missing.clear()
         self._buffer.copy_(paddle.zeros_like(self._buffer), False)
 
@@ -301,18 +308,39 @@ class Bucket:
         """
         tensor = self.members[index].tensor
         begin = self._begins[index]
-        view = self._buffer._slice(begin, begin + tensor.size)
+        dense = self._buffer.get_tensor()._slice(begin, begin + tensor.size)
+        # Without a place, the view would be a copy on the current device, if
+        # that is another one.
+        view = core.eager.Tensor(dense, place=self._place)
         view.get_tensor()._set_dims(tensor.shape)
         return view
+
+    def _enforce_is_view(self, index: int) -> None:
+        """Raises if a view has other memory than its part of the buffer."""
+        offset = self._begins[index] * self._buffer.element_size()
+        if self._views[index].data_ptr() != self._buffer.data_ptr() + offset:
+            raise RuntimeError(
+                f"The gradient of {self.members[index]}, on "
+                f"{self._views[index].place}, is a copy instead of a view of "
+                f"its bucket on {self._place}, so it would not be averaged. "
+                "This is an error of DataParallel. Please report it."
+            )
 
 
 def _wait(result: object) -> Tensor:
     """Returns the tensor of a `Future` or of a concurrent.futures.Future."""
+    kind = type(result).__name__
     for method in ("wait", "result"):
         if hasattr(result, method):
-            return getattr(result, method)()
+            found = getattr(result, method)()
+            if isinstance(found, paddle.Tensor):
+                return found
+            kind += f", whose {method}() returned {found!r}"
+            break
     raise TypeError(
         "A communication hook must return a tensor or a future of a tensor, "
-        f"but returned an object of type {type(result).__name__}. Return "
-        "bucket.buffer() or the future of its average."
+        f"but returned an object of type {kind}. Return bucket.buffer() or the "
+        "future of its average. To return the task of an operation, return "
+        "paddle.distributed.comm_hooks.Future(function) instead, with a "
+        "function that calls task.wait() and returns the averaged tensor."
     )

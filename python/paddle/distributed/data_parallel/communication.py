@@ -26,7 +26,10 @@ from .future import Future
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from paddle.base.core import Place
     from paddle.distributed.communication.group import Group
+
+    from .buckets import Bucket
 
 
 # Backends whose AVG is rounded like a sum in rank order and a division.
@@ -55,6 +58,40 @@ def move_to_shared_memory(buffer: Tensor, group: Group) -> None:
             buffer.share_memory_()
 
 
+def allreduce_hook(group: Group | None, bucket: Bucket) -> Future:
+    """Averages gradients in their own data type, which is the default.
+
+    Args:
+        group (Group|None): The group to average over. None means the group of
+            the ``DataParallel``.
+        bucket (Bucket): Gradients of this rank.
+
+    Returns:
+        Future: A future of the averages, a tensor with the size and data type
+        of ``bucket.buffer()``.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> from paddle.distributed import comm_hooks
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def train(rank):
+            ...     layer = paddle.nn.Linear(1, 1, bias_attr=False)
+            ...     model = paddle.DataParallel(layer, group=groups[rank])
+            ...     model.register_comm_hook(None, comm_hooks.allreduce_hook)
+            ...     model(paddle.full([1, 1], rank + 1.0)).sum().backward()
+            ...     found[rank] = layer.weight.grad.item()
+            >>> mp.start_threads(train, nthreads=2, devices="cpu")
+            >>> print(sorted(found.items()))
+            [(0, 1.5), (1, 1.5)]
+    """
+    return start_mean(bucket.buffer(), group or bucket.group)
+
+
 def start_mean(tensor: Tensor, group: Group) -> Future:
     """Starts to replace `tensor` by its mean over the ranks of `group`."""
     if group.backend in _AVERAGING_BACKENDS:
@@ -77,13 +114,22 @@ def divide(tensor: Tensor, divisor: int) -> Tensor:
             # The inverse of a power of two is exact, and scale_ much faster.
             return tensor.scale_(1 / divisor)
         if is_wide:
-            return tensor.divide_(paddle.full([], divisor, tensor.dtype))
+            return tensor.divide_(_scalar_beside(tensor, divisor))
     # The CPU has no 16-bit division. On another device without an in-place
     # kernel, the tensor would get new memory, and its views keep the old.
     dividend = tensor if is_wide else tensor.astype("float32")
-    quotient = dividend.divide(paddle.full([], divisor, dividend.dtype))
+    quotient = dividend.divide(_scalar_beside(dividend, divisor))
     tensor.copy_(quotient.astype(tensor.dtype), False)
     return tensor
+
+
+def _scalar_beside(tensor: Tensor, value: int) -> Tensor:
+    """Returns a scalar of the tensor's type and place.
+
+    With a scalar on the current device, if that is another one, in-place
+    operations would move the tensor there, away from its views.
+    """
+    return paddle.full([], value, tensor.dtype, device=tensor.place)
 
 
 def _start_mean_of_float16(tensor: Tensor, group: Group) -> Future:
@@ -118,16 +164,22 @@ def gather(tensor: Tensor, group: Group) -> list[Tensor]:
     return parts
 
 
-def gather_integers(values: list[int], group: Group) -> list[list[int]]:
-    """Returns each rank's values; ranks may have different numbers of them."""
-    lengths = gather(paddle.to_tensor([len(values)], "int64"), group)
+def gather_integers(
+    values: list[int], group: Group, place: Place
+) -> list[list[int]]:
+    """Returns each rank's values; ranks may have different numbers of them.
+
+    They are sent from `place`, which the group must support. The current device
+    may be another one.
+    """
+    lengths = gather(paddle.to_tensor([len(values)], "int64", place), group)
     lengths = [length.item() for length in lengths]
     padded = values + [0] * (max(*lengths, 1) - len(values))
-    parts = gather(paddle.to_tensor(padded, "int64"), group)
+    parts = gather(paddle.to_tensor(padded, "int64", place), group)
     return [part.tolist()[:length] for part, length in zip(parts, lengths)]
 
 
-def gather_texts(text: str, group: Group) -> list[str]:
-    """Returns each rank's string."""
-    of_all_ranks = gather_integers(list(text.encode()), group)
-    return [bytes(values).decode() for values in of_all_ranks]
+def gather_texts(text: str, group: Group, place: Place) -> list[str]:
+    """Returns each rank's string, sent like those of `gather_integers`."""
+    by_rank = gather_integers(list(text.encode()), group, place)
+    return [bytes(values).decode() for values in by_rank]

@@ -47,6 +47,8 @@ class Join:
     ``paddle.distributed.broadcast_object_list(state, that_rank)``, then
     ``optimizer.set_state_dict(state[0])``.
 
+    The idea is that of torch's ``torch.distributed.algorithms.Join``.
+
     Args:
         layers (list[DataParallel]): The layers to train, all of one group.
         divide_by_initial_world_size (bool, optional): Whether to divide
@@ -55,7 +57,35 @@ class Join:
             divided by the number of ranks that have inputs left. Default: True.
         enable (bool, optional): Whether joining is enabled. Default: True.
         throw_on_early_termination (bool, optional): Whether all ranks raise
-            an error when one rank has no inputs left. Default: False.
+            a RuntimeError when one rank has no inputs left. Default: False.
+
+    Raises:
+        ValueError: ``layers`` is empty.
+        TypeError: ``layers`` has a layer that is no ``DataParallel``.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle.distributed as dist
+            >>> import paddle.multiprocessing as mp
+            >>> groups = dist.new_thread_groups(2)
+            >>> found = {}
+            >>> def train(rank):
+            ...     ones = paddle.nn.initializer.Constant(1.0)
+            ...     layer = paddle.nn.Linear(1, 1, ones, bias_attr=False)
+            ...     model = paddle.DataParallel(layer, group=groups[rank])
+            ...     sgd = paddle.optimizer.SGD(0.5, model.parameters())
+            ...     with dist.Join([model]):
+            ...         for _ in range(rank + 1):  # rank 1 has more inputs
+            ...             model(paddle.ones([1, 1])).sum().backward()
+            ...             sgd.step()
+            ...             sgd.clear_grad()
+            ...     found[rank] = layer.weight.item()
+            >>> mp.start_threads(train, nthreads=2, devices="cpu")
+            >>> # The gradients were (1 + 1) / 2 and (0 + 1) / 2.
+            >>> print(sorted(found.items()))
+            [(0, 0.25), (1, 0.25)]
     """
 
     def __init__(
@@ -113,8 +143,9 @@ class Join:
         # Every import of Paddle imports this module.
         from .communication import gather
 
-        group = self._layers[0].group
-        flags = gather(paddle.to_tensor([has_inputs], "int32"), group)
+        first = self._layers[0]
+        group, place = first.group, first._reducer.place
+        flags = gather(paddle.to_tensor([has_inputs], "int32", place), group)
         active = [rank for rank, flag in enumerate(flags) if flag.item()]
         if not active:
             return False

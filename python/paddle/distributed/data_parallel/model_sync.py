@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paddle import Tensor
+    from paddle.base.core import Place
     from paddle.distributed.communication.group import Group
     from paddle.nn import Layer
 
@@ -33,15 +34,18 @@ if TYPE_CHECKING:
 
 
 def check_models_equal(
-    parameters: Sequence[ReducedParameter], group: Group
+    parameters: Sequence[ReducedParameter], group: Group, place: Place
 ) -> None:
-    """Raises on all ranks if the ranks' trainable parameters differ."""
+    """Raises on all ranks if the ranks' trainable parameters differ.
+
+    The ranks exchange descriptions of the parameters, on `place`.
+    """
     lines = [
         f"{each.name} of shape {list(each.tensor.shape)}"
         f" and {each.tensor.dtype}"
         for each in parameters
     ]
-    first, *others = gather_texts("\n".join(lines), group)
+    first, *others = gather_texts("\n".join(lines), group, place)
     for rank, text in enumerate(others, start=1):
         if text != first:
             raise ValueError(_difference(first, text, rank))

@@ -28,7 +28,8 @@ import paddle.distributed as dist
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 from .buckets import Bucket, assign_buckets
-from .communication import gather, gather_integers, start_mean
+from .communication import allreduce_hook, gather, gather_integers
+from .skipped_passes import SkippedPasses
 from .sparse_bucket import SparseBucket
 from .statistics import StepTimes
 from .unused_parameters import find_tensors, find_unused
@@ -80,6 +81,16 @@ class _Outputs:
 
     def __init__(self, reducer: Reducer):
         self._reducer = reducer
+        self._is_counted = False
+
+    def expect_backward(self) -> None:
+        self._is_counted = True
+        self._reducer.skipped_passes.expect_backward()
+
+    def begin_backward(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._reducer.skipped_passes.begin_backward()
 
 
 class Reducer:
@@ -100,16 +111,19 @@ class Reducer:
         self._parameters = parameters
         self._tensors = [parameter.tensor for parameter in parameters]
         self._group = group
+        # The current device may be another one.
+        self.place = self._tensors[0].place
         self._options = options
         self._hook: Callable[[Bucket], Future | Tensor] = functools.partial(
-            _average, group
+            allreduce_hook, group
         )
         # Scales the averages. In a Join it may differ from 1.
         self.factor = 1.0
         self.times = StepTimes()
+        self.skipped_passes = SkippedPasses(group, self.place)
         self._next = _NextGradients.LOCAL
         # For each parameter, how many hook calls are still expected.
-        self._due = [1] * len(parameters)
+        self._expected_hook_calls = [1] * len(parameters)
         # Recorded in the first step with `static_graph`: the hook calls per
         # step of each parameter.
         self._hooks_per_step: list[int] | None = None
@@ -126,15 +140,17 @@ class Reducer:
         self._arrivals: list[int] = []
         self._started = 0
         self._has_begun = False
-        self._waits_for_end = False
+        self._end_function_registered = False
         self._order_is_known = False
         self._has_warned = False
         self._error: Exception | None = None
         # Whether ranks may be in different steps, after an error on some ranks.
-        self._lost_step = False
+        self._steps_may_differ = False
         # Completed steps, including those without inputs in a Join.
         self._steps = 0
         self._outputs: Callable[[], _Outputs | None] = lambda: None
+        self._reducers_with_same_parameters: list[weakref.ref[Reducer]] = []
+        self._add_to_reducers()
         self._make_buckets(range(len(parameters) - 1, -1, -1))
         for index, tensor in enumerate(self._tensors):
             self._register(tensor, Reducer._on_gradient, index)
@@ -143,10 +159,6 @@ class Reducer:
             parameter.tensor.stop_gradient = False
             self._register(parameter.tensor, Reducer._on_frozen, parameter)
             parameter.tensor.stop_gradient = True
-        self._rivals: list[weakref.ref[Reducer]] = []
-        with _reducers_mutex:
-            _reducers.add(self)
-        self._find_rivals()
 
     def _register(
         self, tensor: Tensor, method: Callable, argument: object
@@ -164,17 +176,45 @@ class Reducer:
         with _reducers_mutex:
             return [each for each in _reducers if each is not self]
 
-    def _find_rivals(self) -> None:
-        """Finds reducers that would make the same gradients their views."""
-        own = {id(tensor) for tensor in self._tensors}
+    def _add_to_reducers(self) -> None:
+        """Finds reducers that would make the same gradients their views.
+
+        Raises if one of them belongs to another rank, which is a thread.
+        """
+        with _reducers_mutex:
+            _reducers.add(self)
         for other in self._others():
-            has_views = (
+            shared = self._first_shared_parameter(other)
+            if shared is None:
+                continue
+            # The groups of the threads of one `new_thread_groups` share their
+            # list of ranks. Other groups have lists of their own.
+            if (
+                other._group.ranks is self._group.ranks
+                and other._group.rank != self._group.rank
+            ):
+                with _reducers_mutex:
+                    _reducers.discard(self)
+                raise ValueError(
+                    f"Rank {self._group.rank} got the model of rank "
+                    f"{other._group.rank}: both train the same tensor, "
+                    f"{shared}. Build one model per thread."
+                )
+            if (
                 self._options.gradient_as_bucket_view
                 or other._options.gradient_as_bucket_view
-            )
-            if has_views and not own.isdisjoint(map(id, other._tensors)):
-                self._rivals.append(weakref.ref(other))
-                other._rivals.append(weakref.ref(self))
+            ):
+                self._reducers_with_same_parameters.append(weakref.ref(other))
+                other._reducers_with_same_parameters.append(weakref.ref(self))
+
+    def _first_shared_parameter(
+        self, other: Reducer
+    ) -> ReducedParameter | None:
+        theirs = set(map(id, other._tensors))
+        return next(
+            (each for each in self._parameters if id(each.tensor) in theirs),
+            None,
+        )
 
     @property
     def buckets(self) -> list[Bucket | SparseBucket]:
@@ -184,24 +224,25 @@ class Reducer:
         """Sets the hook that averages all buckets without sparse gradients."""
         self._hook = hook
 
-    def prepare_for_backward(self, outputs: object) -> None:
+    def prepare_for_backward(self, outputs: object, is_training: bool) -> None:
         """Expects the gradients of the forward pass that returned `outputs`."""
         if self._next is _NextGradients.EXPECTED and self._has_begun:
             self._raise_missing()
-        self._enforce_no_rival_expects_gradients()
+        self._enforce_no_other_expects_views()
         self._next = _NextGradients.EXPECTED
         tensors = list(find_tensors(outputs))
-        self._stay_alive_for_backward(tensors)
+        kept = self._stay_alive_for_backward(tensors, is_training)
         self._start_step()
         self._optional = self._find_optional(tensors)
         unused = self._find_unused(tensors)
         for index in range(len(self._parameters)):
             if self._hooks_per_step is not None:
-                self._due[index] = self._hooks_per_step[index]
+                self._expected_hook_calls[index] = self._hooks_per_step[index]
             else:
-                self._due[index] = 0 if index in unused else 1
+                self._expected_hook_calls[index] = 0 if index in unused else 1
         if len(unused) == len(self._parameters):
             # This rank computes no gradient, but other ranks may.
+            kept.begin_backward()
             self._begin()
             self._complete()
 
@@ -219,11 +260,18 @@ class Reducer:
         self._next = following
         _expecting_gradients.discard(self)
 
-    def _stay_alive_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Lets the graphs of the outputs keep the reducer alive."""
+    def _stay_alive_for_backward(
+        self, outputs: Sequence[Tensor], is_training: bool
+    ) -> _Outputs:
+        """Lets the graphs of the outputs keep the reducer alive.
+
+        Also lets them tell whether the forward pass was followed by a backward
+        pass, which an evaluation is not.
+        """
         is_kept = bool(outputs)
         kept = _Outputs(self)
         self._outputs = weakref.ref(kept)
+        has_hook = False
         for output in outputs:
             if output.stop_gradient:
                 continue
@@ -231,9 +279,15 @@ class Reducer:
                 # A parameter: its hook would keep the reducer alive forever.
                 is_kept = False
             else:
-                output.register_hook(functools.partial(_keep, kept))
+                output.register_hook(
+                    functools.partial(_hook_that_keeps_alive, kept)
+                )
+                has_hook = True
         if not is_kept:
             _expecting_gradients.add(self)
+        if has_hook and is_training:
+            kept.expect_backward()
+        return kept
 
     def _start_step(self) -> None:
         self._has_begun = False
@@ -286,7 +340,7 @@ class Reducer:
         if self._next is _NextGradients.LOCAL:
             self._used_locally[index] = True
             return
-        self._wait_for_end()
+        self._register_end_function()
         try:
             if self._next is _NextGradients.EXPECTED:
                 self._on_expected_gradient(index)
@@ -304,10 +358,10 @@ class Reducer:
             for other in self._others()
         )
 
-    def _wait_for_end(self) -> None:
-        if not self._waits_for_end:
+    def _register_end_function(self) -> None:
+        if not self._end_function_registered:
             at_end_of_backward(self._on_end_of_backward)
-            self._waits_for_end = True
+            self._end_function_registered = True
 
     def _on_frozen(self, parameter: ReducedParameter) -> None:
         if self._next is not _NextGradients.EXPECTED or self._error is not None:
@@ -318,7 +372,7 @@ class Reducer:
             for tensor in other._tensors
         ):
             return
-        self._wait_for_end()
+        self._register_end_function()
         self._error = RuntimeError(
             f"{parameter} has a gradient, but was frozen (stop_gradient=True) "
             "when DataParallel was built, so the gradient is not averaged. "
@@ -330,31 +384,33 @@ class Reducer:
     def _on_expected_gradient(self, index: int) -> None:
         if not self._has_begun:
             self._begin()
-        self._due[index] -= 1
+        self._expected_hook_calls[index] -= 1
         if self._is_learning or index in self._optional:
             self._used_locally[index] = True
         if self._is_learning:
-            if self._due[index] == 0:
+            if self._expected_hook_calls[index] == 0:
                 self._arrivals.append(index)
-        elif self._due[index] == 0:
+        elif self._expected_hook_calls[index] == 0:
             self._arrivals.append(index)
-            self._take(index)
+            self._copy_into_bucket(index)
             self._start_full_buckets(including_delayed=False)
-        elif self._due[index] < 0:
+        elif self._expected_hook_calls[index] < 0:
             raise RuntimeError(self._unexpected_message(index))
 
     def _begin(self) -> None:
         """Starts the communication of a step."""
         self._has_begun = True
         self.times.mark("backward")
-        if self._lost_step:
+        if self._steps_may_differ:
             self._check_ranks_in_same_step()
+        with paddle.no_grad():
+            self._start_exchange_of_skipped_passes()
         if self._is_learning:
             return
         with paddle.no_grad():
-            for index, due in enumerate(self._due):
+            for index, due in enumerate(self._expected_hook_calls):
                 if due == 0:
-                    self._take_unused(index)
+                    self._contribute_zeros_or_local(index)
                 elif index not in self._optional:
                     self._used_locally[index] = True
             if self._finds_unused_in_each_step:
@@ -367,17 +423,17 @@ class Reducer:
         the mismatch. Without this exchange, buckets of different steps could
         be averaged.
         """
-        steps = paddle.to_tensor([self._steps], "int64")
-        of_all_ranks = [each.item() for each in gather(steps, self._group)]
-        if len(set(of_all_ranks)) > 1:
+        steps = paddle.to_tensor([self._steps], "int64", self.place)
+        by_rank = [each.item() for each in gather(steps, self._group)]
+        if len(set(by_rank)) > 1:
             raise RuntimeError(
                 "After an error in backward, the ranks are in different steps: "
-                f"they have completed {of_all_ranks} steps, by rank. Restart "
+                f"they have completed {by_rank} steps, by rank. Restart "
                 "all ranks."
             )
-        self._lost_step = False
+        self._steps_may_differ = False
 
-    def _take_unused(self, index: int) -> None:
+    def _contribute_zeros_or_local(self, index: int) -> None:
         """Takes zeros, or the local gradient of steps under `no_sync()`."""
         if (
             self._used_anywhere is not None
@@ -391,16 +447,26 @@ class Reducer:
         self._bucket_of[index].copy_gradient_in(index, as_view=False)
 
     def _start_exchange_of_use(self, has_inputs: bool = True) -> None:
-        # The last flag is whether a rank takes part without inputs. What that
-        # rank will use is not known yet.
-        flags = [*self._used_locally, not has_inputs]
-        flags = paddle.to_tensor(flags, "int32")
+        # One flag is whether a rank takes part without inputs. What that rank
+        # will use is not known yet.
+        skipped = self.skipped_passes.by_rank()
+        flags = [*self._used_locally, not has_inputs, *skipped]
+        flags = paddle.to_tensor(flags, "int32", self.place)
         task = dist.all_reduce(
             flags, dist.ReduceOp.MAX, group=self._group, sync_op=False
         )
         self._use_flags = flags, task
 
-    def _take(self, index: int) -> None:
+    def _start_exchange_of_skipped_passes(self) -> None:
+        """Starts the exchange, if all ranks do so before this step's buckets.
+
+        If the ranks exchange in each step which parameters they use, the counts
+        are part of that exchange.
+        """
+        if not self._finds_unused_in_each_step:
+            self.skipped_passes.start_exchange(self._steps)
+
+    def _copy_into_bucket(self, index: int) -> None:
         self._bucket_of[index].copy_gradient_in(
             index, self._options.gradient_as_bucket_view
         )
@@ -425,7 +491,7 @@ class Reducer:
         return any(member.is_delayed for member in bucket.members.values())
 
     def _on_end_of_backward(self, succeeded: bool) -> None:
-        self._waits_for_end = False
+        self._end_function_registered = False
         error, self._error = self._error, None
         if error is None and not succeeded:
             self._abandon_step()
@@ -444,10 +510,11 @@ class Reducer:
         if self._next is not _NextGradients.EXPECTED:
             # No step is in progress: the gradients are averages already.
             return
-        self._lost_step = True
+        self._steps_may_differ = True
         self._finish_step(_NextGradients.LOCAL)
         self._has_begun = False
         self._use_flags = None
+        self.skipped_passes.forget()
         # Operations in flight keep the old buffers. Gradients that are views of
         # them are invalid until the next step. All ranks have these buckets;
         # other ranks may not have failed, so the division must not change.
@@ -465,7 +532,7 @@ class Reducer:
             if self._is_learning:
                 self._learn()
             elif not self._finds_unused_in_each_step and self._unused is None:
-                self._keep_unused()
+                self._record_unused()
             self._start_full_buckets(including_delayed=True)
             self._start_first_exchange_of_use()
             self.times.add("backward")
@@ -475,7 +542,9 @@ class Reducer:
                 bucket.finish(self.factor)
                 for index in bucket.members:
                     if used[index]:
-                        self._give(bucket, index)
+                        self._copy_average_out(bucket, index)
+            self.skipped_passes.finish_exchange()
+            self.skipped_passes.end_step()
             self.times.add("waiting")
             self.times.add("communication")
             self.times.steps += 1
@@ -494,6 +563,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.take_zeros()
             self._used_locally = [False] * len(self._parameters)
+            self._start_exchange_of_skipped_passes()
             if self._finds_unused_in_each_step:
                 self._start_exchange_of_use(has_inputs=False)
             self._start_full_buckets(including_delayed=True)
@@ -501,24 +571,28 @@ class Reducer:
             self._find_used_anywhere()
             for bucket in self._buckets:
                 bucket.finish(self.factor)
+            self.skipped_passes.finish_exchange()
             self._rebuild_buckets()
+        self.skipped_passes.end_step()
         self._steps += 1
         self._finish_step(_NextGradients.LOCAL)
 
     def _learn(self) -> None:
         """Records the hook calls of the first step, for all later steps."""
-        self._hooks_per_step = [1 - due for due in self._due]
+        self._hooks_per_step = [1 - due for due in self._expected_hook_calls]
         for index, used in enumerate(self._used_locally):
             if used:
-                self._take(index)
+                self._copy_into_bucket(index)
             else:
-                self._take_unused(index)
+                self._contribute_zeros_or_local(index)
 
-    def _keep_unused(self) -> None:
+    def _record_unused(self) -> None:
         """Records the parameters without gradients in the first step."""
-        self._unused = {i for i in self._optional if self._due[i] > 0}
+        self._unused = {
+            i for i in self._optional if self._expected_hook_calls[i] > 0
+        }
         for index in self._unused:
-            self._take_unused(index)
+            self._contribute_zeros_or_local(index)
 
     def _start_first_exchange_of_use(self, has_inputs: bool = True) -> None:
         """Starts to exchange which parameters are used in all later steps.
@@ -535,13 +609,19 @@ class Reducer:
             flags, task = self._use_flags
             self._use_flags = None
             task.wait()
-            *used, lacks_inputs = [bool(flag) for flag in flags.tolist()]
+            values = flags.tolist()
+            number = len(self._parameters)
+            used = [flag > 0 for flag in values[:number]]
+            lacks_inputs = values[number] > 0
+            self.skipped_passes.compare(values[number + 1 :])
             if not self._finds_unused_in_each_step and not lacks_inputs:
                 self._used_anywhere = used
             return used
         return self._used_anywhere or [True] * len(self._parameters)
 
-    def _give(self, bucket: Bucket | SparseBucket, index: int) -> None:
+    def _copy_average_out(
+        self, bucket: Bucket | SparseBucket, index: int
+    ) -> None:
         bucket.copy_gradient_out(index, self._options.gradient_as_bucket_view)
         if not self._used_locally[index]:
             # Otherwise the next gradient would replace the average, instead of
@@ -553,7 +633,7 @@ class Reducer:
         if self._order_is_known or self._finds_unused_in_each_step:
             return
         # The order of a rank without inputs is empty.
-        orders = gather_integers(self._arrivals, self._group)
+        orders = gather_integers(self._arrivals, self._group, self.place)
         order = next(filter(None, orders), [])
         if self._arrivals and self._arrivals != order:
             self._warn_of_order(order)
@@ -625,23 +705,16 @@ class Reducer:
             return False
         return self._outputs() is not None or self in _expecting_gradients
 
-    def _enforce_no_rival_expects_gradients(self) -> None:
-        for reference in self._rivals:
+    def _enforce_no_other_expects_views(self) -> None:
+        for reference in self._reducers_with_same_parameters:
             other = reference()
             if other is not None and other._may_get_gradients():
-                shared = set(map(id, self._tensors)) & set(
-                    map(id, other._tensors)
-                )
-                first = next(
-                    each
-                    for each in self._parameters
-                    if id(each.tensor) in shared
-                )
                 raise RuntimeError(
-                    f"{first} belongs to two DataParallel layers that both "
-                    "expect its gradient, but a gradient cannot be a view of "
-                    "two buckets. Run backward of one before forward of the "
-                    "other, or build both without gradient_as_bucket_view."
+                    f"{self._first_shared_parameter(other)} belongs to two "
+                    "DataParallel layers that both expect its gradient, but a "
+                    "gradient cannot be a view of two buckets. Run backward of "
+                    "one before forward of the other, or build both without "
+                    "gradient_as_bucket_view."
                 )
 
     def _unexpected_message(self, index: int) -> str:
@@ -703,13 +776,9 @@ class Reducer:
         )
 
 
-def _average(group: Group, bucket: Bucket) -> Future:
-    """The default hook: averages gradients in their own data type."""
-    return start_mean(bucket.buffer(), group)
-
-
-def _keep(outputs: _Outputs, gradient: Tensor) -> None:
-    """A hook that does nothing, but whose graph keeps `outputs` alive."""
+def _hook_that_keeps_alive(outputs: _Outputs, gradient: Tensor) -> None:
+    """A hook of the outputs, whose graph keeps `outputs` alive."""
+    outputs.begin_backward()
 
 
 def _call_reducer(

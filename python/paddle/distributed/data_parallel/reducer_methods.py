@@ -41,6 +41,8 @@ class ReducerMethods:
 
     def init_reducer(self) -> None:
         """Checks that the ranks' models are equal, and builds the reducer."""
+        from paddle.framework import _current_expected_place
+
         from .model_sync import check_models_equal
         from .reducer import Reducer, ReducerOptions
 
@@ -52,7 +54,9 @@ class ReducerMethods:
             for each in found
             if each.tensor.stop_gradient and each.tensor.is_floating_point()
         ]
-        check_models_equal(parameters, self.group)
+        # The models of other ranks may have the parameters that are missing.
+        place = found[0].tensor.place if found else _current_expected_place()
+        check_models_equal(parameters, self.group, place)
         _check_any_trainable(parameters)
         _check_delayed_names(delayed, parameters)
         self._reducer = Reducer(
@@ -75,9 +79,41 @@ class ReducerMethods:
     ) -> None:
         """Registers a hook that averages the gradients.
 
-        The hook receives `state` and a bucket. It returns a tensor with the
-        bucket's averages, or a future of that tensor. Sparse gradients are
-        averaged without the hook.
+        Sparse gradients are averaged without the hook. The hooks in
+        ``paddle.distributed.comm_hooks`` are ready to use. The idea and the
+        names are those of torch's DistributedDataParallel.
+
+        Args:
+            state (object): Passed to the hook.
+            hook (Callable[[object, Bucket], Future|Tensor]): Receives ``state``
+                and a bucket, and returns a tensor with the bucket's averages,
+                or a future of it. The tensor has the size and data type of
+                ``bucket.buffer()``.
+
+        Raises:
+            TypeError: ``hook`` is not callable.
+            RuntimeError: A hook is registered already.
+
+        Examples:
+            .. code-block:: python
+
+                >>> import paddle
+                >>> import paddle.distributed as dist
+                >>> import paddle.multiprocessing as mp
+                >>> groups = dist.new_thread_groups(2)
+                >>> found = {}
+                >>> def train(rank):
+                ...     layer = paddle.nn.Linear(1, 1, bias_attr=False)
+                ...     model = paddle.DataParallel(layer, group=groups[rank])
+                ...     def average(state, bucket):
+                ...         dist.all_reduce(bucket.buffer(), group=bucket.group)
+                ...         return bucket.buffer() / 2
+                ...     model.register_comm_hook(None, average)
+                ...     model(paddle.full([1, 1], rank + 1.0)).sum().backward()
+                ...     found[rank] = layer.weight.grad.item()
+                >>> mp.start_threads(train, nthreads=2, devices="cpu")
+                >>> print(sorted(found.items()))
+                [(0, 1.5), (1, 1.5)]
         """
         if not callable(hook):
             raise TypeError(
@@ -98,6 +134,33 @@ class ReducerMethods:
 
         The times are measured on the calling thread. On a GPU, they measure
         calls, not kernels.
+
+        Returns:
+            dict: ``steps``, the number of averaged steps; ``forward_ms``,
+            ``backward_ms``, ``communication_ms`` and ``waiting_ms``;
+            ``hidden_share``, the share of the communication in which backward
+            did not wait, from 0 to 1; and ``buckets``, a list of dicts with the
+            ``bytes`` of a bucket and the names of its ``parameters``.
+
+        Raises:
+            RuntimeError: There is only one rank.
+
+        Examples:
+            .. code-block:: python
+
+                >>> import paddle
+                >>> import paddle.distributed as dist
+                >>> import paddle.multiprocessing as mp
+                >>> groups = dist.new_thread_groups(2)
+                >>> found = {}
+                >>> def train(rank):
+                ...     layer = paddle.nn.Linear(1, 1, bias_attr=False)
+                ...     model = paddle.DataParallel(layer, group=groups[rank])
+                ...     model(paddle.full([1, 1], rank + 1.0)).sum().backward()
+                ...     found[rank] = model.statistics()["buckets"]
+                >>> mp.start_threads(train, nthreads=2, devices="cpu")
+                >>> print(found[0])
+                [{'bytes': 4, 'parameters': ['weight']}]
         """
         if self._reducer is None:
             raise RuntimeError(
@@ -109,7 +172,31 @@ class ReducerMethods:
         return as_dict(self._reducer.times, self._reducer.buckets)
 
     def statistics_table(self) -> str:
-        """Returns `statistics()` as a one-page text table."""
+        """Returns `statistics()` as a text table.
+
+        Returns:
+            str: Lines with the times in milliseconds, and one per bucket.
+
+        Raises:
+            RuntimeError: There is only one rank.
+
+        Examples:
+            .. code-block:: python
+
+                >>> import paddle
+                >>> import paddle.distributed as dist
+                >>> import paddle.multiprocessing as mp
+                >>> groups = dist.new_thread_groups(2)
+                >>> found = {}
+                >>> def train(rank):
+                ...     layer = paddle.nn.Linear(1, 1, bias_attr=False)
+                ...     model = paddle.DataParallel(layer, group=groups[rank])
+                ...     model(paddle.full([1, 1], rank + 1.0)).sum().backward()
+                ...     found[rank] = model.statistics_table().splitlines()[0]
+                >>> mp.start_threads(train, nthreads=2, devices="cpu")
+                >>> print(found[0])
+                1 steps, means in ms
+        """
         from .statistics import as_table
 
         return as_table(self.statistics())
@@ -149,7 +236,7 @@ class ReducerMethods:
             return
         if self.grad_need_sync:
             self._reducer.times.add("forward")
-            self._reducer.prepare_for_backward(outputs)
+            self._reducer.prepare_for_backward(outputs, self.training)
         else:
             self._reducer.skip_synchronization()
 

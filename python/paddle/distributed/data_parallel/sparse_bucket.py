@@ -65,7 +65,11 @@ class SparseBucket:
             )
 
     def take_zeros(self) -> None:
-        """Takes no rows: there is no gradient, or no inputs are left."""
+        """Contributes no rows.
+
+        Used without a gradient, and by a rank that has finished its inputs in
+        a Join.
+        """
         self.missing.clear()
         self._rows = []
         self._values = self._member.tensor.detach()[:0]
@@ -75,10 +79,11 @@ class SparseBucket:
 
     def finish(self, factor: float) -> None:
         """Gathers the rows and values of all ranks."""
-        rows = gather_integers(self._rows, self._group)
+        place = self._values.place
+        rows = gather_integers(self._rows, self._group, place)
         most = max(len(each) for each in rows)
         missing = [most - len(self._rows), *self._values.shape[1:]]
-        padding = paddle.zeros(missing, self._values.dtype)
+        padding = paddle.zeros(missing, self._values.dtype, device=place)
         padded = paddle.concat([self._values, padding])
         # Collectives do not accept empty tensors.
         parts = gather(padded, self._group) if most else [padded] * len(rows)

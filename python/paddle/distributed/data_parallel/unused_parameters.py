@@ -15,13 +15,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
-import sys
 from typing import TYPE_CHECKING
 
-import paddle
 from paddle.base import core
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ def find_unused(
     parameters: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> list[int]:
     """Returns the indices of the parameters that no output depends on."""
-    nodes = [_grad_fn(output) for output in outputs if not output.stop_gradient]
+    nodes = [output.grad_fn for output in outputs if not output.stop_gradient]
     seen = set()
     while nodes:
         node = nodes.pop()
@@ -74,25 +70,5 @@ def find_unused(
     return [
         index
         for index, parameter in enumerate(parameters)
-        if _grad_fn(parameter).node_ptr() not in seen
+        if parameter.grad_fn.node_ptr() not in seen
     ]
-
-
-def _grad_fn(tensor: Tensor) -> object:
-    """Returns `tensor.grad_fn` without leaking the graph.
-
-    The property of Paddle 3.3.0 does not release one reference to the node.
-    """
-    node = tensor.grad_fn
-    if node is not None and _adds_a_reference():
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
-    return node
-
-
-@functools.cache
-def _adds_a_reference() -> bool:
-    with paddle.enable_grad():
-        tensor = paddle.ones([1])
-        tensor.stop_gradient = False
-        node, other = (tensor * 1).grad_fn, object()
-    return sys.getrefcount(node) > sys.getrefcount(other)
