@@ -83,6 +83,54 @@ class TestDataLoader(StopTestCase):
         end(worker)
         self.assertEqual([batch.item() for batch in batches], [*range(1, 8)])
 
+    def check_other_threads(self, gate, **options):
+        """Checks the error of a thread that reads from an iterator after a
+        worker that waited for it was stopped."""
+        self.addCleanup(gate.set)
+        batches = iter(DataLoader(Held(gate), **options))
+        worker = WorkerThread(lambda: next(batches), name="reader")
+        worker.start()
+        wait_until(lambda: worker._wake, "the worker waits")
+        worker.stop()
+        end(worker)
+        gate.set()
+        other = WorkerThread(lambda: next(batches), name="other")
+        other.start()
+        message = "WorkerThread 'reader' was stopped.*new iterator"
+        with self.assertRaisesRegex(RuntimeError, message):
+            other.join(WAIT_S)
+        for _ in range(3):
+            with self.assertRaisesRegex(RuntimeError, message):
+                next(batches)
+
+    def test_other_threads_get_an_error_that_says_who_was_stopped(self):
+        self.check_other_threads(threading.Event())
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_so_do_those_that_read_from_worker_processes(self):
+        for persistent in (False, True):
+            self.check_other_threads(
+                multiprocessing.get_context("fork").Event(),
+                num_workers=2,
+                persistent_workers=persistent,
+            )
+
+    def test_stopping_a_worker_does_not_affect_others_with_worker_threads(
+        self,
+    ):
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+        batches = iter(
+            DataLoader(Held(gate), num_workers=2, worker_type="thread")
+        )
+        worker = WorkerThread(lambda: next(batches))
+        worker.start()
+        wait_until(lambda: worker._wake, "the worker waits")
+        worker.stop()
+        end(worker)
+        gate.set()
+        self.assertEqual([batch.item() for batch in batches], [*range(8)])
+
     def test_a_worker_that_waits_for_worker_threads_ends(self):
         self.check_loader(
             threading.Event(), num_workers=2, worker_type="thread"

@@ -11,8 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A worker process of a DataLoader notices that its parent has ended."""
+"""Worker processes of a DataLoader end when their parent has ended."""
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -20,6 +21,7 @@ import signal
 import time
 import unittest
 
+from paddle.io import DataLoader, Dataset
 from paddle.io.dataloader.worker import ParentWatchDog
 
 WAIT_S = 60
@@ -37,6 +39,42 @@ def start_and_die(pipe: int) -> None:
     context = multiprocessing.get_context("fork")
     context.Process(target=report, args=(pipe, os.getpid())).start()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Numbers(Dataset):
+    def __getitem__(self, i):
+        return i
+
+    def __len__(self):
+        return 8
+
+
+def load_and_die(pipe: int) -> None:
+    batches = iter(DataLoader(Numbers(), num_workers=1))
+    next(batches)
+    os.write(pipe, str(batches._workers[0].pid).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+class TestWorkers(unittest.TestCase):
+    def test_a_worker_that_waits_for_samples_ends_after_its_parent(self):
+        ours, theirs = os.pipe()
+        self.addCleanup(os.close, ours)
+        process = multiprocessing.get_context("fork").Process(
+            target=load_and_die, args=(theirs,)
+        )
+        process.start()
+        os.close(theirs)
+        process.join(WAIT_S)
+        worker = int(os.read(ours, 20))
+        # The worker has inherited the other end of the pipe.
+        ready, _, _ = select.select([ours], [], [], WAIT_S)
+        if not ready:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        self.assertEqual(ready, [ours])
+        self.assertEqual(os.read(ours, 1), b"")
 
 
 @unittest.skipUnless(hasattr(os, "fork"), "needs fork")

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 import multiprocessing
 import os
 import pickle
 import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from unittest import mock
 
 import numpy as np
 from concurrent_base import wait_until
@@ -65,6 +63,38 @@ class Items(Dataset):
 
     def __len__(self):
         return self.length
+
+
+class Stored(Dataset):
+    """A dataset that returns the tensors that it keeps."""
+
+    def __init__(self):
+        self.tensors = [paddle.full([8], i, "float32") for i in range(4)]
+
+    def __getitem__(self, i):
+        return self.tensors[i]
+
+    def __len__(self):
+        return len(self.tensors)
+
+
+def check_writes_stay_in_the_batch(dataset):
+    """Checks that a reader's writes to batches that are the tensors of a
+    `Stored` do not change the dataset, in any process."""
+    for _ in range(2):
+        values = []
+        for batch in DataLoader(dataset, batch_size=None, num_workers=1):
+            values.append(batch.tolist())
+            batch.fill_(-1)
+        expected = [[float(i)] * 8 for i in range(4)]
+        assert values == expected, values
+    kept = [tensor.tolist() for tensor in dataset.tensors]
+    assert kept == expected, kept
+
+
+def allocate_in_context():
+    with sharing.shared_allocation():
+        return paddle.zeros([8])
 
 
 class Numbers(IterableDataset):
@@ -266,16 +296,41 @@ class TestBatches:
             self.assertEqual(whole.flatten().tolist(), list(range(8)))
             row.fill_(99)
 
-    def test_shared_tensor_of_a_worker_arrives_without_a_copy(self):
-        # The worker and the test share its memory.
-        shared = paddle.zeros([8])
-        ForkingPickler.loads(ForkingPickler.dumps(shared))
-        loader = DataLoader(
-            Items(lambda i: shared, 1), batch_size=None, num_workers=1
-        )
-        (batch,) = loader
-        batch.fill_(5)
-        self.assertEqual(shared.tolist(), [5.0] * 8)
+    def test_writes_to_a_batch_do_not_change_tensors_that_were_sent_before(
+        self,
+    ):
+        dataset = Stored()
+        for tensor in dataset.tensors:
+            ForkingPickler.loads(ForkingPickler.dumps(tensor))
+            self.assertTrue(tensor.is_shared())
+        check_writes_stay_in_the_batch(dataset)
+
+    def test_writes_to_a_batch_do_not_change_views_of_shared_memory(self):
+        dataset = Stored()
+        whole = paddle.stack(dataset.tensors).share_memory_()
+        dataset.tensors = [*whole]
+        check_writes_stay_in_the_batch(dataset)
+
+    def test_writes_to_a_batch_do_not_change_what_a_worker_keeps(self):
+        for allocate in (
+            lambda: sharing.empty_shared([8], "float32"),
+            allocate_in_context,
+        ):
+            kept = []
+
+            def item(i, kept=kept, allocate=allocate):
+                if not kept:
+                    kept.append(allocate().fill_(7))
+                    assert kept[0].is_shared()
+                return kept[0]
+
+            values = []
+            for batch in DataLoader(
+                Items(item), batch_size=None, num_workers=1
+            ):
+                values.append(batch.tolist())
+                batch.fill_(-1)
+            self.assertEqual(values, [[7.0] * 8] * 8)
 
     def test_iterable_dataset(self):
         with no_leak():
@@ -403,6 +458,17 @@ class TestStartMethods(LoaderTestCase):
     def test_workers_of_a_fork_server(self):
         self.load("forkserver")
 
+    def test_writes_to_a_batch_of_spawned_workers_stay_there(self):
+        # Pickling the dataset moves its tensors into shared memory.
+        run_sharing_script(
+            self,
+            """
+            import test_dataloader_shared_memory as module
+            multiprocessing.set_start_method("spawn")
+            module.check_writes_stay_in_the_batch(module.Stored())
+            """,
+        )
+
     def load(self, method):
         run_sharing_script(
             self,
@@ -416,6 +482,30 @@ class TestStartMethods(LoaderTestCase):
             assert values == [float(i) for i in range(8)], values
             """,
         )
+
+
+class TestFlags(LoaderTestCase):
+    def test_tensors_arrive_without_pir(self):
+        # The data types of tensors then belong to another enumeration.
+        with self.environment("FLAGS_enable_pir_api", "0"):
+            run_sharing_script(
+                self,
+                """
+                import test_dataloader_shared_memory as module
+                assert isinstance(
+                    paddle.ones([1]).dtype, paddle.base.core.VarDesc.VarType
+                )
+                module.check_writes_stay_in_the_batch(module.Stored())
+                loader = paddle.io.DataLoader(
+                    module.Items(lambda i: paddle.full([2], i)),
+                    batch_size=4,
+                    num_workers=1,
+                )
+                values = [batch[:, 1].tolist() for batch in loader]
+                assert values == [[0, 1, 2, 3], [4, 5, 6, 7]], values
+                """,
+                variables=("FLAGS_enable_pir_api",),
+            )
 
 
 class TestSharer(LoaderTestCase):
@@ -486,34 +576,6 @@ class TestSwitch(LoaderTestCase):
     def test_batches_are_the_same_when_switched_off(self):
         with self.environment(SWITCH, "0"):
             self.assert_as_without_workers(Items(fields), batch_size=3)
-
-
-class TestOtherArguments(unittest.TestCase):
-    def test_error_for_a_torch_argument_suggests_an_alternative(self):
-        for name, instead in (
-            ("generator", "paddle.seed"),
-            ("multiprocessing_context", "set_start_method"),
-            ("pin_memory", "use_buffer_reader"),
-            ("sampler", "batch_sampler"),
-        ):
-            with (
-                self.subTest(name),
-                self.assertRaisesRegex(
-                    TypeError, f"no argument '{name}'. {name}: .*{instead}"
-                ),
-            ):
-                DataLoader(Items(image), **{name: None})
-
-    def test_signature_has_no_other_arguments(self):
-        # Programs inspect the signature to choose the options to pass.
-        parameters = inspect.signature(DataLoader).parameters.values()
-        kinds = {parameter.kind for parameter in parameters}
-        self.assertNotIn(inspect.Parameter.VAR_KEYWORD, kinds)
-        self.assertIn("dataset", inspect.signature(DataLoader).parameters)
-
-    def test_unknown_argument_is_named(self):
-        with self.assertRaisesRegex(TypeError, "'batchsize'.*help"):
-            DataLoader(Items(image), batchsize=2)
 
 
 class TestErrors(LoaderTestCase):
@@ -594,33 +656,6 @@ class TestErrors(LoaderTestCase):
             """,
             private_shm("size=1m"),
         )
-
-
-class TestFastWorkers(LoaderTestCase):
-    def test_batch_may_arrive_before_its_indices_are_put(self):
-        first_of_second_worker = multiprocessing.Event()
-
-        def item(i):
-            if i == 1:
-                first_of_second_worker.wait()
-            return np.full([1], i)
-
-        batches = iter(DataLoader(Items(item, 8), batch_size=1, num_workers=2))
-        infos = batches._task_infos
-        indices = batches._indices_queues[0]
-        put = indices.put
-
-        def put_late(message):
-            put(message)
-            # The reader thread keeps batches that arrive early.
-            if message is not None and message[0] == 4:
-                wait_until(lambda: len(infos.get(4, ())) == 3, "4 is kept")
-
-        with mock.patch.object(indices, "put", put_late):
-            found = [np.array(next(batches)).item()]
-            first_of_second_worker.set()
-            found += [np.array(batch).item() for batch in batches]
-        self.assertEqual(found, list(range(8)))
 
 
 class TestOrders(unittest.TestCase):

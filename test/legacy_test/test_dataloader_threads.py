@@ -672,11 +672,41 @@ class TestEnd(WorkersTestCase):
                 "    try:\n"
                 "        next(iterator)\n"
                 "    except RuntimeError as error:\n"
-                "        os._exit('forked' in str(error))\n"
+                "        os._exit(\n"
+                "            f'process {os.getppid()}' in str(error)\n"
+                "            and 'over the loader again' in str(error)\n"
+                "        )\n"
                 "    os._exit(0)\n"
                 "status = os.waitpid(child, 0)[1]\n"
                 "assert os.waitstatus_to_exitcode(status) == 1\n"
                 "assert [b.item() for b in iterator] == [*range(1, 9)]\n"
+            ),
+            {**os.environ, "GLOG_minloglevel": "2"},
+        )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_forked_child_iterates_over_a_loader_with_persistent_workers(
+        self,
+    ):
+        run_command(
+            self,
+            script_command(
+                "from test_dataloader_threads import *\n"
+                "loader = load(Items(number, 9), persistent_workers=True)\n"
+                "def numbers():\n"
+                "    return [batch.item() for batch in loader]\n"
+                "for _ in range(2):\n"
+                "    assert numbers() == [*range(9)]\n"
+                "workers = loader._iterator._workers\n"
+                "child = os.fork()\n"
+                "for _ in range(2):\n"
+                "    assert numbers() == [*range(9)]\n"
+                "kept = loader._iterator._workers is workers\n"
+                "if child == 0:\n"
+                "    os._exit(kept)\n"
+                "status = os.waitpid(child, 0)[1]\n"
+                "assert os.waitstatus_to_exitcode(status) == 0\n"
+                "assert kept\n"
             ),
             {**os.environ, "GLOG_minloglevel": "2"},
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import unittest
@@ -150,6 +151,85 @@ class TestImport(unittest.TestCase):
     def test_no_further_module_is_loaded(self):
         found = {name for name in self.modules if name.startswith(PACKAGES)}
         self.assertEqual(found - LOADED, set())
+
+
+# The first use of a heap draws random bits, after which it works without. So a
+# heap works here exactly if it already existed.
+WITHOUT_RANDOM_BITS = """
+import ctypes, errno, os, platform, struct
+from paddle.base import libpaddle
+
+binding = libpaddle._shared_storage  # a wheel loads it here
+number = {"x86_64": 318, "aarch64": 278}[platform.machine()]  # of getrandom
+# Classic BPF: fail with EPERM if the system call is getrandom.
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+FAIL, ALLOW = 0x00050000 | errno.EPERM, 0x7FFF0000
+program = b"".join(
+    struct.pack("=HBBI", *instruction)
+    for instruction in [
+        (LOAD, 0, 0, 0),
+        (JUMP_IF_EQUAL, 0, 1, number),
+        (RETURN, 0, 0, FAIL),
+        (RETURN, 0, 0, ALLOW),
+    ]
+)
+instructions = ctypes.create_string_buffer(program)
+PR_SET_SECCOMP, FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
+
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("start", ctypes.c_void_p)]
+
+libc = ctypes.CDLL(None, use_errno=True)
+filter = Program(4, ctypes.addressof(instructions))
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+if libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.byref(filter), 0, 0) != 0:
+    print("no filter:", os.strerror(ctypes.get_errno()))
+    sys.exit()
+
+def works(function):
+    try:
+        function()
+    except Exception as error:
+        assert "random bits failed: Operation not permitted" in str(error)
+        return False
+    return True
+
+assert not works(binding.random_bits)
+"""
+
+
+@unittest.skipUnless(
+    platform.machine() in ("x86_64", "aarch64"),
+    "the test knows the numbers of system calls of x86_64 and aarch64",
+)
+class TestHeaps(unittest.TestCase):
+    """A heap reads limits and takes locks at each fork once it exists."""
+
+    def run_script(self, before, after):
+        done = run_sharing_script(self, before + WITHOUT_RANDOM_BITS + after)
+        if "no filter" in done.stdout:
+            self.skipTest(done.stdout)
+
+    def test_importing_paddle_and_loading_the_binding_create_no_heap(self):
+        self.run_script(
+            "",
+            """
+assert not works(binding.stats)
+assert not works(binding.cuda_stats)
+""",
+        )
+
+    def test_heaps_exist_once_this_process_has_joined_its_tree(self):
+        self.run_script(
+            """
+from paddle.base.shared_storage import join_process_tree
+join_process_tree()
+""",
+            """
+assert works(binding.stats)
+assert works(binding.cuda_stats)
+""",
+        )
 
 
 class TestProcessTree(unittest.TestCase):

@@ -14,8 +14,13 @@
 
 from __future__ import annotations
 
+import copyreg
+import gc
 import pickle
 import unittest
+import weakref
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 
 from shared_tensor_base import (  # noqa: F401
@@ -49,6 +54,82 @@ def general(place):
 
 def passed_on(value):
     return pickle.loads(ForkingPickler.dumps(value))
+
+
+class Tagged(paddle.Tensor):
+    """A class that is pickled as its base is."""
+
+
+class RegisteredTensor(paddle.Tensor):
+    pass
+
+
+class CopyregTensor(paddle.Tensor):
+    pass
+
+
+class ReducedTensor(paddle.Tensor):
+    # Tensor defines this method, too.
+    def __reduce_ex__(self, protocol):
+        return str, ("by its class",)
+
+
+def tagged(tag):
+    tensor = Tagged(paddle.ones([2]))
+    tensor.tag = tag
+    return tensor
+
+
+def tag_of(tensor):
+    return type(tensor).__name__, tensor.tag, tensor.tolist()
+
+
+class TestSubclasses(unittest.TestCase):
+    def test_a_tensor_of_a_subclass_arrives_over_the_same_memory(self):
+        tensor = tagged("tag")
+        (arrived,) = passed_on([tensor])
+        self.assertEqual(tag_of(arrived), ("Tagged", "tag", [1, 1]))
+        arrived.fill_(3)
+        self.assertEqual(tensor.tolist(), [3, 3])
+
+    def test_it_arrives_through_an_executor(self):
+        # Its feeder thread and its workers have their own picklers.
+        with ProcessPoolExecutor(1, get_context("fork")) as executor:
+            found = executor.submit(tag_of, tagged("tag")).result()
+            self.assertEqual(found, ("Tagged", "tag", [1, 1]))
+            self.assertEqual(
+                executor.submit(tagged, "back").result().tag, "back"
+            )
+
+    def test_registered_reducers_have_priority(self):
+        def reduce(tensor):
+            return str, ("registered",)
+
+        self.addCleanup(
+            ForkingPickler._extra_reducers.pop, RegisteredTensor, None
+        )
+        self.addCleanup(copyreg.dispatch_table.pop, CopyregTensor, None)
+        ForkingPickler.register(RegisteredTensor, reduce)
+        copyreg.pickle(CopyregTensor, reduce)
+        for kind in RegisteredTensor, CopyregTensor:
+            with self.subTest(kind):
+                tensor = kind(paddle.ones([2]))
+                self.assertEqual(passed_on(tensor), "registered")
+
+    def test_a_class_that_defines_its_pickling_keeps_it(self):
+        tensor = ReducedTensor(paddle.ones([2]))
+        self.assertEqual(passed_on(tensor), "by its class")
+
+    def test_a_class_that_is_dropped_is_freed(self):
+        def leave_class():
+            class Local(paddle.Tensor):
+                pass
+
+            return weakref.ref(Local)
+
+        left = leave_class()
+        gc.collect()
+        self.assertIsNone(left())
 
 
 class TestPlaces(unittest.TestCase):

@@ -244,6 +244,12 @@ def initializers() -> dict[str, nn.initializer.Initializer]:
     }
 
 
+class Failing(nn.initializer.Initializer):
+    def forward(self, var, block=None):
+        var.detach().fill_(9)
+        raise KeyError
+
+
 class TestInitializers(ShareMemoryTestCase):
     def test_every_initializer_is_tested(self):
         functions = {"calculate_gain", "set_global_initializer"}
@@ -265,12 +271,26 @@ class TestInitializers(ShareMemoryTestCase):
                 self.assertEqual(view.tolist(), weight[1].tolist())
 
     def test_initializer_of_another_shape_leaves_the_values(self):
+        # Fewer values would fit into the parameter's memory.
+        for shape in ([3, 3], [1, 2], [3, 2]):
+            weight = paddle.create_parameter([2, 3], "float32").share_memory_()
+            before, place = weight.tolist(), weight.data_ptr()
+            wrong = nn.initializer.Assign(np.full(shape, 9, "float32"))
+            message = f"{[2, 3]}.*{shape}".replace("[", r"\[")
+            with (
+                self.subTest(shape),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                wrong(weight)
+            self.assertEqual(weight.data_ptr(), place)
+            self.assertEqual(weight.tolist(), before)
+
+    def test_initializer_that_fails_leaves_the_values(self):
         weight = paddle.create_parameter([2, 3], "float32").share_memory_()
-        before = weight.tolist()
-        wrong = nn.initializer.Assign(np.zeros([3, 3], "float32"))
-        with self.assertRaisesRegex(ValueError, r"\[2, 3\].*\[3, 3\]"):
-            wrong(weight)
-        self.assertTrue(weight.is_shared())
+        before, place = weight.tolist(), weight.data_ptr()
+        with self.assertRaises(KeyError):
+            Failing()(weight)
+        self.assertEqual(weight.data_ptr(), place)
         self.assertEqual(weight.tolist(), before)
 
 

@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import gc
 import threading
 import unittest
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -98,6 +100,10 @@ def optimizers(parameters: list[paddle.Tensor]) -> dict[str, Any]:
 
 
 class UsersOptimizer(paddle.optimizer.Adam):
+    pass
+
+
+class RegisteredOptimizer(paddle.optimizer.SGD):
     pass
 
 
@@ -387,6 +393,26 @@ class TestModels(SharingTestCase):
         self.assertEqual(vars(small), {"step_size": 0.5})
         odd = OddOptimizer(0.1, parameters=nn.Linear(3, 2).parameters())
         self.assertEqual(self.peer.call(echo, odd), "as its class has it")
+
+    def test_optimizer_with_a_registered_reducer_keeps_it(self):
+        copyreg.pickle(RegisteredOptimizer, lambda _: (str, ("by copyreg",)))
+        self.addCleanup(copyreg.dispatch_table.pop, RegisteredOptimizer)
+        optimizer = RegisteredOptimizer(
+            0.1, parameters=nn.Linear(3, 2).parameters()
+        )
+        received = ForkingPickler.loads(ForkingPickler.dumps(optimizer))
+        self.assertEqual(received, "by copyreg")
+
+    def test_class_of_optimizers_that_is_dropped_is_freed(self):
+        def leave_class():
+            class Local(paddle.optimizer.SGD):
+                pass
+
+            return weakref.ref(Local)
+
+        left = leave_class()
+        gc.collect()
+        self.assertIsNone(left())
 
     def test_optimizer_is_restored_by_its_own_setstate(self):
         layer = nn.Linear(3, 2)

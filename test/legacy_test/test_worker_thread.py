@@ -16,7 +16,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import sys
 import threading
 import time
 import traceback
@@ -544,6 +546,25 @@ print("ends now", flush=True)
 """
 
 
+def leave_work_to_a_worker(connection):
+    """Returns while a worker, which needs a daemon worker, is at work."""
+
+    def count(steps):
+        while len(steps) < 10 and not threading.current_thread().should_stop():
+            time.sleep(0.05)
+            steps.append(len(steps))
+
+    def work():
+        steps = []
+        helper = WorkerThread(count, [steps], daemon=True)
+        helper.start()
+        helper.join()
+        connection.send((steps, threading.current_thread().should_stop()))
+        connection.close()
+
+    WorkerThread(work, daemon=False).start()
+
+
 class TestEndOfPython(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -559,6 +580,22 @@ class TestEndOfPython(unittest.TestCase):
         self.assertNotIn("ValueError", before)
         self.assertIn("Exception in thread reader", after)
         self.assertEqual(after.count("ValueError: said so"), 1)
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_a_process_of_multiprocessing_ends_after_its_workers(self):
+        for method in ("fork", "spawn"):
+            with self.subTest(method):
+                context = multiprocessing.get_context(method)
+                receiver, sender = context.Pipe(duplex=False)
+                child = context.Process(
+                    target=leave_work_to_a_worker, args=[sender]
+                )
+                child.start()
+                sender.close()
+                self.assertTrue(receiver.poll(WAIT_S))
+                self.assertEqual(receiver.recv(), ([*range(10)], False))
+                child.join(WAIT_S)
+                self.assertEqual(child.exitcode, 0)
 
     def test_an_error_is_reported_in_a_process_of_multiprocessing(self):
         said, _, _ = run_script(self, FAILS_IN_A_CHILD, []).partition("ends")

@@ -13,7 +13,14 @@
 # limitations under the License.
 """Bindings of the wheel, which are modules beside libpaddle."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+from tools.environment import site_packages
+from tools.tests.conftest import write
+from tools.wheel import EXTENSION, REPO, cmake_build, pybind_abi
 
 # Another thread is in the middle of the import of a binding.
 WHILE_IMPORTED = """
@@ -35,6 +42,43 @@ thread = threading.Thread(target=lambda: core.libpaddle._shared_storage)
 thread.start()
 assert begun.wait(60)
 """
+
+# No file descriptor is free from here on, so no module can be loaded.
+NO_DESCRIPTOR = """
+import gc, os, resource, sys, weakref
+import numpy
+import paddle
+from paddle.base import libpaddle
+
+paddle.set_device("cpu")
+memory = numpy.full([1000], 3.0, dtype="float32")
+gone = weakref.ref(memory)
+tensor = paddle.Tensor(memory, zero_copy=True)
+del memory
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, limits[1]))
+"""
+
+# A module of other code, whose objects keep others alive.
+FOREIGN = {
+    "CMakeLists.txt": f"""
+cmake_minimum_required(VERSION 3.18)
+project(foreign LANGUAGES CXX)
+include({REPO / EXTENSION}/paddle_module.cmake)
+paddle_module(foreign module.cc)
+""",
+    "module.cc": """
+#include "pybind11/pybind11.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(foreign, module) {
+  module.def(
+      "keep_alive", [](py::handle, py::handle) {}, py::keep_alive<1, 2>());
+}
+""",
+}
 
 
 def check(run_paddle, script):
@@ -103,5 +147,141 @@ if child == 0:
 proceed.set()
 thread.join()
 assert os.waitpid(child, 0)[1] == 0
+""",
+    )
+
+
+@pytest.mark.parametrize("stale", ["", "import importlib\n"])
+def test_get_tensor_keeps_the_memory_while_the_binding_cannot_be_loaded(
+    stale, run_paddle
+):
+    # If the list of files is outdated, listing them fails, too.
+    if stale:
+        stale += "importlib.invalidate_caches()\n"
+    check(
+        run_paddle,
+        f"""{NO_DESCRIPTOR}{stale}
+inside = tensor.get_tensor()
+assert tensor.get_tensor() is inside
+tensor._clear()  # it no longer refers to the memory
+del tensor
+gc.collect()
+assert gone() is not None
+assert (numpy.array(inside) == 3).all()
+assert "paddle.base._shared_storage" not in sys.modules
+del inside
+assert gone() is None
+""",
+    )
+
+
+def test_get_tensor_keeps_the_memory_while_the_interpreter_exits(run_paddle):
+    done = run_paddle(
+        "-c",
+        """
+import os, sys
+import paddle
+
+paddle.set_device("cpu")
+
+class Late:
+    def __init__(self):
+        self.tensor = paddle.full([1000], 3.0)
+        self.write = os.write
+
+    def __del__(self):
+        assert sys.meta_path is None  # no module can be loaded
+        inside = self.tensor.get_tensor()
+        del self.tensor
+        self.write(1, b"%f" % inside._get_float_element(999))
+
+late = Late()
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3.000000"
+    assert "Traceback" not in done.stderr
+
+
+def test_get_tensor_of_other_tensors_while_the_binding_cannot_be_loaded(
+    run_paddle,
+):
+    check(
+        run_paddle,
+        f"""{NO_DESCRIPTOR}
+kept = paddle.ones([3])
+sparse = paddle.sparse.sparse_coo_tensor([[0], [1]], [2.0], [2, 2])
+assert sparse.get_tensor() is None
+without_memory = paddle.ones([2])
+without_memory._clear_data()
+inside = without_memory.get_tensor()
+del without_memory
+assert not inside._is_initialized()
+tensor._clear()  # it has no implementation
+tensor.get_tensor()
+paddle.enable_static()
+inside = libpaddle.eager.Tensor.get_tensor(kept)
+assert inside.shape() == [3]
+""",
+    )
+
+
+def test_the_binding_is_loaded_once_that_is_possible_again(run_paddle):
+    check(
+        run_paddle,
+        f"""{NO_DESCRIPTOR}
+tensor.get_tensor()
+copy = paddle.full([1000], 3.0)
+try:
+    copy.share_memory_()
+except OSError as error:
+    message = str(error)
+else:
+    raise AssertionError("shared without a descriptor")
+assert "paddle.base._shared_storage" in message, message
+assert "Free file descriptors" in message, message
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+copy.share_memory_()
+assert copy.is_shared()
+""",
+    )
+
+
+def test_get_tensor_ignores_capsules_of_other_code(
+    tmp_path, paddle_python, run_paddle
+):
+    package = site_packages(Path(paddle_python)) / "paddle"
+    write(tmp_path, FOREIGN)
+    cmake_build(
+        tmp_path,
+        tmp_path,
+        PADDLE_ROOT=package,
+        PYBIND_ABI=pybind_abi(package / "base" / "libpaddle.so"),
+        Python_EXECUTABLE=sys.executable,
+    )
+    check(
+        run_paddle,
+        f"""
+import ctypes, sys
+import numpy
+import paddle
+from paddle.base import libpaddle
+
+sys.path.append({str(tmp_path)!r})
+import foreign
+
+make = ctypes.pythonapi.PyCapsule_New
+make.restype = ctypes.py_object
+make.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+unreadable = 1
+paddle.set_device("cpu")
+tensor = paddle.full([1000], 3.0)
+for name in (None, b"other"):
+    inside = tensor.get_tensor()
+    foreign.keep_alive(inside, make(unreadable, name, None))
+    # get_tensor calls this; the search finds the foreign capsule.
+    libpaddle._shared_storage.keep_alive(inside, paddle.ones([1]))
+del tensor
+assert (numpy.array(inside) == 3).all()
 """,
     )

@@ -221,14 +221,20 @@ py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
                               kept);
 }
 
+// The name of the capsules that KeepAlive makes.
+constexpr const char* kImplCapsule = "paddle.TensorImpl";
+
 // Keeps the implementation of a Tensor alive as long as the Python object
 // `inside`, which refers to it, as the result of get_tensor does.
 //
 // Registers as a side effect in pybind11's internal list of patients. This is
 // the list that py::keep_alive uses, but here per object and not per binding.
-// Searches the list first, so that a second call adds nothing. This needs no
-// change to Paddle's binding of get_tensor; alternatively, get_tensor could
-// return a DenseTensor that owns a shared_ptr of the Tensor's implementation.
+// Searches the list first, so that a second call adds nothing. The list may
+// have capsules of other code, which have other names.
+//
+// This needs no change to Paddle's binding of get_tensor; alternatively,
+// get_tensor could return a DenseTensor that owns a shared_ptr of the Tensor's
+// implementation.
 // Requires: the calling thread holds the GIL.
 void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
   using Impl = std::shared_ptr<phi::TensorBase>;
@@ -236,15 +242,15 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
   auto kept = patients.find(inside.ptr());
   if (kept != patients.end()) {
     for (PyObject* patient : kept->second) {
-      if (PyCapsule_CheckExact(patient) &&
-          *py::reinterpret_borrow<py::capsule>(patient).get_pointer<Impl>() ==
+      if (PyCapsule_IsValid(patient, kImplCapsule) &&
+          *static_cast<Impl*>(PyCapsule_GetPointer(patient, kImplCapsule)) ==
               tensor.impl()) {
         return;
       }
     }
   }
   auto impl = std::make_unique<Impl>(tensor.impl());
-  py::capsule capsule(impl.get(), [](void* pointer) {
+  py::capsule capsule(impl.get(), kImplCapsule, [](void* pointer) {
     std::unique_ptr<Impl> dropped(static_cast<Impl*>(pointer));
   });
   impl.release();
@@ -259,11 +265,8 @@ SharingStrategy CurrentSharingStrategy() {
 }
 
 void BindSharedStorage(py::module* m) {
-  // The first use of the heaps registers their fork handlers, before any fork
-  // matters.
-  SharedHeap& heap = SharedHeap::Instance();
-  CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
-
+  // Importing Paddle runs this function: it must not create the heaps. Python
+  // calls `join` before any other function that uses the heap of GPU memory.
   m->def("share_tensor",
          [](const paddle::Tensor& tensor, const py::function& stream_of) {
            return Share(DenseTensorOf(tensor), stream_of);
@@ -320,9 +323,11 @@ void BindSharedStorage(py::module* m) {
                        "phi::Allocator");
   });
   // For process groups, which another module may bind.
-  m->def("locator", [&heap] {
+  m->def("locator", [] {
     static const memory::allocation::SharedLocator locate =
-        [&heap](const void* address) { return heap.Locate(address); };
+        [](const void* address) {
+          return SharedHeap::Instance().Locate(address);
+        };
     return py::capsule(&locate, "SharedLocator");
   });
   m->def("is_in_own_file", &memory::allocation::IsInOwnFile);
@@ -350,30 +355,36 @@ void BindSharedStorage(py::module* m) {
   m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
     if (tensor.impl()) KeepAlive(inside, tensor);
   });
-  m->def("join", [&heap](uint64_t tree) {
-    RaisingPaddleErrors([&] { heap.Join(tree); });
+  m->def("join", [](uint64_t tree) {
+    RaisingPaddleErrors([&] { SharedHeap::Instance().Join(tree); });
+    CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
   });
-  m->def("leave", [&heap] { heap.Leave(); });
+  m->def("leave", [] { SharedHeap::Instance().Leave(); });
   m->def("leave_cuda",
          [] { WithoutGil([] { CudaIPCHeap::Instance().Leave(); }); });
   m->def("random_bits", [] {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });
-  m->def("collect", [&heap](std::optional<double> message_timeout) {
-    WithoutGil(
-        [&] { RaisingPaddleErrors([&] { heap.Collect(message_timeout); }); });
+  m->def("collect", [](std::optional<double> message_timeout) {
+    WithoutGil([&] {
+      RaisingPaddleErrors(
+          [&] { SharedHeap::Instance().Collect(message_timeout); });
+    });
   });
-  m->def("collect_dead", [&heap] {
-    WithoutGil([&] { RaisingPaddleErrors([&] { heap.CollectDead(); }); });
+  m->def("collect_dead", [] {
+    WithoutGil([] {
+      RaisingPaddleErrors([] { SharedHeap::Instance().CollectDead(); });
+    });
   });
   m->def("collect_cuda", [] {
     WithoutGil([] {
       RaisingPaddleErrors([] { CudaIPCHeap::Instance().Collect({}); });
     });
   });
-  m->def("set_limit", [&heap](uint64_t bytes) { heap.SetLimit(bytes); });
-  m->def("stats", [&heap] {
-    memory::allocation::SharedHeapStats stats = heap.Stats();
+  m->def("set_limit",
+         [](uint64_t bytes) { SharedHeap::Instance().SetLimit(bytes); });
+  m->def("stats", [] {
+    memory::allocation::SharedHeapStats stats = SharedHeap::Instance().Stats();
     py::dict figures;
     figures["reserved"] = stats.reserved;
     figures["used"] = stats.used;

@@ -73,8 +73,6 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=_joining.release,
         after_in_child=_joining.release,
     )
-# Tensors that the binding could not keep alive.
-_kept_forever: list[paddle.Tensor] = []
 
 
 def is_in_use() -> bool:
@@ -117,7 +115,7 @@ def _before_child() -> None:
 
 def _before_fork() -> None:
     # This may fail, for example because no descriptor is free.
-    with contextlib.suppress(ImportError, OSError):
+    with contextlib.suppress(OSError):
         _before_child()
 
 
@@ -146,9 +144,24 @@ def collect_dead() -> None:
 
 def ipc_collect() -> None:
     """
-    Frees GPU memory that this process has sent and dropped and that no live
-    process uses. Paddle does this automatically when tensors are sent, and when
-    memory runs out.
+    Frees the GPU memory of tensors that this process has sent to other
+    processes and dropped since, if no living process uses it any more. It need
+    not be called: Paddle does the same when a process sends or drops a tensor,
+    and when GPU memory runs out. It helps a process that stopped sending, after
+    its receivers have dropped the tensors or have been killed.
+
+    ``paddle.device.ipc_collect``, ``paddle.device.cuda.ipc_collect`` and
+    ``paddle.cuda.ipc_collect`` are the same function.
+
+    Returns:
+        None
+
+    Examples:
+        .. code-block:: python
+
+            >>> # doctest: +REQUIRES(env:GPU)
+            >>> import paddle
+            >>> paddle.device.ipc_collect()
     """
     if is_in_use():
         native.collect_cuda()
@@ -166,13 +179,7 @@ def keeping_inside_alive(
     def get_tensor_kept(self):
         inside = get_tensor(self)
         # Not `native`, which would join the process tree.
-        try:
-            binding = _binding()
-        except ImportError:
-            # There is no free descriptor, or the interpreter is exiting. Leak
-            # the Tensor rather than return a reference to freed memory.
-            _kept_forever.append(self)
-            return inside
+        binding = _binding()
         if binding is not None:
             binding.keep_alive(inside, self)
         return inside

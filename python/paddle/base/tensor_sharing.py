@@ -89,23 +89,28 @@ def _is_shared(part: Tensor) -> bool:
 
 def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorates `Initializer.__call__`, which replaces a parameter's memory with
-    the memory of a new tensor. If the parameter is shared, the decorator
-    instead copies the new values into its shared memory, where other processes
-    see them.
+    Decorates `Initializer.__call__`, which writes to a parameter's memory or
+    replaces it. For a shared parameter, the initializer gets a copy of the
+    memory. If it succeeds, its values are copied into the shared memory, where
+    other processes see them. If it raises, or its values have another shape,
+    the shared memory does not change.
     """
 
     @functools.wraps(call)
     def call_in_place(
         self: Initializer, param: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if not _has_values_that_others_see(param):
+        if not _is_initialized_and_shared(param):
             return call(self, param, *args, **kwargs)
         # The result of detach() would change together with the tensor.
         shared = _alias(param)
-        result = call(self, param, *args, **kwargs)
-        filled = _alias(param)
-        shared._share_underline_tensor_to(param)
+        copied = shared._copy_to(shared.place, True)
+        copied._share_underline_tensor_to(param)
+        try:
+            result = call(self, param, *args, **kwargs)
+            filled = _alias(param)
+        finally:
+            shared._share_underline_tensor_to(param)
         if filled.shape != shared.shape:
             raise ValueError(
                 f"The values for {param.name!r} must have shape "
@@ -113,15 +118,14 @@ def initializes_in_place(call: Callable[..., Any]) -> Callable[..., Any]:
                 f"memory, but received shape {list(filled.shape)}. Create a "
                 "new parameter of that shape, and send it."
             )
-        if filled.data_ptr() != shared.data_ptr():
-            # Some initializers produce another data type.
-            shared.copy_(filled.astype(shared.dtype), True)
+        # Some initializers produce another data type.
+        shared.copy_(filled.astype(shared.dtype), True)
         return result
 
     return call_in_place
 
 
-def _has_values_that_others_see(param: Any) -> bool:
+def _is_initialized_and_shared(param: Any) -> bool:
     return (
         isinstance(param, core.eager.Tensor)
         and param.is_dense()

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from ..base import core
@@ -33,23 +32,22 @@ __all__ = []
 _PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 
-def make_sendable(kind: type[Optimizer]) -> None:
+def reduce_to_send(optimizer: Optimizer) -> Any:
     """
-    Registers how `multiprocessing` pickles the optimizers of a class, unless
-    the class defines its own pickling.
+    Reduces an optimizer for `multiprocessing`. NotImplemented means that it is
+    pickled as any other object is.
     """
-    if all(
-        getattr(kind, name, None) is getattr(object, name, None)
+    kind = type(optimizer)
+    if any(
+        getattr(kind, name, None) is not getattr(object, name, None)
         for name in _PICKLE_METHODS
     ):
-        ForkingPickler.register(kind, _reduce)
-
-
-def _reduce(optimizer: Optimizer) -> tuple:
+        # The class defines its own pickling.
+        return NotImplemented
     new, args, state = optimizer.__reduce_ex__(4)[:3]
     if not isinstance(state, dict) or "_accumulators" not in state:
         # A subclass that keeps its state elsewhere.
-        return optimizer.__reduce_ex__(4)
+        return NotImplemented
     state = {
         **state,
         # A defaultdict whose factory is a lambda, which cannot be pickled.

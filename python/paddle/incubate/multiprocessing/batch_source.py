@@ -33,8 +33,8 @@ from paddle.base.threads.host_context import (
 )
 from paddle.base.threads.streams import event_after_work, threads_have_streams
 from paddle.io import IterableDataset
-from paddle.io.dataloader.collating_fetcher import ArrayPool, CollatingFetcher
-from paddle.io.dataloader.dataset_errors import refuses_stop_iteration
+from paddle.io.dataloader.collate import default_collate_fn
+from paddle.io.dataloader.collating_fetcher import ArrayPool, make_fetcher
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 from paddle.io.dataloader.worker import _DatasetKind
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from paddle.base import core
     from paddle.device import Event
     from paddle.io import BatchSampler, Dataset
-    from paddle.io.dataloader.fetcher import _DatasetFetcher
 
 __all__ = []
 
@@ -70,23 +69,30 @@ class _Batches:
         batch_sampler: BatchSampler | None,
         collate_fn: Callable[[list], Any] | None,
         seed: int,
-        most_free: int,
+        max_free: int,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._batch_sampler = batch_sampler
-        self._collate_fn = collate_fn
+        self._collate_fn = collate_fn or default_collate_fn
         self._seed = seed
         self._is_iterable = isinstance(dataset, IterableDataset)
-        self._pool = ArrayPool(most_free)
+        self._pool = ArrayPool(max_free)
 
-    def of_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
+    def iter_epoch(self, epoch: int, thread: WorkerThread) -> Iterator[Any]:
         """Yields the batches of an epoch; `thread` is the calling thread."""
         # The fetcher checks it between the samples of a batch.
         stop = SimpleNamespace(is_set=thread.should_stop)
-        fetcher = self._fetcher()
+        fetcher = make_fetcher(
+            _DatasetKind.ITER if self._is_iterable else _DatasetKind.MAP,
+            self._dataset,
+            True,
+            self._collate_fn,
+            self._drop_last,
+            self._pool,
+        )
         for samples in self._samples(epoch):
             try:
                 batch = fetcher.fetch(samples, stop)
@@ -100,20 +106,6 @@ class _Batches:
             yield batch
             # Only the reader keeps it while the next batch is read.
             del batch
-
-    def _fetcher(self) -> _DatasetFetcher | CollatingFetcher:
-        kind = _DatasetKind.ITER if self._is_iterable else _DatasetKind.MAP
-        if self._collate_fn is None:
-            return CollatingFetcher(
-                kind, self._dataset, self._drop_last, self._pool
-            )
-        return _DatasetKind.create_fetcher(
-            kind,
-            self._dataset,
-            True,
-            refuses_stop_iteration(self._collate_fn),
-            self._drop_last,
-        )
 
     def _samples(self, epoch: int) -> Iterator[Iterable[int]]:
         if self._is_iterable:
@@ -140,7 +132,7 @@ class _SourceThread(WorkerThread):
     def __init__(
         self, batches: _Batches, nreaders: int, capacity: int, seed: int | None
     ) -> None:
-        super().__init__(self._deal, [batches], daemon=True, seed=seed)
+        super().__init__(self._distribute, [batches], daemon=True, seed=seed)
         self.queues = [BlockingQueue(capacity) for _ in range(nreaders)]
         # For each reader that has left, by rank: its epoch, and the number of
         # batches that it took in that epoch.
@@ -156,7 +148,7 @@ class _SourceThread(WorkerThread):
         self.left.setdefault(rank, (epoch, taken))
         self.queues[rank].shutdown(immediate=True)
 
-    def _deal(self, batches: _Batches) -> None:
+    def _distribute(self, batches: _Batches) -> None:
         nreaders = len(self.queues)
         place = _current_expected_place()
         # Only devices have streams, and the search takes time.
@@ -165,7 +157,7 @@ class _SourceThread(WorkerThread):
         for epoch in itertools.count():
             # enumerate() would keep each batch until the next one is read.
             numbers = itertools.count()
-            for batch in batches.of_epoch(epoch, self):
+            for batch in batches.iter_epoch(epoch, self):
                 turn, rank = divmod(next(numbers), nreaders)
                 # The other readers may take as many batches as one that left,
                 # so readers that all leave after the same number get no error.

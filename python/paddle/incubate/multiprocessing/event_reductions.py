@@ -31,9 +31,9 @@ def _reduce_event(
     try:
         return _rebuild_event, (interprocess_event.ipc_handle(event),)
     except Exception as error:
-        from .feeder_errors import send_in_place_of_object
+        from .feeder_errors import reduce_error
 
-        return send_in_place_of_object(error, "an event")
+        return reduce_error(error, "an event")
 
 
 def register() -> None:

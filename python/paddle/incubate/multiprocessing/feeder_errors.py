@@ -35,13 +35,13 @@ _KINDS = (
 )
 
 
-def send_in_place_of_object(error: Exception, sent: str = "a tensor") -> tuple:
+def reduce_error(error: Exception, sent: str = "a tensor") -> tuple:
     """
     Returns a reduction that raises the error in the receiver. If the calling
     thread does not drop errors, this raises the error itself. `sent` names the
     object in the message.
     """
-    if not _in_thread_that_drops_errors():
+    if not _is_feeder_thread():
         raise error
     kind = type(error) if type(error) in _KINDS else RuntimeError
     return _raise, (kind, str(error), os.getpid(), sent)
@@ -55,7 +55,7 @@ def _raise(
     )
 
 
-def _in_thread_that_drops_errors() -> bool:
+def _is_feeder_thread() -> bool:
     """
     Returns whether the caller runs in a feeder thread that drops errors. The
     feeder thread of a ProcessPoolExecutor, for example, handles them.

@@ -85,7 +85,14 @@ def __getattr__(name: str) -> Any:
             return getattr(multiprocessing, name)
         submodule = f"multiprocessing.{name}"
         if importlib.util.find_spec(submodule) is not None:
-            return importlib.import_module(submodule)
+            try:
+                return importlib.import_module(submodule)
+            except ImportError as error:
+                # For example, it is for Windows only.
+                raise AttributeError(
+                    f"module {_NAME!r} cannot import its attribute {name!r}: "
+                    f"{error}"
+                ) from error
     raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
 
 

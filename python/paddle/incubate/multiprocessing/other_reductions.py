@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pickles places, generators and subclasses of Tensor for other processes.
+"""Pickles places, generators and objects of subclasses for other processes.
 
 Compiled functions are refused with an error that gives the reason.
 """
@@ -81,39 +81,58 @@ def _refuse_compiled(function: StaticFunction) -> tuple:
         f"compiled, but paddle.jit.to_static has compiled {owner}. {cure}, and "
         "compile it in the receiver."
     )
-    from .feeder_errors import send_in_place_of_object
+    from .feeder_errors import reduce_error
 
-    return send_in_place_of_object(error, "a compiled layer or function")
+    return reduce_error(error, "a compiled layer or function")
 
 
-def _register_subclasses(reduce_tensor: Callable) -> None:
+def _reduce_subclasses(reduce_tensor: Callable) -> None:
     """
-    Registers how `multiprocessing` pickles tensors of each subclass of Tensor
-    that is defined from now on, unless the class defines its own pickling.
+    Lets a class set how `multiprocessing` pickles its objects and those of its
+    subclasses: with its static method `_reduce_to_send`. If that returns
+    NotImplemented, or if the object's class has a registered reducer, the
+    method is not used. Sets the method for Tensor to `reduce_tensor`.
     """
     tensor = core.eager.Tensor
 
-    def init_subclass(cls: type[paddle.Tensor], **options: Any) -> None:
-        super(tensor, cls).__init_subclass__(**options)
-        if all(
-            getattr(cls, name) is getattr(tensor, name)
+    def reduce_to_send(value: paddle.Tensor) -> Any:
+        kind = type(value)
+        if any(
+            getattr(kind, name) is not getattr(tensor, name)
             for name in ("__reduce__", "__reduce_ex__")
         ):
-            # A pickler looks up the class itself, not its bases.
-            ForkingPickler.register(cls, reduce_tensor)
+            # The class defines its own pickling.
+            return NotImplemented
+        return reduce_tensor(value)
 
-    tensor.__init_subclass__ = classmethod(init_subclass)
+    # Another library may have set one.
+    earlier = getattr(ForkingPickler, "reducer_override", None)
+
+    # Not ForkingPickler.register: a pickler looks up the class itself, not its
+    # bases, and never forgets a class.
+    def reducer_override(pickler: ForkingPickler, value: Any) -> Any:
+        kind = type(value)
+        reduce = getattr(kind, "_reduce_to_send", None)
+        # The table has the reducers of copyreg, too.
+        if reduce is not None and kind not in pickler.dispatch_table:
+            return reduce(value)
+        if earlier is not None:
+            return earlier(pickler, value)
+        return NotImplemented
+
+    tensor._reduce_to_send = staticmethod(reduce_to_send)
+    ForkingPickler.reducer_override = reducer_override
 
 
 def register(reduce_tensor: Callable) -> None:
     """
     Registers the reductions of this module with the pickler of
-    `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
+    `multiprocessing`, and `reduce_tensor` for tensors of subclasses.
     """
     # Otherwise, the first send would load these modules.
     package = __name__.rpartition(".")[0]
     load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
-    _register_subclasses(reduce_tensor)
+    _reduce_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)
     for kind in _PLACES:

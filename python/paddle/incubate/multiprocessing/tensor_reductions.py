@@ -92,9 +92,9 @@ def _reduction(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return reduce(value)
         except Exception as error:
-            from .feeder_errors import send_in_place_of_object
+            from .feeder_errors import reduce_error
 
-            return send_in_place_of_object(error)
+            return reduce_error(error)
 
     return reduction
 

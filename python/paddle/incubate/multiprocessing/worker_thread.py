@@ -39,6 +39,7 @@ from .caller_modes import modes_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from typing_extensions import Self
@@ -497,20 +498,50 @@ def wait_for(
     return waiters.wait_for(predicate, timeout)
 
 
-def _leave() -> None:
-    # A thread that is ended inside an operator may crash the process.
-    threads = [
+def woken_by(wake: Callable[[], object]) -> AbstractContextManager[None]:
+    """
+    Returns a context for a wait that only `wake` can end. If the calling thread
+    is a worker that is asked to stop, `wake` is called and the thread ends. On
+    other threads, the context does nothing.
+    """
+    thread = threading.current_thread()
+    if isinstance(thread, WorkerThread):
+        return thread._woken_by(wake)
+    return contextlib.nullcontext()
+
+
+def _other_workers(daemon: bool) -> list[WorkerThread]:
+    return [
         thread
         for thread in threading.enumerate()
         if isinstance(thread, WorkerThread)
+        and thread.daemon == daemon
         and thread is not threading.current_thread()
     ]
-    for thread in threads:
+
+
+def _join_until(thread: WorkerThread, deadline: float | None) -> None:
+    remaining = None
+    if deadline is not None:
+        remaining = max(0, deadline - time.monotonic())
+    # Another thread may be about to start it.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread.join(thread, remaining)
+
+
+def _leave() -> None:
+    # In a main process, Python has joined them. In a child of multiprocessing,
+    # it joins them after this function, and they may use daemon workers.
+    while others := _other_workers(daemon=False):
+        for thread in others:
+            _join_until(thread, None)
+    # A thread that is ended inside an operator may crash the process.
+    daemons = _other_workers(daemon=True)
+    for thread in daemons:
         thread.stop()
     deadline = time.monotonic() + _WAIT_AT_EXIT_S
-    for thread in threads:
-        remaining = max(0, deadline - time.monotonic())
-        threading.Thread.join(thread, remaining)
+    for thread in daemons:
+        _join_until(thread, deadline)
     for thread in list(_failed):
         thread._report()
 

@@ -27,12 +27,12 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Callable, Union
 
 import numpy as np
 
 from .collate import default_collate_fn
-from .dataset_errors import refuses_stop_iteration
+from .dataset_errors import forbid_stop_iteration
 from .worker import _DatasetKind
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 
     from paddle.io import Dataset
 
+    from .fetcher import _DatasetFetcher
+
 __all__ = []
 
-# In bytes. malloc reuses smaller memory well enough.
-_LARGE = 1 << 16
+# malloc reuses smaller memory well enough.
+_MIN_POOLED_BYTES = 1 << 16
 # `dtype.kind` of the data types whose elements are plain bytes.
 _PLAIN_KINDS = frozenset("biufc")
 
@@ -83,17 +85,17 @@ class ArrayPool:
     Thread-safe. Finalizers may drop arrays at any time.
 
     Args:
-        most_free: the maximum number of unused pieces of memory to keep.
+        max_free: the maximum number of unused pieces of memory to keep.
     """
 
-    def __init__(self, most_free: int) -> None:
+    def __init__(self, max_free: int) -> None:
         # The methods used here are atomic.
-        self._free: deque[np.ndarray] = deque(maxlen=most_free)
+        self._free: deque[np.ndarray] = deque(maxlen=max_free)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Like `numpy.empty`. The data type must not contain Python objects."""
         size = math.prod(shape) * dtype.itemsize
-        if size < _LARGE:
+        if size < _MIN_POOLED_BYTES:
             return np.empty(shape, dtype)
         return np.asarray(
             _PooledMemory(self._take(size), self._free, shape, dtype)
@@ -158,7 +160,7 @@ class _Values:
 class _Mappings:
     def __init__(self, first: Mapping, count: int, pool: ArrayPool) -> None:
         self._fields = {
-            key: _gathered(first[key], count, pool) for key in first
+            key: _new_collator(first[key], count, pool) for key in first
         }
 
     def add(self, mapping: Mapping) -> None:
@@ -171,7 +173,7 @@ class _Mappings:
 
 class _Sequences:
     def __init__(self, first: Sequence, count: int, pool: ArrayPool) -> None:
-        self._fields = [_gathered(value, count, pool) for value in first]
+        self._fields = [_new_collator(value, count, pool) for value in first]
 
     def add(self, values: Sequence) -> None:
         if len(values) != len(self._fields):
@@ -187,12 +189,12 @@ class _Sequences:
         return [field.result() for field in self._fields]
 
 
-_Gathered = Union[_Arrays, _Values, _Mappings, _Sequences]
+_Collator = Union[_Arrays, _Values, _Mappings, _Sequences]
 
 
-def _gathered(first: Any, count: int, pool: ArrayPool) -> _Gathered:
+def _new_collator(first: Any, count: int, pool: ArrayPool) -> _Collator:
     """
-    Returns an empty batch for at most `count` samples with the structure of
+    Returns an empty collator of at most `count` samples with the structure of
     `first`.
     """
     if type(first) is np.ndarray:
@@ -208,15 +210,15 @@ def _gathered(first: Any, count: int, pool: ArrayPool) -> _Gathered:
     return _Values()
 
 
-@refuses_stop_iteration
+@forbid_stop_iteration
 def _with_sample(
-    batch: _Gathered | None, sample: Any, count: int, pool: ArrayPool
-) -> _Gathered:
+    collator: _Collator | None, sample: Any, count: int, pool: ArrayPool
+) -> _Collator:
     """Adds a sample to a batch of at most `count`; None makes a new batch."""
-    if batch is None:
-        batch = _gathered(sample, count, pool)
-    batch.add(sample)
-    return batch
+    if collator is None:
+        collator = _new_collator(sample, count, pool)
+    collator.add(sample)
+    return collator
 
 
 class CollatingFetcher:
@@ -241,15 +243,39 @@ class CollatingFetcher:
         before it is complete. Raises StopIteration at the end of an iterable
         dataset."""
         indices = list(indices)
-        batch = None
+        collator = None
         for index in indices:
             try:
                 samples = self._fetcher.fetch([index], done)
             except StopIteration:
-                if batch is None or self._drop_last or not self._may_end:
+                if collator is None or self._drop_last or not self._may_end:
                     raise
                 break
             if samples is None:
                 return None
-            batch = _with_sample(batch, samples.pop(), len(indices), self._pool)
-        return default_collate_fn([]) if batch is None else batch.result()
+            collator = _with_sample(
+                collator, samples.pop(), len(indices), self._pool
+            )
+        return default_collate_fn([]) if collator is None else collator.result()
+
+
+def make_fetcher(
+    kind: int,
+    dataset: Dataset,
+    auto_collate: bool,
+    collate_fn: Callable[[Any], Any],
+    drop_last: bool,
+    pool: ArrayPool,
+) -> _DatasetFetcher | CollatingFetcher:
+    """Returns a fetcher of `_DatasetKind`, or a `CollatingFetcher` for the
+    default collation. A StopIteration of the collate_fn does not end the
+    epoch."""
+    if auto_collate and collate_fn is default_collate_fn:
+        return CollatingFetcher(kind, dataset, drop_last, pool)
+    return _DatasetKind.create_fetcher(
+        kind,
+        dataset,
+        auto_collate,
+        forbid_stop_iteration(collate_fn),
+        drop_last,
+    )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = []
 
 
-def keeps_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
+def store_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
     """
     Decorates `thread_loop`, which puts batches into an iterator's queue: stores
     its exception, and closes the queue after those batches.
@@ -45,9 +45,11 @@ def keeps_error(thread_loop: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def raise_stored_error(
+    next_batch: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
     """
-    Decorates `__next__`: raises the exception that `keeps_error` stored, once,
+    Decorates `__next__`: raises the exception that `store_error` stored, once,
     when there are no more batches.
     """
 
@@ -68,7 +70,7 @@ def raises_kept_error(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def refuses_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
+def forbid_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     Decorates a dataset's method or a collate_fn: turns its StopIteration, which
     would end the epoch, into RuntimeError.
@@ -103,9 +105,9 @@ class CheckedFetcher:
             kind,
             dataset,
             auto_collate_batch,
-            refuses_stop_iteration(collate_fn),
+            forbid_stop_iteration(collate_fn),
             drop_last,
         )
         self.fetch: Callable[[Any, threading.Event], Any] = fetcher.fetch
         if kind == _DatasetKind.MAP:
-            self.fetch = refuses_stop_iteration(fetcher.fetch)
+            self.fetch = forbid_stop_iteration(fetcher.fetch)

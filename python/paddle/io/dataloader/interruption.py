@@ -16,25 +16,49 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any, Callable
 
 __all__ = []
 
+# Worker threads exist only after it was imported, which takes time.
+_WORKER_THREAD = "paddle.incubate.multiprocessing.worker_thread"
 
-def ends_when_stopped(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+
+def interruptible_next(
+    next_batch: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
     """
     Decorates the `__next__` of an iterator that reads from a blocking C++
     queue: the wait ends when the calling `paddle.multiprocessing.WorkerThread`
-    is asked to stop. The iterator cannot be used after that.
+    is asked to stop. That ends the iterator: other threads get an error.
     """
+
+    def checked_next(iterator: Any) -> Any:
+        try:
+            return next_batch(iterator)
+        except Exception as error:
+            stopped = vars(iterator).get("_stopped_thread")
+            if stopped is None:
+                raise
+            raise RuntimeError(
+                f"The iterator was ended because WorkerThread {stopped!r} was "
+                "stopped while it waited for a batch. Create a new iterator."
+            ) from error
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
-        woken_by = getattr(threading.current_thread(), "_woken_by", None)
+        woken_by = getattr(sys.modules.get(_WORKER_THREAD), "woken_by", None)
         if woken_by is None:
             return next_batch(iterator)
-        with woken_by(iterator._exit_thread_unexpectedly):
-            return next_batch(iterator)
+        name = threading.current_thread().name
+
+        def end_iterator() -> None:
+            iterator._stopped_thread = name
+            iterator._exit_thread_unexpectedly()
+
+        with woken_by(end_iterator):
+            return checked_next(iterator)
 
     return wrapped

@@ -15,9 +15,12 @@
 
 The arrays and tensors of a batch are stored next to each other in one block of
 shared memory. The pickle contains the block's handle, and each array's data
-type, shape and offset. The default collation stacks directly into the block. A
-block is reused when the last tensor of its batch is dropped. The reader copies
-small tensors out of a large block, so that kept labels do not keep the images.
+type, shape and offset. The default collation stacks directly into the block.
+Everything else is copied there, also a tensor that is in shared memory already:
+the dataset or another process may keep it, and must not see what the reader
+writes to its batch. A block is reused when the last tensor of its batch is
+dropped. The reader copies small tensors out of a large block, so that kept
+labels do not keep the images.
 
 A batch's message expires with the worker that sent it, so a killed worker
 leaves nothing behind.
@@ -39,6 +42,7 @@ from paddle.base.shared_storage import (
     is_available,
     native,
 )
+from paddle.pir.core import vartype_to_datatype
 
 from .collate import default_collate_fn
 from .flat import _flatten_batch
@@ -74,10 +78,10 @@ _PLAIN_LAYOUTS = frozenset({"NCHW", "NHWC", "NCDHW", "NDHWC"})
 _ALIGNMENT = 64
 # In bytes: the block for a worker's first batch, whose size is unknown.
 _FIRST_SIZE = 1 << 16
-# In bytes: the reader copies fields up to _SMALL out of a block that also has a
-# field larger than _LARGE.
-_SMALL = 1 << 16
-_LARGE = 1 << 20
+# The reader copies fields up to _SMALL_FIELD_BYTES out of a block that also has
+# a field larger than _LARGE_FIELD_BYTES.
+_SMALL_FIELD_BYTES = 1 << 16
+_LARGE_FIELD_BYTES = 1 << 20
 # Marks a field that is sent separately in an order of block numbers.
 _SEPARATE = -1
 
@@ -177,11 +181,6 @@ class _Arena:
             native.share_while_alive(block.tensor) for block in self._blocks
         ]
 
-    def adopt(self, tensor: paddle.Tensor) -> int:
-        """Adds a tensor in shared memory as a block, and returns its number."""
-        self._blocks.append(_Block(tensor))
-        return len(self._blocks) - 1
-
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> _Position:
         """Returns a new, uninitialized array.
 
@@ -193,7 +192,8 @@ class _Arena:
         if number is None or not self._blocks[number].has_room(size):
             planned = self._size if number is None else self.used() // 4
             tensor = self._memory.allocate(max(size, planned, 1))
-            number = self._filling = self.adopt(tensor)
+            number = self._filling = len(self._blocks)
+            self._blocks.append(_Block(tensor))
         block = self._blocks[number]
         offset = block.take(size)
         array = np.ndarray(shape, dtype, block.memory, offset)
@@ -285,7 +285,8 @@ class _SharedBatch:
 def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
     """
     Returns the block, data type, shape and offset of a field, or None if it
-    cannot be stored in the arena. Copies the field there if it is not shared.
+    cannot be stored in the arena. Copies the field there, unless the default
+    collation has created it there.
     """
     if isinstance(field, np.ndarray):
         if field.dtype not in _DTYPES:
@@ -300,11 +301,10 @@ def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
         and field.layout in _PLAIN_LAYOUTS
     ):
         return None
-    tensor = field.contiguous()
-    if native.is_shared(tensor):
-        return arena.adopt(tensor), field.dtype, field.shape, 0
-    position = arena.position_of(native.array_of(tensor))
-    return position.block, field.dtype, field.shape, position.offset
+    position = arena.position_of(native.array_of(field.contiguous()))
+    # FLAGS_enable_pir_api decides which of two types a tensor's dtype has.
+    dtype = vartype_to_datatype.get(field.dtype, field.dtype)
+    return position.block, dtype, field.shape, position.offset
 
 
 def _dense_tensor(field: np.ndarray | paddle.Tensor) -> core.DenseTensor:
@@ -342,16 +342,17 @@ def _fields_of_block(
     """Returns the fields in a received block, as views of it. Small fields next
     to large ones are copied, because each view keeps the whole block."""
     tensors = native.rebuild_views(handle, views)
-    # A tensor that a worker has shared itself is a block with one view.
     sizes = [
         # The types that NumPy lacks are not copied.
-        math.prod(shape) * _ITEM_SIZES.get(dtype, _SMALL + 1)
+        math.prod(shape) * _ITEM_SIZES.get(dtype, _SMALL_FIELD_BYTES + 1)
         for dtype, shape, _ in views
     ]
-    if max(sizes, default=0) <= _LARGE:
+    if max(sizes, default=0) <= _LARGE_FIELD_BYTES:
         return tensors
     return [
-        _dense_tensor(np.array(tensor)) if 0 < size <= _SMALL else tensor
+        _dense_tensor(np.array(tensor))
+        if 0 < size <= _SMALL_FIELD_BYTES
+        else tensor
         for tensor, size in zip(tensors, sizes)
     ]
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import sys
 import threading
 import types
 import warnings
-from collections import deque
+import weakref
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ import numpy as np
 
 import paddle
 from paddle.base.threads.host_context import is_available as has_generators
+from paddle.incubate.multiprocessing.blocking_queue import BlockingQueue
 from paddle.incubate.multiprocessing.worker_thread import (
     Waiters,
     WorkerThread,
@@ -40,9 +42,8 @@ from paddle.profiler.utils import RecordEvent, in_profiler_mode
 
 from ...framework import in_dynamic_mode
 from .collate import default_collate_fn
-from .collating_fetcher import ArrayPool, CollatingFetcher
+from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
-from .dataset_errors import refuses_stop_iteration
 from .flat import _flatten_batch, _restore_batch
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
@@ -144,22 +145,6 @@ class _Task(NamedTuple):
     samples: Any
 
 
-class _TaskQueue:
-    """The tasks of one worker, first in, first out."""
-
-    def __init__(self) -> None:
-        self._queue: deque[_Task] = deque()
-        self._waiters = Waiters()
-
-    def put(self, task: _Task) -> None:
-        self._queue.append(task)
-        self._waiters.notify_all()
-
-    def get(self) -> _Task:
-        wait_for(self._waiters, lambda: self._queue)
-        return self._queue.popleft()
-
-
 class _BatchMaker:
     """Makes batches on a worker thread, with the settings of its DataLoader."""
 
@@ -174,7 +159,7 @@ class _BatchMaker:
         self._zero_copy = loader._collate_fn is default_collate_fn
         self._pool = ArrayPool(loader._capacity)
 
-    def work(self, info: WorkerInfo, tasks: _TaskQueue) -> None:
+    def work(self, info: WorkerInfo, tasks: BlockingQueue[_Task]) -> None:
         """Processes tasks until the thread is asked to stop."""
         _of_thread.worker_info = info
         init_error = self._call_init(info.id)
@@ -188,7 +173,14 @@ class _BatchMaker:
                     raise init_error
                 if task.epoch is not epoch:
                     task.epoch.begin(info.id)
-                    fetcher = self._fetcher(info.dataset)
+                    fetcher = make_fetcher(
+                        self._kind,
+                        info.dataset,
+                        self._auto_collate,
+                        self._collate_fn,
+                        self._drop_last,
+                        self._pool,
+                    )
                     # Last: after an error the epoch has not begun.
                     epoch = task.epoch
                 outcome = self._outcome(task, fetcher, info.id)
@@ -228,19 +220,6 @@ class _BatchMaker:
                 return _Exhausted(worker)
             raise
         return task.epoch.outcome(self._batch(fetched))
-
-    def _fetcher(self, dataset: Dataset) -> _DatasetFetcher | CollatingFetcher:
-        if self._auto_collate and self._collate_fn is default_collate_fn:
-            return CollatingFetcher(
-                self._kind, dataset, self._drop_last, self._pool
-            )
-        return _DatasetKind.create_fetcher(
-            self._kind,
-            dataset,
-            self._auto_collate,
-            refuses_stop_iteration(self._collate_fn),
-            self._drop_last,
-        )
 
     def _batch(self, fetched: Any) -> Any:
         fields, structure = _flatten_batch(fetched)
@@ -309,6 +288,8 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._epoch = Epoch()
         self._workers: list[WorkerThread] = []
         super().__init__(loader)
+        self._process = os.getpid()
+        _iterators.add(self)
         if not in_dynamic_mode():
             raise ValueError(
                 "A DataLoader with worker_type='thread' needs dynamic mode, "
@@ -322,7 +303,9 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             )
         self._persistent = loader._persistent_workers
         self._capacity = self._prefetch_factor * self._num_workers
-        self._tasks = [_TaskQueue() for _ in range(self._num_workers)]
+        self._tasks: list[BlockingQueue[_Task]] = [
+            BlockingQueue() for _ in range(self._num_workers)
+        ]
         self._order = cycle(range(self._num_workers))
         batch_maker = _BatchMaker(self)
         if not has_generators():
@@ -401,7 +384,12 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def _next(self) -> Any:
         benchmark().check_if_need_record(self)
         benchmark().before_reader()
-        self._workers[0]._enforce_same_process()
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"This DataLoader iterator belongs to process {self._process}, "
+                "whose worker threads do not exist in this forked process "
+                f"({os.getpid()}). Iterate over the loader again."
+            )
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)
@@ -449,3 +437,18 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def __del__(self) -> None:
         self._epoch.closed.set()
         self._stop_workers()
+
+
+# The iterators of this process.
+_iterators: weakref.WeakSet[ThreadWorkersIter] = weakref.WeakSet()
+
+
+def _end_inherited() -> None:
+    # A loader with persistent workers then creates a new iterator.
+    for iterator in list(_iterators):
+        iterator._thread_done_event.set()
+    _iterators.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_inherited)

@@ -35,7 +35,7 @@ _INSTEAD = {
 }
 
 
-def refuses_unknown_arguments(init: Callable[..., None]) -> Callable[..., None]:
+def reject_unknown_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """
     Decorates `DataLoader.__init__`, whose signature it keeps: unknown keyword
     arguments raise TypeError, which suggests alternatives.
