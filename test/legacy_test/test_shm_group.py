@@ -225,9 +225,10 @@ def reduce_bool() -> dict[str, list]:
     return found
 
 
-def average(dtype: str) -> np.ndarray:
+def average(dtype: str, backend: str = "shm") -> np.ndarray:
     x = tensor(dist.get_rank(), 1000, dtype)
-    dist.all_reduce(x, dist.ReduceOp.AVG, shm_group())
+    group = {"shm": shm_group(), "gloo": None}[backend]
+    dist.all_reduce(x, dist.ReduceOp.AVG, group)
     return array(x)
 
 
@@ -433,6 +434,12 @@ class TestShmGroup(unittest.TestCase):
         for dtype in ("float32", "float64", "float16", "bfloat16"):
             for found in self.four.call(average, dtype):
                 np.testing.assert_array_equal(found, expected)
+
+    def test_average_over_gloo(self):
+        expected = sum(values(r, 1000, "float32") for r in range(4)) / 4
+        for dtype in ("float32", "float64"):
+            for found in self.four.call(average, dtype, "gloo"):
+                np.testing.assert_allclose(found, expected, rtol=1e-6)
 
     def test_all_ranks_get_the_same_bits_in_every_run(self):
         for dtype in ("float32", "float16", "bfloat16"):
