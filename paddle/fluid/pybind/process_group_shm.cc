@@ -142,7 +142,8 @@ class GroupStore : public Store {
   bool check(const std::string& key) override {
     // These take less time than the reply of the store.
     constexpr size_t kRanksPerCall = 16;
-    if (NameDead([&] { return store_->check(prefix_ + key); })) return true;
+    const bool is_set = NameDead([&] { return store_->check(prefix_ + key); });
+    if (is_set) return true;
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < std::min(kRanksPerCall, ranks_.size()); ++i) {
       ThrowIfDied(ranks_[next_++ % ranks_.size()]);
