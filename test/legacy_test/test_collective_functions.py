@@ -72,6 +72,14 @@ class TestAverage(unittest.TestCase):
             self.assertIn(paddle.base.core.ReduceOp.SUM, call.args)
             self.assertEqual(x.tolist(), [1.0, 2.5])
 
+    def test_a_rank_outside_of_the_group_keeps_its_tensor(self):
+        others = Group(-1, 5, [1, 2])
+        for dtype in ("float32", "int64"):
+            x = paddle.to_tensor([2], dtype)
+            dist.all_reduce(x, dist.ReduceOp.AVG, others)
+            dist.reduce(x, 1, dist.ReduceOp.AVG, others)
+            self.assertEqual(x.tolist(), [2])
+
     def test_reduce_scatter_divides_its_parts_and_keeps_them(self):
         parts = [paddle.to_tensor([2.0]), paddle.to_tensor([6.0])]
         dist.reduce_scatter(

@@ -473,6 +473,10 @@ def leave_out_backward(group, options, how) -> bool:
                 wrapped.eval()
                 loss_of(wrapped, part)
                 wrapped.train()
+            elif how == "evaluate the layer inside":
+                layer.eval()
+                loss_of(wrapped, part)
+                layer.train()
             elif how == "evaluate under no_grad":
                 with paddle.no_grad():
                     loss_of(wrapped, part)
@@ -1117,6 +1121,7 @@ class ReducerCases:
             "add up losses",
             "multiply by 0",
             "evaluate",
+            "evaluate the layer inside",
             "evaluate under no_grad",
         ):
             with self.subTest(how=how):

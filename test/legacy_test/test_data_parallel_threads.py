@@ -181,6 +181,27 @@ class TestThreads(unittest.TestCase):
                 lambda rank: fail_in_second_step(groups[rank]), nthreads=3
             )
 
+    def test_a_model_with_an_empty_parameter_is_trained(self):
+        class WithEmpty(paddle.nn.Layer):
+            def __init__(self):
+                super().__init__()
+                self.weight = self.create_parameter([2])
+                self.empty = self.create_parameter([0])
+
+            def forward(self, x):
+                return (x * self.weight).sum() + self.empty.sum()
+
+        groups, found = dist.new_thread_groups(2), {}
+
+        def train(rank):
+            layer = WithEmpty()
+            wrapped = paddle.DataParallel(layer, group=groups[rank])
+            wrapped(paddle.full([2], rank + 1.0)).backward()
+            found[rank] = layer.weight.grad.tolist()
+
+        mp.start_threads(train, nthreads=2)
+        self.assertEqual(found, {0: [1.5, 1.5], 1: [1.5, 1.5]})
+
     def test_an_error_names_the_rank_whose_model_another_rank_got(self):
         groups = dist.new_thread_groups(2)
         layer = new_layer(0)

@@ -26,7 +26,7 @@ from concurrent_base import WAIT_S, wait_until
 from test_interruption_points import StopTestCase, end
 
 from paddle.incubate.multiprocessing.worker_thread import WorkerThread
-from paddle.io import DataLoader, Dataset
+from paddle.io import BatchSampler, DataLoader, Dataset
 
 
 class Held(Dataset):
@@ -39,6 +39,23 @@ class Held(Dataset):
         if not self.gate.wait(WAIT_S):
             raise AssertionError("nobody has set the gate")
         return np.array(i)
+
+    def __len__(self):
+        return 8
+
+
+class HeldSampler(BatchSampler):
+    """Draws the sample 5 only after `gate` is set."""
+
+    def __init__(self):
+        self.is_waiting, self.gate = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        for i in range(8):
+            if i == 5:
+                self.is_waiting.set()
+                self.gate.wait(WAIT_S)
+            yield [i]
 
     def __len__(self):
         return 8
@@ -130,6 +147,36 @@ class TestDataLoader(StopTestCase):
         end(worker)
         gate.set()
         self.assertEqual([batch.item() for batch in batches], [*range(8)])
+
+    def test_a_worker_that_is_stopped_while_it_draws_samples_loses_no_batch(
+        self,
+    ):
+        sampler, opened = HeldSampler(), threading.Event()
+        self.addCleanup(sampler.gate.set)
+        opened.set()
+        batches = iter(
+            DataLoader(
+                Held(opened),
+                batch_sampler=sampler,
+                num_workers=2,
+                worker_type="thread",
+            )
+        )
+        taken = []
+
+        def take():
+            for batch in batches:
+                taken.append(batch.item())
+
+        worker = WorkerThread(take)
+        worker.start()
+        self.assertTrue(sampler.is_waiting.wait(WAIT_S))
+        worker.stop()
+        sampler.gate.set()
+        end(worker)
+        self.assertLess(len(taken), 8)
+        rest = [batch.item() for batch in batches]
+        self.assertEqual(taken + rest, [*range(8)])
 
     def test_a_worker_that_waits_for_worker_threads_ends(self):
         self.check_loader(

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import unittest
 import weakref
@@ -37,13 +38,28 @@ class TestGradFnReferences(unittest.TestCase):
             self.assertIs(y.grad_fn, node)
         self.assertEqual(sys.getrefcount(node), before)
 
-    def test_the_node_is_freed_with_the_graph(self):
+    def test_the_returned_object_is_freed_when_it_is_dropped(self):
         y = product()
         node = weakref.ref(y.grad_fn)
         self.assertIsNone(node())
-
         node = weakref.ref(y.grad_fn.next_functions[0])
         self.assertIsNone(node())
+
+    def test_the_graph_is_freed_with_its_tensors(self):
+        class Hook:
+            def __call__(self, gradient):
+                return gradient
+
+        y, hook = product(), Hook()
+        y.register_hook(hook)
+        kept_by_the_graph = weakref.ref(hook)
+        z = y * 1
+        self.assertIsNotNone(z.grad_fn)
+        del hook, y
+        self.assertIsNotNone(kept_by_the_graph())
+        del z
+        gc.collect()
+        self.assertIsNone(kept_by_the_graph())
 
 
 if __name__ == "__main__":

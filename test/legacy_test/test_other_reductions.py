@@ -15,10 +15,8 @@
 from __future__ import annotations
 
 import copyreg
-import gc
 import pickle
 import unittest
-import weakref
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
@@ -119,17 +117,6 @@ class TestSubclasses(unittest.TestCase):
     def test_a_class_that_defines_its_pickling_keeps_it(self):
         tensor = ReducedTensor(paddle.ones([2]))
         self.assertEqual(passed_on(tensor), "by its class")
-
-    def test_a_class_that_is_dropped_is_freed(self):
-        def leave_class():
-            class Local(paddle.Tensor):
-                pass
-
-            return weakref.ref(Local)
-
-        left = leave_class()
-        gc.collect()
-        self.assertIsNone(left())
 
 
 class TestPlaces(unittest.TestCase):

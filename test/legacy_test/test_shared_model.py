@@ -20,7 +20,6 @@ import copyreg
 import gc
 import threading
 import unittest
-import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -402,17 +401,6 @@ class TestModels(SharingTestCase):
         )
         received = ForkingPickler.loads(ForkingPickler.dumps(optimizer))
         self.assertEqual(received, "by copyreg")
-
-    def test_class_of_optimizers_that_is_dropped_is_freed(self):
-        def leave_class():
-            class Local(paddle.optimizer.SGD):
-                pass
-
-            return weakref.ref(Local)
-
-        left = leave_class()
-        gc.collect()
-        self.assertIsNone(left())
 
     def test_optimizer_is_restored_by_its_own_setstate(self):
         layer = nn.Linear(3, 2)

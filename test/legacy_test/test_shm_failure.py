@@ -309,6 +309,66 @@ def new_group_of_unknown_process() -> None:
         new_group_and_die_in("_join_machine")
 
 
+def new_group_with_another_clock() -> float:
+    """Like a rank in another time namespace, which sees other start times."""
+    binding = shared_memory_group._find_binding()
+    process, start = binding.this_process()
+    with (
+        mock.patch.object(shared_memory_group, "_clock", lambda: "time:[1]"),
+        mock.patch.object(
+            binding, "this_process", lambda: (process, start + 1000)
+        ),
+    ):
+        return all_reduce_in_slow_new_group()
+
+
+def all_reduce_in_slow_new_group() -> float:
+    """Gives other ranks time to look at this one before it attaches."""
+    join = shared_memory_group._join_machine
+
+    def join_late(*args: Any) -> Any:
+        time.sleep(0.3 * dist.get_rank())
+        return join(*args)
+
+    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+        return all_reduce_in_new_group()
+
+
+def new_group_without_storage() -> str:
+    """Returns the error of creating a group without a library."""
+
+    def raise_error() -> None:
+        raise OSError("cannot open shared object file")
+
+    storage = mock.Mock(locator=raise_error)
+    libpaddle = paddle.base.core.libpaddle
+    with mock.patch.object(libpaddle, "_shared_storage", storage, create=True):
+        return new_group_in(contextlib.nullcontext)
+
+
+def publish_failure_and_die() -> None:
+    """Dies when it has published that it cannot attach."""
+
+    def fail(store: Any, rank: int, size: int, group: int, *args: Any) -> None:
+        store.set(f"{group}/{rank}", "!no memory is left")
+        kill_this_process()
+
+    with mock.patch.object(shared_memory_group, "_join_machine", fail):
+        dist.new_group()
+
+
+def new_group_of_late_rank() -> str:
+    """Returns the error of a rank that attaches after the others."""
+    join = shared_memory_group._join_machine
+
+    def join_late(*args: Any) -> Any:
+        time.sleep(0.5)
+        return join(*args)
+
+    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+        return new_group_in(contextlib.nullcontext)
+
+
 def new_group_and_use_it() -> None:
     group = dist.new_group()
     while True:
@@ -576,6 +636,14 @@ class TestShmFailure(RanksTestCase):
             f"rank {victim} (process {ranks.pids[victim]}) has died",
         )
 
+    def assert_name_dead_or_its_store(self, ranks, outcomes):
+        """Asserts that survivors which read the process of rank 0 name it."""
+        for outcome in outcomes:
+            if "Cannot use the store" not in outcome.text:
+                self.assertIn(
+                    f"ank 0 (process {ranks.pids[0]}) has died", outcome.text
+                )
+
     def test_rank_killed_before_others_create_the_group_fails_them(self):
         # The timeout of the group is longer than a test waits.
         ranks = self.start_group(3)
@@ -589,11 +657,12 @@ class TestShmFailure(RanksTestCase):
     def test_killed_rank_with_the_store_fails_the_others(self):
         ranks = self.start_group(3)
         ranks.begin(dist.new_group, ranks=[1])
-        ranks.begin(new_group_and_die_in, "_collect", ranks=[0])
-        # Rank 1 may not have read the process of rank 0.
-        self.assert_all_name(ranks.outcomes([1]), "rank 0")
+        # Rank 1 reads the process of rank 0 meanwhile.
+        ranks.begin(new_group_and_die_while_collecting, 2.0, ranks=[0])
+        self.assert_all_name_dead(ranks, 0, [1])
+        # Rank 2 can no longer read it.
         ranks.begin(dist.new_group, ranks=[2])
-        self.assert_all_name(ranks.outcomes([2]), "rank 0")
+        self.assert_all_name(ranks.outcomes([2]), "Cannot use the store")
 
     def test_rank_killed_before_it_attaches_fails_the_others(self):
         for victim in (0, 1, 2):
@@ -656,9 +725,10 @@ class TestShmFailure(RanksTestCase):
                     ranks=[victim],
                 )
                 ranks.begin(new_group_and_use_it, ranks=survivors)
-                self.assert_all_name(
-                    ranks.outcomes(survivors), f"rank {victim}"
-                )
+                outcomes = ranks.outcomes(survivors)
+                self.assert_all_name(outcomes, f"rank {victim}")
+                if victim == 0:
+                    self.assert_name_dead_or_its_store(ranks, outcomes)
             finally:
                 ranks.end()
 
@@ -681,6 +751,33 @@ class TestShmFailure(RanksTestCase):
         ((has_ended, text),) = ranks.call(ended, process, start + 1, ranks=[0])
         self.assertTrue(has_ended)
         self.assertIn(f"Rank 5 (process {process}) has died", text)
+
+    def test_process_with_another_clock_is_not_watched(self):
+        ranks = self.start_group(2)
+        ranks.begin(new_group_with_another_clock, ranks=[1])
+        ranks.begin(all_reduce_in_slow_new_group, ranks=[0])
+        self.assertEqual(ranks.outcomes(), [2.0, 2.0])
+
+    def test_rank_that_cannot_load_a_binding_gives_others_the_reason(self):
+        ranks = self.start_group(3)
+        ranks.begin(new_group_without_storage, ranks=[1])
+        ranks.begin(new_group_in, contextlib.nullcontext, ranks=[0, 2])
+        for text in ranks.outcomes([0, 2]):
+            self.assertIn("Rank 1 ", text)
+            self.assertIn("cannot open shared object file", text)
+        self.assertIn("cannot open shared object file", ranks.outcomes([1])[0])
+        self.assertEqual(ranks.call(all_reduce_in_new_group), [3.0] * 3)
+
+    def test_reason_of_a_rank_that_died_afterwards_is_kept(self):
+        ranks = self.start_group(3)
+        ranks.begin(publish_failure_and_die, ranks=[1])
+        ranks.begin(new_group_of_late_rank, ranks=[2])
+        ranks.begin(new_group_in, contextlib.nullcontext, ranks=[0])
+        self.assertIn("no memory is left", ranks.outcomes([0])[0])
+        # The death made rank 0 give up before rank 2 looked for its memory.
+        (text,) = ranks.outcomes([2])
+        self.assertIn(f"Rank 1 (process {ranks.pids[1]}) has died", text)
+        self.assertIn("cannot attach to the shared memory of rank 0", text)
 
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)

@@ -42,7 +42,11 @@ from worker_thread_base import (
 import paddle
 from paddle.base import core
 from paddle.base.threads.host_context import host_context
-from paddle.incubate.multiprocessing.worker_thread import Waiters, WorkerThread
+from paddle.incubate.multiprocessing.worker_thread import (
+    Waiters,
+    WorkerThread,
+    wait_for,
+)
 
 __all__ = ["setUpModule", "tearDownModule"]
 
@@ -546,6 +550,20 @@ print("ends now", flush=True)
 """
 
 
+IS_INTERRUPTED = """
+import signal
+from paddle.incubate.multiprocessing.worker_thread import (
+    Waiters,
+    WorkerThread,
+    wait_for,
+)
+
+WorkerThread(wait_for, [Waiters(), lambda: False]).start()
+# While Python waits for the worker.
+threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+"""
+
+
 def leave_work_to_a_worker(connection):
     """Returns while a worker, which needs a daemon worker, is at work."""
 
@@ -580,6 +598,27 @@ class TestEndOfPython(unittest.TestCase):
         self.assertNotIn("ValueError", before)
         self.assertIn("Exception in thread reader", after)
         self.assertEqual(after.count("ValueError: said so"), 1)
+
+    @unittest.skipUnless(sys.platform == "linux", "needs SIGINT")
+    def test_ctrl_c_at_exit_stops_the_workers(self):
+        run_script(self, IS_INTERRUPTED, [])
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_a_process_of_multiprocessing_that_fails_does_not_wait(self):
+        def fail_beside_a_worker():
+            sys.stderr = os.fdopen(theirs, "w")
+            WorkerThread(wait_for, [Waiters(), lambda: False]).start()
+            raise DeliberateError
+
+        ours, theirs = os.pipe()
+        self.addCleanup(os.close, ours)
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=fail_beside_a_worker)
+        child.start()
+        os.close(theirs)
+        child.join(WAIT_S)
+        self.assertEqual(child.exitcode, 1)
+        self.assertIn(b"DeliberateError", os.read(ours, 10000))
 
     @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
     def test_a_process_of_multiprocessing_ends_after_its_workers(self):

@@ -49,8 +49,8 @@ SIDES = {
 }
 WORKERS = (2, 4)
 BATCHES = 48
-# Of the data set with annotations, whose memory matters: about 160 MB.
-ANNOTATED_BATCHES = 10_000
+# Of the data set with annotations, whose memory matters: about 350 MB.
+ANNOTATED_BATCHES = 20_000
 
 # One value per visit, by question and side.
 Values = dict[str, dict[str, list[float]]]

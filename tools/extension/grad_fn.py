@@ -38,15 +38,22 @@ def _grad_fn(tensor: Any) -> Any:
     node = _read(tensor)
     if node is None:
         return None
+    unreleased = 1
     if _leaks is None:
         # Counted, not assumed: to release a reference too many would crash.
-        before = sys.getrefcount(node)
-        again = _read(tensor)
-        _leaks = again is node and sys.getrefcount(node) == before + 2
-        if _leaks:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(again))
+        # Other threads may change the count, so all three must agree.
+        added = set()
+        for _ in range(3):
+            before = sys.getrefcount(node)
+            again = _read(tensor)
+            added.add(sys.getrefcount(node) - before if again is node else 0)
+            del again
+        if added in ({1}, {2}):
+            _leaks = added == {2}
+        unreleased += 3
     if _leaks:
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
+        for _ in range(unreleased):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
     return node
 
 

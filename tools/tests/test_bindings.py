@@ -13,6 +13,7 @@
 # limitations under the License.
 """Bindings of the wheel, which are modules beside libpaddle."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -285,3 +286,21 @@ del tensor
 assert (numpy.array(inside) == 3).all()
 """,
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root")
+def test_fork_of_a_process_that_cannot_load_code_is_silent(
+    run_paddle, tmp_path
+):
+    script = f"""
+import os
+import paddle
+os.chroot({str(tmp_path)!r})
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = run_paddle("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr

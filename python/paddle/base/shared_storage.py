@@ -114,8 +114,9 @@ def _before_child() -> None:
 
 
 def _before_fork() -> None:
-    # This may fail, for example because no descriptor is free.
-    with contextlib.suppress(OSError):
+    # This may fail: because no descriptor is free, or because the process has
+    # changed its user or root folder and cannot load the code.
+    with contextlib.suppress(ImportError, OSError):
         _before_child()
 
 

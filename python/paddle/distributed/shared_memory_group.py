@@ -24,7 +24,7 @@ import datetime
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddle.base import core
 from paddle.framework import in_dynamic_mode
@@ -128,19 +128,23 @@ def _join(
         own_store = binding.GroupStore(
             store, prefix, time_to_join // _MILLISECOND
         )
-        here = machine()
+        here, clock = machine(), _clock()
         process, start = binding.this_process()
+        storage = getattr(core.libpaddle, "_shared_storage", None)
+        locator = storage and storage.locator()
     except Exception as error:
         _publish(store, f"{prefix}machine", rank, f"{_FAILURE}{error}")
         raise
-    _publish(own_store, "machine", rank, f"{here} {process} {start}")
+    _publish(own_store, "machine", rank, f"{here} {process} {start} {clock}")
     machines = {}
     try:
         for other, text in _collect(
             own_store, "machine", rank, world_size, group_id, time_to_join
         ):
-            machines[other], its_process, its_start = text.rsplit(" ", 2)
-            if machines[other] == here and other != rank:
+            machines[other], its_process, its_start, its_clock = text.rsplit(
+                " ", 3
+            )
+            if other != rank and (machines[other], its_clock) == (here, clock):
                 processes[other] = int(its_process), int(its_start)
                 _watch(own_store, processes)
     except Exception as error:
@@ -149,7 +153,9 @@ def _join(
             _publish(own_store, "joined", rank, f"{_FAILURE}{error}")
         raise
     if len(set(machines.values())) == 1:
-        return _join_machine(own_store, rank, world_size, group_id, timeout)
+        return _join_machine(
+            own_store, rank, world_size, group_id, timeout, locator
+        )
     return _join_machines(
         own_store,
         rank,
@@ -158,6 +164,7 @@ def _join(
         timeout,
         time_to_join,
         processes,
+        locator,
     )
 
 
@@ -205,6 +212,16 @@ def machine() -> str:
     processes = os.readlink("/proc/self/ns/pid")
     memory = os.stat("/dev/shm").st_dev
     return f"{socket.gethostname()} {boot} {processes} {memory} {os.getuid()}"
+
+
+def _clock() -> str:
+    """
+    Returns a text that is equal in processes that see the same start time of a
+    process.
+    """
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/time")
+    return ""  # older kernels have one clock
 
 
 def _find_binding() -> ModuleType:
@@ -267,8 +284,8 @@ def _join_machine(
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
+    locator: Any,
 ) -> ProcessGroup:
-    storage = getattr(core.libpaddle, "_shared_storage", None)
     try:
         return _find_binding().ProcessGroupShm.create(
             store,
@@ -276,16 +293,24 @@ def _join_machine(
             world_size,
             group_id,
             timeout // _MILLISECOND,
-            storage and storage.locator(),
+            locator,
         )
     except RuntimeError as error:
         # The error of a rank that did not find the memory of rank 0 does not
         # say which rank has died.
-        try:
-            store.raise_if_died()
-        except RuntimeError as died:
-            raise died from error
+        death = _find_death(store)
+        if death not in str(error):
+            raise RuntimeError(f"{death} {error}") from error
         raise
+
+
+def _find_death(store: Store) -> str:
+    """Returns which rank that the store watches has died, or an empty text."""
+    try:
+        store.raise_if_died()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _join_machines(
@@ -296,6 +321,7 @@ def _join_machines(
     timeout: datetime.timedelta,
     time_to_join: datetime.timedelta,
     processes: dict[int, tuple[int, int]],
+    locator: Any,
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
     from .leader_links import LeaderLinks, Listener
@@ -326,6 +352,7 @@ def _join_machines(
             len(here),
             inner_id(1 + topology.machine),
             timeout,
+            locator,
         )
         # Create the listener only now: before, the ranks here would not be
         # notified of its error.

@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections import defaultdict
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from ..base import core
@@ -32,22 +34,26 @@ __all__ = []
 _PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 
-def reduce_to_send(optimizer: Optimizer) -> Any:
+def make_sendable(kind: type[Optimizer]) -> None:
     """
-    Reduces an optimizer for `multiprocessing`. NotImplemented means that it is
-    pickled as any other object is.
+    Registers how `multiprocessing` pickles the optimizers of a class, unless
+    the class defines its own pickling.
     """
-    kind = type(optimizer)
-    if any(
-        getattr(kind, name, None) is not getattr(object, name, None)
+    if all(
+        getattr(kind, name, None) is getattr(object, name, None)
         for name in _PICKLE_METHODS
     ):
-        # The class defines its own pickling.
-        return NotImplemented
+        ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(optimizer: Optimizer) -> Any:
+    # This pickler prefers its own table to that of copyreg.
+    if registered := copyreg.dispatch_table.get(type(optimizer)):
+        return registered(optimizer)
     new, args, state = optimizer.__reduce_ex__(4)[:3]
     if not isinstance(state, dict) or "_accumulators" not in state:
         # A subclass that keeps its state elsewhere.
-        return NotImplemented
+        return optimizer.__reduce_ex__(4)
     state = {
         **state,
         # A defaultdict whose factory is a lambda, which cannot be pickled.

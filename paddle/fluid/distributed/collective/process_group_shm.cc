@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <numeric>
 #include <thread>
@@ -353,32 +354,64 @@ std::unique_ptr<GroupMemory> MakeMemory(Store* store,
   return memory;
 }
 
-// Waits until all ranks have published whether they attached. Throws if one did
-// not.
+// Waits until all ranks have published whether they attached. Stores the error
+// of the first one that did not.
+void AwaitMembers(Store* store,
+                  const ProcessGroupShmOptions& options,
+                  const GroupMemory& memory,
+                  std::exception_ptr* failure) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  std::deque<int> missing(options.size - 1);
+  std::iota(missing.begin(), missing.end(), 1);
+  while (!missing.empty()) {
+    const int rank = missing.front();
+    missing.pop_front();
+    if (store->check(StoreKey(options.group_id, rank))) {
+      try {
+        IdFrom(store, options, rank);
+      } catch (const CollectiveError&) {
+        // Wait for the others: a rank that attaches later would not find the
+        // memory.
+        if (*failure == nullptr) *failure = std::current_exception();
+      }
+      continue;
+    }
+    // Look at the next rank meanwhile: it may have failed.
+    missing.push_back(rank);
+    memory.ThrowIfUnusable();
+    if (std::chrono::duration_cast<std::chrono::milliseconds>(
+            Clock::now() - start) > options.timeout) {
+      const int first = *std::min_element(missing.begin(), missing.end());
+      throw CollectiveError(
+          CollectiveError::Kind::kTimedOut,
+          first,
+          "Rank " + std::to_string(first) +
+              " did not attach to the group's memory within " +
+              std::to_string(options.timeout.count()) +
+              " ms. Check why it is stopped, slow or in other code, or pass "
+              "a longer timeout.");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Waits until all ranks have attached. If one did not, throws the reason that
+// it has published, even if it or another rank has died since.
 void AwaitMembers(Store* store,
                   const ProcessGroupShmOptions& options,
                   const GroupMemory& memory) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
-  for (int rank = 1; rank < options.size; ++rank) {
-    while (!store->check(StoreKey(options.group_id, rank))) {
-      memory.ThrowIfUnusable();
-      if (std::chrono::duration_cast<std::chrono::milliseconds>(
-              Clock::now() - start) > options.timeout) {
-        throw CollectiveError(
-            CollectiveError::Kind::kTimedOut,
-            rank,
-            "Rank " + std::to_string(rank) +
-                " did not attach to the group's memory within " +
-                std::to_string(options.timeout.count()) +
-                " ms. Check why it is stopped, slow or in other code, or pass "
-                "a longer timeout.");
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::exception_ptr failure;
+  try {
+    AwaitMembers(store, options, memory, &failure);
+  } catch (const CollectiveError& error) {
+    if (failure == nullptr && error.kind() == CollectiveError::Kind::kDied &&
+        store->check(StoreKey(options.group_id, error.rank()))) {
+      IdFrom(store, options, error.rank());
     }
+    if (failure == nullptr) throw;
   }
-  // After the loop: a rank that attaches later would not find the memory.
-  for (int rank = 1; rank < options.size; ++rank) IdFrom(store, options, rank);
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 // Called on rank 0. If a rank does not attach, fails the group in its memory,

@@ -317,6 +317,9 @@ class Bucket:
 
     def _enforce_is_view(self, index: int) -> None:
         """Raises if a view has other memory than its part of the buffer."""
+        if self._views[index].size == 0:
+            # It has no address.
+            return
         offset = self._begins[index] * self._buffer.element_size()
         if self._views[index].data_ptr() != self._buffer.data_ptr() + offset:
             raise RuntimeError(

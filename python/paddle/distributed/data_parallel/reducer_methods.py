@@ -236,7 +236,8 @@ class ReducerMethods:
             return
         if self.grad_need_sync:
             self._reducer.times.add("forward")
-            self._reducer.prepare_for_backward(outputs, self.training)
+            trains = self.training and self._layers.training
+            self._reducer.prepare_for_backward(outputs, trains)
         else:
             self._reducer.skip_synchronization()
 

@@ -11,13 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Pickles places, generators and objects of subclasses for other processes.
+"""Pickles places, generators and subclasses of Tensor for other processes.
 
 Compiled functions are refused with an error that gives the reason.
 """
 
 from __future__ import annotations
 
+import copyreg
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -86,53 +87,38 @@ def _refuse_compiled(function: StaticFunction) -> tuple:
     return reduce_error(error, "a compiled layer or function")
 
 
-def _reduce_subclasses(reduce_tensor: Callable) -> None:
+def _register_subclasses(reduce_tensor: Callable) -> None:
     """
-    Lets a class set how `multiprocessing` pickles its objects and those of its
-    subclasses: with its static method `_reduce_to_send`. If that returns
-    NotImplemented, or if the object's class has a registered reducer, the
-    method is not used. Sets the method for Tensor to `reduce_tensor`.
+    Registers how `multiprocessing` pickles tensors of each subclass of Tensor
+    that is defined from now on, unless the class defines its own pickling.
     """
     tensor = core.eager.Tensor
 
-    def reduce_to_send(value: paddle.Tensor) -> Any:
-        kind = type(value)
-        if any(
-            getattr(kind, name) is not getattr(tensor, name)
+    def reduce_subclass(value: paddle.Tensor) -> Any:
+        # This pickler prefers its own table to that of copyreg.
+        return copyreg.dispatch_table.get(type(value), reduce_tensor)(value)
+
+    def init_subclass(cls: type[paddle.Tensor], **options: Any) -> None:
+        super(tensor, cls).__init_subclass__(**options)
+        if all(
+            getattr(cls, name) is getattr(tensor, name)
             for name in ("__reduce__", "__reduce_ex__")
         ):
-            # The class defines its own pickling.
-            return NotImplemented
-        return reduce_tensor(value)
+            # A pickler looks up the class itself, not its bases.
+            ForkingPickler.register(cls, reduce_subclass)
 
-    # Another library may have set one.
-    earlier = getattr(ForkingPickler, "reducer_override", None)
-
-    # Not ForkingPickler.register: a pickler looks up the class itself, not its
-    # bases, and never forgets a class.
-    def reducer_override(pickler: ForkingPickler, value: Any) -> Any:
-        kind = type(value)
-        reduce = getattr(kind, "_reduce_to_send", None)
-        # The table has the reducers of copyreg, too.
-        if reduce is not None and kind not in pickler.dispatch_table:
-            return reduce(value)
-        if earlier is not None:
-            return earlier(pickler, value)
-        return NotImplemented
-
-    tensor._reduce_to_send = staticmethod(reduce_to_send)
-    ForkingPickler.reducer_override = reducer_override
+    tensor.__init_subclass__ = classmethod(init_subclass)
 
 
 def register(reduce_tensor: Callable) -> None:
     """
     Registers the reductions of this module with the pickler of
-    `multiprocessing`, and `reduce_tensor` for tensors of subclasses.
+    `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
     # Otherwise, the first send would load these modules.
     package = __name__.rpartition(".")[0]
     load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
-    _reduce_subclasses(reduce_tensor)
+    _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)
     for kind in _PLACES:

@@ -19,6 +19,7 @@ import atexit
 import contextlib
 import operator
 import os
+import sys
 import threading
 import time
 import warnings
@@ -510,12 +511,11 @@ def woken_by(wake: Callable[[], object]) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _other_workers(daemon: bool) -> list[WorkerThread]:
+def _other_workers() -> list[WorkerThread]:
     return [
         thread
         for thread in threading.enumerate()
         if isinstance(thread, WorkerThread)
-        and thread.daemon == daemon
         and thread is not threading.current_thread()
     ]
 
@@ -529,28 +529,37 @@ def _join_until(thread: WorkerThread, deadline: float | None) -> None:
         threading.Thread.join(thread, remaining)
 
 
-def _leave() -> None:
-    # In a main process, Python has joined them. In a child of multiprocessing,
-    # it joins them after this function, and they may use daemon workers.
-    while others := _other_workers(daemon=False):
-        for thread in others:
-            _join_until(thread, None)
+def _stop_workers() -> None:
     # A thread that is ended inside an operator may crash the process.
-    daemons = _other_workers(daemon=True)
-    for thread in daemons:
+    workers = _other_workers()
+    for thread in workers:
         thread.stop()
     deadline = time.monotonic() + _WAIT_AT_EXIT_S
-    for thread in daemons:
+    for thread in workers:
         _join_until(thread, deadline)
     for thread in list(_failed):
         thread._report()
 
 
+def _leave_child() -> None:
+    # Python joins threads that are not daemons only after this function. They
+    # may use daemon workers, which must not be stopped before. But the error
+    # that ends a child, which Python reports after this, must not wait.
+    error = sys.exc_info()[1]
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        while others := [t for t in _other_workers() if not t.daemon]:
+            for thread in others:
+                _join_until(thread, None)
+    _stop_workers()
+
+
 def _leave_at_exit_of_child() -> None:
-    util.Finalize(None, _leave, exitpriority=10)
+    util.Finalize(None, _leave_child, exitpriority=10)
 
 
-atexit.register(_leave)
+# Here Python has joined the threads that are not daemons, unless Ctrl-C has
+# interrupted it.
+atexit.register(_stop_workers)
 # Children of multiprocessing skip atexit handlers.
 util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
 if parent_process() is not None:

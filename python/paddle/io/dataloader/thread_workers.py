@@ -370,7 +370,11 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             return
         worker = next(w for w in self._order if w not in self._exhausted)
         self._makers[self._next_task] = self._workers[worker]
-        self._tasks[worker].put(_Task(self._epoch, self._next_task, samples))
+        # Not put(): a stopped worker thread would end there, and lose this task
+        # and the batch that it is about to return.
+        self._tasks[worker].put_nowait(
+            _Task(self._epoch, self._next_task, samples)
+        )
         self._next_task += 1
 
     def __next__(self) -> Any:

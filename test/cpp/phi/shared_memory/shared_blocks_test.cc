@@ -158,7 +158,7 @@ ISOLATED_TEST(SharedBlocksTest, TheMostRecentlyUsedRunIsKept) {
   const uint32_t last = owner.Take(4 * kSharedPage);
   owner.Drop(first);
   owner.Drop(last);
-  owner.idle_runs.Trim(1);
+  owner.idle_runs.Trim(4 * kSharedPage);
   EXPECT_EQ(owner.blocks.reserved(), 4 * kSharedPage);
 }
 

@@ -232,8 +232,31 @@ ISOLATED_TEST(SharedHeapTest, IdleMemoryIsLimitedForAllSegmentsTogether) {
   // A block that is used again and again stays, however large it is.
   const SharedBlock large = allocate(300 * kMiB);
   Heap().Release(large);
-  EXPECT_EQ(Heap().Stats().cached, large.capacity);
+  EXPECT_EQ(Heap().Stats().cached, second.capacity + large.capacity);
   EXPECT_EQ(allocate(300 * kMiB).data, large.data);
+}
+
+ISOLATED_TEST(SharedHeapTest, OneLargeIdleBlockIsKeptBesideSmallerOnes) {
+  const auto allocate = [](uint64_t size) {
+    return Heap().Allocate(SharingStrategy::kFileDescriptor, size);
+  };
+  const SharedBlock large = allocate(300 * kMiB);
+  Heap().Release(large);
+  for (int i = 0; i < 3; ++i) {
+    Heap().Release(allocate(40));
+    const SharedBlock again = allocate(300 * kMiB);
+    EXPECT_EQ(again.data, large.data);
+    Heap().Release(again);
+  }
+  const uint64_t small = Heap().Stats().cached - large.capacity;
+  EXPECT_GT(small, 0);
+  EXPECT_LT(small, kMiB);
+  // Only the newest of the large ones is kept.
+  const SharedBlock larger = allocate(400 * kMiB);
+  Heap().Release(larger);
+  EXPECT_EQ(Heap().Stats().cached, small + larger.capacity);
+  Heap().Collect({});
+  EXPECT_EQ(Heap().Stats().cached, 0);
 }
 
 TEST_BOTH(SharedHeapTest, ASizeThatNoMachineHasIsRefused) {

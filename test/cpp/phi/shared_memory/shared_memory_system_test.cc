@@ -132,6 +132,15 @@ ISOLATED_TEST(SharedMemorySystemTest, TheFlagsOfAProcessAreRead) {
   EXPECT_FALSE(with_flags(0x200000).IsExiting());
 }
 
+ISOLATED_TEST(SharedMemorySystemTest, TheStartOfAProcessIsRead) {
+  const Folder folder;
+  const std::string first = "7 (name) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0";
+  folder.Write("/stat", first + " 123456789012 0\n");
+  EXPECT_EQ(ReadProcessStat(folder.path())->start, 123456789012);
+  folder.Write("/stat", first);
+  EXPECT_EQ(ReadProcessStat(folder.path())->start, 0);
+}
+
 ISOLATED_TEST(SharedMemorySystemTest, ATruncatedStatusIsUnknown) {
   const Folder folder;
   for (const char* text : {"", "7 (name", "7 (name) S 1 1"}) {

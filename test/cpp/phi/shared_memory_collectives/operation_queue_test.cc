@@ -276,4 +276,19 @@ ISOLATED_TEST(OperationQueueTest, OnlyTheQueuesThreadBlocksSignals) {
   EXPECT_EQ(sigismember(&mask, SIGTERM), 0);
 }
 
+ISOLATED_TEST(OperationQueueTest,
+              TheQueuesThreadBlocksErrorsThatItsCreatorDoes) {
+  sigset_t errors, mask;
+  sigemptyset(&errors);
+  sigaddset(&errors, SIGABRT);
+  ASSERT_EQ(pthread_sigmask(SIG_BLOCK, &errors, nullptr), 0);
+  OperationQueue queue;
+  queue.Add([&] { pthread_sigmask(SIG_BLOCK, nullptr, &mask); });
+  queue.Stop();
+  EXPECT_EQ(sigismember(&mask, SIGABRT), 1);
+  EXPECT_EQ(sigismember(&mask, SIGSEGV), 0);
+  pthread_sigmask(SIG_UNBLOCK, &errors, &mask);
+  EXPECT_EQ(sigismember(&mask, SIGABRT), 1);
+}
+
 }  // namespace

@@ -28,14 +28,18 @@ namespace {
 constexpr int kErrors[] = {
     SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
 
-// Starts a thread that blocks all signals except those of errors, so that the
-// kernel delivers signals to the program's own threads, which expect them.
+// Starts a thread that blocks all signals except those of errors that the
+// calling thread does not block, so that the kernel delivers signals to the
+// program's own threads, which expect them.
 template <typename Body>
 std::thread StartWithoutSignals(Body body) {
   sigset_t blocked, before;
+  pthread_sigmask(SIG_BLOCK, nullptr, &before);
   sigfillset(&blocked);
-  for (int error : kErrors) sigdelset(&blocked, error);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  for (int error : kErrors) {
+    if (sigismember(&before, error) == 0) sigdelset(&blocked, error);
+  }
+  pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
   struct Restore {
     ~Restore() { pthread_sigmask(SIG_SETMASK, mask, nullptr); }
     const sigset_t* mask;

@@ -36,6 +36,7 @@ namespace {
 // Indices of the fields of a `stat` file that follow the name.
 constexpr size_t kState = 0;
 constexpr size_t kFlags = 6;
+constexpr size_t kStart = 19;
 constexpr size_t kEndOfEnvironment = 48;
 // In the flags: PF_EXITING and PF_KTHREAD.
 constexpr uint32_t kExiting = 0x4;
@@ -76,7 +77,10 @@ std::optional<ProcessStat> ReadProcessStat(const std::string& folder) {
   uint32_t flags = std::strtoul(fields[kFlags].c_str(), nullptr, 10);
   bool has_environment =
       fields.size() <= kEndOfEnvironment || fields[kEndOfEnvironment] != "0";
-  return ProcessStat{fields[kState], flags, has_environment};
+  uint64_t start = fields.size() <= kStart
+                       ? 0
+                       : std::strtoull(fields[kStart].c_str(), nullptr, 10);
+  return ProcessStat{fields[kState], flags, has_environment, start};
 }
 
 bool HasEnded(uint32_t process) {

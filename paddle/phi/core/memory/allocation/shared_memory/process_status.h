@@ -27,6 +27,9 @@ struct ProcessStat {
   std::string state;
   uint32_t flags;
   bool has_environment;
+  // When it started, in clock ticks since the machine booted, in the time
+  // namespace of the reader; 0 if the file does not tell.
+  uint64_t start;
 
   // Returns whether it has ended, even if its parent has not collected its
   // status.

@@ -28,31 +28,36 @@ constexpr uint64_t kSmallRun = 4 * kSharedPage;
 constexpr uint64_t kMinLedgerStep = kSharedPage;
 constexpr uint64_t kMaxLedgerStep = 16 * kSharedPage;
 
-// Idle memory that a process keeps: enough for a few large messages in flight.
-// A larger run is kept too, until another one becomes idle: a program that
-// sends such a tensor again and again would otherwise wait for cleared memory
-// each time, which takes several times as long as the copy.
-constexpr uint64_t kIdleBytes = uint64_t{256} << 20;
-
 }  // namespace
 
 SharedIdleRuns::Position SharedIdleRuns::Add(SharedBlocks* blocks,
                                              uint32_t run) {
-  bytes_ += blocks->RunLength(run);
+  const uint64_t length = blocks->RunLength(run);
+  if (IsLarge(length)) return large_.insert(large_.end(), {blocks, run});
+  bytes_ += length;
   return runs_.insert(runs_.end(), {blocks, run});
 }
 
 void SharedIdleRuns::Remove(Position run) {
-  bytes_ -= run->blocks->RunLength(run->run);
+  const uint64_t length = run->blocks->RunLength(run->run);
+  if (IsLarge(length)) {
+    large_.erase(run);
+    return;
+  }
+  bytes_ -= length;
   runs_.erase(run);
 }
 
 void SharedIdleRuns::Trim(uint64_t keep) {
-  while (bytes_ > keep && (keep == 0 || runs_.size() > 1)) {
-    auto [blocks, run] = runs_.front();
-    Remove(runs_.begin());
-    blocks->TrimRun(run);
-  }
+  const size_t large = keep == 0 ? 0 : 1;
+  while (bytes_ > keep) TrimOldest(&runs_);
+  while (large_.size() > large) TrimOldest(&large_);
+}
+
+void SharedIdleRuns::TrimOldest(std::list<IdleRun>* runs) {
+  auto [blocks, run] = runs->front();
+  Remove(runs->begin());
+  blocks->TrimRun(run);
 }
 
 SharedBlocks::SharedBlocks(SharedSegment* segment,
@@ -138,7 +143,7 @@ void SharedBlocks::Free(uint32_t block) {
   AddAvailable(index);
   if (run.IsIdle()) {
     run.idle = idle_runs_->Add(this, index);
-    idle_runs_->Trim(kIdleBytes);
+    idle_runs_->Trim(SharedIdleRuns::kMostBytes);
   }
 }
 

@@ -42,16 +42,28 @@ class SharedIdleRuns {
   };
   using Position = std::list<IdleRun>::iterator;
 
+  // Idle memory that a process keeps: enough for a few large messages in
+  // flight. The newest run that is larger than this is kept, too: a program
+  // that sends such a tensor again and again would otherwise wait for cleared
+  // memory each time, which takes several times as long as the copy.
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;
+
   // Adds a run as the newest.
   Position Add(SharedBlocks* blocks, uint32_t run);
   void Remove(Position run);
-  // Trims idle runs, the oldest first, until at most `keep` bytes are idle. The
-  // newest run stays, whatever its size, unless `keep` is 0.
+  // Trims idle runs, the oldest first, until at most `keep` bytes are idle.
+  // The newest run of more than kMostBytes does not count, and stays unless
+  // `keep` is 0.
   void Trim(uint64_t keep);
 
  private:
-  std::list<IdleRun> runs_;  // oldest first
-  uint64_t bytes_{0};
+  static bool IsLarge(uint64_t length) { return length > kMostBytes; }
+  void TrimOldest(std::list<IdleRun>* runs);
+
+  // Both lists begin with the oldest run.
+  std::list<IdleRun> runs_;   // of at most kMostBytes each
+  std::list<IdleRun> large_;  // the others
+  uint64_t bytes_{0};         // of runs_
 };
 
 // The blocks of one segment that the calling process owns.

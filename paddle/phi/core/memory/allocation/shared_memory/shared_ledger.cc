@@ -318,7 +318,8 @@ uint64_t SharedLedger::TicketCount(uint32_t index) const {
   // Acquire: a process that sees that a ticket was redeemed also sees the slot
   // that the receiver took before, see ProcessTree::Leave. Other callers need
   // no order: the count is only shown to users, or the caller holds the locks
-  // of all slots.
+  // of all slots, or asks about messages that it has sent itself with its
+  // heap's mutex held.
   for (const auto& ticket : block(index).tickets) {
     count += UsesOf(ticket.word.load(std::memory_order_acquire));
   }
