@@ -458,10 +458,11 @@ class Reducer:
         self._use_flags = flags, task
 
     def _start_exchange_of_skipped_passes(self) -> None:
-        """Starts the exchange, if all ranks do so before this step's buckets.
+        """Starts to exchange the counts of skipped passes, in some steps.
 
-        If the ranks exchange in each step which parameters they use, the counts
-        are part of that exchange.
+        All ranks call this before they send the first bucket of a step. If they
+        exchange in each step which parameters they use, the counts are part of
+        that exchange instead.
         """
         if not self._finds_unused_in_each_step:
             self.skipped_passes.start_exchange(self._steps)

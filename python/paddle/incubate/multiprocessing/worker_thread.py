@@ -520,13 +520,10 @@ def _other_workers() -> list[WorkerThread]:
     ]
 
 
-def _join_until(thread: WorkerThread, deadline: float | None) -> None:
-    remaining = None
-    if deadline is not None:
-        remaining = max(0, deadline - time.monotonic())
+def _join(thread: WorkerThread, timeout: float | None = None) -> None:
     # Another thread may be about to start it.
     with contextlib.suppress(RuntimeError):
-        threading.Thread.join(thread, remaining)
+        threading.Thread.join(thread, timeout)
 
 
 def _stop_workers() -> None:
@@ -536,7 +533,7 @@ def _stop_workers() -> None:
         thread.stop()
     deadline = time.monotonic() + _WAIT_AT_EXIT_S
     for thread in workers:
-        _join_until(thread, deadline)
+        _join(thread, max(0, deadline - time.monotonic()))
     for thread in list(_failed):
         thread._report()
 
@@ -549,7 +546,7 @@ def _leave_child() -> None:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         while others := [t for t in _other_workers() if not t.daemon]:
             for thread in others:
-                _join_until(thread, None)
+                _join(thread)
     _stop_workers()
 
 
