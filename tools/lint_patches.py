@@ -31,7 +31,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from tools.apply import REPO
-from tools.own_files import own_versions
+from tools.own_files import leaves, own_versions
 from tools.series import (
     OWN_FOLDERS,
     PULL_REQUEST,
@@ -331,10 +331,24 @@ def _order_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                     )
 
 
+def _outdated(repo: Path, patches: list[Patch]) -> Iterator[str]:
+    """Report changes of own files that were edited since."""
+    for patch, files in zip(patches, own_versions(repo, patches)):
+        for part in patch.files:
+            file = files.get(part.path)
+            if file and not leaves(part, file[0]):
+                yield (
+                    f"patches/{patch.name}:{part.line}: was made for another"
+                    f" version of {part.path}; run tools.export on a checkout"
+                    " of Paddle, then again with --refresh"
+                )
+
+
 def findings(repo: Path) -> list[str]:
     """Return one line for each violation of the rules.
 
-    The order of own files is checked when all else is right.
+    The order of own files is checked when all else is right, and last whether
+    the patches that change them are refreshed.
 
     Args:
         repo: the root of the repository that holds patches/.
@@ -377,7 +391,11 @@ def findings(repo: Path) -> list[str]:
     found += _preimage_findings(repo, patches)
     found += _own_findings(repo, patches)
     # Needs each file as each patch leaves it, which only correct patches give.
-    return found or [*_order_findings(repo, patches)]
+    return (
+        found
+        or [*_order_findings(repo, patches)]
+        or [*_outdated(repo, patches)]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -55,6 +55,13 @@ def _side(hunk: Hunk, marks: str) -> list[bytes]:
     return lines
 
 
+def leaves(part: FileDiff, data: bytes) -> bool:
+    """Return whether a part's index line names this content as its result."""
+    blob = hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
+    line = re.search(rf"^index \w+\.\.{blob}\b", part.header, re.MULTILINE)
+    return line is not None
+
+
 def _without(data: bytes, part: FileDiff, patch: Patch) -> bytes:
     """Return a file as it was before a patch changed it.
 
@@ -63,8 +70,7 @@ def _without(data: bytes, part: FileDiff, patch: Patch) -> bytes:
     """
     lines = io.BytesIO(data).readlines()
     end, last = len(lines), len(lines)
-    blob = hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
-    unedited = re.search(rf"^index \w+\.\.{blob}\b", part.header, re.MULTILINE)
+    unedited = leaves(part, data)
     for number, hunk in reversed([*enumerate(part.hunks, 1)]):
         new = _side(hunk, " +")
         places = [

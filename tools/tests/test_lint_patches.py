@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from tools import lint_patches as tool
@@ -184,16 +186,23 @@ def test_a_diff_for_an_own_file_of_this_or_a_later_patch(repo, owner):
     assert_found(repo, f"{NAME}:{line}: changes {LATER}, an Own-File of this")
 
 
+def diff_of_own_file(hunk, text):
+    """Return the diff that leaves our own file with this text."""
+    data = text.encode()
+    blob = hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
+    return diff_text(hunk, OWN).replace("1" * 40, blob)
+
+
 def test_a_patch_may_change_an_own_file_of_an_earlier_patch(repo):
     write(repo, {OWN: "a\nb\n"})
-    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
+    add(repo, diff_of_own_file("@@ -1 +1,2 @@\n a\n+b\n", "a\nb\n"))
     assert_found(repo)
 
 
-def test_an_own_file_may_be_edited_around_the_changes_of_a_patch(repo):
+def test_an_own_file_that_was_edited_around_the_changes_of_a_patch(repo):
     write(repo, {OWN: "new\na\nb\n"})
-    add(repo, diff_text("@@ -1 +1,2 @@\n a\n+b\n", OWN))
-    assert_found(repo)
+    add(repo, diff_of_own_file("@@ -1 +1,2 @@\n a\n+b\n", "a\nb\n"))
+    assert_found(repo, f"{NAME}:13: was made for another version of {OWN}; run")
 
 
 # Without the change, with it twice, and with lines after it: it was the end.
@@ -216,9 +225,10 @@ def test_an_earlier_version_that_is_not_python_is_named(repo):
 
 
 def test_an_own_file_may_use_what_the_patch_that_changes_it_adds(repo):
-    write(repo, {OWN: "a = 1\nfrom .later import b\n", LATER: ""})
+    text = "a = 1\nfrom .later import b\n"
+    write(repo, {OWN: text, LATER: ""})
     hunk = "@@ -1 +1,2 @@\n a = 1\n+from .later import b\n"
-    add(repo, diff_text(hunk, OWN), own=[LATER])
+    add(repo, diff_of_own_file(hunk, text), own=[LATER])
     assert_found(repo)
 
 
