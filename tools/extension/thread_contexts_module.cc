@@ -183,9 +183,8 @@ PYBIND11_MODULE(_thread_contexts, module) {
   ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
-  // Created for each change of a thread's contexts, before the thread uses
-  // them.
-  RedirectBefore<py::object>(module, "ThreadContexts");
+  // Called for each change of a thread's contexts.
+  RedirectBefore<py::object>(module, "use_thread_contexts");
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.
   RedirectBefore<py::object>(module, "keep_default_context");

@@ -108,21 +108,7 @@ void BindThreadContexts(py::module* m) {
       py::arg("stream").none(false));
 #endif
 
-  py::class_<Contexts>(*m, "ThreadContexts")
-      .def(py::init(
-          [](const std::vector<std::pair<py::object, StreamContext>>& streams) {
-            Contexts made;
-            for (const auto& [stream, of_stream] : streams) {
-              auto kept =
-                  std::make_shared<KeptStream>(stream, of_stream.context);
-              phi::DeviceContext* const context = kept->context.get();
-              made.by_place.insert_or_assign(
-                  context->GetPlace(),
-                  std::shared_ptr<phi::DeviceContext>(std::move(kept),
-                                                      context));
-            }
-            return made;
-          }));
+  py::class_<Contexts>(*m, "ThreadContexts");
 
   py::class_<HostContext>(*m, "HostContext")
       .def(py::init([](const std::optional<py::capsule>& allocator,
@@ -138,9 +124,23 @@ void BindThreadContexts(py::module* m) {
   m->def("use_host_context", [](const HostContext* host) {
     phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
   });
-  m->def("use_thread_contexts", [](const Contexts& contexts) {
-    phi::UseThreadContexts(&contexts.by_place);
-  });
+  // The caller keeps the result alive while the thread uses the contexts.
+  m->def("use_thread_contexts",
+         [](const std::vector<std::pair<py::object, StreamContext>>& streams) {
+           auto contexts = std::make_unique<Contexts>();
+           auto& by_place = contexts->by_place;
+           for (const auto& [stream, of_stream] : streams) {
+             auto kept =
+                 std::make_shared<KeptStream>(stream, of_stream.context);
+             phi::DeviceContext* const context = kept->context.get();
+             by_place.insert_or_assign(
+                 context->GetPlace(),
+                 std::shared_ptr<phi::DeviceContext>(std::move(kept), context));
+           }
+           py::object result = py::cast(std::move(contexts));
+           phi::UseThreadContexts(&by_place);
+           return result;
+         });
   // A separate function, since converting None takes several times as long.
   m->def("use_no_thread_contexts", [] { phi::UseThreadContexts(nullptr); });
   m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);

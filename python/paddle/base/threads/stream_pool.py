@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Callable
 
+from .devices import concrete_place
 from .streams import default_stream
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def next_stream(
     key = (hash(place), priority)
     pool = _pools.get(key)
     if pool is None:
-        # The default stream refuses a device without streams.
-        pool = _pools.setdefault(key, _Pool(default_stream(place).place))
+        default_stream(place)  # Refuses a device without streams.
+        pool = _pools.setdefault(key, _Pool(concrete_place(place)))
     number = next(pool.turns) % SIZE
     stream = pool.streams.get(number)
     if stream is None:

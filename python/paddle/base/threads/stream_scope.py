@@ -65,8 +65,9 @@ def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
 def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     restore = _swap(stream, set_stream)
     place = stream.device
+    current = current_place.get()
     # Place's own operator compares hashes, too, but is slower.
-    is_current = hash(place) == hash(current_place.get())
+    is_current = place is current or hash(place) == hash(current)
     is_gpu = isinstance(place, core.CUDAPlace)
     if is_current and not is_gpu:
         return restore

@@ -60,8 +60,36 @@ _default_streams: dict[int, StreamBase] = {}
 # The places where the main thread has ever set a stream. There, threads that
 # have set none need the context of the default stream.
 _set_by_main_thread: set[int] = set()
-# A context lives as long as its stream.
-_contexts: weakref.WeakKeyDictionary[StreamBase, Any] = (
+
+
+class _KnownStream:
+    """
+    What `set_stream` needs of a stream. To ask C++ each time would take longer
+    than the rest of `set_stream`.
+    """
+
+    _context = None
+
+    def __init__(self, stream: StreamBase) -> None:
+        self.place = stream.place
+        self.key = hash(self.place)
+        # Whether Paddle has per-thread contexts for this type of stream.
+        self.has_contexts = isinstance(stream, native.stream_types)
+        self.is_default = (
+            self.has_contexts
+            and stream.raw_stream == default_stream(self.place).raw_stream
+        )
+
+    def context(self, stream: StreamBase) -> Any:
+        if self._context is None:
+            # Threads that get here concurrently all use the first one's.
+            made = native.StreamContext(stream)
+            vars(self).setdefault("_context", made)
+        return self._context
+
+
+# What is known of a stream, its context included, lives as long as the stream.
+_known: weakref.WeakKeyDictionary[StreamBase, _KnownStream] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -76,8 +104,7 @@ class _OwnStreams:
 
     def use(self, by_place: dict[int, tuple[StreamBase, Any]]) -> None:
         if by_place:
-            in_use = native.ThreadContexts(list(by_place.values()))
-            native.use_thread_contexts(in_use)
+            in_use = native.use_thread_contexts(list(by_place.values()))
         else:
             in_use = None
             native.use_no_thread_contexts()
@@ -142,13 +169,11 @@ def default_stream(place: core.Place) -> StreamBase:
     return stream
 
 
-def _context_of(stream: StreamBase) -> Any:
-    context = _contexts.get(stream)
-    if context is None:
-        # Threads that get here concurrently all use the first one's context.
-        made = native.StreamContext(stream)
-        context = _contexts.setdefault(stream, made)
-    return context
+def _know(stream: StreamBase) -> _KnownStream:
+    known = _known.get(stream)
+    if known is None:
+        known = _known.setdefault(stream, _KnownStream(stream))
+    return known
 
 
 def _prepare_process_stream(place: core.Place) -> None:
@@ -157,7 +182,7 @@ def _prepare_process_stream(place: core.Place) -> None:
     # set no stream then use the main thread's stream, as in Paddle 3.3.0.
     if native.is_capturing():
         return
-    context = _context_of(default)
+    context = _know(default).context(default)
     native.become_main_thread()
     native.keep_default_context(context)
     _set_by_main_thread.add(hash(place))
@@ -183,27 +208,25 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
         RuntimeError: the thread is inside a C++ guard that has set a stream of
             this device. Nothing changes.
     """
-    place = stream.place
-    native.enforce_no_context_guard(place)
-    if not isinstance(stream, native.stream_types):
+    known = _know(stream)
+    native.enforce_no_context_guard(known.place)
+    if not known.has_contexts:
         return None
     if is_main_thread():
-        return _set_process_stream(stream, place)
-    key = hash(place)
-    default = _default_streams.get(key) or default_stream(place)
+        return _set_process_stream(stream, known)
     by_place = dict(_own_streams.get().by_place)
-    previous, _ = by_place.pop(key, (default, None))
-    if stream is not default and stream.raw_stream != default.raw_stream:
-        by_place[key] = (stream, _context_of(stream))
+    previous, _ = by_place.pop(known.key, (_default_streams[known.key], None))
+    if not known.is_default:
+        by_place[known.key] = (stream, known.context(stream))
     _use_own_streams(by_place)
     return previous
 
 
-def _set_process_stream(stream: StreamBase, place: core.Place) -> StreamBase:
-    if hash(place) not in _set_by_main_thread:
-        _prepare_process_stream(place)
-    previous = _current(place)
-    _bind_process_context(stream, place)
+def _set_process_stream(stream: StreamBase, known: _KnownStream) -> StreamBase:
+    if known.key not in _set_by_main_thread:
+        _prepare_process_stream(known.place)
+    previous = _current(known.place)
+    _bind_process_context(stream, known.place)
     return previous
 
 
@@ -275,7 +298,7 @@ def with_streams_of_creator(
         return target
     for stream in streams:
         # Create the context here, where the caller sees an error.
-        _context_of(stream)
+        _know(stream).context(stream)
 
     def on_streams_of_creator(*args: Any) -> None:
         for stream in streams:
