@@ -278,7 +278,7 @@ class TestProperties(SharingTestCase):
         self, rebuild, number, tensor, amount, start, *arguments
     ):
         rng = random.Random(number)
-        handle = native.share_while_alive(self.tensors[tensor])
+        handle = native.share_tensor(self.tensors[tensor], lambda _: None)
         if start is not None:
             handle = with_offset(handle, start % 2**64)
         arguments = (damaged(handle, rng, amount), *arguments)
