@@ -68,18 +68,25 @@ def layer_call(net: paddle.nn.Layer):
     return forward
 
 
+def respond(model, request: bytes) -> tuple[int, bytes]:
+    """Returns the HTTP status and the JSON text of the response to a request."""
+    try:
+        x = np.array(json.loads(request), "float32")
+        status, answer = 200, model(x).tolist()
+    except TimeoutError as error:
+        status, answer = 503, str(error)
+    except (TypeError, ValueError) as error:
+        status, answer = 400, str(error)
+    except Exception as error:  # The client waits for a response in any case.
+        status, answer = 500, str(error)
+    return status, json.dumps(answer).encode()
+
+
 def handler(model) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             size = int(self.headers["Content-Length"])
-            try:
-                x = np.array(json.loads(self.rfile.read(size)), "float32")
-                status, answer = 200, model(x).tolist()
-            except TimeoutError as error:
-                status, answer = 503, str(error)
-            except ValueError as error:
-                status, answer = 400, str(error)
-            body = json.dumps(answer).encode()
+            status, body = respond(model, self.rfile.read(size))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -91,10 +98,11 @@ def handler(model) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def request(port: int, x: np.ndarray) -> np.ndarray:
+def request(port: int, text: str) -> tuple[int, object]:
     connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-    connection.request("POST", "/", json.dumps(x.tolist()))
-    return np.array(json.loads(connection.getresponse().read()), "float32")
+    connection.request("POST", "/", text)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
 
 
 def main() -> int:
@@ -117,17 +125,22 @@ def main() -> int:
             np.random.rand(1 + i % 5, WIDTH).astype("float32")
             for i in range(args.requests)
         ]
+        texts = [json.dumps(x.tolist()) for x in inputs]
         with ThreadPoolExecutor(CLIENTS) as clients:
-            answers = list(
-                clients.map(lambda x: request(server.server_port, x), inputs)
-            )
+            answers = [
+                np.array(answer, "float32")
+                for _, answer in clients.map(
+                    lambda text: request(server.server_port, text), texts
+                )
+            ]
+        status, _ = request(server.server_port, '["not a number"]')
         server.shutdown()
     expected = [layer_call(net)(x) for x in inputs]
     wrong = sum(
         a.shape != e.shape or not np.allclose(a, e, rtol=1e-4, atol=1e-5)
         for a, e in zip(answers, expected)
     )
-    print(f"{len(answers)} answers, {wrong} wrong")
+    print(f"{len(answers)} answers, {wrong} wrong; a bad request: {status}")
     return 1 if wrong else 0
 
 

@@ -321,7 +321,8 @@ def machine() -> str:
     drivers = subprocess.check_output(query, text=True).split()
     return (
         f"{torch.cuda.get_device_name(0)}, driver {drivers[0]}, torch "
-        f"{torch.__version__}. Ours sends handles of the core, torch tensors."
+        f'{torch.__version__}. "Ours" sends handles of the core, torch '
+        "tensors."
     )
 
 

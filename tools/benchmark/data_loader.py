@@ -147,11 +147,11 @@ def report(pythons: dict[str, Path], visits: int, file: Path) -> None:
         f"{BATCH_SIZE} samples, collated by each library's default function,",
         "in order. Two batches per worker are prefetched; other options have",
         "each library's defaults. The samples are in memory, so only collating",
-        "and transferring a batch are measured. Median of the visits",
-        "(quartiles); a visit is an epoch, whose first "
+        "and transferring a batch are measured. Median of the rounds",
+        "(quartiles); a round is an epoch, whose first "
         f"{WARM_UP} batches are not timed.",
         "",
-        f"{machine()}; {visits} visits.",
+        f"{machine()}; {visits} rounds.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
         "",

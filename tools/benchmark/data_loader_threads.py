@@ -158,8 +158,9 @@ def main(argv: list[str] | None = None) -> int:
         "# DataLoader with worker threads",
         "",
         "Written by `nox -s bench`. Each value is that of a side divided by",
-        "that of our worker threads in the same visit: above 1, threads are",
-        "faster or need less memory. Median of the visits (quartiles). A batch",
+        "that of the custom wheel's worker threads in the same round: above 1,",
+        "threads are faster or need less memory. `processes` are the custom",
+        "wheel's. Median of the rounds (quartiles). A batch",
         f"has {BATCH_SIZE} samples. `zlib and NumPy` decompresses images of",
         "3 x 224 x 224 and converts them to float32; `Pillow and NumPy`",
         "decodes JPEG images of that size. Both release the GIL; `pure Python`",
@@ -169,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         "adds is the difference from before the loop, with the dataset in",
         "memory. Worker threads use neither fork nor spawn.",
         "",
-        f"{machine()}; {args.visits} visits, load average at "
+        f"{machine()}; {args.visits} rounds, load average at "
         f"the start {load:.0f}.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),

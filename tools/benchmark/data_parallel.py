@@ -190,12 +190,12 @@ def report(
         "",
         "Written by `nox -s bench`. Steps per second of data-parallel",
         f"training: forward, backward, SGD; {RANKS} ranks with one thread",
-        f"each, over gloo; ours over {backend}. 'views' means",
-        "gradient_as_bucket_view=True. Median of the visits (quartiles); a",
-        f"visit is {STEPS} timed steps after {WARM_UP} steps of warm-up. The",
-        "ratios are medians of the visits' ratios.",
+        f"each, over gloo; the custom wheel over {backend}. 'views' means",
+        "gradient_as_bucket_view=True. Median of the rounds (quartiles); a",
+        f"round is {STEPS} timed steps after {WARM_UP} steps of warm-up. The",
+        "ratios are medians of the rounds' ratios.",
         "",
-        f"{machine()}; {visits} visits.",
+        f"{machine()}; {visits} rounds.",
         *(
             f"{name}={value}, so that the MKL of Paddle's wheel uses AVX2."
             for name, value in fast_kernels(processor()).items()

@@ -76,7 +76,7 @@ def report(python: Path, visits: int, file: Path) -> None:
         delays += found
         named += is_named
     lines = [
-        "| median, ms | longest, ms | visits in which all name the rank |",
+        "| median, ms | longest, ms | rounds in which all name the rank |",
         "|---:|---:|---:|",
         f"| {statistics.median(delays):.1f} | {max(delays):.1f} | "
         f"{named} of {visits} |",
@@ -89,7 +89,7 @@ def report(python: Path, visits: int, file: Path) -> None:
         "in the middle of backward. The times are from just before that until",
         "backward() raises on each of the other ranks.",
         "",
-        f"{machine()}; {visits} visits; {version}.",
+        f"{machine()}; {visits} rounds; {version}.",
         "",
         *lines,
     ]

@@ -120,8 +120,9 @@ def measure_import(stock: Path, ours: Path, rounds: int) -> str:
     before, after = (statistics.median(side) for side in zip(*pairs))
     more = statistics.median(b - a for a, b in pairs)
     return (
-        f"`import paddle`, CPU time in ms: {before:,.0f} on stock, "
-        f"{after:,.0f} on ours; the median difference is {more:+.1f}."
+        f"`import paddle`, CPU time in ms: {before:,.0f} on the official "
+        f"wheel, {after:,.0f} on the custom wheel; the median difference is "
+        f"{more:+.1f}."
     )
 
 

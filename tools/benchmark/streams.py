@@ -96,7 +96,7 @@ SERVING = f"""\
 A queue of {REQUESTS} requests is served by 1, 2 or 4 threads on **one** device:
 to_tensor, twice relu(x @ w + b), numpy(). With *own streams*, each request runs
 in a `stream_guard` with its thread's stream. *One lock* lets one thread at a
-time into the guard. A service on the stock wheel needs such a lock, because
+time into the guard. A service on the official wheel needs such a lock, because
 there a guard changes the stream of all threads. A wrong result is one that
 differs from the result of a single thread.
 
@@ -111,8 +111,8 @@ LOADING = f"""\
 A `DataLoader` with 1, 2 or 4 worker threads, whose dataset computes each sample
 on the device: twice relu(x @ w). A batch has 2 samples. {BATCHES} batches are
 doubled on the device and compared with the expected values. On *one stream*,
-the workers use the stream of the iterating thread, as they do when the memory
-of a device cannot wait for streams. Operations sleep as above."""
+the workers use the consumer's stream, as they do when the memory of a device
+cannot wait for streams. Operations sleep as above."""
 
 
 def calls(pythons: dict[str, Path], plugin: Path, rounds: int) -> list[str]:
@@ -242,8 +242,9 @@ def main(argv: list[str] | None = None) -> int:
     lines = [
         "# One current stream per thread",
         "",
-        "Written by `nox -s bench`. Medians of rounds in which the stock wheel",
-        "and ours take turns, on the test device of `test/custom_runtime`.",
+        "Written by `nox -s bench`. Medians of rounds in which the official",
+        'wheel ("stock") and the custom wheel ("ours") take turns, on the test',
+        "device of `test/custom_runtime`.",
         "",
         f"{machine()}; {args.rounds} rounds.",
         "",
@@ -254,10 +255,10 @@ def main(argv: list[str] | None = None) -> int:
         "rounds' ratios. *At first* is a process in which no stream was ever",
         "set. *Main* and *child* are on the default stream, in a process in",
         "which streams were set. `s` is an existing stream; `set_stream`",
-        "alternates between two. A pooled stream is the next stream of our",
-        "pool; stock has no pool, and enters a guard with `s` instead. *New",
-        "child for each call* is a thread's first guard, without starting the",
-        "thread.",
+        "alternates between two. A pooled stream is the next stream of the",
+        "custom wheel's pool; the official wheel has no pool, and enters a",
+        "guard with `s` instead. *New child for each call* is a thread's first",
+        "guard, without starting the thread.",
         "",
         *calls(*measured),
         "",

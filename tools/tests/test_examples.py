@@ -31,7 +31,10 @@ CONCURRENT_INFERENCE = r"""one (?P<device>\S+), [0-9]+ requests
 (?P<threads>[0-9]+) threads: [0-9,]+ requests/s
 wrong answers: (?P<wrong>[0-9]+)
 """
-ANSWERS = r"(?P<answers>[0-9]+) answers, (?P<wrong>[0-9]+) wrong\n"
+ANSWERS = (
+    r"(?P<answers>[0-9]+) answers, (?P<wrong>[0-9]+) wrong; "
+    r"a bad request: (?P<bad>[0-9]+)\n"
+)
 SERVED = r"thread_([0-9]+), Place\((\S+)\): ([0-9]+) requests"
 INFERENCE_SERVICE = rf"""(?P<note>no GPU and .*\n)?(?P<served>({SERVED}
 )+)400 answers, (?P<wrong>[0-9]+) wrong
@@ -163,6 +166,7 @@ def test_server_answers_as_one_thread_does(run_example, server, model):
     output = run_example(server, ANSWERS, "--requests", "60", *model)
     assert output["answers"] == "60"
     assert output["wrong"] == "0"
+    assert output["bad"] == "400"
 
 
 def served(output) -> dict[str, int]:
