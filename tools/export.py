@@ -23,6 +23,10 @@ DIR as mails for ``git am``. It does not touch the working tree of CHECKOUT. The
 second form writes the commits of the branch back to patches/ and to our own
 files. The trailers of a patch stay in patches/.
 
+With --pull-requests, each pull request in patches/series also gets a branch,
+NAME-1, NAME-2, ..., and a text, DIR/pull_request-1.md, ...: its title, an empty
+line, and its description in the form of Paddle's template.
+
 Exit status: 0 when done or up to date, otherwise 1.
 """
 
@@ -42,6 +46,7 @@ from tools.command_line import reports_errors
 from tools.own_files import own_versions
 from tools.series import (
     FIELDS,
+    TYPE,
     PatchError,
     load_sections,
     load_series,
@@ -52,13 +57,19 @@ from tools.series import (
 from tools.tree import SUPPORTED, git, open_tree, run_git
 
 if TYPE_CHECKING:
-    from tools.series import Patch
+    from tools.series import Patch, Section
     from tools.tree import Tree
 
 BRANCH = "thread-and-process-safety"
 
 # Marks our mails; git am skips unknown headers.
 _MARK = b"X-Made-By: tools.export"
+
+# The summary of an RFC, once the Paddle community has accepted the RFC.
+_SUMMARY = (
+    "https://github.com/PaddlePaddle/community/blob/master/rfcs/{}.md"
+    "#一概述--overview"
+)
 
 # The diff must not depend on the user's git configuration.
 _DIFF_TREE = (
@@ -139,6 +150,69 @@ def _write_mails(root: Path, commits: str, output: Path) -> None:
         (output / name).unlink()
 
 
+def _read_index(repo: Path) -> dict[str, tuple[str, str]]:
+    """Return each pull request's RFC and dependencies, by its title."""
+    index = {}
+    for line in (repo / "RFC.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        # Only the table of the pull requests has five columns.
+        if len(cells) == 7:
+            rfc = re.search(r"\(rfcs/(\w+)\.md\)", cells[2])
+            index[cells[1]] = rfc[1] if rfc else "", cells[4]
+    return index
+
+
+def _pull_request_text(
+    section: Section,
+    index: dict[str, tuple[str, str]],
+    subjects: dict[str, str],
+) -> str:
+    rfc, needs = index.get(section.title, ("", ""))
+    if not rfc or not section.types:
+        raise PatchError(
+            f"the pull request {section.title!r} needs a line {TYPE.strip()!r}"
+            " in patches/series, and a row with its RFC in RFC.md"
+        )
+    titles = {name: title for title, (name, _) in index.items()}
+    first = "".join(
+        f"- {titles.get(name, name)}{note}\n"
+        for part, note in zip(
+            needs.split("tests:"), ("", " (only for the tests)")
+        )
+        for name in re.findall(r"\w+", part)
+    )
+    commits = "".join(f"- {subjects[name]}\n" for name in section.names)
+    return (
+        f"{section.title}\n\n"
+        f"### PR Category\n\n{section.category}\n\n"
+        f"### PR Types\n\n{section.types}\n\n"
+        f"### Description\n\nRFC: {_SUMMARY.format(rfc)}\n\n"
+        + (f"To be merged first:\n\n{first}\n" if first else "")
+        + f"Commits:\n\n{commits}\n"
+        # Whether numerical results change: no.
+        "### 是否引起精度变化\n\n否\n"
+    )
+
+
+def pull_request_texts(repo: Path, series: list[Patch]) -> list[str]:
+    """Return the title and description of each pull request.
+
+    Args:
+        repo: the root of the repository that holds patches/ and RFC.md.
+        series: all patches.
+
+    Raises:
+        PatchError: a pull request has no type, or no RFC in RFC.md.
+    """
+    index = _read_index(repo)
+    subjects = {patch.name: patch.subject for patch in series}
+    return [
+        _pull_request_text(section, index, subjects)
+        for section in load_sections(repo)
+        if section.title and section.names
+    ]
+
+
 def _pull_request_branches(
     repo: Path, root: Path, branch: str, commits: list[str]
 ) -> dict[str, str]:
@@ -178,19 +252,22 @@ def export(
     Args:
         repo: the root of the repository that holds patches/.
         checkout: the root of a git checkout of Paddle.
-        output: folder for the mails.
+        output: folder for the mails and texts.
         branch: name of the branch to create.
         pull_requests: also create branches NAME-1, NAME-2, ... that end at the
-            last commit of each pull request in patches/series.
+            last commit of each pull request in patches/series, and write
+            their texts, replacing those of an earlier export.
 
     Returns:
         False if the branches existed with the same content.
 
     Raises:
-        PatchError: a hunk does not fit, git has no identity, or the branch has
-            other commits; the checkout is unchanged.
+        PatchError: a hunk does not fit, git has no identity, the branch has
+            other commits, or a pull request has no type or RFC; the checkout
+            is unchanged.
     """
     series = load_series(repo)
+    texts = pull_request_texts(repo, series) if pull_requests else []
     tree = _open_checkout(checkout, "HEAD")
     _check_identity(tree.root)
     ref = f"refs/heads/{branch}"
@@ -225,6 +302,9 @@ def export(
             repo, tree.root, branch, commits.split()
         )
     _write_mails(tree.root, f"{tree.tag}..{head}", output)
+    for number, text in enumerate(texts, 1):
+        path = output / f"pull_request-{number}.md"
+        path.write_text(text, encoding="utf-8")
     for name, commit in branches.items():
         git(tree.root, "branch --no-track", name, commit)
     return bool(branches)
@@ -450,7 +530,8 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--pull-requests",
         action="store_true",
-        help="also create a branch per pull request: NAME-1, NAME-2, ...",
+        help="also create a branch per pull request, NAME-1, NAME-2, ...,"
+        " and write its text to DIR/pull_request-1.md, ...",
     )
     way.add_argument(
         "--refresh",

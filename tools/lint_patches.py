@@ -33,8 +33,11 @@ from typing import TYPE_CHECKING
 from tools.apply import REPO
 from tools.own_files import leaves, own_versions
 from tools.series import (
+    CATEGORIES,
     OWN_FOLDERS,
     PULL_REQUEST,
+    TYPE,
+    TYPES,
     PatchError,
     read_patch,
     series_lines,
@@ -56,9 +59,15 @@ _INDEX = re.compile(
     r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100", re.MULTILINE
 )
 _PREIMAGE = re.compile(r"([0-9a-f]{40}) (\S+) (\S.*)")
-_TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[[A-Z][^]]*\] [A-Z].*\S")
+_TITLE = re.compile(re.escape(PULL_REQUEST) + r"\[([^]]*)\] [A-Z].*\S")
 _CXX = (".c", ".cc", ".cpp", ".cu", ".h", ".hpp")
 _INCLUDE = re.compile(r'^ *# *include "([^"]+)"', re.MULTILINE)
+# What readers of Paddle's tree do not have.
+_OURS = re.compile(
+    r"\bnox\b|\b(?:CONTRIBUTING|RFC)\.md\b|\bofficial Paddle\b"
+    r"|\b(?:[Aa]|[Tt]he|[Tt]his) wheel\b"
+    r"|(?<![\w./-])(?:docs|rfcs|tools)/[\w./-]*\w"
+)
 # Starts the paragraph that justifies more than MAX_LINES.
 _REASON = re.compile(r"^Large because ", re.MULTILINE)
 
@@ -241,6 +250,38 @@ def _own_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 yield f"{path}:1: no patch lists it as Own-File; add the line"
 
 
+def _text_findings(repo: Path, patches: list[Patch]) -> Iterator[str]:
+    """Report text for upstream that names what only this project has.
+
+    The trailers of a patch are not sent.
+    """
+    lines = []
+    own = {path for patch in patches for path in patch.own_files}
+    for patch in patches:
+        where = f"patches/{patch.name}"
+        message = f"Subject: {patch.message}".splitlines()
+        added = [
+            line
+            for part in patch.files
+            if part.path not in own
+            for hunk in part.hunks
+            for line in hunk.added
+        ]
+        lines += [(where, *line) for line in [*enumerate(message, 1), *added]]
+    for path in sorted(own):
+        if (repo / path).is_file():
+            text = (repo / path).read_bytes().decode("utf-8", "replace")
+            lines += [(path, *line) for line in enumerate(text.split("\n"), 1)]
+    for where, number, text in lines:
+        for name in _OURS.findall(text):
+            # Paddle has a folder of that name, too.
+            if not name.startswith("tools/") or (repo / name).exists():
+                yield (
+                    f"{where}:{number}: {name!r} means nothing in Paddle's"
+                    " tree; say it in that tree's terms"
+                )
+
+
 def _size_findings(
     versions: dict[str, tuple[bytes, int]], patch: Patch
 ) -> Iterator[str]:
@@ -344,6 +385,27 @@ def _outdated(repo: Path, patches: list[Patch]) -> Iterator[str]:
                 )
 
 
+def _pull_request_findings(lines: list[str]) -> Iterator[str]:
+    """Report pull requests without a title or types as in Paddle."""
+    for number, line in enumerate(lines, 1):
+        if not line.startswith(PULL_REQUEST):
+            continue
+        title = _TITLE.fullmatch(line)
+        if not title or title[1] not in CATEGORIES:
+            yield (
+                f"patches/series:{number}: {line!r} has no title of the form"
+                f" '[Category] Summary' with one of {', '.join(CATEGORIES)}"
+            )
+        types = (lines[number:] or [""])[0]
+        if not types.startswith(TYPE) or not (
+            {*types[len(TYPE) :].split(", ")} <= {*TYPES}
+        ):
+            yield (
+                f"patches/series:{number + 1}: {types!r} has to be"
+                f" {TYPE.strip()!r} and one or more of {', '.join(TYPES)}"
+            )
+
+
 def findings(repo: Path) -> list[str]:
     """Return one line for each violation of the rules.
 
@@ -357,13 +419,10 @@ def findings(repo: Path) -> list[str]:
         PatchError: there is no patches/series.
     """
     files = {path.name for path in (repo / "patches").glob("*.patch")}
-    found, patches, listed = [], [], {}
-    for number, (line, is_patch) in enumerate(series_lines(repo), 1):
-        if line.startswith(PULL_REQUEST) and not _TITLE.fullmatch(line):
-            found.append(
-                f"patches/series:{number}: {line!r} has no title of the form"
-                " '[Category] Summary'"
-            )
+    patches, listed = [], {}
+    lines = series_lines(repo)
+    found = [*_pull_request_findings([line for line, _ in lines])]
+    for number, (line, is_patch) in enumerate(lines, 1):
         if is_patch:
             listed[line.strip()] = None
             if line.strip() not in files:
@@ -390,6 +449,7 @@ def findings(repo: Path) -> list[str]:
         earlier |= set(patch.own_files)
     found += _preimage_findings(repo, patches)
     found += _own_findings(repo, patches)
+    found += _text_findings(repo, patches)
     # Needs each file as each patch leaves it, which only correct patches give.
     return (
         found

@@ -25,6 +25,37 @@ if TYPE_CHECKING:
 # A comment in patches/series that starts the patches of a pull request.
 PULL_REQUEST = "# Pull request: "
 
+# The comment after it, with the types of the pull request.
+TYPE = "# Type: "
+# The values that Paddle's check of pull requests accepts.
+CATEGORIES = (
+    "User Experience",
+    "Execute Infrastructure",
+    "Operator Mechanism",
+    "CINN",
+    "Custom Device",
+    "Performance Optimization",
+    "Distributed Strategy",
+    "Parameter Server",
+    "Communication Library",
+    "Auto Parallel",
+    "Inference",
+    "Environment Adaptation",
+)
+TYPES = (
+    "New features",
+    "Bug fixes",
+    "Improvements",
+    "Performance",
+    "BC Breaking",
+    "Deprecations",
+    "Docs",
+    "Devs",
+    "Not User Facing",
+    "Security",
+    "Others",
+)
+
 # The trailers of every patch, in this order; Own-File follows.
 FIELDS = ("Bug", "Forwarded", "Last-Update", "Drop-When")
 OWN_FOLDERS = ("python/", "paddle/", "test/")
@@ -276,6 +307,17 @@ class Section:
         first = self.comments[0] if self.comments else ""
         named = first.startswith(PULL_REQUEST)
         return first[len(PULL_REQUEST) :].strip() if named else ""
+
+    @property
+    def category(self) -> str:
+        """The category of the pull request, which its title begins with."""
+        return self.title.partition("[")[2].partition("]")[0]
+
+    @property
+    def types(self) -> str:
+        """The types of the pull request, separated by commas, or ""."""
+        found = [line for line in self.comments if line.startswith(TYPE)]
+        return found[0][len(TYPE) :] if found else ""
 
 
 def load_sections(repo: Path) -> list[Section]:

@@ -29,7 +29,7 @@
 #include "paddle/phi/api/include/device_guards.h"
 #include "paddle/phi/backends/device_manager.h"
 
-// The example operator of docs/devices.md:
+// The example operator:
 // Scales x on its own stream.
 std::vector<paddle::Tensor> ScaleOnSideStream(const paddle::Tensor& x) {
   static const paddle::DeviceStream side(x.place());

@@ -93,14 +93,15 @@ stand_in = _stand_in()
 gpu = stand_in or _RealGpus
 devices = 2 if stand_in else paddle.device.cuda.device_count()
 
+SET_STAND_IN = "set PADDLE_STAND_IN_GPU to its folders"
 needs_gpu = unittest.skipUnless(
-    devices, "needs a GPU, or the stand-in: run nox -s tests"
+    devices, f"needs a GPU, or the stand-in: {SET_STAND_IN}"
 )
 needs_two_gpus = unittest.skipUnless(
-    devices >= 2, "needs two GPUs, or the stand-in: run nox -s tests"
+    devices >= 2, f"needs two GPUs, or the stand-in: {SET_STAND_IN}"
 )
 needs_stand_in = unittest.skipUnless(
-    stand_in, "needs the stand-in for the driver: run nox -s tests"
+    stand_in, f"needs the stand-in for the driver: {SET_STAND_IN}"
 )
 
 

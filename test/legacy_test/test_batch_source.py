@@ -604,9 +604,9 @@ class TestEnd(SourceTestCase):
             self,
             """
             from test_batch_source import BatchSource
-            # The sources' threads create only numpy arrays: in a child, a
+            # The sources' threads create only numpy arrays: in a child, any
             # thread that allocates a tensor and ends can corrupt the heap or
-            # hang, as on official Paddle (docs/limits.md).
+            # hang, since the memory statistics list the parent's threads, too.
             source = BatchSource(range(9), 1)
             reader = source.reader(0)
             batches = iter(reader)

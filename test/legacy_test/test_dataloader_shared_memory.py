@@ -624,7 +624,7 @@ class TestErrors(LoaderTestCase):
         self.assertIn("set_shared_memory_limit", report)
 
     def test_batches_larger_than_dev_shm_arrive(self):
-        # With official Paddle's files, a worker dies of SIGBUS here.
+        # With one file per tensor, a worker would die of SIGBUS here.
         run_sharing_script(
             self,
             """

@@ -159,7 +159,7 @@ WITHOUT_RANDOM_BITS = """
 import ctypes, errno, os, platform, struct
 from paddle.base import libpaddle
 
-binding = libpaddle._shared_storage  # a wheel loads it here
+binding = libpaddle._shared_storage  # may be imported here
 number = {"x86_64": 318, "aarch64": 278}[platform.machine()]  # of getrandom
 # Classic BPF: fail with EPERM if the system call is getrandom.
 LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06

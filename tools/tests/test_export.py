@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -23,8 +24,14 @@ import pytest
 
 from tools import export as tool
 from tools.apply import REPO, apply
-from tools.export import BRANCH, export, refresh
-from tools.series import PatchError, load_series
+from tools.export import BRANCH, export, pull_request_texts, refresh
+from tools.series import (
+    CATEGORIES,
+    TYPES,
+    PatchError,
+    load_sections,
+    load_series,
+)
 from tools.tests.conftest import (
     CORE,
     DEVICE,
@@ -234,8 +241,13 @@ def grouped(repo):
         repo,
         {
             "patches/series": "# applied in this order\n"
-            "# Pull request: [A] Devices\n0001-p.patch\n0002-p.patch\n"
-            "# Pull request: [B] Tests\n0003-p.patch\n"
+            "# Pull request: [A] Devices\n# Type: New features\n"
+            "0001-p.patch\n0002-p.patch\n"
+            "# Pull request: [B] Tests\n# Type: Devs\n0003-p.patch\n",
+            "RFC.md": "| Pull request | RFC | Patches | Depends on | Status |\n"
+            "|---|---|---|---|---|\n"
+            "| [A] Devices | [a.md](rfcs/a.md) | 0001 to 0002 | | run |\n"
+            "| [B] Tests | [b.md](rfcs/b.md) | 0003 | tests: a | run |\n",
         },
     )
     return repo
@@ -246,6 +258,73 @@ def test_each_pull_request_gets_a_branch(grouped, checkout, output):
     tips = [git(checkout, f"rev-parse {BRANCH}{n}") for n in ("-1", "-2")]
     assert tips == [git(checkout, f"rev-parse {BRANCH}{n}") for n in ("~1", "")]
     assert not export(grouped, checkout, output, pull_requests=True)
+
+
+def test_each_pull_request_gets_a_text(grouped, checkout, output):
+    export(grouped, checkout, output, pull_requests=True)
+    texts = [output / f"pull_request-{number}.md" for number in (1, 2)]
+    assert sorted(output.glob("*.md")) == texts
+    assert "To be merged first" not in texts[0].read_text("utf-8")
+    assert texts[1].read_text("utf-8") == (
+        "[B] Tests\n\n"
+        "### PR Category\n\nB\n\n"
+        "### PR Types\n\nDevs\n\n"
+        "### Description\n\n"
+        "RFC: https://github.com/PaddlePaddle/community/blob/master/rfcs/b.md"
+        "#一概述--overview\n\n"
+        "To be merged first:\n\n- [A] Devices (only for the tests)\n\n"
+        f"Commits:\n\n- {SUBJECTS[2]}\n\n"
+        "### 是否引起精度变化\n\n否\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [("patches/series", "# Type: Devs\n"), ("RFC.md", "[b.md](rfcs/b.md)")],
+)
+def test_a_pull_request_without_a_type_or_an_rfc_is_refused(
+    grouped, checkout, output, path, text
+):
+    replace(grouped / path, text, "")
+    before = git(checkout, "for-each-ref")
+    with pytest.raises(PatchError, match="the pull request '.B. Tests' needs"):
+        export(grouped, checkout, output, pull_requests=True)
+    assert git(checkout, "for-each-ref") == before
+    assert not output.exists()
+
+
+def test_each_pull_request_of_the_real_series_has_a_text_in_paddles_form():
+    series = load_series(REPO)
+    sections = [part for part in load_sections(REPO) if part.title]
+    subjects = {patch.name: patch.subject for patch in series}
+    texts = pull_request_texts(REPO, series)
+    assert [text.split("\n")[0] for text in texts] == [
+        section.title for section in sections
+    ]
+    above = set()
+    for text, section in zip(texts, sections):
+        title, body = text.split("\n\n", 1)
+        # Paddle's check of descriptions demands these headings in this order.
+        start, *parts = re.split("^### (.*)$", body, flags=re.MULTILINE)
+        assert [start, *parts[::2]] == [
+            "",
+            "PR Category",
+            "PR Types",
+            "Description",
+            "是否引起精度变化",
+        ]
+        category, types, description, changes = map(str.strip, parts[1::2])
+        assert category in CATEGORIES
+        assert {*types.split(", ")} <= {*TYPES}
+        assert changes == "否"
+        (rfc,) = re.findall(r"/(rfcs/\w+\.md)#一概述--overview", description)
+        assert "\n## 一、概述 · Overview\n" in (REPO / rfc).read_text("utf-8")
+        items = re.findall("^- (.*)$", description, re.MULTILINE)
+        commits = [subjects[name] for name in section.names]
+        first, last = items[: -len(commits)], items[-len(commits) :]
+        assert last == commits
+        assert {f.replace(" (only for the tests)", "") for f in first} <= above
+        above.add(title)
 
 
 def test_a_foreign_branch_of_a_pull_requests_name_is_kept(
@@ -278,10 +357,10 @@ def test_a_new_patch_joins_the_pull_request_before_it(
     assert refresh(grouped, checkout)
     assert (grouped / "patches/series").read_text() == (
         "# applied in this order\n"
-        "# Pull request: [A] Devices\n0001-p.patch\n0002-p.patch\n"
-        "0003-device-z.patch\n"
-        "# Pull request: [B] Tests\n0004-test-the-current-device-of-a-thread"
-        ".patch\n"
+        "# Pull request: [A] Devices\n# Type: New features\n"
+        "0001-p.patch\n0002-p.patch\n0003-device-z.patch\n"
+        "# Pull request: [B] Tests\n# Type: Devs\n"
+        "0004-test-the-current-device-of-a-thread.patch\n"
     )
 
 

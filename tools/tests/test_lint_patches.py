@@ -25,6 +25,7 @@ from tools.tests.conftest import (
     CORE,
     DEVICE,
     LISTED,
+    LOADER,
     OWN,
     OWN_TEST,
     TRAILERS,
@@ -51,16 +52,31 @@ def add(repo, diff="", subject="device: x", own=()):
     add_patch(repo, "0004-p.patch", patch_text(subject, diff, own))
 
 
-@pytest.mark.parametrize("title", ["A summary", "[] A summary", "[A] b", "[A]"])
+def add_pull_request(repo, title, types):
+    comments = f"# Pull request: {title}\n{types}"
+    replace(repo / "patches/series", "0001", f"{comments}0001")
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["A summary", "[] A summary", "[Base] A summary", "[CINN] a", "[CINN]"],
+)
 def test_a_pull_request_without_category_or_summary(repo, title):
-    series = repo / "patches/series"
-    replace(series, "0001", f"# Pull request: {title}\n0001")
+    add_pull_request(repo, title, "# Type: Docs\n")
     assert_found(repo, "patches/series:2: '# Pull request: ")
 
 
-def test_a_series_of_pull_requests_passes(repo):
-    series = repo / "patches/series"
-    replace(series, "0001", "# Pull request: [User Experience] A summary\n0001")
+@pytest.mark.parametrize(
+    "types", ["", "# Type:\n", "# Type: Patch\n", "# Type: Docs, Patch\n"]
+)
+def test_a_pull_request_without_a_type_of_paddle(repo, types):
+    add_pull_request(repo, "[CINN] A summary", types)
+    assert_found(repo, "patches/series:3: ")
+
+
+@pytest.mark.parametrize("types", ["New features", "Improvements, Bug fixes"])
+def test_a_series_of_pull_requests_passes(repo, types):
+    add_pull_request(repo, "[User Experience] A summary", f"# Type: {types}\n")
     assert_found(repo)
 
 
@@ -356,6 +372,48 @@ def test_an_own_file_that_does_not_exist(repo):
 def test_an_own_file_outside_our_folders(repo):
     add(repo, own=["tools/a.py"])
     assert_found(repo, f"{NAME}:1: Own-File tools/a.py is not below")
+
+
+# One for each thing that only readers of this project have.
+FORK_TEXTS = [
+    "run nox -s tests",
+    "see CONTRIBUTING.md",
+    "(RFC.md)",
+    "as in official Paddle",
+    "in the wheel",
+    "This wheel has none",
+    "(docs/limits.md)",
+    "of rfcs/thread_devices.md",
+    f"made by {LOADER}",
+]
+
+
+@pytest.mark.parametrize("text", FORK_TEXTS)
+def test_an_own_file_that_names_what_paddles_tree_does_not_have(repo, text):
+    write(repo, {OWN: f"a = 1\n# {text}\n"})
+    assert_found(repo, f"{OWN}:2: '")
+
+
+@pytest.mark.parametrize("text", FORK_TEXTS)
+def test_an_added_line_that_names_what_paddles_tree_does_not_have(repo, text):
+    add(repo, diff_text(f"@@ -1 +1,2 @@\n a\n+# {text}\n"))
+    assert_found(repo, f"{NAME}:19: '")
+
+
+@pytest.mark.parametrize("text", FORK_TEXTS)
+def test_a_message_that_names_what_paddles_tree_does_not_have(repo, text):
+    add(repo)
+    replace(repo / NAME, "And # another.", f"And {text}.")
+    assert_found(repo, f"{NAME}:6: '")
+
+
+def test_texts_that_a_reader_of_paddles_tree_understands_pass(repo):
+    text = "# equinox, https://example.com/docs/a.md, tools/test_runner.py\n"
+    write(repo, {OWN: text})
+    removed = "-# docs/a.md\n+# none\n"
+    add(repo, diff_text(f"@@ -1,2 +1,2 @@\n // nox\n{removed}", CORE))
+    replace(repo / NAME, "the issue is closed", "RFC.md, in the wheel")
+    assert_found(repo)
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ def cpu_generator() -> core.Generator:
 
 def is_available() -> bool:
     """
-    Returns whether threads can have their own host. They cannot in a wheel
-    without native parts.
+    Returns whether threads can have their own host. They cannot in a build
+    without the C++ part for Linux.
     """
     return hasattr(native, "HostContext")
 
@@ -142,13 +142,13 @@ def host_context(
         generator: draws the random numbers.
 
     Raises:
-        NotImplementedError: this is a wheel without native parts.
+        NotImplementedError: this build has no C++ part for it.
         RuntimeError: the context is left on another thread. Nothing is changed
             on either.
     """
     if not is_available():
         raise NotImplementedError(
-            "This wheel has no device contexts per thread, a C++ part for "
+            "This build has no device contexts per thread, a C++ part for "
             "Linux. Use the process's allocator and generator."
         )
     # Do not keep the host itself: its destructor resets the thread's context.
