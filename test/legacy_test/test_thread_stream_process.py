@@ -23,6 +23,7 @@ import textwrap
 import threading
 import unittest
 import weakref
+from unittest import mock
 
 from concurrent_base import WAIT_S, Worker, in_thread, wait_until
 from thread_device_base import (
@@ -37,6 +38,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.base.threads import streams
 from paddle.device import Stream, set_stream, stream_guard
 
 # Checks for scripts, on the first device.
@@ -215,6 +217,30 @@ class TestThreadExit(StreamTestCase):
         with self.assertRaises(KeyError):
             in_thread(fail)
         self.assertEqual(in_thread(self.current), self.defaults)
+
+    def test_thread_that_is_interrupted_while_it_sets_a_stream(self):
+        # As by PyThreadState_SetAsyncExc, once Python code runs again.
+        use = streams.native.use_thread_contexts
+
+        def use_and_fail(*args):
+            use(*args)
+            raise KeyError
+
+        def own():
+            default = set_stream(Stream())
+            stream = Stream()
+            with mock.patch.object(
+                streams.native, "use_thread_contexts", use_and_fail
+            ):
+                with self.assertRaises(KeyError):
+                    set_stream(stream)
+            gc.collect()
+            self.check_computes()
+            self.assertEqual(self.current(), self.with_first(stream))
+            set_stream(default)
+            self.assertEqual(self.current(), self.defaults)
+
+        in_thread(own)
 
     def test_stream_used_by_another_thread_outlives_its_creator(self):
         stream = in_thread(Stream)

@@ -73,9 +73,9 @@ bool Import(const char* name) {
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
 constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
 
-// Calls a function that makes predictors. `target` is a tuple: the object whose
-// function _predictor_threads replaces, or None if it does not; the function's
-// name; and the function of libpaddle.
+// Calls a function that makes predictors, or that chooses their device.
+// `target` is a tuple: the object whose function _predictor_threads replaces,
+// or None if it does not; the function's name; and the function of libpaddle.
 PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   try {
     // Whatever the config says, because a model may contain oneDNN operators.
@@ -110,34 +110,36 @@ PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
   Py_RETURN_NONE;
 }
 
-// Makes the functions that create predictors load _predictor_threads, which
-// replaces predictor methods. This keeps `import paddle` fast; so does avoiding
-// pybind11 functions here.
+// Makes the functions that create predictors, or choose their device, load
+// _predictor_threads, which replaces predictor methods. This keeps `import
+// paddle` fast; so does avoiding pybind11 functions here.
 void LoadPredictorThreadsLazily() {
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
       METH_VARARGS | METH_KEYWORDS,
-      "Creates a predictor, or a pool of predictors."};
+      "Creates predictors, or chooses their device."};
   const auto load_and_call = [](const py::object& owner,
                                 const char* name,
                                 const py::object& function) {
     return py::reinterpret_steal<py::object>(PyCFunction_New(
         &definition, py::make_tuple(owner, name, function).ptr()));
   };
-  const auto replace_init = [&](const py::object& type,
-                                const py::object& owner) {
-    const py::object function =
-        load_and_call(owner, "__init__", type.attr("__init__"));
-    type.attr("__init__") =
+  const auto replace_method = [&](const py::object& type,
+                                  const char* name,
+                                  const py::object& owner) {
+    const py::object function = load_and_call(owner, name, type.attr(name));
+    type.attr(name) =
         py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
   };
   const auto core = py::module_::import("paddle.base.core");
   core.attr("create_predictor") =
       load_and_call(core, "create_predictor", core.attr("create_predictor"));
   const py::object type = core.attr("PaddleInferPredictor");
-  replace_init(type, type);
-  replace_init(core.attr("PredictorPool"), py::none());
+  replace_method(type, "__init__", type);
+  replace_method(core.attr("PredictorPool"), "__init__", py::none());
+  const py::object config = core.attr("AnalysisConfig");
+  replace_method(config, "enable_custom_device", config);
   static PyMethodDef before_fork = {
       "load_before_fork", &LoadBeforeFork, METH_NOARGS, nullptr};
   py::module_::import("os").attr("register_at_fork")(
@@ -184,7 +186,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
   // Called for each change of a thread's contexts.
-  RedirectBefore<py::object>(module, "use_thread_contexts");
+  RedirectBefore<py::object, py::dict>(module, "use_thread_contexts");
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.
   RedirectBefore<py::object>(module, "keep_default_context");

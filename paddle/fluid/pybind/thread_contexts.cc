@@ -72,9 +72,15 @@ struct HostContext {
   std::shared_ptr<phi::DeviceContext> context;
 };
 
-struct Contexts {
-  phi::ThreadContexts by_place;
-};
+// Returns a Python object that owns the contexts.
+py::capsule Keep(std::unique_ptr<phi::ThreadContexts> contexts) {
+  py::capsule kept(contexts.get(), [](void* pointer) {
+    std::unique_ptr<phi::ThreadContexts> dropped(
+        static_cast<phi::ThreadContexts*>(pointer));
+  });
+  contexts.release();
+  return kept;
+}
 
 // Returns whether the calling thread has a Python thread state, unlike a C++
 // worker thread that works for another thread. Thread-safe.
@@ -108,8 +114,6 @@ void BindThreadContexts(py::module* m) {
       py::arg("stream").none(false));
 #endif
 
-  py::class_<Contexts>(*m, "ThreadContexts");
-
   py::class_<HostContext>(*m, "HostContext")
       .def(py::init([](const std::optional<py::capsule>& allocator,
                        std::shared_ptr<phi::Generator> generator) {
@@ -124,25 +128,32 @@ void BindThreadContexts(py::module* m) {
   m->def("use_host_context", [](const HostContext* host) {
     phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
   });
-  // The caller keeps the result alive while the thread uses the contexts.
+  // Makes the contexts of `by_place`, a dictionary of pairs of a stream and its
+  // StreamContext, the calling thread's own. Stores what has to live while the
+  // thread uses them in `owner`, a Python object that lives as long as the
+  // thread's state: no exception that another thread raises in this one, such
+  // as PyThreadState_SetAsyncExc does, can come between.
   m->def("use_thread_contexts",
-         [](const std::vector<std::pair<py::object, StreamContext>>& streams) {
-           auto contexts = std::make_unique<Contexts>();
-           auto& by_place = contexts->by_place;
-           for (const auto& [stream, of_stream] : streams) {
-             auto kept =
-                 std::make_shared<KeptStream>(stream, of_stream.context);
+         [](const py::object& owner, const py::dict& by_place) {
+           auto contexts = std::make_unique<phi::ThreadContexts>();
+           for (const auto& entry : by_place) {
+             const auto pair = py::cast<py::tuple>(entry.second);
+             auto kept = std::make_shared<KeptStream>(
+                 pair[0], pair[1].cast<StreamContext&>().context);
              phi::DeviceContext* const context = kept->context.get();
-             by_place.insert_or_assign(
+             contexts->insert_or_assign(
                  context->GetPlace(),
                  std::shared_ptr<phi::DeviceContext>(std::move(kept), context));
            }
-           py::object result = py::cast(std::move(contexts));
-           phi::UseThreadContexts(&by_place);
-           return result;
+           const auto* const used =
+               contexts->empty() ? nullptr : contexts.get();
+           py::object kept = py::none();
+           if (used != nullptr) kept = Keep(std::move(contexts));
+           const py::object before = owner.attr("_in_use");
+           owner.attr("_in_use") = kept;
+           phi::UseThreadContexts(used);
+           owner.attr("by_place") = by_place;
          });
-  // A separate function, since converting None takes several times as long.
-  m->def("use_no_thread_contexts", [] { phi::UseThreadContexts(nullptr); });
   m->def("enforce_no_context_guard", &phi::EnforceNoContextGuard);
   m->def("thread_contexts_id", &phi::ThreadContextsId);
   m->def("become_main_thread", &phi::BecomeMainThread);

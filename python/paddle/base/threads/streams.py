@@ -102,21 +102,11 @@ class _OwnStreams:
         self._in_use = None
         self.by_place: dict[int, tuple[StreamBase, Any]] = {}
 
-    def use(self, by_place: dict[int, tuple[StreamBase, Any]]) -> None:
-        if by_place:
-            in_use = native.use_thread_contexts(list(by_place.values()))
-        else:
-            in_use = None
-            native.use_no_thread_contexts()
-        # Drop the previously used contexts only now that they are not in use.
-        self._in_use = in_use
-        self.by_place = by_place
-
     def __del__(self) -> None:
-        if not self.by_place:
+        if self._in_use is None:
             return
         if self._ident == threading.get_ident():
-            native.use_no_thread_contexts()
+            native.use_thread_contexts(self, {})
         else:
             # A fork drops the state of all other threads; interpreter exit
             # drops the state of threads that still run. Destroying a context
@@ -208,8 +198,11 @@ def set_stream(stream: StreamBase) -> StreamBase | None:
         RuntimeError: the thread is inside a C++ guard that has set a stream of
             this device. Nothing changes.
     """
-    known = _know(stream)
-    native.enforce_no_context_guard(known.place)
+    known = _known.get(stream)
+    # First, since a guard would hide the default stream that _know records.
+    place = stream.place if known is None else known.place
+    native.enforce_no_context_guard(place)
+    known = known or _know(stream)
     if not known.has_contexts:
         return None
     if is_main_thread():
@@ -235,7 +228,7 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
     if own is UNSET:
         own = _OwnStreams()
         _own_streams.set_local(own)
-    own.use(by_place)
+    native.use_thread_contexts(own, by_place)
 
 
 def threads_have_streams(place: core.Place) -> bool:
