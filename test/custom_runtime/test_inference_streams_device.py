@@ -23,8 +23,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,6 +135,23 @@ class TestStreamOfPredictor(PredictorsOfThreadsTest):
                 self.default,
                 create_predictor,
             )
+
+    def test_main_thread_changes_its_stream_while_a_thread_runs(self):
+        streams = [Stream() for _ in range(4)]
+        changes = 0
+
+        def run() -> None:
+            while changes < 2 * len(streams):
+                self.check(self.predictor)
+            for _ in range(100):
+                self.check(self.predictor)
+
+        with ThreadPoolExecutor(1) as worker:
+            done = worker.submit(run)
+            while not done.done():
+                with stream_guard(streams[changes % len(streams)]):
+                    changes += 1
+            done.result()
 
     def test_predictor_keeps_its_stream_after_its_thread_has_ended(self):
         stream = Stream()
@@ -258,6 +277,55 @@ class TestOrderWithOtherStreams(PredictorsOfThreadsTest):
             operations.index(("matmul", True)),
         )
         self.assertEqual(operations[-1], ("relu", False))
+
+    def test_main_thread_on_another_stream_waits_for_the_earlier_run(self):
+        predictor = self.make(create_predictor)
+        self.check(predictor)
+        self.finish()
+        take_trace()
+        with slow(self.default):
+            predictor.run()
+        with stream_guard(Stream()):
+            predictor.run()
+            later = handle(current_stream())
+        self.finish()
+        trace = take_trace()
+        (earlier,) = (
+            each
+            for each in trace
+            if each.kind == "relu" and each.stream != later
+        )
+        (run,) = (
+            each
+            for each in trace
+            if each.kind == "matmul" and each.stream == later
+        )
+        self.assertGreaterEqual(run.begin_ns, earlier.end_ns)
+
+    def test_python_threads_run_while_a_run_waits_for_another_stream(self):
+        pauses = []
+
+        def watch(may_end: threading.Event) -> None:
+            last = time.monotonic()
+            while not may_end.is_set():
+                now = time.monotonic()
+                pauses.append(now - last)
+                last = now
+
+        def predict() -> float:
+            with stream_guard(Stream()), slow(current_stream()):
+                relu(self.ones)
+                begin = time.monotonic()
+                self.predictor.run()
+                return time.monotonic() - begin
+
+        may_end = threading.Event()
+        with ThreadPoolExecutor(1) as worker:
+            watching = worker.submit(watch, may_end)
+            seconds = in_thread(predict)
+            may_end.set()
+            watching.result()
+        self.assertLess(max(pauses), seconds / 2)
 
     def test_run_waits_for_tensors_pending_on_another_thread(self):
         def predict() -> None:

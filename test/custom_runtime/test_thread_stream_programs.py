@@ -340,6 +340,9 @@ class TestPredictors(PredictorTest):
         with stream_guard(stream):
             self.check_runs_on(stream)
             in_thread(self.check_runs_on, stream)
+        # Until the main thread calls it again.
+        in_thread(self.check_runs_on, stream)
+        self.check_runs_on(self.default)
         in_thread(self.check_runs_on, self.default)
 
 

@@ -423,6 +423,27 @@ class TestPythonInsideARun(PredictorTestCase):
 
 
 class TestMemoryOfTheCaller(PredictorTestCase):
+    def test_inputs_with_strides_are_copied_element_by_element(
+        self,
+    ):
+        predictor = self.predictor(PAIR)
+        values = np.arange(48, dtype="float32")
+        bytes_of_one = np.zeros(4 * 24 + 1, "uint8")
+        unaligned = bytes_of_one[1:].view("float32")
+        unaligned[:] = values[:24]
+        for strided in (
+            values[::2],
+            values[::-1],
+            unaligned,
+            unaligned[::3],
+            np.broadcast_to(values[5:6], [7]),
+            values[:0:2],
+        ):
+            zeros = np.zeros(strided.shape, "float32")
+            np.testing.assert_array_equal(
+                call(predictor, strided, zeros), strided
+            )
+
     def test_later_runs_do_not_overwrite_returned_tensors(self):
         for model in (IMAGE, IMAGE_LEGACY):
             with self.subTest(model=model):

@@ -36,7 +36,7 @@ from inference_threads_base import (
 )
 
 import paddle
-from paddle.inference import Config, PredictorPool
+from paddle.inference import Config, Predictor, PredictorPool
 
 ONES = np.ones([1, 3, 4, 4], "float32")
 
@@ -207,6 +207,26 @@ class TestPredictorPool(PredictorTestCase):
                 errors.append(error)
         self.assertEqual(len(errors), 3)
         np.testing.assert_array_equal(pool.predict([X, Y])[0], X - Y)
+
+    def test_predictor_whose_outputs_could_not_be_read_is_not_used_again(self):
+        class Unreadable:
+            def __init__(self, predictor: Predictor) -> None:
+                self.predictor = predictor
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(self.predictor, name)
+
+            def get_output_handle(self, name: str) -> None:
+                raise OSError
+
+        pool = PredictorPool(self.config(IMAGE_LEGACY), 1)
+        expected = pool.predict([ONES])[0]
+        (used,) = pool._predictors
+        pool._predictors[0] = Unreadable(used)
+        with self.assertRaises(OSError):
+            pool.predict([ONES])
+        np.testing.assert_array_equal(pool.predict([ONES])[0], expected)
+        self.assertIsNot(pool._predictors[0], used)
 
     def test_failed_predictor_of_the_older_format_is_not_used_again(self):
         def fail(*_: object) -> None:

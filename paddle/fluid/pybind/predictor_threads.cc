@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -46,6 +47,11 @@
 
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/core/cuda_stream.h"
+#endif
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+#include "paddle/phi/backends/custom/custom_context.h"
+#include "paddle/phi/backends/event.h"
+#include "paddle/phi/backends/stream.h"
 #endif
 
 namespace py = pybind11;
@@ -91,10 +97,61 @@ struct Thread {
                            kHowToFix);
 }
 
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+std::shared_ptr<phi::stream::Stream> StreamOfProcess(const phi::Place& device) {
+  const phi::ProcessContextsGuard guard;
+  return static_cast<phi::CustomContext*>(
+             phi::DeviceContextPool::Instance().Get(device))
+      ->GetStream();
+}
+#endif
+
 // The contexts of a predictor, which it keeps in its instructions.
 struct PredictorContexts {
   phi::ThreadContexts devices;  // on the streams on which it was created
   std::shared_ptr<PredictorOneDnn> onednn;  // null if it does not use oneDNN
+
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  // The predictor's own context, if it was created on the process's stream. The
+  // main thread may bind the process's context to another stream while another
+  // thread runs the predictor.
+  std::shared_ptr<phi::CustomContext> like_process;
+
+  void FollowProcess(const phi::Place& device) {
+    const auto own = phi::NewStreamContext(StreamOfProcess(device));
+    devices.emplace(device, own);
+    like_process = std::static_pointer_cast<phi::CustomContext>(own);
+  }
+
+  // Moves `like_process` to the process's stream if the calling thread uses
+  // that stream: a call of the main thread runs on its current stream.
+  // Requires: the GIL, which a thread that sets the process's stream holds, and
+  // that no thread runs the predictor.
+  void FollowProcess() const {
+    if (like_process == nullptr) return;
+    const phi::Place device = like_process->GetPlace();
+    if (phi::FindThreadContext(device) != nullptr) return;
+    auto stream = StreamOfProcess(device);
+    if (stream->raw_stream() == like_process->stream()) return;
+    WorkWithoutGil::Run([&] {
+      phi::event::Event earlier_work;
+      earlier_work.Init(device);
+      earlier_work.Record(like_process->GetStream().get());
+      stream->WaitEvent(&earlier_work);
+    });
+    like_process->SetStream(std::move(stream));
+  }
+
+  // Returns contexts that stay on the present streams. Requires: the GIL.
+  phi::ThreadContexts OnSameStreams() const {
+    if (like_process == nullptr) return devices;
+    return {{like_process->GetPlace(),
+             phi::NewStreamContext(like_process->GetStream())}};
+  }
+#else
+  void FollowProcess() const {}
+  phi::ThreadContexts OnSameStreams() const { return devices; }
+#endif
 };
 
 // In a forked child, destroying contexts of the parent would wait for the work
@@ -176,12 +233,24 @@ class DroppedClones {
   std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
 
-// Returns the contexts on which the calling thread creates a predictor. On
-// GPUs, handles copy on the process's contexts, so predictors use those.
-PredictorContexts ContextsForNewPredictor(bool uses_onednn) {
+// Returns the contexts on which the calling thread creates a predictor for a
+// custom device. On GPUs, handles copy on the process's contexts, so predictors
+// use those.
+PredictorContexts ContextsForNewPredictor(
+    [[maybe_unused]] const std::optional<phi::Place>& custom_device,
+    bool uses_onednn) {
   PredictorContexts contexts;
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
-  contexts.devices = phi::CurrentContexts();
+  if (custom_device) {
+    const phi::Place& device = *custom_device;
+    const auto current = phi::CurrentContexts();
+    const auto found = current.find(device);
+    if (found != current.end()) {
+      contexts.devices.insert(*found);
+    } else {
+      contexts.FollowProcess(device);
+    }
+  }
 #endif
   if (uses_onednn) contexts.onednn = std::make_shared<PredictorOneDnn>();
   return contexts;
@@ -246,6 +315,13 @@ class PredictorState {
       }
       of_->caller_ = me_;
       ++of_->calls_;
+      if (of_->calls_ > 1) return;
+      try {
+        of_->contexts.FollowProcess();
+      } catch (...) {
+        --of_->calls_;
+        throw;
+      }
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -257,6 +333,12 @@ class PredictorState {
     decltype(auto) OnContexts(Work work) const {
       const ContextsGuard guard(of_->contexts);
       return work();
+    }
+    // The same without the GIL: the guard may wait for work on other streams,
+    // and that work for another Python thread.
+    template <typename Work>
+    void OnContextsWithoutGil(Work work) const {
+      WorkWithoutGil::Run([&] { OnContexts(work); });
     }
 
     void SetInput(const std::string& name) {
@@ -360,6 +442,8 @@ class PredictorState {
   // The process that created the predictor.
   const pid_t process = getpid();
   PredictorContexts contexts;
+  // The custom device that the config names, if it does.
+  std::optional<phi::Place> device;
   // Null if the predictor has its own parameters.
   std::shared_ptr<DroppedClones> dropped_clones;
   // The files that a clone loads.
@@ -548,12 +632,19 @@ struct Model {
   // Clones of a model in PIR format load these files again.
   std::vector<std::string> files;
   bool uses_onednn;
+  // The custom device on which the model runs, if it does.
+  std::optional<phi::Place> device;
 
-  explicit Model(const py::object& config) {
+  explicit Model(const paddle_infer::Config& from) {
+    const auto config = py::cast(&from, py::return_value_policy::reference);
     const auto text = [&](const char* name) {
       return config.attr(name)().cast<std::string>();
     };
     uses_onednn = config.attr("mkldnn_enabled")().cast<bool>();
+    if (from.use_custom_device()) {
+      device =
+          phi::CustomPlace(from.custom_device_type(), from.custom_device_id());
+    }
     shares_parameters = true;
     // Then the config's "files" are their contents.
     if (config.attr("model_from_memory")().cast<bool>()) return;
@@ -576,6 +667,7 @@ struct Model {
 void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
   const auto state = StateOf(predictor);
   state->contexts = std::move(contexts);
+  state->device = model.device;
   if (model.shares_parameters) {
     state->dropped_clones = std::make_shared<DroppedClones>();
   }
@@ -614,9 +706,9 @@ template <typename Make>
 std::unique_ptr<Predictor> MakeSerialized(const PredictorContexts& contexts,
                                           Make make) {
   const py::object building = LockCreation();
-  const ContextsGuard guard(contexts);
   std::unique_ptr<Predictor> made;
   WorkWithoutGil::Run([&] {
+    const ContextsGuard guard(contexts);
     std::unique_lock<std::mutex> lock(making, std::defer_lock);
     if (building.is_none()) lock.lock();
     made = make();
@@ -627,8 +719,8 @@ std::unique_ptr<Predictor> MakeSerialized(const PredictorContexts& contexts,
 // Constructs the predictor of a Python object.
 void Construct(py::detail::value_and_holder& self,  // NOLINT
                const paddle_infer::Config& config) {
-  Model model(py::cast(&config, py::return_value_policy::reference));
-  auto contexts = ContextsForNewPredictor(model.uses_onednn);
+  Model model(config);
+  auto contexts = ContextsForNewPredictor(model.device, model.uses_onednn);
   self.value_ptr() = MakeSerialized(contexts, [&] {
                        return std::make_unique<Predictor>(config);
                      }).release();
@@ -651,15 +743,21 @@ py::object Clone(const py::object& predictor, void* stream) {
     }
   }
   auto* const original = predictor.cast<Predictor*>();
-  auto contexts = ContextsForNewPredictor(state->contexts.onednn != nullptr);
+  auto contexts =
+      ContextsForNewPredictor(state->device, state->contexts.onednn != nullptr);
   // The clone may use the original's parameters, so order it after their work.
-  { const phi::OrderedContextsGuard original_first(state->contexts.devices); }
+  // With the GIL, since another thread may move the original to another stream.
+  const auto original_contexts = state->contexts.OnSameStreams();
+  WorkWithoutGil::Run([&] {
+    const phi::OrderedContextsGuard original_first(original_contexts);
+  });
   std::unique_ptr<Predictor> made =
       MakeSerialized(contexts, [&] { return original->Clone(stream); });
   py::object clone =
       py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
   of_clone->contexts = std::move(contexts);
+  of_clone->device = state->device;
   of_clone->dropped_clones = state->dropped_clones;
   of_clone->files = state->files;
   return clone;
@@ -671,7 +769,7 @@ void Run(const py::object& self) {
   call.CheckMayRun();
   auto* const predictor = self.cast<Predictor*>();
   call.BeginRun();
-  call.OnContexts([&] { WorkWithoutGil::Run([&] { predictor->Run(); }); });
+  call.OnContextsWithoutGil([&] { predictor->Run(); });
   call.EndRun();
 }
 
@@ -718,13 +816,11 @@ paddle::Tensor CopyFromOneDnn(const PredictorState::Call& call,
                               const Handle& handle,
                               const paddle::Tensor& output) {
   paddle::Tensor copy;
-  call.OnContexts([&] {
-    WorkWithoutGil::Run([&] {
-      copy = paddle::experimental::empty(
-          handle.shape(), output.dtype(), phi::CPUPlace());
-      VisitType(handle.type(), [&](auto value) {
-        handle.CopyToCpu(copy.data<decltype(value)>());
-      });
+  call.OnContextsWithoutGil([&] {
+    copy = paddle::experimental::empty(
+        handle.shape(), output.dtype(), phi::CPUPlace());
+    VisitType(handle.type(), [&](auto value) {
+      handle.CopyToCpu(copy.data<decltype(value)>());
     });
   });
   return copy;
@@ -738,8 +834,7 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   std::vector<paddle::Tensor> outputs;
   call.SetAllInputs();
   call.BeginRun();
-  call.OnContexts(
-      [&] { WorkWithoutGil::Run([&] { predictor->Run(inputs, &outputs); }); });
+  call.OnContextsWithoutGil([&] { predictor->Run(inputs, &outputs); });
   // The next run overwrites the outputs of this one, so return copies.
   std::vector<paddle::Tensor> copies(outputs.size());
   const auto names = predictor->GetOutputNames();
@@ -770,11 +865,9 @@ bool CopyFrom(const PredictorState::Call& call,
               const py::array& data) {
   const auto* const values = static_cast<const T*>(data.data());
   const std::vector<int> shape(data.shape(), data.shape() + data.ndim());
-  call.OnContexts([&] {
-    WorkWithoutGil::Run([&] {
-      handle->Reshape(shape);
-      handle->CopyFromCpu(values);
-    });
+  call.OnContextsWithoutGil([&] {
+    handle->Reshape(shape);
+    handle->CopyFromCpu(values);
   });
   return true;
 }
@@ -783,11 +876,11 @@ bool CopyFrom(const PredictorState::Call& call,
 // or refuses.
 bool CopyFromCpu(const PredictorState::Call& call,
                  Handle* handle,
-                 const py::array& data) {
-  if ((data.flags() & py::array::c_style) == 0 ||
-      !data.attr("dtype").attr("isnative").cast<bool>()) {
-    return false;
-  }
+                 const py::array& of) {
+  if (!of.attr("dtype").attr("isnative").cast<bool>()) return false;
+  // NumPy copies strided data without the GIL.
+  const auto data = py::array::ensure(of, py::array::c_style);
+  if (!data) throw py::error_already_set();
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':
@@ -839,8 +932,7 @@ py::object CopyTo(const PredictorState::Call& call, const Handle& handle) {
   py::array array(py::dtype(NumpyName(handle.type())),
                   py::array::ShapeContainer(shape.begin(), shape.end()));
   auto* const values = static_cast<T*>(array.mutable_data());
-  call.OnContexts(
-      [&] { WorkWithoutGil::Run([&] { handle.CopyToCpu(values); }); });
+  call.OnContextsWithoutGil([&] { handle.CopyToCpu(values); });
   return std::move(array);
 }
 

@@ -176,18 +176,19 @@ class PredictorPool:
             if lease.has_failed:
                 failed = self._predictors[lease.number]
                 self._predictors[lease.number] = failed.clone()
-                lease.has_failed = False
             predictor = self._predictors[lease.number]
+            # Until all outputs are copied: a device may report the error of a
+            # run there, and a KeyboardInterrupt may come at any time.
+            lease.has_failed = True
             for name, array in arrays.items():
                 predictor.get_input_handle(name).copy_from_cpu(array)
-            # Set first: a KeyboardInterrupt may also end the run.
-            lease.has_failed = True
             predictor.run()
-            lease.has_failed = False
-            return [
+            outputs = [
                 predictor.get_output_handle(name).copy_to_cpu()
                 for name in predictor.get_output_names()
             ]
+            lease.has_failed = False
+            return outputs
         finally:
             lease.release()
 

@@ -31,6 +31,12 @@ class Tensor;
 class AnalysisConfig {
  public:
   AnalysisConfig() = delete;
+
+  // Inline in Paddle, so that libpaddle does not export them.
+  // predictor_threads_module.cc defines them.
+  bool use_custom_device() const;
+  int custom_device_id() const;
+  std::string custom_device_type() const;
 };
 
 }  // namespace paddle
