@@ -100,10 +100,10 @@ class RegisterHook:
 class ManySteps:
     """Steps with known gradients: a linear layer's depend on its input only."""
 
-    def __init__(self, group, **options):
+    def __init__(self, group, layer=None, **options):
         paddle.seed(0)
         self.group = group
-        self.layer = nn.Linear(24, 16)
+        self.layer = layer or nn.Linear(24, 16)
         self.wrapped = paddle.DataParallel(self.layer, group=group)
         self.state = comm_hooks.PowerSGDState(
             group, start_powerSGD_iter=2, **options
@@ -112,7 +112,7 @@ class ManySteps:
 
     def step(self, seed) -> np.ndarray:
         paddle.seed(100 * seed + self.group.rank)
-        x = paddle.randn([1, 24])
+        x = paddle.randn([1, self.layer.weight.shape[0]])
         weights = paddle.randn([1, 16])
         (self.wrapped(x) * weights).sum().backward()
         gradient = self.layer.weight.grad.numpy()
@@ -147,18 +147,92 @@ def repeat_one_gradient(group, use_error_feedback) -> list:
     return float(np.abs(total - wanted).max() / np.abs(wanted).max())
 
 
-def save_and_restore(group, folder) -> list:
+class UsedInAnotherOrder(nn.Layer):
+    """Equal layers, used in another order than that of their registration.
+
+    So the buckets of the first step differ from those of the later steps.
+    """
+
+    def __init__(self, seed):
+        super().__init__()
+        paddle.seed(seed)
+        self.second, self.first, self.third = (
+            nn.Linear(16, 16) for _ in range(3)
+        )
+
+    def forward(self, x):
+        for layer in (self.first, self.second, self.third):
+            x = paddle.tanh(layer(x))
+        return x
+
+
+class Training:
+    """Training with PowerSGD that can be saved, and resumed from the start."""
+
+    def __init__(self, group, seed, bucket_size, options):
+        self.rank = group.rank
+        self.layer = UsedInAnotherOrder(seed)
+        self.wrapped = paddle.DataParallel(
+            self.layer,
+            group=group,
+            comm_buffer_size=bucket_size,
+            last_comm_buffer_size=bucket_size,
+        )
+        self.optimizer = paddle.optimizer.SGD(
+            0.1, parameters=self.layer.parameters()
+        )
+        self.state = comm_hooks.PowerSGDState(
+            **{"start_powerSGD_iter": 2, **options}
+        )
+        self.wrapped.register_comm_hook(self.state, comm_hooks.powerSGD_hook)
+        self._saved = (self.layer, self.state)
+
+    def step(self, seed) -> list:
+        paddle.seed(100 * seed + self.rank)
+        (self.wrapped(paddle.randn([8, 16])) ** 2).mean().backward()
+        found = gradients(self.layer)
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        return found
+
+    def save(self, path) -> None:
+        paddle.save([each.state_dict() for each in self._saved], path)
+
+    def resume(self, path) -> None:
+        for each, state in zip(self._saved, paddle.load(path)):
+            each.set_state_dict(state)
+
+
+def resume_training(group, folder, *args) -> list:
+    """Returns gradients after an interruption, and without one."""
     path = str(Path(folder) / f"rank{group.rank}.pdparams")
+    training = Training(group, 0, *args)
+    for seed in range(5):
+        training.step(seed)
+    training.save(path)
+    expected = training.step(5) + training.step(6)
+    resumed = Training(group, 1, *args)
+    resumed.resume(path)
+    return [resumed.step(5) + resumed.step(6), expected]
+
+
+def use_different_buckets(group) -> list:
+    """Returns gradients of two runs, of which one has larger buckets."""
+    options = {"start_powerSGD_iter": 0}
+    found = []
+    for bucket_size in (ONE_PER_BUCKET, 1):
+        training = Training(group, 0, bucket_size, options)
+        found.append(training.step(0) + training.step(1) + training.step(2))
+    return found
+
+
+def restore_state_of_another_model(group) -> None:
     run = ManySteps(group)
-    for seed in range(4):
+    for seed in range(3):
         run.step(seed)
-    paddle.save(run.state.state_dict(), path)
-    expected = [run.step(seed) for seed in (4, 5)]
-    other = ManySteps(group)
-    for seed in range(4):
-        other.step(10 + seed)
-    other.state.set_state_dict(paddle.load(path, return_numpy=True))
-    return [expected, [other.step(seed) for seed in (4, 5)]]
+    other = ManySteps(group, nn.Linear(32, 16))
+    other.state.set_state_dict(run.state.state_dict())
+    other.step(0)
 
 
 def see_buckets(group) -> list:
@@ -416,7 +490,8 @@ class HookCases:
             "bf16_compress_hook",
             "quantization_8bit_hook",
         ):
-            self.assertEqual(self.call(send_infinity, name), [False] * 2)
+            found = self.call(send_infinity, name)
+            self.assertEqual(found, [False] * self.size)
 
     def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(self):
         for name in (
@@ -435,21 +510,23 @@ class HookCases:
             "powerSGD_hook",
         ):
             with self.subTest(name=name):
-                first, second = self.call(train_with, name)
-                self.assert_same_bits(first[0], second[0])
+                first, *others = self.call(train_with, name)
+                for other in others:
+                    self.assert_same_bits(first[0], other[0])
                 self.assertLess(first[1][-1], first[1][0] / 2)
 
     def test_power_sgd_is_exact_if_the_rank_suffices(self):
-        for found in self.call(approximate, 2, 5):
+        # A rank's gradient has rank 1.
+        for found in self.call(approximate, self.size, 5):
             for one, exact in zip(found["found"], found["exact"]):
-                np.testing.assert_allclose(one, exact, rtol=1e-3, atol=1e-4)
+                np.testing.assert_allclose(one, exact, rtol=1e-3, atol=1e-3)
 
     def test_power_sgd_approximates_after_the_first_exact_steps(self):
         for found in self.call(approximate, 1, 4):
             ranks = [
                 np.linalg.matrix_rank(each, tol=1e-4) for each in found["found"]
             ]
-            self.assertEqual(ranks, [2, 2, 1, 1])
+            self.assertEqual(ranks, [self.size, self.size, 1, 1])
 
     def test_error_feedback_corrects_approximation_errors(self):
         for found in self.call(repeat_one_gradient, True):
@@ -457,17 +534,28 @@ class HookCases:
         for found in self.call(repeat_one_gradient, False):
             self.assertGreater(found, 0.1)
 
-    def test_training_continues_from_a_saved_power_sgd_state(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for expected, found in self.call(save_and_restore, folder):
-                self.assert_same_bits(expected, found)
+    def test_a_new_process_resumes_from_a_saved_power_sgd_state(self):
+        for bucket_size in (ONE_PER_BUCKET, 1):
+            for options in ({}, {"warm_start": False}):
+                with (
+                    self.subTest(bucket_size=bucket_size, options=options),
+                    tempfile.TemporaryDirectory() as folder,
+                ):
+                    args = folder, bucket_size, options
+                    for found, expected in self.call(resume_training, *args):
+                        self.assert_same_sums(found, expected)
+
+    def test_power_sgd_does_not_depend_on_the_buckets(self):
+        for found, expected in self.call(use_different_buckets):
+            self.assert_same_sums(found, expected)
 
     def test_a_hook_may_return_a_tensor_or_a_future(self):
         for kind in ("tensor", "concurrent.futures", "future"):
-            first, second = self.call(double, kind)
+            first, *others = self.call(double, kind)
             if kind == "future":
-                self.assert_same_bits(first, second)
-            for found in (first, second):
+                for other in others:
+                    self.assert_same_bits(first, other)
+            for found in (first, *others):
                 self.assertGreater(np.abs(found[0]).max(), 0)
 
 
@@ -524,8 +612,28 @@ class TestOverGloo(HookCases, RanksCase):
     def test_the_options_of_power_sgd_are_checked(self):
         with self.assertRaisesRegex(ValueError, "at least 1, but received 0"):
             comm_hooks.PowerSGDState(matrix_approximation_rank=0)
-        with self.assertRaisesRegex(ValueError, "at least 2, but received 1"):
-            comm_hooks.PowerSGDState(start_powerSGD_iter=1)
+        with self.assertRaisesRegex(ValueError, "random_seed .* received -1"):
+            comm_hooks.PowerSGDState(random_seed=-1)
+
+    def test_a_power_sgd_state_without_parameter_names_is_refused(self):
+        state = comm_hooks.PowerSGDState()
+        valid = state.state_dict()
+        by_bucket = {**valid, "errors": {(0, 1): np.zeros([2, 2])}}
+        with self.assertRaisesRegex(
+            ValueError, r"has the key \(0, 1\), .* with a new PowerSGDState"
+        ):
+            state.set_state_dict(by_bucket)
+        del valid["random_seed"]
+        with self.assertRaisesRegex(ValueError, r"lacks \['random_seed'\]"):
+            state.set_state_dict(valid)
+
+    def test_an_error_names_a_parameter_that_does_not_fit_the_state(self):
+        for error in self.errors(restore_state_of_another_model):
+            self.assertRegex(
+                error,
+                r"error of shape \[24, 16\] for 'weight', .* \[32, 16\] as a "
+                "matrix. Restore a state of the same model",
+            )
 
 
 @has_shared_memory_groups
@@ -612,6 +720,16 @@ class TestPairs(RanksCase):
 
 class TestOverLateGroup(HookCases, RanksCase):
     kind = "late"
+
+
+class TestThreeRanks(HookCases, RanksCase):
+    size = 3
+
+
+@has_shared_memory_groups
+class TestThreeRanksOverSharedMemory(HookCases, RanksCase):
+    size = 3
+    kind = "shm"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ OPTIONS = (
     {"find_unused_parameters": True},
     {"static_graph": True},
 )
+# For each number of ranks, how many inputs each rank has.
+COUNTS = {2: ([1, 4], [3, 2], [0, 2]), 3: ([1, 4, 2], [3, 2, 2], [0, 2, 0])}
 
 
 def train(group, counts, divides_by_all, options, layer=None) -> list:
@@ -77,15 +79,16 @@ def train_and_compare(group, counts, divides_by_all, options) -> list:
 def train_on_after_join(group, options) -> list:
     layer = new_layer(0)
     wrapped = paddle.DataParallel(layer, group=group, **options)
-    for counts in ([1, 3], [0, 2]):
+    for count in (1 + 2 * group.rank, 2 * group.rank):
         with dist.Join([wrapped]):
-            for _ in range(counts[group.rank]):
+            for _ in range(count):
                 loss_of(wrapped, paddle.ones([2, 6])).backward()
                 layer.clear_gradients()
     loss_of(wrapped, paddle.full([2, 6], group.rank + 1.0)).backward()
     alone = new_layer(0)
-    for rank in range(2):
-        (loss_of(alone, paddle.full([2, 6], rank + 1.0)) / 2).backward()
+    for rank in range(group.nranks):
+        loss = loss_of(alone, paddle.full([2, 6], rank + 1.0))
+        (loss / group.nranks).backward()
     return [gradients(layer), gradients(alone)]
 
 
@@ -132,17 +135,18 @@ def leave_a_parameter_unused(group, options) -> list:
 
 
 def use_more_after_a_block_without_inputs(group, options) -> list:
-    """Rank 1 has no inputs in the first step, and then uses `right` alone."""
+    """The last rank has no inputs at first, and then uses `right` alone."""
     layer = Halves()
     wrapped = paddle.DataParallel(layer, group=group, **options)
+    is_last = group.rank == group.nranks - 1
     with dist.Join([wrapped]):
-        for _ in range(1 - group.rank):
+        for _ in range(0 if is_last else 1):
             wrapped(paddle.ones([1, 2]), False).sum().backward()
     found = []
     for _ in range(2):
         layer.clear_gradients()
-        wrapped(paddle.ones([1, 2]), group.rank == 1).sum().backward()
-        found.append(layer.right.weight.grad.tolist())
+        wrapped(paddle.ones([1, 2]), is_last).sum().backward()
+        found.append(layer.right.weight.grad.numpy())
     return found
 
 
@@ -207,16 +211,16 @@ def accumulate(group) -> list:
 
 
 def evaluate_before_a_block(group, evaluates) -> list:
-    """Rank 1 has more inputs than rank 0; returns whether there was a warning.
+    """Rank 0 has fewer inputs than the others; returns whether it is warned.
 
-    If it `evaluates`, it runs an extra forward pass.
+    If rank 1 `evaluates`, it runs an extra forward pass.
     """
     wrapped = paddle.DataParallel(new_layer(0), group=group)
     loss_of(wrapped, paddle.ones([2, 6])).backward()
     if evaluates and group.rank == 1:
         loss_of(wrapped, paddle.ones([2, 6]))
     with dist.Join([wrapped]):
-        for _ in range([2, 18][group.rank]):
+        for _ in range(18 if group.rank else 2):
             loss_of(wrapped, paddle.ones([2, 6])).backward()
     return [wrapped._reducer.skipped_passes.has_warned]
 
@@ -244,7 +248,7 @@ def do_nothing(group) -> list:
 
 class JoinCases:
     def test_training_equals_one_process_that_skips_missing_inputs(self):
-        for counts in ([1, 4], [3, 2], [0, 2]):
+        for counts in COUNTS[self.size]:
             for divides_by_all in (True, False):
                 for options in OPTIONS:
                     with self.subTest(
@@ -269,7 +273,8 @@ class JoinCases:
         for options in ({}, {"gradient_as_bucket_view": True}):
             with self.subTest(options=options):
                 found = self.call(leave_a_parameter_unused, options)
-                self.assertEqual(found, [[[[1.0] * 2] * 2] * 2] * 2)
+                expected = [[[1.0] * 2] * 2] * 2
+                self.assertEqual(found, [expected] * self.size)
 
     def test_a_rank_may_use_more_after_a_step_without_inputs(self):
         for options in ({}, {"static_graph": True}):
@@ -277,16 +282,18 @@ class JoinCases:
                 found = self.call(
                     use_more_after_a_block_without_inputs, options
                 )
-                self.assertEqual(found, [[[[0.5] * 2] * 2] * 2] * 2)
+                expected = np.full([self.size, 2, 2, 2], 1 / self.size)
+                np.testing.assert_allclose(found, expected, rtol=1e-6)
 
     def test_a_rank_without_inputs_compares_forward_passes(self):
         for evaluates in (False, True):
             found = self.call(evaluate_before_a_block, evaluates)
-            self.assertEqual(found, [[evaluates]] * 2)
+            self.assertEqual(found, [[evaluates]] * self.size)
 
     def test_several_layers_can_be_joined(self):
-        first, second = self.call(train_two_layers)
-        self.assert_same_bits(first, second)
+        first, *others = self.call(train_two_layers)
+        for other in others:
+            self.assert_same_bits(first, other)
 
 
 class TestOverGloo(JoinCases, RanksCase):
@@ -339,6 +346,16 @@ class TestOverSharedMemory(JoinCases, RanksCase):
 
 class TestOverLateGroup(JoinCases, RanksCase):
     kind = "late"
+
+
+class TestThreeRanks(JoinCases, RanksCase):
+    size = 3
+
+
+@has_shared_memory_groups
+class TestThreeRanksOverSharedMemory(JoinCases, RanksCase):
+    size = 3
+    kind = "shm"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gc
@@ -99,6 +100,40 @@ def accumulate(group, options) -> dict:
         "local": local,
         "alone": gradients(alone),
     }
+
+
+def copy_and_train(group, options) -> dict:
+    """Trains a deep copy, which only the first rank makes a second time."""
+    wrapped = parallel(new_layer(0), group, **options)
+    wrapped.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    first, second = random_batches(2, group.nranks)
+    loss_of(wrapped, first[group.rank]).backward()
+    local = gradients(wrapped)
+    copied = copy.deepcopy(wrapped)
+    if group.rank == 0:
+        copy.deepcopy(wrapped)
+    copied.clear_gradients()
+    loss_of(copied, second[group.rank]).backward()
+    alone = new_layer(0)
+    for part in second:
+        (loss_of(alone, part) / group.nranks).backward()
+    return {
+        "original": gradients(wrapped),
+        "local": local,
+        "copy": gradients(copied),
+        "alone": gradients(alone),
+    }
+
+
+def copy_a_frozen_model(group) -> list:
+    """Evaluates a copy on the first rank alone."""
+    wrapped = parallel(new_layer(0), group)
+    for each in wrapped.parameters():
+        each.stop_gradient = True
+    copied = copy.deepcopy(wrapped)
+    if group.rank == 0:
+        copied(paddle.ones([1, 6]))
+    return [copied._layers is wrapped._layers]
 
 
 def add_up_two_averages(group, options) -> list:
@@ -994,7 +1029,18 @@ class TestBuckets(unittest.TestCase):
         )
 
 
-class ReducerCases:
+class TestOneRank(unittest.TestCase):
+    def test_a_deep_copy_has_its_own_parameters(self):
+        wrapped = paddle.DataParallel(nn.Linear(1, 1, bias_attr=False))
+        copied = copy.deepcopy(wrapped)
+        copied(paddle.ones([1, 1])).sum().backward()
+        self.assertIsNone(wrapped.parameters()[0].grad)
+        self.assertEqual(copied.parameters()[0].grad.item(), 1.0)
+
+
+class CoreCases:
+    """The cases that also run under other ways to start ranks."""
+
     def test_training_equals_serial_training_in_one_process(self):
         for options in OPTIONS:
             for set_to_zero in (True, False):
@@ -1005,12 +1051,7 @@ class ReducerCases:
     def assert_trained(self, found):
         for one, other in zip(found["group"], found["untrained"]):
             self.assertFalse((one == other).all())
-        # The sum of two numbers does not depend on the order of addition. Of
-        # more, shm adds in rank order, and gloo in another order.
-        if self.size == 2 or self.kind == "shm":
-            self.assert_same_bits(found["group"], found["alone"])
-        for one, other in zip(found["group"], found["alone"]):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+        self.assert_same_sums(found["group"], found["alone"])
 
     def test_all_ranks_get_bitwise_equal_parameters(self):
         for options in OPTIONS:
@@ -1043,6 +1084,8 @@ class ReducerCases:
                 self.assertEqual(left, [1.0, 1.0])
                 np.testing.assert_allclose(right, [1 / self.size] * 2)
 
+
+class ReducerCases(CoreCases):
     def test_a_parameter_that_no_rank_uses_keeps_its_gradient(self):
         for options in OPTIONS:
             for rank, found in enumerate(self.call(use_branches, options, 2)):
@@ -1127,6 +1170,21 @@ class ReducerCases:
             with self.subTest(how=how):
                 found = self.call(leave_out_backward, {}, how)
                 self.assertEqual(found, [[False]] * self.size)
+
+    def test_gradients_of_a_deep_copy_are_averages(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                for found in self.call(copy_and_train, options):
+                    # The copy does not have the hook, which averages nothing.
+                    self.assert_same_bits(found["original"], found["local"])
+                    for one, other in zip(found["copy"], found["alone"]):
+                        np.testing.assert_allclose(
+                            one, other, rtol=1e-4, atol=1e-6
+                        )
+
+    def test_a_copy_of_a_frozen_model_does_not_communicate(self):
+        found = self.call(copy_a_frozen_model)
+        self.assertEqual(found, [[False]] * self.size)
 
     def test_a_shared_parameter_is_averaged_once(self):
         mean = (self.size + 1) / 2

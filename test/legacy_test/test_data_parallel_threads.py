@@ -32,7 +32,7 @@ from process_group_methods import (
 )
 from test_data_parallel_devices import DeviceCases
 from test_data_parallel_join import JoinCases
-from test_data_parallel_reducer import ReducerCases
+from test_data_parallel_reducer import CoreCases, ReducerCases
 from test_data_parallel_types import TypesCases
 from thread_device_base import device_lists
 
@@ -105,6 +105,12 @@ class TestReducerOnDevices(ReducerCases, ThreadsCase):
 class TestReducerOnThreeDevices(ReducerCases, ThreadsCase):
     size = 3
     devices = DEVICES[:3]
+
+
+@unittest.skipUnless(len(DEVICES) >= 4, "fewer than four devices here")
+class TestReducerOnFourDevices(CoreCases, ThreadsCase):
+    size = 4
+    devices = DEVICES[:4]
 
 
 @unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")

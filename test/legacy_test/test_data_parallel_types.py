@@ -173,6 +173,88 @@ def overflow_on_one_rank(group, dtype) -> list:
     return found
 
 
+class Elementwise(nn.Layer):
+    """Fits a line, with the operations that the CPU has for 16-bit numbers.
+
+    It multiplies and subtracts bfloat16, but no float16.
+    """
+
+    def __init__(self, dtype):
+        super().__init__()
+        paddle.seed(0)
+        self.slope = self.create_parameter([64], dtype=dtype)
+        self.offset = self.create_parameter([64], dtype=dtype)
+
+    def forward(self, x, y):
+        slope, offset = self.slope, self.offset
+        if slope.dtype == paddle.float16:
+            slope, offset = slope.astype("float32"), offset.astype("float32")
+        error = slope * x.astype(slope.dtype) - (y.astype(slope.dtype) - offset)
+        return (error * error).sum()
+
+
+class Descent:
+    """Gradient descent; for float16 in float32, for which SGD has a kernel."""
+
+    def __init__(self, layer):
+        self._parameters = layer.parameters()
+        self._optimizer = paddle.optimizer.SGD(
+            0.05, parameters=self._parameters
+        )
+
+    def step(self) -> None:
+        if self._parameters[0].dtype == paddle.bfloat16:
+            self._optimizer.step()
+        else:
+            for each in self._parameters:
+                change = 0.05 * each.grad.astype("float32")
+                new = each.detach().astype("float32") - change
+                each.set_value(new.astype(each.dtype))
+        self._optimizer.clear_grad()
+
+
+def points_of(step, rank) -> tuple:
+    paddle.seed(10 * step + rank)
+    return paddle.rand([64]), paddle.rand([64])
+
+
+def descend_alone(dtype, steps, size) -> list:
+    """Descends on one rank, along means that are rounded once."""
+    layer = Elementwise(dtype)
+    descent = Descent(layer)
+    for step in range(steps):
+        sums = [0.0, 0.0]
+        for rank in range(size):
+            layer(*points_of(step, rank)).backward()
+            for number, each in enumerate(layer.parameters()):
+                sums[number] = sums[number] + each.grad.astype("float32")
+                each.clear_gradient(set_to_zero=False)
+        for total, each in zip(sums, layer.parameters()):
+            each.grad = (total / size).astype(dtype)
+        descent.step()
+    return as_float32(layer)
+
+
+def as_float32(layer) -> list:
+    return [each.astype("float32").numpy() for each in layer.parameters()]
+
+
+def descend(group, dtype, options) -> dict:
+    """Returns the parameters of 16 bits before and after steps."""
+    layer = Elementwise(dtype)
+    before = as_float32(layer)
+    wrapped = paddle.DataParallel(layer, group=group, **options)
+    descent = Descent(layer)
+    for step in range(5):
+        wrapped(*points_of(step, group.rank)).backward()
+        descent.step()
+    return {
+        "before": before,
+        "group": as_float32(layer),
+        "alone": descend_alone(dtype, 5, group.nranks),
+    }
+
+
 class TypesCases:
     def test_sparse_and_dense_gradients_train_equally(self):
         for options in (
@@ -189,25 +271,45 @@ class TypesCases:
                     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
     def test_ranks_may_use_different_numbers_of_rows(self):
-        for counts in ([1, 4], [3, 0], [0, 2]):
-            for found, expected in self.call(gradients_of_words, counts):
+        for counts in ([1, 4, 2], [3, 0, 1], [0, 2, 0]):
+            words = counts[: self.size]
+            for found, expected in self.call(gradients_of_words, words):
                 np.testing.assert_allclose(found, expected, rtol=1e-6)
 
     def test_a_table_that_no_rank_uses_has_no_gradient(self):
-        for found, _ in self.call(gradients_of_words, [0, 0]):
+        for found, _ in self.call(gradients_of_words, [0] * self.size):
             self.assertIsNone(found)
 
     def test_rows_from_no_sync_are_averaged_with_the_next_step(self):
         used = [True, True, True, False, False, False]
-        self.assertEqual(self.call(add_up_words), [used] * 2)
+        self.assertEqual(self.call(add_up_words), [used] * self.size)
+
+    def test_training_16_bit_parameters_equals_training_in_one_process(self):
+        for dtype in ("bfloat16", "float16"):
+            for options in ({}, {"gradient_as_bucket_view": True}):
+                with self.subTest(dtype=dtype, options=options):
+                    self.assert_descends(dtype, options)
+
+    def assert_descends(self, dtype, options):
+        found = self.call(descend, dtype, options)
+        for each in found:
+            self.assert_same_bits(each["group"], found[0]["group"])
+            for before, after in zip(each["before"], each["group"]):
+                self.assertFalse((before == after).any())
+            if self.size == 2:
+                self.assert_same_bits(each["group"], each["alone"])
+            # The group may round the sum of each two ranks.
+            for one, other in zip(each["group"], each["alone"]):
+                np.testing.assert_allclose(one, other, rtol=2**-6, atol=2**-7)
 
     def test_master_gradients_are_averages(self):
+        mean = (self.size + 1) / 2
         for options in ({}, {"gradient_as_bucket_view": True}):
             for found in self.call(make_master_gradients, options):
-                self.assertEqual(found, [["paddle.float32", [1.5] * 3]] * 2)
+                self.assertEqual(found, [["paddle.float32", [mean] * 3]] * 2)
 
     def test_an_overflow_on_one_rank_is_found_on_all(self):
-        expected = [[True, False, False]] * 2
+        expected = [[True, False, False]] * self.size
         for dtype in ("float16", "bfloat16", "float32"):
             with self.subTest(dtype=dtype):
                 found = self.call(overflow_on_one_rank, dtype)
@@ -245,6 +347,16 @@ class TestOverSharedMemory(TypesCases, RanksCase):
 
 class TestOverLateGroup(TypesCases, RanksCase):
     kind = "late"
+
+
+class TestThreeRanks(TypesCases, RanksCase):
+    size = 3
+
+
+@has_shared_memory_groups
+class TestThreeRanksOverSharedMemory(TypesCases, RanksCase):
+    size = 3
+    kind = "shm"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Compression for Distributed Optimization, NeurIPS 2019.
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,7 +45,8 @@ class PowerSGDState:
     least `min_compression_rate`. With `use_error_feedback`, the approximation
     error is added to the next gradient. With `warm_start`, an approximation
     starts from the previous one. `state_dict` and `set_state_dict` save and
-    restore the state of a rank. The names are those of torch.
+    restore the state of a rank. Each ``DataParallel`` needs its own state. The
+    names are those of torch.
 
     Args:
         process_group (Group|None, optional): The group to average over. None
@@ -52,8 +54,7 @@ class PowerSGDState:
         matrix_approximation_rank (int, optional): The number of columns of the
             two matrices that approximate a gradient. Default: 1.
         start_powerSGD_iter (int, optional): The number of steps that send full
-            gradients, at least 2 with error feedback or a warm start.
-            Default: 1000.
+            gradients. Default: 1000.
         min_compression_rate (float, optional): The least factor by which an
             approximation must reduce the number of elements. Default: 2.
         use_error_feedback (bool, optional): Whether to add the approximation
@@ -64,8 +65,8 @@ class PowerSGDState:
             same on all ranks. Default: 0.
 
     Raises:
-        ValueError: ``matrix_approximation_rank`` or ``start_powerSGD_iter`` is
-            too small.
+        ValueError: ``matrix_approximation_rank`` is too small, or
+            ``random_seed`` is out of range.
 
     Examples:
         .. code-block:: python
@@ -107,11 +108,10 @@ class PowerSGDState:
                 "matrix_approximation_rank must be at least 1, but received "
                 f"{matrix_approximation_rank}. Use 1 to 4, for example."
             )
-        if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
+        if not 0 <= random_seed < 1 << 32:
             raise ValueError(
-                "start_powerSGD_iter must be at least 2, but received "
-                f"{start_powerSGD_iter}: the buckets change after the first "
-                "step. Use 2, or neither error feedback nor a warm start."
+                "random_seed must be from 0 to 2**32 - 1, but received "
+                f"{random_seed}. Use the same small number on all ranks."
             )
         # None means the group of the DataParallel that uses the state.
         self.group = process_group
@@ -120,21 +120,22 @@ class PowerSGDState:
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
+        self.random_seed = random_seed
         self.iteration = 0
-        # The keys are a bucket's index and a gradient's position in the bucket.
-        self.errors: dict[tuple[int, int], Tensor] = {}
-        self.factors: dict[tuple[int, int], Tensor] = {}
-        self._random = np.random.RandomState(random_seed)
+        # The keys are names of parameters. A resumed process has other buckets
+        # in its first step.
+        self.errors: dict[str, Tensor] = {}
+        self.factors: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict:
         """Returns the state for `set_state_dict`; `paddle.save` can save it.
 
         Returns:
-            dict: The step, the random state, and arrays.
+            dict: The step, the random seed, and arrays by parameter name.
         """
         return {
             "iteration": self.iteration,
-            "random": self._random.get_state(),
+            "random_seed": self.random_seed,
             "errors": {key: each.numpy() for key, each in self.errors.items()},
             "factors": {
                 key: each.numpy() for key, each in self.factors.items()
@@ -146,28 +147,49 @@ class PowerSGDState:
 
         Args:
             state (dict): The state of the same rank.
+
+        Raises:
+            ValueError: ``state`` is not by parameter name, such as a state of
+                an earlier version.
         """
+        _check_form(state)
         self.iteration = state["iteration"]
-        self._random.set_state(state["random"])
+        self.random_seed = state["random_seed"]
         self.errors = _tensors(state["errors"])
         self.factors = _tensors(state["factors"])
 
+    def _add_error(self, name: str, matrix: Tensor) -> Tensor:
+        """Returns a gradient plus the error of its previous approximation."""
+        error = self.errors.get(name)
+        if error is None:
+            return matrix
+        if error.shape != matrix.shape:
+            raise ValueError(
+                "The PowerSGD state has an error of shape "
+                f"{list(error.shape)} for '{name}', whose gradient has the "
+                f"shape {list(matrix.shape)} as a matrix. Restore a state of "
+                "the same model, and give each DataParallel its own state."
+            )
+        return matrix + _on(matrix.place, error)
+
     def _first_factor(
-        self, key: tuple[int, int], shape: list[int], place: Place
+        self, name: str, shape: list[int], place: Place
     ) -> Tensor:
         """Returns the initial orthogonal matrix, the same on all ranks."""
-        factor = self.factors.get(key) if self.warm_start else None
-        if factor is None or list(factor.shape) != shape:
-            factor = paddle.to_tensor(
-                self._random.randn(*shape), "float32", place
-            )
+        factor = self.factors.get(name) if self.warm_start else None
+        if factor is None or factor.shape != shape:
+            # Independent of the other parameters, whose order changes when the
+            # buckets are rebuilt.
+            seed = [self.random_seed, self.iteration, zlib.crc32(name.encode())]
+            numbers = np.random.RandomState(seed).randn(*shape)
+            factor = paddle.to_tensor(numbers, "float32", place)
         return _orthogonal(_on(place, factor))
 
 
 class _Matrix(NamedTuple):
     """A gradient that is approximated by the product of two factors."""
 
-    key: tuple[int, int]
+    name: str
     gradient: Tensor
     matrix: Tensor
     right: Tensor
@@ -211,11 +233,18 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
             [(0, (3, 1.5)), (1, (3, 1.5))]
     """
     group = state.group or bucket.group
-    is_exact = state.iteration < state.start_powerSGD_iter
+    if state.iteration < state.start_powerSGD_iter:
+        future = start_mean(bucket.buffer(), group)
+    else:
+        future = _start_approximate_mean(state, group, bucket)
     if bucket.is_last():
         state.iteration += 1
-    if is_exact:
-        return start_mean(bucket.buffer(), group)
+    return future
+
+
+def _start_approximate_mean(
+    state: PowerSGDState, group: Group, bucket: Bucket
+) -> Future:
     matrices, others = _split_bucket(state, bucket)
     lefts = _start_means([each.matrix @ each.right for each in matrices], group)
     means = _start_means(others, group)
@@ -235,7 +264,7 @@ def _split_bucket(
 ) -> tuple[list[_Matrix], list[Tensor]]:
     """Returns the gradients to approximate, and the ones to average exactly."""
     matrices, others = [], []
-    for position, gradient in enumerate(bucket.gradients()):
+    for member, gradient in zip(bucket.members.values(), bucket.gradients()):
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.size // rows
         rank = min(state.matrix_approximation_rank, rows, columns)
@@ -243,13 +272,10 @@ def _split_bucket(
         if compressed * state.min_compression_rate > gradient.size:
             others.append(gradient)
             continue
-        key = (bucket.index(), position)
         matrix = gradient.astype("float32").reshape([rows, columns])
-        error = state.errors.get(key)
-        if error is not None:
-            matrix = matrix + _on(matrix.place, error)
-        right = state._first_factor(key, [columns, rank], matrix.place)
-        matrices.append(_Matrix(key, gradient, matrix, right))
+        matrix = state._add_error(member.name, matrix)
+        right = state._first_factor(member.name, [columns, rank], matrix.place)
+        matrices.append(_Matrix(member.name, gradient, matrix, right))
     return matrices, others
 
 
@@ -270,9 +296,9 @@ def _approximate(
         # skips the step: keep the previous state for the next step.
         if paddle.isfinite(product).all():
             if state.use_error_feedback:
-                state.errors[each.key] = each.matrix - product
+                state.errors[each.name] = each.matrix - product
             if state.warm_start:
-                state.factors[each.key] = right
+                state.factors[each.name] = right
         shaped = product.reshape(each.gradient.shape)
         each.gradient.copy_(shaped.astype(each.gradient.dtype), False)
 
@@ -306,6 +332,25 @@ def _orthogonal(matrix: Tensor) -> Tensor:
 def _on(place: Place, tensor: Tensor) -> Tensor:
     """Returns a tensor on another place, such as one of a restored state."""
     return tensor if tensor.place == place else tensor._copy_to(place, True)
+
+
+def _check_form(state: dict) -> None:
+    """Raises unless a state to restore is by parameter name."""
+    missing = {"iteration", "random_seed", "errors", "factors"} - state.keys()
+    keys = [*state.get("errors", ()), *state.get("factors", ())]
+    wrong = [key for key in keys if not isinstance(key, str)]
+    if missing or wrong:
+        found = (
+            f"has the key {wrong[0]!r}" if wrong else f"lacks {sorted(missing)}"
+        )
+        raise ValueError(
+            f"The PowerSGD state to restore {found}, but a state must be by "
+            "parameter name, as state_dict() returns it. A state of an earlier "
+            "version cannot be restored, because it does not tell which "
+            "parameters its values belong to. Continue with a new "
+            "PowerSGDState, which first averages start_powerSGD_iter steps "
+            "exactly."
+        )
 
 
 def _tensors(arrays: dict) -> dict:

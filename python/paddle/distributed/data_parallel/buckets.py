@@ -194,7 +194,11 @@ class Bucket:
         return self._group
 
     def index(self) -> int:
-        """Returns the bucket's number, in the order of communication."""
+        """Returns the bucket's number, in the order of communication.
+
+        The buckets are rebuilt after the first step, also of a process that
+        resumes training. So a hook must not keep its state by this number.
+        """
         return self._number
 
     def is_last(self) -> bool:

@@ -19,12 +19,15 @@ imports this module, also in programs without a reducer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import paddle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from typing_extensions import Self
 
     from paddle import Tensor
     from paddle.nn import Layer
@@ -44,23 +47,30 @@ class ReducerMethods:
         from paddle.framework import _current_expected_place
 
         from .model_sync import check_models_equal
-        from .reducer import Reducer, ReducerOptions
 
+        # An iterator can be read only once.
         delayed = dict(self._delay_all_reduce_named_params or ())
+        self._delay_all_reduce_named_params = delayed
         found = list(_reduced_parameters(self._layers, delayed))
-        parameters = [each for each in found if not each.tensor.stop_gradient]
-        frozen = [
-            each
-            for each in found
-            if each.tensor.stop_gradient and each.tensor.is_floating_point()
-        ]
+        trainable = _trainable(found)
         # The models of other ranks may have the parameters that are missing.
         place = found[0].tensor.place if found else _current_expected_place()
-        check_models_equal(parameters, self.group, place)
-        _check_any_trainable(parameters)
-        _check_delayed_names(delayed, parameters)
+        check_models_equal(trainable, self.group, place)
+        _check_any_trainable(trainable)
+        _check_delayed_names(delayed, trainable)
+        self._build_reducer(found)
+
+    def _build_reducer(self, parameters: list[ReducedParameter]) -> None:
+        """Builds the reducer, without communication."""
+        from .reducer import Reducer, ReducerOptions
+
+        frozen = [
+            each
+            for each in parameters
+            if each.tensor.stop_gradient and each.tensor.is_floating_point()
+        ]
         self._reducer = Reducer(
-            parameters,
+            _trainable(parameters),
             frozen,
             self.group,
             ReducerOptions(
@@ -71,6 +81,32 @@ class ReducerMethods:
                 self._static_graph,
             ),
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Returns a DataParallel of a copy of the layer, with the same group.
+
+        Copying does not communicate, so it is not checked whether all ranks
+        copy. Ranks that train the copy must have made it of equal models. It
+        has no communication hook. If all parameters are frozen, the copy
+        averages nothing.
+        """
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        state = dict(self.__dict__)
+        shared = {name: state.pop(name) for name in ("group", "_strategy")}
+        state.update(
+            _reducer=None,
+            _join=None,
+            _has_comm_hook=False,
+            grad_need_sync=True,
+        )
+        copied.__dict__.update(copy.deepcopy(state, memo), **shared)
+        if self._reducer is not None:
+            delayed = copied._delay_all_reduce_named_params
+            parameters = list(_reduced_parameters(copied._layers, delayed))
+            if _trainable(parameters):
+                copied._build_reducer(parameters)
+        return copied
 
     def register_comm_hook(
         self,
@@ -278,6 +314,10 @@ def _reduced_parameters(
                     sparse,
                     name in delayed,
                 )
+
+
+def _trainable(parameters: list[ReducedParameter]) -> list[ReducedParameter]:
+    return [each for each in parameters if not each.tensor.stop_gradient]
 
 
 def _check_any_trainable(parameters: list[ReducedParameter]) -> None:
