@@ -15,9 +15,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -47,11 +45,10 @@ from jit_threads_base import (
 
 import paddle
 from paddle import _C_ops, nn
-from paddle.base import core, unique_name as base_names
+from paddle.base import core
 from paddle.base.threads import programs
 from paddle.jit.api import _register_save_pre_hook
 from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
-from paddle.utils import unique_name
 
 THREADS = 4
 CALLS = 25
@@ -459,85 +456,6 @@ class TestGradients(JitTestCase):
         self.addCleanup(hook.remove)
         gradient, _ = in_threads(call_in_gradient, lambda: self.save(3, "b"))
         self.assertEqual(gradient, [2.0, 2.0])
-
-
-class TestNames(unittest.TestCase):
-    def test_a_guard_affects_only_its_own_thread(self):
-        entered, may_leave = threading.Event(), threading.Event()
-
-        def guarded():
-            with unique_name.guard("inside_"):
-                entered.set()
-                self.assertTrue(may_leave.wait(WAIT_S))
-                return unique_name.generate("name")
-
-        before = unique_name.generate("name")
-        worker = Worker(guarded)
-        self.assertTrue(entered.wait(WAIT_S))
-        meanwhile = unique_name.generate("name")
-        may_leave.set()
-        self.assertEqual(worker.result(), "inside_name_0")
-        number = int(before.split("_")[-1])
-        self.assertEqual(meanwhile, f"name_{number + 1}")
-
-    def test_all_threads_share_one_numbering(self):
-        # Not on the main thread, which is in a guard of Paddle's test runner.
-        names = [in_thread(unique_name.generate, "together") for _ in range(2)]
-        self.assertEqual(names, ["together_0", "together_1"])
-
-    def test_all_threads_share_one_numbering_after_static_mode(self):
-        self.assertEqual(unique_name.generate("again"), "again_0")
-        paddle.enable_static()
-        paddle.disable_static()
-        self.assertEqual(unique_name.generate("again"), "again_0")
-        self.assertEqual(in_thread(unique_name.generate, "again"), "again_1")
-
-    def test_layers_created_during_a_guard_have_unique_names(self):
-        first = nn.Linear(2, 2)
-        with unique_name.guard():
-            second = in_thread(nn.Linear, 2, 2)
-        self.assertNotEqual(first.weight.name, second.weight.name)
-
-    def test_generator_attributes_are_those_of_the_calling_thread(self):
-        generator = base_names.generator
-        with unique_name.guard("inside_"):
-            unique_name.generate("name")
-            self.assertEqual(generator.prefix, "inside_")
-            self.assertEqual(generator.ids["name"], 1)
-            self.assertEqual(in_thread(lambda: generator.prefix), "")
-
-    def test_a_copy_of_the_generator_is_independent(self):
-        for copied in (
-            copy.copy,
-            copy.deepcopy,
-            lambda value: pickle.loads(pickle.dumps(value)),
-        ):
-            with unique_name.guard("inside_"):
-                unique_name.generate("name")
-                generator = copied(base_names.generator)
-            self.assertEqual(generator("name"), "inside_name_1")
-
-    def test_the_generator_may_be_set_in_itself(self):
-        with unique_name.guard("inside_"):
-            with unique_name.guard(base_names.generator):
-                self.assertEqual(unique_name.generate("name"), "inside_name_0")
-            previous = unique_name.switch(
-                base_names.generator, base_names.dygraph_parameter_name_checker
-            )
-            self.assertEqual(unique_name.generate("name"), "inside_name_1")
-            self.assertFalse(base_names.dygraph_parameter_name_checker("name"))
-            unique_name.switch(*previous)
-
-    def test_the_generator_has_no_private_attributes(self):
-        self.assertFalse(hasattr(base_names.generator, "_missing"))
-        self.assertTrue(hasattr(base_names.generator, "prefix"))
-
-    def test_switch_on_the_main_thread_affects_all_threads(self):
-        previous = unique_name.switch()
-        try:
-            self.assertEqual(in_thread(unique_name.generate, "name"), "name_0")
-        finally:
-            unique_name.switch(*previous)
 
 
 @unittest.skipUnless(hasattr(os, "fork"), "processes are not forked here")
