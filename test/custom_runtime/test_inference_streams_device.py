@@ -153,6 +153,56 @@ class TestStreamOfPredictor(PredictorsOfThreadsTest):
                     changes += 1
             done.result()
 
+    def test_copy_of_a_config_names_the_same_device(self):
+        predictor = self.make(lambda config: create_predictor(Config(config)))
+        self.check(predictor)
+        with stream_guard(Stream()):
+            in_thread(
+                self.assert_kernels_run_on,
+                self.default,
+                predictor.run,
+                "matmul",
+            )
+
+    def test_predictor_that_a_hook_creates_does_not_move_with_the_outer_one(
+        self,
+    ):
+        made = []
+
+        def create_once(*_: object) -> None:
+            if not made:
+                made.append(self.make(create_predictor))
+
+        self.predictor.register_input_hook(create_once)
+        self.check(self.predictor)
+        self.check(made[0])
+        with stream_guard(Stream()):
+            self.check(self.predictor)
+            in_thread(
+                self.assert_kernels_run_on,
+                self.default,
+                made[0].run,
+                "matmul",
+            )
+
+    def test_predictor_on_the_cpu_does_not_wait_for_streams(self):
+        config = Config(self.path + ".json", self.path + ".pdiparams")
+        config.disable_glog_info()
+        predictor = create_predictor(config)
+        x = np.full([2, 4], 5, "float32")
+
+        def run() -> None:
+            (name,) = predictor.get_input_names()
+            predictor.get_input_handle(name).copy_from_cpu(x)
+            predictor.run()
+            self.check_output(predictor)
+
+        def run_on_a_stream() -> None:
+            with stream_guard(Stream()):
+                self.assertEqual(self.trace_of(run), [])
+
+        in_thread(run_on_a_stream)
+
     def test_predictor_keeps_its_stream_after_its_thread_has_ended(self):
         stream = Stream()
         raw = handle(stream)
@@ -449,13 +499,14 @@ class TestDroppedClones(PredictorsOfThreadsTest):
 
 
 class TestForks(PredictorsOfThreadsTest):
-    def test_child_drops_a_predictor_of_a_thread(self):
-        predictor = self.made_on(Stream(), create_predictor)
-        self.check(predictor)
+    def check_child(self, function: Callable[[], object]) -> None:
+        """Checks that a function returns in a forked child."""
         child = os.fork()
         if child == 0:
-            del predictor
-            gc.collect()
+            try:
+                function()
+            except BaseException:
+                os._exit(1)
             os._exit(0)
         end = time.monotonic() + WAIT_S
         pid = 0
@@ -467,7 +518,23 @@ class TestForks(PredictorsOfThreadsTest):
             os.waitpid(child, 0)
             self.fail(f"the child has not ended after {WAIT_S} s")
         self.assertEqual(status, 0)
-        self.check(predictor)
+
+    def test_child_drops_a_predictor_of_a_thread(self):
+        predictors = [self.made_on(Stream(), create_predictor)]
+        self.check(predictors[0])
+
+        def drop() -> None:
+            predictors.clear()
+            gc.collect()
+
+        self.check_child(drop)
+        self.check(predictors[0])
+
+    def test_child_moves_a_predictor_from_a_stream_that_only_it_keeps(self):
+        with stream_guard(Stream()):
+            self.check(self.predictor)
+        gc.collect()
+        self.check_child(lambda: self.check(self.predictor))
 
 
 if __name__ == "__main__":

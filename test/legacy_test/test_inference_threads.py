@@ -555,6 +555,11 @@ class TestConfigs(PredictorTestCase):
         for each in (predictor, predictor.clone()):
             np.testing.assert_array_equal(call(each, ONES), expected)
 
+    def test_config_without_a_model_raises_value_error(self):
+        for make in (Predictor, create_predictor):
+            with self.assertRaisesRegex(ValueError, "names no model"):
+                make(Config())
+
     def test_invalid_config_raises_type_error(self):
         for make in (Predictor, create_predictor):
             for config in (None, "model"):

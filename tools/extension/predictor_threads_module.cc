@@ -37,35 +37,50 @@ struct CustomDevice {
 using Devices = std::unordered_map<const paddle::AnalysisConfig*, CustomDevice>;
 Devices& devices = *std::make_unique<Devices>().release();
 
-// Makes configs record the custom device that they enable.
-void RecordCustomDevices(const py::object& type) {
-  // thread_contexts_module.cc has replaced the function of libpaddle by one
-  // that loads this module.
-  const auto target = type.attr("enable_custom_device").attr("__self__");
-  const py::object enable = target.cast<py::tuple>()[2];
-  const auto record = [enable](const py::object& self,
-                               const std::string& device_type,
-                               int device_id,
-                               const py::args& others,
-                               const py::kwargs& named) {
-    enable(self, device_type, device_id, *others, **named);
-    const auto* const config = self.cast<const paddle::AnalysisConfig*>();
-    if (devices.count(config) == 0) {
-      // Python calls this before another config can get the address.
-      py::weakref(self, py::cpp_function([config](py::handle reference) {
-                    devices.erase(config);
-                    reference.dec_ref();
-                  }))
-          .release();
-    }
-    devices.insert_or_assign(config, CustomDevice{device_type, device_id});
-  };
-  type.attr("enable_custom_device") =
-      py::cpp_function(record,
-                       py::name("enable_custom_device"),
-                       py::is_method(type),
-                       py::arg("device_type"),
-                       py::arg("device_id") = 0);
+void Record(const py::object& config, CustomDevice device) {
+  const auto* const object = config.cast<const paddle::AnalysisConfig*>();
+  if (devices.count(object) == 0) {
+    // Python calls this before another config can get the address.
+    py::weakref(config, py::cpp_function([object](py::handle reference) {
+                  devices.erase(object);
+                  reference.dec_ref();
+                }))
+        .release();
+  }
+  devices.insert_or_assign(object, std::move(device));
+}
+
+// Makes configs record the custom device that they enable, and copies of
+// configs the device of the original.
+void RecordCustomDevices(const py::object& type, const py::object& enable) {
+  type.attr("enable_custom_device") = py::cpp_function(
+      [enable](const py::object& self,
+               const std::string& device_type,
+               int device_id,
+               const py::args& others,
+               const py::kwargs& named) {
+        enable(self, device_type, device_id, *others, **named);
+        Record(self, {device_type, device_id});
+      },
+      py::name("enable_custom_device"),
+      py::is_method(type),
+      py::arg("device_type"),
+      py::arg("device_id") = 0);
+  const py::object init = type.attr("__init__");
+  type.attr("__init__") = py::cpp_function(
+      [init](const py::object& self,
+             const py::args& args,
+             const py::kwargs& named) {
+        init(self, *args, **named);
+        if (args.size() != 1 ||
+            !py::isinstance<paddle::AnalysisConfig>(args[0]))
+          return;
+        const auto found =
+            devices.find(args[0].cast<const paddle::AnalysisConfig*>());
+        if (found != devices.end()) Record(self, found->second);
+      },
+      py::name("__init__"),
+      py::is_method(type));
 }
 
 // Returns whether a predictor's arguments have a config whose predictors keep
@@ -121,9 +136,11 @@ std::string AnalysisConfig::custom_device_type() const {
 
 PYBIND11_MODULE(_predictor_threads, module) {
   auto core = py::module_::import("paddle.base.core");
+  const py::object enable = py::module_::import("paddle.base._thread_contexts")
+                                .attr("enable_custom_device");
   paddle::pybind::BindPredictorThreads(&core, &module);
   paddle::pybind::BindIdlePredictors(&module);
-  RecordCustomDevices(core.attr("AnalysisConfig"));
+  RecordCustomDevices(core.attr("AnalysisConfig"), enable);
   RedirectBefore(core.attr("PaddleInferPredictor"), "__init__", &HasContexts);
   // The config of a C++ pool is unknown here.
   RedirectBefore(

@@ -55,6 +55,18 @@ void RedirectBefore(const py::module_& module, const char* name) {
       });
 }
 
+// Does the same for the function that changes a thread's contexts, if it adds
+// any.
+void RedirectBeforeFirstContexts(const py::module_& module) {
+  constexpr char kName[] = "use_thread_contexts";
+  const py::object function = module.attr(kName);
+  module.attr(kName) = py::cpp_function(
+      [function](const py::object& owner, const py::dict& by_place) {
+        if (!by_place.empty()) RedirectLookups();
+        function(owner, by_place);
+      });
+}
+
 // Returns whether the module exists. The first patches of the series have no
 // _predictor_threads, and a Paddle without oneDNN no _onednn_scratchpads.
 bool Import(const char* name) {
@@ -71,6 +83,8 @@ bool Import(const char* name) {
 }
 
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
+// The function of libpaddle, which _predictor_threads needs.
+constexpr char kEnableCustomDevice[] = "enable_custom_device";
 constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
 
 // Calls a function that makes predictors, or that chooses their device.
@@ -113,7 +127,7 @@ PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
 // Makes the functions that create predictors, or choose their device, load
 // _predictor_threads, which replaces predictor methods. This keeps `import
 // paddle` fast; so does avoiding pybind11 functions here.
-void LoadPredictorThreadsLazily() {
+void LoadPredictorThreadsLazily(py::module_* module) {
   static PyMethodDef definition = {
       "make_predictor",
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&LoadAndCall)),
@@ -139,7 +153,8 @@ void LoadPredictorThreadsLazily() {
   replace_method(type, "__init__", type);
   replace_method(core.attr("PredictorPool"), "__init__", py::none());
   const py::object config = core.attr("AnalysisConfig");
-  replace_method(config, "enable_custom_device", config);
+  module->attr(kEnableCustomDevice) = config.attr(kEnableCustomDevice);
+  replace_method(config, kEnableCustomDevice, config);
   static PyMethodDef before_fork = {
       "load_before_fork", &LoadBeforeFork, METH_NOARGS, nullptr};
   py::module_::import("os").attr("register_at_fork")(
@@ -181,12 +196,11 @@ void ExportDeviceGuards() {
 PYBIND11_MODULE(_thread_contexts, module) {
   RedirectLazyLookups();
   RedirectAfterLoadingOperators();
-  LoadPredictorThreadsLazily();
+  LoadPredictorThreadsLazily(&module);
   ExportDeviceGuards();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
-  // Called for each change of a thread's contexts.
-  RedirectBefore<py::object, py::dict>(module, "use_thread_contexts");
+  RedirectBeforeFirstContexts(module);
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.
   RedirectBefore<py::object>(module, "keep_default_context");

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -97,63 +98,6 @@ struct Thread {
                            kHowToFix);
 }
 
-#ifdef PADDLE_WITH_CUSTOM_DEVICE
-std::shared_ptr<phi::stream::Stream> StreamOfProcess(const phi::Place& device) {
-  const phi::ProcessContextsGuard guard;
-  return static_cast<phi::CustomContext*>(
-             phi::DeviceContextPool::Instance().Get(device))
-      ->GetStream();
-}
-#endif
-
-// The contexts of a predictor, which it keeps in its instructions.
-struct PredictorContexts {
-  phi::ThreadContexts devices;  // on the streams on which it was created
-  std::shared_ptr<PredictorOneDnn> onednn;  // null if it does not use oneDNN
-
-#ifdef PADDLE_WITH_CUSTOM_DEVICE
-  // The predictor's own context, if it was created on the process's stream. The
-  // main thread may bind the process's context to another stream while another
-  // thread runs the predictor.
-  std::shared_ptr<phi::CustomContext> like_process;
-
-  void FollowProcess(const phi::Place& device) {
-    const auto own = phi::NewStreamContext(StreamOfProcess(device));
-    devices.emplace(device, own);
-    like_process = std::static_pointer_cast<phi::CustomContext>(own);
-  }
-
-  // Moves `like_process` to the process's stream if the calling thread uses
-  // that stream: a call of the main thread runs on its current stream.
-  // Requires: the GIL, which a thread that sets the process's stream holds, and
-  // that no thread runs the predictor.
-  void FollowProcess() const {
-    if (like_process == nullptr) return;
-    const phi::Place device = like_process->GetPlace();
-    if (phi::FindThreadContext(device) != nullptr) return;
-    auto stream = StreamOfProcess(device);
-    if (stream->raw_stream() == like_process->stream()) return;
-    WorkWithoutGil::Run([&] {
-      phi::event::Event earlier_work;
-      earlier_work.Init(device);
-      earlier_work.Record(like_process->GetStream().get());
-      stream->WaitEvent(&earlier_work);
-    });
-    like_process->SetStream(std::move(stream));
-  }
-
-  // Returns contexts that stay on the present streams. Requires: the GIL.
-  phi::ThreadContexts OnSameStreams() const {
-    if (like_process == nullptr) return devices;
-    return {{like_process->GetPlace(),
-             phi::NewStreamContext(like_process->GetStream())}};
-  }
-#else
-  void FollowProcess() const {}
-  phi::ThreadContexts OnSameStreams() const { return devices; }
-#endif
-};
-
 // In a forked child, destroying contexts of the parent would wait for the work
 // of threads that the child does not have.
 template <typename Contexts>
@@ -161,12 +105,105 @@ void LeakInChild(Contexts contexts) {
   std::make_unique<Contexts>(std::move(contexts)).release();
 }
 
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+std::shared_ptr<phi::stream::Stream> StreamOf(
+    const phi::DeviceContext* context) {
+  return static_cast<const phi::CustomContext*>(context)->GetStream();
+}
+
+const phi::DeviceContext* ContextOfProcess(const phi::Place& device) {
+  const phi::ProcessContextsGuard guard;
+  return phi::DeviceContextPool::Instance().Get(device);
+}
+#endif
+
+// The contexts of a predictor, which it keeps in its instructions.
+struct PredictorContexts {
+  // The predictor's own context on its custom device, if it has one.
+  phi::ThreadContexts devices;
+  std::shared_ptr<PredictorOneDnn> onednn;  // null if it does not use oneDNN
+  // Whether the predictor was created on the process's stream.
+  bool follows_process = false;
+  pid_t process = getpid();
+
+#ifdef PADDLE_WITH_CUSTOM_DEVICE
+  // Chooses the calling thread's stream. Requires: the GIL.
+  void AddDevice(const phi::Place& custom_device) {
+    const phi::DeviceContext* current = phi::FindThreadContext(custom_device);
+    follows_process = current == nullptr;
+    if (follows_process) current = ContextOfProcess(custom_device);
+    devices.emplace(custom_device, phi::NewStreamContext(StreamOf(current)));
+  }
+
+  // Moves the predictor to the process's stream if it was created there and the
+  // calling thread uses it: a call of the main thread runs on that thread's
+  // current stream. Otherwise the predictor stays where it is, because the main
+  // thread may set a stream while another thread runs the predictor.
+  //
+  // Requires: the GIL, which a thread that sets the process's stream holds, and
+  // that no other thread runs the predictor.
+  void FollowProcess() const {
+    if (!follows_process) return;
+    const auto& [device, own] = *devices.begin();
+    if (phi::FindThreadContext(device) != nullptr) return;
+    auto stream = StreamOf(ContextOfProcess(device));
+    auto earlier = StreamOf(own.get());
+    if (stream->raw_stream() == earlier->raw_stream()) return;
+    WorkWithoutGil::Run([&, place = device] {
+      phi::event::Event earlier_work;
+      earlier_work.Init(place);
+      earlier_work.Record(earlier.get());
+      stream->WaitEvent(&earlier_work);
+    });
+    static_cast<phi::CustomContext*>(own.get())->SetStream(std::move(stream));
+    // A child must not destroy a stream of its parent.
+    if (process != getpid()) LeakInChild(std::move(earlier));
+  }
+
+  // Returns contexts that stay on the present streams. Requires: the GIL.
+  phi::ThreadContexts OnSameStreams() const {
+    phi::ThreadContexts same;
+    for (const auto& [device, own] : devices) {
+      same.emplace(device, phi::NewStreamContext(StreamOf(own.get())));
+    }
+    return same;
+  }
+#else
+  void AddDevice(const phi::Place&) {}
+  void FollowProcess() const {}
+  phi::ThreadContexts OnSameStreams() const { return devices; }
+#endif
+};
+
+// Returns the contexts of a predictor that the calling thread creates.
+PredictorContexts ContextsForNewPredictor(
+    const std::optional<phi::Place>& custom_device, bool uses_onednn) {
+  PredictorContexts contexts;
+  if (custom_device) contexts.AddDevice(*custom_device);
+  if (uses_onednn) contexts.onednn = std::make_shared<PredictorOneDnn>();
+  return contexts;
+}
+
+// Returns the calling thread's contexts, but `devices` for their places, and
+// the process's for GPUs: there, handles copy on the process's contexts.
+phi::ThreadContexts ContextsForCall(const phi::ThreadContexts& devices) {
+  auto contexts = phi::CurrentContexts();
+  for (auto entry = contexts.begin(); entry != contexts.end();) {
+    const bool is_gpu = entry->first.GetType() == phi::AllocationType::GPU;
+    entry = is_gpu ? contexts.erase(entry) : std::next(entry);
+  }
+  for (const auto& [place, context] : devices) {
+    contexts.insert_or_assign(place, context);
+  }
+  return contexts;
+}
+
 // While the guard exists, its thread works on a predictor's contexts.
 class ContextsGuard {
  public:
   explicit ContextsGuard(const PredictorContexts& contexts)
       : onednn_(contexts.onednn),
-        devices_guard_(contexts.devices),
+        devices_guard_(ContextsForCall(contexts.devices)),
         onednn_guard_(onednn_.get()) {}
   ContextsGuard(const ContextsGuard&) = delete;
   ContextsGuard& operator=(const ContextsGuard&) = delete;
@@ -232,29 +269,6 @@ class DroppedClones {
   const pid_t process_ = getpid();
   std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
-
-// Returns the contexts on which the calling thread creates a predictor for a
-// custom device. On GPUs, handles copy on the process's contexts, so predictors
-// use those.
-PredictorContexts ContextsForNewPredictor(
-    [[maybe_unused]] const std::optional<phi::Place>& custom_device,
-    bool uses_onednn) {
-  PredictorContexts contexts;
-#ifdef PADDLE_WITH_CUSTOM_DEVICE
-  if (custom_device) {
-    const phi::Place& device = *custom_device;
-    const auto current = phi::CurrentContexts();
-    const auto found = current.find(device);
-    if (found != current.end()) {
-      contexts.devices.insert(*found);
-    } else {
-      contexts.FollowProcess(device);
-    }
-  }
-#endif
-  if (uses_onednn) contexts.onednn = std::make_shared<PredictorOneDnn>();
-  return contexts;
-}
 
 // Tracks which threads have set, run and read a predictor. Protected by the
 // GIL.
@@ -329,16 +343,29 @@ class PredictorState {
 
     // Calls `work` on the predictor's contexts. It may run Python code only in
     // hooks and in py_func: programs that are built inside keep the contexts.
+    // The guard is without the GIL, because it may wait for work on other
+    // streams, and that work for another Python thread.
     template <typename Work>
     decltype(auto) OnContexts(Work work) const {
-      const ContextsGuard guard(of_->contexts);
+      struct Contexts {
+        explicit Contexts(const PredictorContexts& contexts) {
+          WorkWithoutGil::Run([&] { guard.emplace(contexts); });
+        }
+        ~Contexts() {
+          WorkWithoutGil::Run([this] { guard.reset(); });
+        }
+        std::optional<ContextsGuard> guard;
+      };
+      const Contexts contexts(of_->contexts);
       return work();
     }
-    // The same without the GIL: the guard may wait for work on other streams,
-    // and that work for another Python thread.
+    // The same without the GIL.
     template <typename Work>
     void OnContextsWithoutGil(Work work) const {
-      WorkWithoutGil::Run([&] { OnContexts(work); });
+      WorkWithoutGil::Run([&] {
+        const ContextsGuard guard(of_->contexts);
+        work();
+      });
     }
 
     void SetInput(const std::string& name) {
@@ -649,6 +676,13 @@ struct Model {
     // Then the config's "files" are their contents.
     if (config.attr("model_from_memory")().cast<bool>()) return;
     const std::filesystem::path program = text("prog_file");
+    if (program.empty() && text("model_dir").empty() &&
+        text("params_file").empty()) {
+      // Paddle would create a predictor whose first use crashes.
+      throw py::value_error(
+          "The config names no model. Pass its files, for example "
+          "Config('model.json', 'model.pdiparams').");
+    }
     shares_parameters =
         program.empty()
             ? !std::filesystem::exists(
@@ -880,7 +914,7 @@ bool CopyFromCpu(const PredictorState::Call& call,
   if (!of.attr("dtype").attr("isnative").cast<bool>()) return false;
   // NumPy copies strided data without the GIL.
   const auto data = py::array::ensure(of, py::array::c_style);
-  if (!data) throw py::error_already_set();
+  if (!data) throw std::bad_alloc();
   const auto size = data.itemsize();
   switch (data.dtype().kind()) {
     case 'f':

@@ -177,11 +177,11 @@ class PredictorPool:
                 failed = self._predictors[lease.number]
                 self._predictors[lease.number] = failed.clone()
             predictor = self._predictors[lease.number]
+            for name, array in arrays.items():
+                predictor.get_input_handle(name).copy_from_cpu(array)
             # Until all outputs are copied: a device may report the error of a
             # run there, and a KeyboardInterrupt may come at any time.
             lease.has_failed = True
-            for name, array in arrays.items():
-                predictor.get_input_handle(name).copy_from_cpu(array)
             predictor.run()
             outputs = [
                 predictor.get_output_handle(name).copy_to_cpu()
