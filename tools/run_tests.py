@@ -128,8 +128,14 @@ CPU_ONLY = (
 # without native parts.
 ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
+    "test/legacy_test/test_blocking_queue.py",
     "test/legacy_test/test_dataloader_collating_fetcher.py",
+    "test/legacy_test/test_dataloader_interruption.py",
     "test/legacy_test/test_dataloader_threads.py",
+    "test/legacy_test/test_device_functions.py",
+    "test/legacy_test/test_device_strings.py",
+    "test/legacy_test/test_interruption_points.py",
+    "test/legacy_test/test_memory_stats.py",
     "test/legacy_test/test_prefetcher.py",
     "test/legacy_test/test_tensor_names.py",
     "test/legacy_test/test_thread_device.py",

@@ -15,12 +15,15 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import sys
 import threading
 import traceback
 import unittest
 
 import numpy as np
-from concurrent_base import in_thread, wait_until_threads_end
+from concurrent_base import WAIT_S, in_thread, wait_until_threads_end
 
 from paddle.io import DataLoader, Dataset, IterableDataset
 
@@ -162,6 +165,27 @@ class TestErrors(unittest.TestCase):
                 [b.tolist() for b in DataLoader(dataset, batch_size=4)],
                 [[0, 1, 2, 3], [4, 5, 6, 7]],
             )
+
+
+@unittest.skipUnless(sys.platform == "linux", "no worker processes here")
+class TestReferenceCycles(unittest.TestCase):
+    def test_garbage_collection_of_a_failed_iterator_ends_its_workers(self):
+        class Failing(Dataset):
+            def __getitem__(self, i):
+                raise ValueError
+
+            def __len__(self):
+                return 4
+
+        before = set(multiprocessing.active_children())
+        batches = iter(DataLoader(Failing(), num_workers=2))
+        with self.assertRaises(SystemError):
+            next(batches)
+        batches._thread.join(WAIT_S)
+        batches.cycle = batches
+        del batches
+        in_thread(gc.collect)
+        self.assertLessEqual(set(multiprocessing.active_children()), before)
 
 
 if __name__ == "__main__":

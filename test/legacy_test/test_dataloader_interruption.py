@@ -15,16 +15,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import multiprocessing
+import operator
+import socket
 import sys
 import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S, wait_until
-from test_interruption_points import StopTestCase, end
+from test_interruption_points import (
+    LONG,
+    Reading,
+    StopTestCase,
+    StressTestCase,
+    Waits,
+    end,
+)
 
+from paddle.base import core
+from paddle.incubate.multiprocessing.batch_source import BatchSource
+from paddle.incubate.multiprocessing.interruptible import wait_for_key
 from paddle.incubate.multiprocessing.worker_thread import WorkerThread
 from paddle.io import BatchSampler, DataLoader, Dataset
 
@@ -132,6 +147,20 @@ class TestDataLoader(StopTestCase):
                 persistent_workers=persistent,
             )
 
+    def test_the_reader_of_an_ended_iterator_is_not_entered_again(self):
+        gate = threading.Event()
+        gate.set()
+        batches = iter(DataLoader(Held(gate)))
+        for name in ("first", "second"):
+            worker = WorkerThread(lambda: next(batches), name=name)
+            worker.stop()
+            worker.start()
+            end(worker)
+        batches._reader = mock.Mock()
+        with self.assertRaisesRegex(RuntimeError, "WorkerThread 'first'"):
+            next(batches)
+        batches._reader.read_next_list.assert_not_called()
+
     def test_stopping_a_worker_does_not_affect_others_with_worker_threads(
         self,
     ):
@@ -191,6 +220,85 @@ class TestDataLoader(StopTestCase):
                 num_workers=2,
                 persistent_workers=persistent,
             )
+
+
+class Made(Dataset):
+    """Samples that a function of their index makes."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __getitem__(self, i):
+        return np.array(self.make(i))
+
+    def __len__(self):
+        return Waits.LENGTH
+
+
+def numbers(batches):
+    return map(operator.methodcaller("item"), batches)
+
+
+# Messages of a DataLoader's iterator.
+STOPPED = "was stopped while it waited for a batch"
+FAILED = "Blocking queue is killed"
+
+
+class WaitsForBatches(Waits):
+    """All of the waits that the guide to threads lists."""
+
+    def add_all(self):
+        if sys.platform == "linux":
+            # Before there are threads, whose locks a forked process inherits.
+            # Its reader thread ends within the timeout.
+            self.load(num_workers=2, timeout=0.1)
+        super().add_all()
+        self.load()
+        self.load(num_workers=2, worker_type="thread")
+        self.read_source()
+        if hasattr(core.libpaddle, "_process_group_shm"):
+            self.wait_for_keys()
+
+    def load(self, **options):
+        dataset = Made(self.slow_number())
+        batches = iter(DataLoader(dataset, **options))
+        self.read(numbers(batches), ended=f"{STOPPED}|{FAILED}")
+        if "worker_type" not in options:
+            # After an error, the processes would stay.
+            self.ends.append(batches._try_shutdown_all)
+
+    def read_source(self):
+        source = BatchSource(Made(self.slow_number()), nreaders=2)
+        for rank in range(2):
+            # Not among the readings: one reader ends with the other.
+            batches = numbers(source.reader(rank))
+            self.waits.append(Reading(batches, ended="because reader").take)
+
+    def wait_for_keys(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        store = core.TCPStore("127.0.0.1", port, True, 1)
+        # Another connection, as of another process.
+        other = core.TCPStore("127.0.0.1", port, False, 1)
+        keys = itertools.count()
+
+        def wait():
+            with contextlib.suppress(TimeoutError):
+                wait_for_key(store, str(self.rng.randrange(100)), timeout=1)
+
+        self.waits.append(wait)
+        self.feeds.append(lambda: other.set(str(next(keys)), "value"))
+
+
+class TestStress(StressTestCase):
+    def test_workers_that_wait_for_random_things_and_batches_end(self):
+        before = set(multiprocessing.active_children())
+        self.check_stress(WaitsForBatches, rounds=100 if LONG else 5)
+        gc.collect()
+        wait_until(
+            lambda: before.issuperset(multiprocessing.active_children()),
+            "the processes end",
+        )
 
 
 if __name__ == "__main__":

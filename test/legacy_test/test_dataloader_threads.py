@@ -145,6 +145,15 @@ class TestSameAsProcesses(unittest.TestCase):
             Items(mixed, 11), epochs=3, batch_size=2, persistent_workers=True
         )
 
+    def test_batches_may_take_longer_than_the_timeout(self):
+        """Paddle uses `timeout` to check that its worker processes live."""
+        self.check(Items(slow_number, 3), timeout=0.02)
+
+
+def slow_number(i):
+    time.sleep(0.1)
+    return np.array(i)
+
 
 def first_array(samples):
     return samples[0]["array"]

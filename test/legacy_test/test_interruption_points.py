@@ -11,17 +11,25 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Calls that end a worker thread that is asked to stop."""
+"""Calls that end a worker thread that is asked to stop.
+
+PADDLE_INTERRUPTION_LONG=1 makes the stress tests wait for minutes instead of
+seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
+import re
 import sys
 import threading
 import time
 import unittest
 from concurrent.futures import CancelledError, Future, TimeoutError
+from unittest import mock
 
 from concurrent_base import (
     WAIT_S,
@@ -32,14 +40,20 @@ from concurrent_base import (
     wait_until_threads_end,
 )
 
-from paddle.incubate.multiprocessing.blocking_queue import BlockingQueue
+from paddle.incubate.multiprocessing.blocking_queue import (
+    BlockingQueue,
+    ShutDown,
+)
 from paddle.incubate.multiprocessing.interruptible import (
     InterruptibleEvent,
     InterruptibleLock,
     wait_for_result,
 )
+from paddle.incubate.multiprocessing.prefetcher import Prefetcher
 from paddle.incubate.multiprocessing.thread_group import start_threads
 from paddle.incubate.multiprocessing.worker_thread import WorkerThread
+
+LONG = bool(os.environ.get("PADDLE_INTERRUPTION_LONG"))
 
 
 class DeliberateError(Exception):
@@ -248,41 +262,183 @@ class TestFuture(StopTestCase):
             wait_for_result(cancelled)
 
 
-class TestStress(StopTestCase):
-    def test_workers_that_are_stopped_at_any_moment_end(self):
+class Reading:
+    """
+    An iterator that workers read from, and the items they took.
+
+    Args:
+        items: the iterator.
+        readers: how many threads may read at once.
+        ended: matches the messages of errors that say that another worker was
+            stopped, or that the source of the items has failed.
+    """
+
+    def __init__(self, items, readers=1, ended=None):
+        self._items, self._ended = items, ended
+        self._free = threading.Semaphore(readers)
+        self.taken = []
+        self.is_exhausted = self.has_failed = False
+
+    def take(self):
+        """Takes an item, unless other workers are reading."""
+        if not self._free.acquire(blocking=False):
+            return
+        try:
+            if not self.is_exhausted and not self.has_failed:
+                self.taken.append(next(self._items))
+        except StopIteration:
+            self.is_exhausted = True
+        except Exception as error:
+            self.has_failed = True
+            if not self._ended or not re.search(self._ended, str(error)):
+                raise
+            raise DeliberateError from error
+        finally:
+            self._free.release()
+
+    def take_the_rest(self):
+        with contextlib.suppress(DeliberateError):
+            while not self.is_exhausted and not self.has_failed:
+                self.take()
+
+
+class Waits:
+    """
+    What the workers of a stress test wait for: one of each kind.
+
+    Attributes:
+        waits: the calls that wait. They may raise DeliberateError or ShutDown.
+        feeds: calls that end some waits.
+        failures: calls after which some waits raise.
+        readings: the iterators. Each yields the numbers below `LENGTH`.
+        ends: calls after which no thread or process of an iterator is left.
+    """
+
+    LENGTH = 60
+
+    def __init__(self, rng):
+        self.rng, self.future = rng, Future()
+        self.waits, self.feeds, self.failures = [], [], []
+        self.readings, self.ends = [], []
+        self.add_all()
+
+    def add_all(self):
+        items, event, lock = BlockingQueue(1), InterruptibleEvent(), self.lock()
+        self.waits += [items.get, lambda: items.put(0), event.wait, lock]
+        self.waits.append(lambda: wait_for_result(self.future))
+        self.feeds += [event.set, event.clear]
+        self.feeds.append(lambda: self.next_future().set_result(0))
+        self.failures.append(items.shutdown)
+        self.failures.append(
+            lambda: self.next_future().set_exception(DeliberateError())
+        )
+        numbers = map(self.slow_number(), range(self.LENGTH))
+        self.read(Prefetcher(numbers), readers=2)
+
+    def lock(self):
+        """Returns a call that waits for a lock and holds it for a moment."""
+        lock = InterruptibleLock()
+
+        def hold():
+            with lock:
+                time.sleep(0.001)
+
+        return hold
+
+    def next_future(self):
+        future, self.future = self.future, Future()
+        return future
+
+    def slow_number(self):
+        """Returns a function that takes a moment to return its argument. In
+        every second case, it raises for one argument."""
+        bad = self.rng.randrange(2 * self.LENGTH)
+
+        def number(i):
+            time.sleep(0.001)
+            if i == bad:
+                raise DeliberateError
+            return i
+
+        return number
+
+    def read(self, items, readers=1, ended=None):
+        self.readings.append(Reading(items, readers, ended))
+        self.waits.append(self.readings[-1].take)
+
+
+class StressTestCase(StopTestCase):
+    def check_stress(self, make_waits, rounds):
+        """
+        Checks that workers end that are stopped at random moments, or because
+        one of them has failed, while they wait for random things.
+        """
         seed = time.time_ns() % 2**32
         print(f"seed {seed}", file=sys.stderr)
         rng = random.Random(seed)
         switch_threads_often(self)
-        lock, event = InterruptibleLock(), InterruptibleEvent()
-        items = BlockingQueue(maxsize=2)
+        # Gets the errors that reach no worker, for example because the readers
+        # of a source have left. pytest's hook would keep what they refer to.
+        hook = mock.patch("threading.excepthook", lambda _: None)
+        hook.start()
+        self.addCleanup(hook.stop)
+        for i in range(rounds):
+            self.check_round(rng, make_waits(rng), fail=i % 2)
+            # The next round may fork, which is safe without other threads.
+            wait_until_threads_end(self.before)
 
-        def work():
+    def check_round(self, rng, waits, fail):
+        self.stop_or_fail(rng, waits, fail)
+        for reading in waits.readings:
+            reading.take_the_rest()
+            count = len(reading.taken)
+            if reading.is_exhausted:
+                count = waits.LENGTH
+            self.assertEqual(sorted(reading.taken), [*range(count)])
+        for end_iterator in waits.ends:
+            end_iterator()
+
+    def stop_or_fail(self, rng, waits, fail):
+        first = [None, *rng.sample(waits.waits, len(waits.waits))]
+        seeds = [rng.random() for _ in first]
+
+        def work(rank):
+            rng = random.Random(seeds[rank])
+            if rank == 0:
+                feed(rng)
+                return
+            first[rank]()
             while True:
-                with lock:
-                    pass
-                event.wait(0.0001)
-                wait_for_result(done)
-                items.put(1)
-                items.get()
+                rng.choice(waits.waits)()
 
-        done = Future()
-        done.set_result(None)
-        for _ in range(30):
-            workers = [WorkerThread(work) for _ in range(4)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                time.sleep(rng.random() / 1000)
+        def feed(rng):
+            while not threading.current_thread().should_stop():
+                time.sleep(rng.random() / 500)
+                rng.choice(waits.feeds)()
+                if fail and rng.random() < 0.02:
+                    rng.choice([*waits.failures, raise_error])()
+
+        group = start_threads(work, nthreads=len(first), join=False)
+        if not fail:
+            for worker in rng.sample(group.threads, len(first)):
+                time.sleep(rng.random() / 100)
                 worker.stop()
-                if rng.random() < 0.5:
-                    event.set()
-            for worker in workers:
+        failed = []
+        for worker in group.threads:
+            try:
                 end(worker)
-            event.clear()
-            self.assertFalse(lock.locked())
-            while not items.empty():
-                items.get()
+            except (DeliberateError, ShutDown):
+                failed.append(worker)
+        self.assertTrue(failed or not fail)
+
+
+def raise_error():
+    raise DeliberateError
+
+
+class TestStress(StressTestCase):
+    def test_workers_that_wait_for_random_things_end(self):
+        self.check_stress(Waits, rounds=1000 if LONG else 10)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 GUIDES = [REPO / "docs" / "threads.md", REPO / "docs" / "multiprocessing.md"]
 GUIDE = GUIDES[1]
+DEVICES = REPO / "docs" / "devices.md"
 FEATURES = REPO / "docs" / "multiprocessing_features.md"
 PAGES = sorted(
     [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), *REPO.glob("rfcs/*.md")]
@@ -65,9 +67,9 @@ for line in sys.argv[1:]:
         name += f"({', '.join(shown)})"
     print(name)
 """
-# A block of Python, and its output if the guide shows it.
+# A block of Python, what it needs, and its output if the guide shows it.
 BLOCK = re.compile(
-    r"^```python(?P<why_not>.*)\n(?P<code>(?:.*\n)*?)```\n"
+    r"^```python(?P<needs>.*)\n(?P<code>(?:.*\n)*?)```\n"
     r"(?:\n```text\n(?P<output>(?:.*\n)*?)```\n)?",
     re.MULTILINE,
 )
@@ -103,7 +105,7 @@ def rows(text: str) -> list[list[str]]:
 
 BLOCKS = [
     block.groupdict()
-    for guide in GUIDES
+    for guide in [*GUIDES, DEVICES]
     for block in BLOCK.finditer(read(guide))
 ]
 
@@ -230,7 +232,7 @@ def test_files_of_diagrams_are_ours_or_changed_by_a_patch():
 
 
 def test_guide_shows_the_tested_operator():
-    guide = read(REPO / "docs" / "devices.md")
+    guide = read(DEVICES)
     (example,) = re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL)
     source = read(REPO / "test/custom_runtime/device_guards_operator.cc")
     for part in example.split("\n\n"):
@@ -270,13 +272,20 @@ def test_quoted_messages_are_in_the_code():
     "block", BLOCKS, ids=lambda block: block["code"].splitlines()[0]
 )
 def test_code_runs_and_prints_the_shown_output(block, run_paddle, tmp_path):
-    if block["why_not"]:
-        assert block["why_not"].strip() == "needs-gpu"
+    needs = block["needs"].strip()
+    assert needs in ("", "needs-gpu", "needs-streams")
+    if needs == "needs-gpu":
         compile(block["code"], GUIDE.name, "exec")
         pytest.skip("needs a GPU")
+    plugin = None
+    if needs == "needs-streams":
+        # The device of a plugin is the current one unless a program sets one.
+        plugin = os.environ.get("CUSTOM_DEVICE_ROOT")
+        if not plugin:
+            pytest.skip("set CUSTOM_DEVICE_ROOT to the test device's folder")
     script = tmp_path / "script.py"
     script.write_text(block["code"], encoding="utf-8")
-    done = run_paddle(script, cwd=tmp_path, CUSTOM_DEVICE_ROOT=None)
+    done = run_paddle(script, cwd=tmp_path, CUSTOM_DEVICE_ROOT=plugin)
     assert done.returncode == 0, done.stdout + done.stderr
     if block["output"] is not None:
         assert done.stdout == block["output"]

@@ -36,16 +36,14 @@ def interruptible_next(
     """
 
     def checked_next(iterator: Any) -> Any:
+        # The C++ reader must not be entered again: it would read the same
+        # std::future twice, which is undefined.
+        _enforce_not_ended(iterator)
         try:
             return next_batch(iterator)
         except Exception as error:
-            stopped = vars(iterator).get("_stopped_thread")
-            if stopped is None:
-                raise
-            raise RuntimeError(
-                f"The iterator was ended because WorkerThread {stopped!r} was "
-                "stopped while it waited for a batch. Create a new iterator."
-            ) from error
+            _enforce_not_ended(iterator, error)
+            raise
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
@@ -55,10 +53,20 @@ def interruptible_next(
         name = threading.current_thread().name
 
         def end_iterator() -> None:
-            iterator._stopped_thread = name
+            # The first one ended it.
+            vars(iterator).setdefault("_stopped_thread", name)
             iterator._exit_thread_unexpectedly()
 
         with woken_by(end_iterator):
             return checked_next(iterator)
 
     return wrapped
+
+
+def _enforce_not_ended(iterator: Any, error: Exception | None = None) -> None:
+    stopped = vars(iterator).get("_stopped_thread")
+    if stopped is not None:
+        raise RuntimeError(
+            f"The iterator was ended because WorkerThread {stopped!r} was "
+            "stopped while it waited for a batch. Create a new iterator."
+        ) from error

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-# How often a thread that waits for a batch checks that its worker is alive.
+# How often a thread that waits for a batch checks that its worker is alive. The
+# `timeout` of a DataLoader sets it for worker processes; it never ends a wait.
 _CHECK_S = 1.0
 # Methods that define how an object is copied.
 _COPYING = frozenset(
