@@ -15,9 +15,9 @@
 
     python asyncio_server.py [--layer] [--requests 200]
 
-A request is a line of JSON. So is its response: an HTTP status and the result. Executor threads call the
-model, while the event loop serves connections. The script sends itself requests
-and compares the results with those of one thread.
+A request is a line of JSON. So is its response: an HTTP status and the result.
+Executor threads call the model, while the event loop serves connections. The
+script sends itself requests and compares the results with those of one thread.
 """
 
 from __future__ import annotations

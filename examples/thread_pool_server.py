@@ -69,7 +69,7 @@ def layer_call(net: paddle.nn.Layer):
 
 
 def respond(model, request: bytes) -> tuple[int, bytes]:
-    """Returns the HTTP status and the JSON text of the response to a request."""
+    """Returns the HTTP status and the JSON of the response to a request."""
     try:
         x = np.array(json.loads(request), "float32")
         status, answer = 200, model(x).tolist()
