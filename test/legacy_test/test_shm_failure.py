@@ -159,12 +159,17 @@ def barrier_after_leaving() -> None:
     process_group().barrier()
 
 
-def wait_with_timeout() -> tuple[bool, bool]:
+def wait_with_timeout(timeout: datetime.timedelta) -> tuple[bool, bool]:
     """Returns the results of a wait that ends before rank 1 arrives."""
     x = paddle.ones([10])
     task = dist.all_reduce(x, sync_op=False)
     _kept["task"] = task, x
-    return task.wait(datetime.timedelta(milliseconds=10)), task.is_completed()
+    return task.wait(timeout), task.is_completed()
+
+
+def all_reduce_with_timeout(timeout: datetime.timedelta) -> tuple[bool, float]:
+    x = paddle.ones([10])
+    return dist.all_reduce(x, sync_op=False).wait(timeout), float(x[0])
 
 
 def finish_waiting() -> tuple[bool, float]:
@@ -481,15 +486,16 @@ def same_from_threads(rounds: int) -> None:
 
 
 def gather_from_threads(rounds: int) -> None:
-    """Several threads gather in one group, each its own values."""
+    """Several threads gather in one group, in any order."""
     rank = dist.get_rank()
 
     def run(number: int) -> None:
         for i in range(rounds):
             value = float(i * 10 + number)
             parts = []
-            dist.all_gather(parts, paddle.full([20000], value), sync_op=False)
-            # Before any wait, because the call has split the result.
+            dist.all_gather(
+                parts, paddle.full([20000], value), sync_op=False
+            ).wait()
             np.testing.assert_array_equal(parts[rank].numpy(), value)
             other = parts[1 - rank].numpy()
             np.testing.assert_array_equal(other, other[0])
@@ -786,11 +792,28 @@ class TestShmFailure(RanksTestCase):
 
     def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_group(2)
-        self.assertEqual(
-            ranks.call(wait_with_timeout, ranks=[0]), [(False, False)]
-        )
-        self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
-        self.assertEqual(ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)])
+        for microseconds in (10000, 900, 1, -1):
+            with self.subTest(microseconds=microseconds):
+                timeout = datetime.timedelta(microseconds=microseconds)
+                self.assertEqual(
+                    ranks.call(wait_with_timeout, timeout, ranks=[0]),
+                    [(False, False)],
+                )
+                self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
+                self.assertEqual(
+                    ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)]
+                )
+
+    def test_wait_with_a_timeout_of_zero_or_of_ages_ends_with_the_operation(
+        self,
+    ):
+        ranks = self.start_group(2)
+        for timeout in (datetime.timedelta(), datetime.timedelta(days=365000)):
+            with self.subTest(timeout=timeout):
+                ranks.begin(all_reduce_with_timeout, timeout, ranks=[0])
+                time.sleep(0.05)
+                self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
+                self.assertEqual(ranks.outcomes([0]), [(True, 2.0)])
 
     def assert_mismatch(self, calls, *parts, ranks=None):
         ranks = ranks or self.start_group(2)

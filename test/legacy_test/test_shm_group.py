@@ -301,6 +301,18 @@ def move_parts() -> None:
     )
 
 
+def call_as_older_code() -> None:
+    """Calls methods with argument forms that only some Paddle code uses."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = shm_group().process_group
+    whole, mine = paddle.zeros([2 * size]), paddle.full([2], float(rank))
+    group.all_gather(mine, whole).wait()
+    expected = np.repeat(np.arange(size), 2)
+    np.testing.assert_array_equal(whole.numpy(), expected)
+    group.scatter(whole + 5, mine, 1).wait()
+    np.testing.assert_array_equal(mine.numpy(), rank + 5)
+
+
 def gather_without_waiting() -> None:
     """Rank 0 calls operations with list results before the others do."""
     rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
@@ -321,6 +333,83 @@ def gather_without_waiting() -> None:
         for sender, part in enumerate(found):
             np.testing.assert_array_equal(part.numpy(), float(sender))
         assert len(found) == size or (rank != 0 and not found), found
+
+
+def reduce_scatter_without_waiting() -> None:
+    """Rank 0 begins before the others, which wait for a message from it."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    message = paddle.zeros([1])
+    if rank != 0:
+        dist.recv(message, 0, used)
+    out = paddle.zeros([3])
+    task = dist.stream.reduce_scatter(
+        out, paddle.arange(3.0 * size), group=used, sync_op=False
+    )
+    if rank == 0:
+        assert not task.is_completed()
+        for other in range(1, size):
+            dist.send(message, other, used)
+    task.wait()
+    assert task.is_completed()
+    expected = size * np.arange(3.0 * rank, 3.0 * rank + 3)
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def use_lists(dtype: str) -> None:
+    """Gathers into lists with and without tensors, and scatters lists."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    for count in SIZES:
+        inputs = [values(r, count, dtype) for r in range(size)]
+        mine = tensor(rank, count, dtype)
+        everything: list = []
+        dist.all_gather(everything, mine, used)
+        filled = [paddle.zeros([count], dtype) for _ in range(size)]
+        filled[rank] = mine
+        dist.all_gather(tuple(filled), mine, used)
+        gathered: list | None = [] if rank == 1 else None
+        dist.gather(mine, gathered, 1, used)
+        for found in (everything, filled, gathered or []):
+            for part, expected in zip(found, inputs):
+                np.testing.assert_array_equal(array(part), expected)
+        parts = [tensor(r, count, dtype) for r in range(size)]
+        # The tensor of this rank is its own part.
+        out = parts[rank] if rank == 1 else paddle.zeros([count], dtype)
+        dist.scatter(out, parts if rank == 1 else None, 1, used)
+        np.testing.assert_array_equal(array(out), inputs[rank])
+
+
+def gather_into_wrong_lists() -> list[str]:
+    """Returns the errors of lists that do not fit the group or the tensor."""
+    size, used, mine = dist.get_world_size(), shm_group(), paddle.zeros([2])
+    texts = []
+    for parts in (
+        [paddle.zeros([2])],
+        [paddle.zeros([3]) for _ in range(size)],
+        [paddle.zeros([2], "int32") for _ in range(size)],
+        [mine] * size,
+    ):
+        try:
+            dist.all_gather(parts, mine, used)
+        except ValueError as error:
+            texts.append(str(error))
+    return texts
+
+
+def move_nothing(dtype: str) -> None:
+    """Runs the operations that gloo has, on tensors without elements."""
+    rank, size, used = dist.get_rank(), dist.get_world_size(), shm_group()
+    x = paddle.zeros([0, 3], dtype)
+    for name in REDUCTIONS:
+        dist.all_reduce(x, getattr(dist.ReduceOp, name), used)
+        dist.reduce(x, 1, getattr(dist.ReduceOp, name), used)
+    dist.broadcast(x, 1, used)
+    parts = [x.clone() for _ in range(size)]
+    dist.scatter(x, parts if rank == 1 else None, 1, used)
+    if rank == 0:
+        dist.send(x, 1, used)
+    elif rank == 1:
+        dist.recv(x, 0, used)
+    assert x.shape == [0, 3], x.shape
 
 
 def objects() -> None:
@@ -410,6 +499,25 @@ class TestShmGroup(unittest.TestCase):
     def test_operations_that_gloo_does_not_have(self):
         self.over_types((*GLOO_TYPES, *OWN_TYPES), (not_in_gloo,))
 
+    def test_lists_of_all_types_are_gathered_and_scattered(self):
+        self.over_types((*GLOO_TYPES, *OWN_TYPES), (use_lists,))
+
+    def test_lists_that_do_not_fit_are_refused(self):
+        for texts in self.four.call(gather_into_wrong_lists):
+            self.assertEqual(len(texts), 4)
+            self.assertIn("list of 1 tensors", texts[0])
+            self.assertIn("output of 3 elements", texts[1])
+            self.assertIn("type int32", texts[2])
+            self.assertIn("overlaps this rank's tensor", texts[3])
+        self.four.call(objects)
+
+    def test_tensors_without_elements(self):
+        self.over_types(("float32", "float16", "int8"), (move_nothing,))
+
+    def test_asynchronous_reduce_scatter(self):
+        for ranks in self.jobs:
+            ranks.call(reduce_scatter_without_waiting)
+
     def test_all_to_all_with_unequal_sizes(self):
         for ranks in self.jobs:
             ranks.call(uneven)
@@ -475,6 +583,10 @@ class TestShmGroup(unittest.TestCase):
     def test_operations_on_parts_of_tensors(self):
         for ranks in self.jobs:
             ranks.call(move_parts)
+
+    def test_methods_accept_the_arguments_of_older_code(self):
+        for ranks in self.jobs:
+            ranks.call(call_as_older_code)
 
     def test_lists_that_asynchronous_operations_fill(self):
         for ranks in self.jobs:

@@ -213,6 +213,48 @@ def all_gather(dtype: str, shape: list[int]) -> list:
     return [as_list(part) for part in parts]
 
 
+def gather(dst: int, dtype: str, shape: list[int]) -> list:
+    """Returns the gathered parts; none on ranks other than `dst`."""
+    parts = [] if dist.get_rank() == dst else None
+    dist.gather(mine(dtype, shape), parts, dst)
+    return [as_list(part) for part in parts or []]
+
+
+def scatter(src: int, dtype: str, shape: list[int]) -> list:
+    parts, out = None, paddle.zeros(shape).astype(dtype)
+    if dist.get_rank() == src:
+        parts = [
+            paddle.to_tensor(numbers_of(r, shape)).astype(dtype)
+            for r in range(dist.get_world_size())
+        ]
+    dist.scatter(out, parts, src)
+    return as_list(out)
+
+
+def scatter_rows(src: int) -> list:
+    """Scatters the rows of one tensor, without waiting for the others."""
+    whole = paddle.arange(2.0 * dist.get_world_size()).reshape([-1, 2])
+    out = paddle.zeros([1, 2])
+    dist.stream.scatter(out, whole, src, sync_op=False).wait()
+    return as_list(out)
+
+
+def scatter_objects() -> list:
+    found = []
+    parts = [{"to": r} for r in range(dist.get_world_size())]
+    dist.scatter_object_list(found, parts if dist.get_rank() == 1 else None, 1)
+    return found
+
+
+def gather_to(roots: list[int]) -> None:
+    gather(roots[dist.get_rank()], "float32", [4])
+
+
+def gather_on_calculation_stream() -> None:
+    parts = [] if dist.get_rank() == 0 else None
+    dist.stream.gather(paddle.ones([1]), parts, 0, use_calc_stream=True)
+
+
 def all_reduce_by(ops: list[str]) -> None:
     all_reduce(ops[dist.get_rank()], "float32", [4])
 
@@ -721,6 +763,15 @@ class TestShmMachines(RanksTestCase):
                         self.assertEqual(found, parts)
                     for found in ranks.call(broadcast, 3, dtype, shape):
                         self.assertEqual(found, parts[3])
+                    for root in (0, 3):
+                        self.assertEqual(
+                            ranks.call(scatter, root, dtype, shape), parts
+                        )
+                        expected = [[] for _ in range(size)]
+                        expected[root] = parts
+                        self.assertEqual(
+                            ranks.call(gather, root, dtype, shape), expected
+                        )
 
     def test_average_divides_by_the_number_of_all_ranks(self):
         ranks = self.start_on(["a", "b", "b", "b"])
@@ -767,6 +818,17 @@ class TestShmMachines(RanksTestCase):
         objects = [{"rank": rank} for rank in range(3)]
         self.assertEqual(
             ranks.call(exchange_objects), [[objects, [objects[1]]]] * 3
+        )
+
+    def test_rows_and_objects_are_scattered(self):
+        ranks = self.start_on(["a", "b", "a"])
+        for src in range(3):
+            self.assertEqual(
+                ranks.call(scatter_rows, src),
+                [[[0.0, 1.0]], [[2.0, 3.0]], [[4.0, 5.0]]],
+            )
+        self.assertEqual(
+            ranks.call(scatter_objects), [[{"to": r}] for r in range(3)]
         )
 
     def test_results_are_the_same_bits_on_all_ranks_and_in_each_run(self):
@@ -859,6 +921,7 @@ class TestShmMachines(RanksTestCase):
             send,
             reduce_on_calculation_stream,
             broadcast_on_calculation_stream,
+            gather_on_calculation_stream,
         ):
             ranks.begin(function)
             for outcome in ranks.outcomes():
@@ -1104,6 +1167,7 @@ class TestShmMachines(RanksTestCase):
                 ["all_reduce", "reduce_scatter"],
             ),
             ("aabb", broadcast_from, [2, 3, 2, 2], ["rank 2", "rank 3"]),
+            ("aabb", gather_to, [2, 3, 2, 2], ["rank 2", "rank 3"]),
         ):
             with self.subTest(machines=machines, argument=argument):
                 ranks = self.start_on(list(machines))

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Measures all_reduce between processes: ours, Paddle's gloo and torch's gloo.
+"""Measures communication between processes: ours, Paddle's gloo, torch's gloo.
 
     python -m tools.benchmark.collectives [--visits N] [--report FILE.md]
 
@@ -41,7 +41,6 @@ from tools.tree import SUPPORTED
 from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
-SIZES = (2, 4)  # ranks
 # Bytes, and rounds per visit.
 MESSAGES = {
     "4 KiB": (4 << 10, 50),
@@ -65,8 +64,34 @@ CONTESTANTS = {
     "shm": Contestant("ours", "shm"),
     "Paddle's gloo": Contestant("stock", "gloo"),
     "torch's gloo": Contestant("here", "torch"),
+    "process_vm_readv": Contestant("ours", "readv"),
     "memcpy": Contestant("ours", "memcpy"),
 }
+GROUPS = ("shm, shared tensor", "shm", "Paddle's gloo", "torch's gloo")
+
+
+class Table(NamedTuple):
+    """An operation of some ranks, and the contestants that run it.
+
+    On one core, a rank that waits must sleep, so that another one can run.
+    """
+
+    title: str
+    operation: str
+    ranks: int
+    contestants: tuple[str, ...] = GROUPS
+    one_core: bool = False
+
+
+TABLES = (
+    Table("all_reduce, 2 ranks", "all_reduce", 2, (*GROUPS, "memcpy")),
+    Table("all_reduce, 4 ranks", "all_reduce", 4, (*GROUPS, "memcpy")),
+    Table("all_reduce, 2 ranks on one core", "all_reduce", 2, one_core=True),
+    Table("send, 2 ranks", "send", 2, (*GROUPS, "process_vm_readv")),
+    Table("send, 16 ranks, 14 of which are idle", "send", 16),
+    Table("gather, 4 ranks", "gather", 4),
+    Table("scatter, 4 ranks", "scatter", 4),
+)
 
 
 class Failed(Exception):
@@ -86,7 +111,9 @@ class Job:
         Failed: there is no answer, and the ranks are gone.
     """
 
-    def __init__(self, python: Path, library: str, size: int) -> None:
+    def __init__(
+        self, python: Path, library: str, size: int, one_core: bool
+    ) -> None:
         port = str(free_port())
         self._ranks = [
             subprocess.Popen(
@@ -109,13 +136,18 @@ class Job:
             )
             for rank in range(size)
         ]
+        if one_core:
+            for rank in self._ranks:
+                os.sched_setaffinity(rank.pid, {min(os.sched_getaffinity(0))})
         self.version = self._answers()[0]
 
-    def seconds(self, size: int, shared: bool, rounds: int) -> list[float]:
+    def seconds(
+        self, operation: str, size: int, shared: bool, rounds: int
+    ) -> list[float]:
         """Returns the seconds of each round, on its slowest rank."""
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):
-                line = json.dumps([size, shared, rounds])
+                line = json.dumps([operation, size, shared, rounds])
                 print(line, file=rank.stdin, flush=True)
         return [max(of_ranks) for of_ranks in zip(*self._answers())]
 
@@ -147,24 +179,24 @@ class Job:
 
 
 class Results(NamedTuple):
-    """Seconds, or the reason of a failure, by contestant, ranks and message."""
+    """Seconds, or the reason of a failure, by table, contestant and message."""
 
-    seconds: dict[tuple[str, int, str], list[float]]
-    failures: dict[tuple[str, int, str], str]
+    seconds: dict[tuple[Table, str, str], list[float]]
+    failures: dict[tuple[Table, str, str], str]
     versions: dict[str, str]
 
 
 def measure(pythons: dict[str, Path], visits: int) -> Results:
-    """Measures all contestants, which take turns."""
+    """Measures all contestants of each table, which take turns."""
     results = Results({}, {}, {})
-    for size in SIZES:
+    for table in TABLES:
         with contextlib.ExitStack() as stack:
             jobs: dict[str, Job] = {}
             for turn in range(visits):
-                print(f"{size} ranks, visit {turn + 1} of {visits}", flush=True)
+                print(f"{table.title}, visit {turn + 1}/{visits}", flush=True)
                 for message in MESSAGES:
-                    for name in CONTESTANTS:
-                        key = (name, size, message)
+                    for name in table.contestants:
+                        key = (table, name, message)
                         if key not in results.failures:
                             _visit(pythons, results, jobs, stack, key)
     return results
@@ -175,24 +207,26 @@ def _visit(
     results: Results,
     jobs: dict[str, Job],
     stack: contextlib.ExitStack,
-    key: tuple[str, int, str],
+    key: tuple[Table, str, str],
 ) -> None:
     """Measures a message with a contestant, and starts its ranks if needed."""
-    name, size, message = key
+    table, name, message = key
     contestant = CONTESTANTS[name]
     count, rounds = MESSAGES[message]
     try:
         if contestant.library not in jobs:
             # memcpy needs only one process.
-            ranks = 1 if contestant.library == "memcpy" else size
             job = Job(
-                pythons[contestant.environment], contestant.library, ranks
+                pythons[contestant.environment],
+                contestant.library,
+                1 if contestant.library == "memcpy" else table.ranks,
+                table.one_core,
             )
             stack.callback(job.close)
             jobs[contestant.library] = job
             results.versions[contestant.library] = job.version
         seconds = jobs[contestant.library].seconds(
-            count, contestant.shared, rounds
+            table.operation, count, contestant.shared, rounds
         )
         results.seconds.setdefault(key, []).extend(seconds)
     except Failed as reason:
@@ -212,17 +246,17 @@ def _microseconds(seconds: float) -> str:
 def tables(results: Results) -> list[str]:
     """Returns the tables, in Markdown."""
     lines = []
-    for size in SIZES:
+    for table in TABLES:
         lines += [
-            f"## {size} ranks",
+            f"## {table.title}",
             "",
             f"| µs: median, 99 % | {' | '.join(MESSAGES)} |",
             f"|---|{'---:|' * len(MESSAGES)}",
         ]
-        for name in CONTESTANTS:
+        for name in table.contestants:
             cells = []
             for message in MESSAGES:
-                key = (name, size, message)
+                key = (table, name, message)
                 seconds = results.seconds.get(key)
                 cells.append(
                     results.failures[key]
@@ -232,7 +266,7 @@ def tables(results: Results) -> list[str]:
                 )
             lines.append(f"| {name} | {' | '.join(cells)} |")
         rounds = [
-            f"{len(results.seconds.get(('shm', size, m), [])):,}"
+            f"{len(results.seconds.get((table, 'shm', m), [])):,}"
             for m in MESSAGES
         ]
         lines += [f"| rounds | {' | '.join(rounds)} |", ""]
@@ -255,12 +289,15 @@ def main(argv: list[str] | None = None) -> int:
     pythons = {"stock": stock, "ours": ours, "here": Path(sys.executable)}
     results = measure(pythons, args.visits)
     lines = [
-        "# all_reduce between processes",
+        "# Communication between processes",
         "",
-        "Written by `nox -s bench`. Sums of float32; the time of a round is",
+        "Written by `nox -s bench`. Tensors of float32, which all_reduce sums;",
+        "the size is that of the tensor of one rank. The time of a round is",
         "that of its slowest rank. The contestants take turns. A *shared",
         "tensor* is a tensor after `share_memory_()`. `memcpy` copies as many",
-        "bytes within one process.",
+        "bytes within one process. `process_vm_readv` is one system call with",
+        "which the receiver reads the sender's memory, and a message in each",
+        "direction.",
         "",
         f"{machine()}; "
         + ", ".join(

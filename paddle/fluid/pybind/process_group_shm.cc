@@ -34,6 +34,8 @@
 #include "paddle/phi/core/distributed/store/store.h"
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
+#include "paddle/utils/pybind.h"
+#include "pybind11/chrono.h"
 #include "pybind11/stl.h"
 
 namespace py = pybind11;
@@ -46,6 +48,7 @@ using distributed::ProcessGroupIdMap;
 using distributed::ProcessGroupShm;
 using distributed::ProcessGroupShmOptions;
 using distributed::SharedTensorResolver;
+using distributed::ShmTask;
 using memory::allocation::ProcessStat;
 using memory::allocation::SharedLocator;
 using phi::distributed::CollectiveError;
@@ -214,6 +217,24 @@ class GroupStore : public Store {
   size_t next_ = 0;                 // guarded by mutex_
 };
 
+phi::DenseTensor DenseTensorOf(const paddle::Tensor& tensor) {
+  const auto dense = std::dynamic_pointer_cast<phi::DenseTensor>(tensor.impl());
+  PADDLE_ENFORCE_NOT_NULL(dense,
+                          common::errors::InvalidArgument(
+                              "The backend shm got a tensor that is not dense, "
+                              "or that has no memory yet. Pass dense tensors, "
+                              "for example paddle.empty(shape)."));
+  return *dense;
+}
+
+std::vector<phi::DenseTensor> DenseTensorsOf(const py::sequence& list) {
+  std::vector<phi::DenseTensor> tensors;
+  for (const auto& tensor : list.cast<std::vector<paddle::Tensor>>()) {
+    tensors.push_back(DenseTensorOf(tensor));
+  }
+  return tensors;
+}
+
 }  // namespace
 
 void BindProcessGroupShm(py::module* m) {
@@ -248,6 +269,14 @@ void BindProcessGroupShm(py::module* m) {
       .def("raise_if_died",
            &GroupStore::AwaitDeath,
            py::call_guard<py::gil_scoped_release>());
+  // Paddle's own binding of `wait` rounds timeouts down to milliseconds, and
+  // zero means no timeout.
+  py::class_<ShmTask, std::shared_ptr<ShmTask>, ProcessGroup::Task>(*m,
+                                                                    "ShmTask")
+      .def("wait",
+           &ShmTask::WaitFor,
+           py::arg("timeout") = ShmTask::Seconds::zero(),
+           py::call_guard<py::gil_scoped_release>());
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
       *m, "ProcessGroupShm")
       .def_static(
@@ -280,6 +309,84 @@ void BindProcessGroupShm(py::module* m) {
           py::arg("group_id"),
           py::arg("timeout_milliseconds"),
           py::arg("locator"))
+      .def(
+          "all_gather",
+          [](ProcessGroupShm& self,
+             const py::sequence& out,
+             const paddle::Tensor& in,
+             bool sync_op) {
+            const auto out_tensors = DenseTensorsOf(out);
+            const phi::DenseTensor in_tensor = DenseTensorOf(in);
+            py::gil_scoped_release release;
+            return self.AllGatherIntoList(out_tensors, in_tensor, sync_op);
+          },
+          py::arg("out"),
+          py::arg("in"),
+          py::arg("sync_op"))
+      .def(
+          "all_gather",
+          [](ProcessGroupShm& self,
+             const paddle::Tensor& in,
+             const paddle::Tensor& out) {
+            phi::DenseTensor out_tensor = DenseTensorOf(out);
+            const phi::DenseTensor in_tensor = DenseTensorOf(in);
+            py::gil_scoped_release release;
+            return self.AllGather(&out_tensor, in_tensor, /*sync_op=*/false);
+          },
+          py::arg("in"),
+          py::arg("out"))
+      .def(
+          "gather",
+          [](ProcessGroupShm& self,
+             const paddle::Tensor& in,
+             const py::sequence& out,
+             int dst,
+             bool sync_op,
+             bool use_calc_stream) {
+            const auto out_tensors = DenseTensorsOf(out);
+            const phi::DenseTensor in_tensor = DenseTensorOf(in);
+            py::gil_scoped_release release;
+            return self.GatherIntoList(
+                out_tensors, in_tensor, dst, sync_op, use_calc_stream);
+          },
+          py::arg("in"),
+          py::arg("out"),
+          py::arg("dst"),
+          py::arg("sync_op"),
+          py::arg("use_calc_stream") = false)
+      .def(
+          "scatter",
+          [](ProcessGroupShm& self,
+             const paddle::Tensor& out,
+             const py::sequence& in,
+             int src,
+             bool sync_op) {
+            const phi::DenseTensor out_tensor = DenseTensorOf(out);
+            const auto in_tensors = DenseTensorsOf(in);
+            py::gil_scoped_release release;
+            return self.ScatterFromList(out_tensor, in_tensors, src, sync_op);
+          },
+          py::arg("out"),
+          py::arg("in"),
+          py::arg("src"),
+          py::arg("sync_op"))
+      .def(
+          "scatter",
+          [](ProcessGroupShm& self,
+             const paddle::Tensor& in,
+             const paddle::Tensor& out,
+             int src) {
+            phi::DenseTensor out_tensor = DenseTensorOf(out);
+            const phi::DenseTensor in_tensor = DenseTensorOf(in);
+            phi::distributed::ScatterOptions options;
+            options.root_rank = src;
+            py::gil_scoped_release release;
+            return self.Scatter(
+                &out_tensor, in_tensor, options, /*sync_op=*/false);
+          },
+          py::arg("in"),
+          py::arg("out"),
+          py::arg("src"))
       .def("leave",
            &ProcessGroupShm::Leave,
            py::call_guard<py::gil_scoped_release>());

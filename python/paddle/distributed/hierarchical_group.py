@@ -149,6 +149,10 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.clone().reshape([-1]).view("uint8")
 
 
+def _joined_bytes_of(tensors: list[Tensor]) -> Tensor:
+    return paddle.concat([_bytes_of(tensor) for tensor in tensors])
+
+
 def _assign(tensor: Tensor, data: Tensor) -> None:
     """Overwrites a tensor with the result of `_bytes_of` for another tensor."""
     tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape), False)
@@ -424,18 +428,46 @@ class HierarchicalGroup(PythonProcessGroup):
 
         def run() -> None:
             data = _bytes_of(tensor)
-            if machine == self.topology.machine:
-                self._local.broadcast(data, index, True).wait()
-            if self._leaders is not None:
-                self._run_between(
-                    lambda: self._leaders.broadcast(data, machine, True).wait(),
-                    self._timeout.total_seconds(),
-                )
-            if machine != self.topology.machine:
-                self._local.broadcast(data, 0, True).wait()
+            self._broadcast(data, machine, index)
             _assign(tensor, data)
 
         return self._submit(f"broadcast from rank {src}", tensor, run, sync_op)
+
+    def scatter(
+        self, out: Tensor, tensors: list[Tensor], src: int, sync_op: bool
+    ) -> Task:
+        """Scatters the tensors of rank `src`; the other ranks' are not used."""
+        _enforce_usable("scatter", out)
+        machine, index = self.topology.locate(src)
+        if self._rank == src:
+            _enforce_one_per_rank("scatter", tensors, self._size)
+            _enforce_usable("scatter", out, *tensors)
+            for tensor in tensors:
+                _enforce_elements("scatter", tensor, out, 1)
+
+        def run() -> None:
+            # All ranks get all parts, which is simple, but not the fastest.
+            parts = (
+                _joined_bytes_of(tensors)
+                if self._rank == src
+                else _empty(self._size * _bytes_of(out).size)
+            )
+            self._broadcast(parts, machine, index)
+            own = parts.reshape([self._size, -1])[self._rank]
+            _assign(out, own.clone())
+
+        return self._submit(f"scatter from rank {src}", out, run, sync_op)
+
+    def scatter_tensor(
+        self, out: Tensor, tensor: Tensor, src: int, sync_op: bool
+    ) -> Task:
+        """Like `scatter`, but the parts are joined in one tensor."""
+        parts: list[Tensor] = []
+        if self._rank == src:
+            _enforce_usable("scatter", out, tensor)
+            _enforce_elements("scatter", tensor, out, self._size)
+            parts = list(tensor.reshape([self._size, -1]))
+        return self.scatter(out, parts, src, sync_op)
 
     def all_gather_into_tensor(
         self, out: Tensor, tensor: Tensor, sync_op: bool
@@ -462,6 +494,33 @@ class HierarchicalGroup(PythonProcessGroup):
                 _assign(out, data)
 
         return self._submit("all_gather", tensor, run, sync_op)
+
+    def gather(
+        self,
+        tensor: Tensor,
+        tensors: list[Tensor],
+        dst: int,
+        sync_op: bool,
+        use_calc_stream: bool = False,
+    ) -> Task:
+        """Gathers into the tensors of rank `dst`; others are not changed."""
+        if use_calc_stream:
+            self._refuse_stream("gather")
+        _enforce_usable("gather", tensor)
+        self.topology.locate(dst)
+        if self._rank == dst:
+            _enforce_one_per_rank("gather", tensors, self._size)
+            _enforce_usable("gather", tensor, *tensors)
+            for out in tensors:
+                _enforce_elements("gather", out, tensor, 1)
+
+        def run() -> None:
+            # All ranks get all parts, as in all_gather.
+            for out, data in zip(tensors, self._gathered(tensor)):
+                if self._rank == dst:
+                    _assign(out, data)
+
+        return self._submit(f"gather to rank {dst}", tensor, run, sync_op)
 
     def barrier(self, device_id: int = -1) -> Task:
         return self._submit("barrier", _empty(0), _no_operation, True)
@@ -665,6 +724,19 @@ class HierarchicalGroup(PythonProcessGroup):
             if op == ReduceOp.AVG:
                 _divide(total, self._size)
         self._local.broadcast(total, 0, True).wait()
+
+    def _broadcast(self, data: Tensor, machine: int, index: int) -> None:
+        """Overwrites bytes with those of a rank, given its machine and its
+        index there."""
+        if machine == self.topology.machine:
+            self._local.broadcast(data, index, True).wait()
+        if self._leaders is not None:
+            self._run_between(
+                lambda: self._leaders.broadcast(data, machine, True).wait(),
+                self._timeout.total_seconds(),
+            )
+        if machine != self.topology.machine:
+            self._local.broadcast(data, 0, True).wait()
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         """Returns the bytes of each rank's tensor."""

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 from paddle.base import core
 
@@ -51,16 +51,18 @@ class PythonProcessGroup:
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             if name.endswith(_ON_STREAM):
-                raise NotImplementedError(
-                    f"{self._kind} has no {name[: -len(_ON_STREAM)]} with "
-                    "use_calc_stream=True. Leave that argument out, as with "
-                    "gloo."
-                )
+                self._refuse_stream(name[: -len(_ON_STREAM)])
             raise NotImplementedError(
                 f"{self._kind} has no {name}. {self._how_to_fix}"
             )
 
         return refuse
+
+    def _refuse_stream(self, operation: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{self._kind} has no {operation} with use_calc_stream=True. Leave "
+            "that argument out, as with gloo."
+        )
 
     def all_gather(self, *args: Any) -> Any:
         """Gathers tensors.

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -283,25 +282,98 @@ void Copy(char* to, const char* from, uint64_t bytes) {
 // A buffer with room for several tensors, one after the other.
 class Packed {
  public:
-  explicit Packed(const std::vector<phi::DenseTensor>& tensors) {
+  explicit Packed(std::vector<phi::DenseTensor> tensors)
+      : tensors_(std::move(tensors)) {
     uint64_t all = 0;
-    for (const phi::DenseTensor& tensor : tensors) {
-      offsets_.push_back(all);
+    for (const phi::DenseTensor& tensor : tensors_) {
       bytes_.push_back(BytesOf(tensor));
-      all += BytesOf(tensor);
+      all += bytes_.back();
     }
-    data_ = std::make_unique<char[]>(all);
+    // Not make_unique, which would set all bytes to zero.
+    data_.reset(new char[all]);
   }
 
   char* data() const { return data_.get(); }
-  char* part(size_t index) const { return data() + offsets_[index]; }
   const std::vector<uint64_t>& bytes() const { return bytes_; }
 
+  void CopyFromTensors() {
+    char* part = data();
+    for (const phi::DenseTensor& tensor : tensors_) {
+      Copy(part, DataOf(tensor), BytesOf(tensor));
+      part += BytesOf(tensor);
+    }
+  }
+
+  void CopyToTensors() const {
+    const char* part = data();
+    for (const phi::DenseTensor& tensor : tensors_) {
+      Copy(DataOf(tensor), part, BytesOf(tensor));
+      part += BytesOf(tensor);
+    }
+  }
+
  private:
-  std::vector<uint64_t> offsets_;
+  std::vector<phi::DenseTensor> tensors_;
   std::vector<uint64_t> bytes_;
   std::unique_ptr<char[]> data_;
 };
+
+// Throws unless there is one usable tensor per rank, of the type of `like`.
+void EnforceOnePerRank(CommType operation,
+                       const std::vector<phi::DenseTensor>& tensors,
+                       const phi::DenseTensor& like,
+                       int size) {
+  PADDLE_ENFORCE_EQ(static_cast<int>(tensors.size()),
+                    size,
+                    common::errors::InvalidArgument(
+                        "%s got a list of %d tensors, but the group has %d "
+                        "ranks. Pass one tensor per rank.",
+                        NameOf(operation),
+                        tensors.size(),
+                        size));
+  for (const phi::DenseTensor& tensor : tensors) {
+    EnforceUsable(operation, tensor);
+    EnforceSameType(operation, tensor, like);
+  }
+}
+
+// Throws unless the list has one tensor per rank like this rank's tensor, which
+// may be in the list at its own place, but must not overlap others.
+void EnforceList(CommType operation,
+                 const char* name,
+                 const std::vector<phi::DenseTensor>& list,
+                 const phi::DenseTensor& own,
+                 int rank,
+                 int size) {
+  EnforceOnePerRank(operation, list, own, size);
+  for (int i = 0; i < size; ++i) {
+    EnforceElements(operation, name, list[i].numel(), own.numel());
+    PADDLE_ENFORCE_EQ(
+        !Overlap(own, list[i]) || (i == rank && DataOf(own) == DataOf(list[i])),
+        true,
+        common::errors::InvalidArgument(
+            "%s got an %s for rank %d that overlaps this rank's tensor. Pass "
+            "tensors that do not overlap, for example "
+            "paddle.empty_like(tensor) for each rank.",
+            NameOf(operation),
+            name,
+            i));
+  }
+}
+
+std::vector<char*> DataOf(const std::vector<phi::DenseTensor>& tensors) {
+  std::vector<char*> data;
+  for (const phi::DenseTensor& tensor : tensors) data.push_back(DataOf(tensor));
+  return data;
+}
+
+void EnforceNoCalcStream(bool use_calc_stream) {
+  PADDLE_ENFORCE_EQ(use_calc_stream,
+                    false,
+                    common::errors::Unimplemented(
+                        "The backend shm has no streams, but gather got "
+                        "use_calc_stream. Omit that argument."));
+}
 
 // The first character of the value that a rank sets in the store. A rank that
 // fails to attach reports this in the store, since it has no group memory.
@@ -459,67 +531,45 @@ auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
 
 }  // namespace
 
-// An operation that is in flight or complete. Thread-safe.
-class ProcessGroupShm::ShmTask : public ProcessGroup::Task {
- public:
-  ShmTask(int rank, CommType type, bool sync_op)
-      : ProcessGroup::Task(rank, type, sync_op), process_(getpid()) {
-    is_completed_ = sync_op;
-  }
+ShmTask::ShmTask(int rank, CommType type, bool sync_op)
+    : ProcessGroup::Task(rank, type, sync_op), process_(getpid()) {
+  is_completed_ = sync_op;
+}
 
-  // Runs the operation. Called on a group thread.
-  template <typename Call>
-  void Run(const Call& call) {
-    std::exception_ptr error;
-    try {
-      call();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      error_ = error;
-      is_completed_ = true;
-    }
-    completed_.notify_all();
-  }
-
-  bool IsCompleted() override {
-    EnforceNotForked();
+void ShmTask::EndWith(std::exception_ptr error) {
+  {
     std::lock_guard<std::mutex> lock(mutex_);
-    return is_completed_;
+    error_ = std::move(error);
+    is_completed_ = true;
   }
+  completed_.notify_all();
+}
 
-  bool Wait(std::chrono::milliseconds timeout) override {
-    EnforceNotForked();
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto completed = [this] { return is_completed_; };
-    if (timeout == kWaitTimeout) {
-      completed_.wait(lock, completed);
-    } else if (!completed_.wait_for(lock, timeout, completed)) {
-      return false;
-    }
-    if (error_) std::rethrow_exception(error_);
-    return true;
+bool ShmTask::IsCompleted() {
+  EnforceNotForked();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return is_completed_;
+}
+
+bool ShmTask::WaitFor(Seconds timeout) {
+  // A longer one could overflow the clock's type.
+  constexpr Seconds kLongest = std::chrono::hours(24 * 365);
+  EnforceNotForked();
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto completed = [this] { return is_completed_; };
+  if (timeout == Seconds::zero()) {
+    completed_.wait(lock, completed);
+  } else if (!completed_.wait_for(
+                 lock, std::min(timeout, kLongest), completed)) {
+    return false;
   }
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
 
-  void Synchronize() override { Wait(kWaitTimeout); }
-
-  // Like Wait, but does not throw the operation's error.
-  void WaitForEnd() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    completed_.wait(lock, [this] { return is_completed_; });
-  }
-
- private:
-  void EnforceNotForked() const {
-    if (!IsSync() && getpid() != process_) ThrowForked(process_);
-  }
-
-  const int process_;
-  std::condition_variable completed_;
-  std::exception_ptr error_;
-};
+void ShmTask::EnforceNotForked() const {
+  if (!IsSync() && getpid() != process_) ThrowForked(process_);
+}
 
 ProcessGroupShm::ProcessGroupShm(
     const std::shared_ptr<phi::distributed::Store>& store,
@@ -610,14 +660,15 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
     queue->Run(run);
     return task;
   }
-  // Under the mutex, last_gather_ is the last gathering operation in the queue:
-  // waiting for it includes those that other threads have called before.
-  std::lock_guard<std::mutex> lock(mutex_);
-  queue->Add([task, run] { task->Run(run); });
-  if (type == CommType::ALLGATHER || type == CommType::GATHER ||
-      type == CommType::ALLTOALL) {
-    last_gather_ = task;
-  }
+  queue->Add([task, run] {
+    std::exception_ptr error;
+    try {
+      run();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task->EndWith(error);
+  });
   return task;
 }
 
@@ -636,13 +687,6 @@ void ProcessGroupShm::EnforceRank(CommType type, int rank) const {
 
 phi::DeviceContext* ProcessGroupShm::GetDeviceContext(
     const phi::Place& place) const {
-  if (IsForked()) ThrowForked(process_);
-  std::shared_ptr<ShmTask> gather;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    gather = last_gather_.lock();
-  }
-  if (gather) gather->WaitForEnd();
   return phi::DeviceContextPool::Instance().Get(place);
 }
 
@@ -794,11 +838,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
     bool sync_op,
     bool use_calc_stream) {
   constexpr CommType kType = CommType::GATHER;
-  PADDLE_ENFORCE_EQ(use_calc_stream,
-                    false,
-                    common::errors::Unimplemented(
-                        "The backend shm has no streams, but gather got "
-                        "use_calc_stream. Omit that argument."));
+  EnforceNoCalcStream(use_calc_stream);
   const int root = opts.root_rank;
   EnforceRank(kType, root);
   EnforceUsable(kType, in_tensor);
@@ -821,6 +861,50 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Gather(
                             TypeOf(in),
                             root,
                             timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::AllGatherIntoList(
+    const std::vector<phi::DenseTensor>& out_tensors,
+    const phi::DenseTensor& in_tensor,
+    bool sync_op) {
+  constexpr CommType kType = CommType::ALLGATHER;
+  EnforceUsable(kType, in_tensor);
+  EnforceList(kType, "output", out_tensors, in_tensor, rank_, size_);
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out = out_tensors](Collectives* collectives,
+                                          Milliseconds timeout) {
+        collectives->AllGather(
+            DataOf(in), DataOf(out), BytesOf(in), TypeOf(in), timeout);
+      });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::GatherIntoList(
+    const std::vector<phi::DenseTensor>& out_tensors,
+    const phi::DenseTensor& in_tensor,
+    int root,
+    bool sync_op,
+    bool use_calc_stream) {
+  constexpr CommType kType = CommType::GATHER;
+  EnforceNoCalcStream(use_calc_stream);
+  EnforceRank(kType, root);
+  EnforceUsable(kType, in_tensor);
+  std::vector<phi::DenseTensor> out;
+  if (rank_ == root) {
+    EnforceList(kType, "output", out_tensors, in_tensor, rank_, size_);
+    out = out_tensors;
+  }
+  return Submit(
+      queue_.get(),
+      kType,
+      sync_op,
+      [in = in_tensor, out, root](Collectives* collectives,
+                                  Milliseconds timeout) {
+        collectives->Gather(
+            DataOf(in), DataOf(out), BytesOf(in), TypeOf(in), root, timeout);
       });
 }
 
@@ -853,6 +937,34 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Scatter(
                              root,
                              timeout);
       });
+}
+
+ProcessGroupShm::TaskPointer ProcessGroupShm::ScatterFromList(
+    const phi::DenseTensor& out_tensor,
+    const std::vector<phi::DenseTensor>& in_tensors,
+    int root,
+    bool sync_op) {
+  constexpr CommType kType = CommType::SCATTER;
+  EnforceRank(kType, root);
+  EnforceUsable(kType, out_tensor);
+  std::vector<phi::DenseTensor> in;
+  if (rank_ == root) {
+    EnforceList(kType, "input", in_tensors, out_tensor, rank_, size_);
+    in = in_tensors;
+  }
+  return Submit(queue_.get(),
+                kType,
+                sync_op,
+                [in, out = out_tensor, root](Collectives* collectives,
+                                             Milliseconds timeout) {
+                  const std::vector<char*> parts = DataOf(in);
+                  collectives->Scatter({parts.begin(), parts.end()},
+                                       DataOf(out),
+                                       BytesOf(out),
+                                       TypeOf(out),
+                                       root,
+                                       timeout);
+                });
 }
 
 ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
@@ -888,40 +1000,23 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
     const std::vector<phi::DenseTensor>& in_tensors,
     bool sync_op) {
   constexpr CommType kType = CommType::ALLTOALL;
-  using Tensors = std::vector<phi::DenseTensor>;
-  for (const Tensors* tensors :
-       {&in_tensors, static_cast<const Tensors*>(out_tensors)}) {
-    PADDLE_ENFORCE_EQ(static_cast<int>(tensors->size()),
-                      size_,
-                      common::errors::InvalidArgument(
-                          "alltoall got a list of %d tensors, but the group "
-                          "has %d ranks. Pass one tensor per rank.",
-                          tensors->size(),
-                          size_));
-    for (const phi::DenseTensor& tensor : *tensors) {
-      EnforceUsable(kType, tensor);
-      EnforceSameType(kType, tensor, in_tensors[0]);
-    }
-  }
+  EnforceOnePerRank(kType, in_tensors, in_tensors[0], size_);
+  EnforceOnePerRank(kType, *out_tensors, in_tensors[0], size_);
   return Submit(queue_.get(),
                 kType,
                 sync_op,
                 [in = in_tensors, out = *out_tensors](Collectives* collectives,
                                                       Milliseconds timeout) {
-                  const Packed sent(in);
-                  Packed received(out);
-                  for (size_t i = 0; i < in.size(); ++i) {
-                    Copy(sent.part(i), DataOf(in[i]), sent.bytes()[i]);
-                  }
+                  Packed sent(in);
+                  sent.CopyFromTensors();
+                  const Packed received(out);
                   collectives->AllToAll(sent.data(),
                                         sent.bytes(),
                                         received.data(),
                                         received.bytes(),
                                         TypeOf(in[0]),
                                         timeout);
-                  for (size_t i = 0; i < out.size(); ++i) {
-                    Copy(DataOf(out[i]), received.part(i), received.bytes()[i]);
-                  }
+                  received.CopyToTensors();
                 });
 }
 

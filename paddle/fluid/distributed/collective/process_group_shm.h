@@ -15,6 +15,8 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,6 +42,35 @@ struct ProcessGroupShmOptions {
   std::chrono::milliseconds timeout;
   // Finds tensors in shared memory. May be null, on all ranks.
   std::shared_ptr<phi::distributed::SharedMemoryResolver> resolver;
+};
+
+// An operation that is in flight or complete. Thread-safe.
+class ShmTask : public ProcessGroup::Task {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  // A synchronous operation must be complete.
+  ShmTask(int rank, phi::distributed::CommType type, bool sync_op);
+
+  // The operation has ended, with an error unless it is null.
+  void EndWith(std::exception_ptr error);
+
+  bool IsCompleted() override;
+  // Waits until the operation has ended, and throws its error. Returns false
+  // after the timeout, if that is not zero; the operation then continues.
+  bool WaitFor(Seconds timeout);
+  bool Wait(std::chrono::milliseconds timeout) override {
+    static_assert(kWaitTimeout == std::chrono::milliseconds::zero());
+    return WaitFor(timeout);
+  }
+  void Synchronize() override { WaitFor(Seconds::zero()); }
+
+ private:
+  void EnforceNotForked() const;
+
+  const int process_;
+  std::condition_variable completed_;
+  std::exception_ptr error_;
 };
 
 // A group of processes of one machine that communicate through shared memory.
@@ -79,9 +110,6 @@ class ProcessGroupShm : public ProcessGroup {
   // in a child of fork, have no effect.
   void Leave();
 
-  // The bindings use the context to split the results of gathering operations.
-  // Host memory has no streams to order this, so these functions wait for the
-  // last gathering operation.
   phi::DeviceContext* GetDeviceContext(const phi::Place& place) const override;
   phi::DeviceContext* GetDeviceContext(const phi::Place& place,
                                        bool use_calc_stream) const override;
@@ -132,6 +160,24 @@ class ProcessGroupShm : public ProcessGroup {
                      const GatherOptions& opts,
                      bool sync_op,
                      bool use_calc_stream) override;
+  // Operations on one tensor per rank. Paddle's own bindings would join the
+  // tensors, and after the call split the result, which is wrong for an
+  // asynchronous operation and not supported for all types.
+  TaskPointer AllGatherIntoList(
+      const std::vector<phi::DenseTensor>& out_tensors,
+      const phi::DenseTensor& in_tensor,
+      bool sync_op);
+  // Only the root's `out_tensors` are used.
+  TaskPointer GatherIntoList(const std::vector<phi::DenseTensor>& out_tensors,
+                             const phi::DenseTensor& in_tensor,
+                             int root,
+                             bool sync_op,
+                             bool use_calc_stream);
+  // Only the root's `in_tensors` are used.
+  TaskPointer ScatterFromList(const phi::DenseTensor& out_tensor,
+                              const std::vector<phi::DenseTensor>& in_tensors,
+                              int root,
+                              bool sync_op);
   TaskPointer Scatter(phi::DenseTensor* out_tensor,
                       const phi::DenseTensor& in_tensor,
                       const ScatterOptions& opts,
@@ -164,8 +210,6 @@ class ProcessGroupShm : public ProcessGroup {
   TaskPointer Barrier(const BarrierOptions& opts = BarrierOptions()) override;
 
  private:
-  class ShmTask;
-
   // The state that operations use. It lives until the last one completes.
   struct JoinedGroup {
     std::unique_ptr<phi::distributed::GroupMemory> memory;
@@ -191,9 +235,6 @@ class ProcessGroupShm : public ProcessGroup {
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
   std::shared_ptr<JoinedGroup> joined_;  // guarded by mutex_; null after Leave
-  // The last asynchronous operation whose result the bindings split. Guarded by
-  // mutex_.
-  std::weak_ptr<ShmTask> last_gather_;
   // The queue of collective operations.
   std::unique_ptr<phi::distributed::OperationQueue> queue_;
   // The queues of point-to-point operations, by direction and peer. Guarded by

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -291,38 +292,70 @@ void CaseRunner::RunBroadcast() {
   RequireBytes(data, sent);
 }
 
+std::vector<char*> CaseRunner::TakeOnePerRank() {
+  std::vector<char*> buffers;
+  for (int rank = 0; rank < size_; ++rank) buffers.push_back(Take(bytes_));
+  return buffers;
+}
+
+std::vector<char*> CaseRunner::PartsOf(char* data) const {
+  std::vector<char*> parts;
+  for (int rank = 0; rank < size_; ++rank) {
+    parts.push_back(data + rank * bytes_);
+  }
+  return parts;
+}
+
 void CaseRunner::RunAllGather() {
-  char* const out = Take(bytes_ * size_);
-  char* in = out + rank_ * bytes_;
+  const bool is_one_buffer = random_() % 2 == 0;
+  const std::vector<char*> out =
+      is_one_buffer ? PartsOf(Take(bytes_ * size_)) : TakeOnePerRank();
+  char* in = out[rank_];
   const Buffer own = InputOf(rank_, 1);
   if (operation_.in_place) {
     std::copy(own.begin(), own.end(), in);
   } else {
     in = Take(own);
   }
-  collectives_.AllGather(in, out, bytes_, type_name(), kNever);
+  if (is_one_buffer) {
+    collectives_.AllGather(in, out[0], bytes_, type_name(), kNever);
+  } else {
+    collectives_.AllGather(in, out, bytes_, type_name(), kNever);
+  }
   RequireKept(in, own);
   for (int other = 0; other < size_; ++other) {
-    RequireBytes(out + other * bytes_, InputOf(other, 1));
+    RequireBytes(out[other], InputOf(other, 1));
   }
 }
 
 void CaseRunner::RunGather() {
   const bool is_root = rank_ == operation_.root;
+  const bool is_one_buffer = random_() % 2 == 0;
   const Buffer own = InputOf(rank_, 1);
-  char* const out = is_root ? Take(bytes_ * size_) : nullptr;
+  std::vector<char*> out;
+  if (is_root) {
+    out = is_one_buffer ? PartsOf(Take(bytes_ * size_)) : TakeOnePerRank();
+  }
   char* in;
   if (is_root && operation_.in_place) {
-    in = out + rank_ * bytes_;
+    in = out[rank_];
     std::copy(own.begin(), own.end(), in);
   } else {
     in = Take(own);
   }
-  collectives_.Gather(in, out, bytes_, type_name(), operation_.root, kNever);
+  if (is_one_buffer) {
+    collectives_.Gather(in,
+                        is_root ? out[0] : nullptr,
+                        bytes_,
+                        type_name(),
+                        operation_.root,
+                        kNever);
+  } else {
+    collectives_.Gather(in, out, bytes_, type_name(), operation_.root, kNever);
+  }
   RequireBytes(in, own);
-  if (!is_root) return;
-  for (int other = 0; other < size_; ++other) {
-    RequireBytes(out + other * bytes_, InputOf(other, 1));
+  for (int other = 0; is_root && other < size_; ++other) {
+    RequireBytes(out[other], InputOf(other, 1));
   }
 }
 
@@ -330,12 +363,35 @@ void CaseRunner::RunScatter() {
   const bool is_root = rank_ == operation_.root;
   const Buffer sent = InputOf(operation_.root, size_);
   const auto own = sent.begin() + rank_ * bytes_;
-  char* const in = is_root ? Take(sent) : nullptr;
-  char* const out =
-      is_root && operation_.in_place ? in + rank_ * bytes_ : Take(bytes_);
-  collectives_.Scatter(in, out, bytes_, type_name(), operation_.root, kNever);
+  const bool is_one_buffer = random_() % 2 == 0;
+  std::vector<char*> in;
+  if (is_root) {
+    in = is_one_buffer ? PartsOf(Take(bytes_ * size_)) : TakeOnePerRank();
+    for (int rank = 0; rank < size_; ++rank) {
+      std::copy_n(sent.begin() + rank * bytes_, bytes_, in[rank]);
+    }
+  }
+  char* const out = is_root && operation_.in_place ? in[rank_] : Take(bytes_);
+  if (is_one_buffer) {
+    collectives_.Scatter(is_root ? in[0] : nullptr,
+                         out,
+                         bytes_,
+                         type_name(),
+                         operation_.root,
+                         kNever);
+  } else {
+    collectives_.Scatter({in.begin(), in.end()},
+                         out,
+                         bytes_,
+                         type_name(),
+                         operation_.root,
+                         kNever);
+  }
   RequireBytes(out, Buffer(own, own + bytes_));
-  if (is_root) RequireBytes(in, sent);
+  for (int other = 0; is_root && other < size_; ++other) {
+    const auto part = sent.begin() + other * bytes_;
+    RequireBytes(in[other], Buffer(part, part + bytes_));
+  }
 }
 
 void CaseRunner::RunAllToAll() {
@@ -390,6 +446,52 @@ OperationCase RandomCase(Random* random, int ranks, uint64_t max_count) {
   operation.shift = (*random)() % 2 == 0 ? 0 : (*random)() % 16;
   operation.seed = (*random)();
   return operation;
+}
+
+void RunOnThreads(int size,
+                  const std::function<void(GroupMemory*, Collectives*)>& body) {
+  const auto group = GroupInOneProcess(size);
+  std::vector<std::thread> threads;
+  for (const auto& rank : group) {
+    threads.emplace_back([&] {
+      Collectives collectives(rank.get(), {}, kNever);
+      body(rank.get(), &collectives);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void SendReceiveAndReduceOnThreads(GroupMemory* group,
+                                   uint64_t bytes,
+                                   int times) {
+  constexpr char kType[] = "uint8";
+  Collectives collectives(group, {}, kNever);
+  const int peer = 1 - group->rank();
+  std::thread sender([&] {
+    for (int i = 0; i < times; ++i) {
+      const Buffer data(bytes, static_cast<char>(group->rank() + i));
+      collectives.Send(data.data(), data.size(), kType, peer, kNever);
+    }
+  });
+  std::thread receiver([&] {
+    for (int i = 0; i < times; ++i) {
+      Buffer data(bytes);
+      collectives.Recv(data.data(), data.size(), kType, peer, kNever);
+      EXPECT_EQ(data, Buffer(bytes, static_cast<char>(peer + i)));
+    }
+  });
+  for (int i = 0; i < times; ++i) {
+    std::vector<int32_t> data(bytes / sizeof(int32_t), group->rank() + i);
+    collectives.AllReduce(data.data(),
+                          data.data(),
+                          data.size(),
+                          ElementType::kInt32,
+                          Reduction::kSum,
+                          kNever);
+    EXPECT_EQ(data, std::vector<int32_t>(data.size(), 2 * i + 1));
+  }
+  sender.join();
+  receiver.join();
 }
 
 }  // namespace shared_memory_test

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -116,6 +117,8 @@ class CaseRunner {
   const char* type_name() const;
   char* Take(uint64_t bytes);
   char* Take(const Buffer& content);
+  std::vector<char*> TakeOnePerRank();
+  std::vector<char*> PartsOf(char* data) const;
   Buffer InputOf(int rank, uint64_t parts) const;
   std::vector<Buffer> Inputs(uint64_t parts) const;
   void RequireKept(const char* in, const Buffer& content) const;
@@ -147,5 +150,15 @@ class CaseRunner {
 
 // Returns an operation that depends only on the arguments.
 OperationCase RandomCase(Random* random, int ranks, uint64_t max_count);
+
+// Runs a function as each rank of a group in this process, one thread per rank.
+void RunOnThreads(int size,
+                  const std::function<void(GroupMemory*, Collectives*)>& body);
+
+// As one of two ranks, sends and receives messages on two threads, and runs
+// collective operations on this one. Checks the data.
+void SendReceiveAndReduceOnThreads(GroupMemory* group,
+                                   uint64_t bytes,
+                                   int times);
 
 }  // namespace shared_memory_test

@@ -34,6 +34,7 @@
 
 namespace shared_memory_test {
 
+using phi::distributed::GroupLayout;
 using phi::distributed::SizeOf;
 using ErrorKind = CollectiveError::Kind;
 
@@ -100,7 +101,7 @@ void RunAllCasesOnUpToFourRanks(Buffers buffers) {
 
 // Runs sizes around all thresholds: a part's alignment, the inline data, a
 // window of staging memory for one piece and for several, all staging memory,
-// and the block that is reduced at a time.
+// the same of transfer memory, and the block that is reduced at a time.
 void RunSizesAtThresholds(Buffers buffers) {
   const uint64_t staging = SmallStaging().staging_bytes;
   for (const int size : {2, 3}) {
@@ -113,6 +114,8 @@ void RunSizesAtThresholds(Buffers buffers) {
                                        staging / 2 / (size - 1),
                                        staging,
                                        5 * staging,
+                                       GroupLayout::kTransferBytes / 2,
+                                       GroupLayout::kTransferBytes,
                                        uint64_t{512} << 10}) {
         for (const int difference : {-1, 0, 1}) {
           OperationCase operation{};
@@ -445,43 +448,39 @@ ISOLATED_TEST(CollectivesTest, MoreRoundsThanPhasesAreAnErrorOfTheCall) {
 
 // As in an asynchronous group: two threads send and receive, concurrently with
 // collective operations.
-void RunOnThreadsConcurrently(GroupMemory* group) {
-  constexpr int kTimes = 50;
-  constexpr uint64_t kBytes = 100000;
-  Collectives collectives(group, {}, kNever);
-  const int peer = 1 - group->rank();
-  std::thread sender([&] {
-    for (int i = 0; i < kTimes; ++i) {
-      std::vector<char> data(kBytes, static_cast<char>(group->rank() + i));
-      collectives.Send(data.data(), data.size(), kByte, peer, kNever);
-    }
-  });
-  std::thread receiver([&] {
-    for (int i = 0; i < kTimes; ++i) {
-      std::vector<char> data(kBytes);
-      collectives.Recv(data.data(), data.size(), kByte, peer, kNever);
-      EXPECT_EQ(data, std::vector<char>(kBytes, static_cast<char>(peer + i)));
-    }
-  });
-  for (int i = 0; i < kTimes; ++i) {
-    std::vector<int32_t> data(kBytes / 4, group->rank() + i);
-    collectives.AllReduce(data.data(),
-                          data.data(),
-                          data.size(),
-                          ElementType::kInt32,
-                          Reduction::kSum,
-                          kNever);
-    EXPECT_EQ(data, std::vector<int32_t>(data.size(), 2 * i + 1));
-  }
-  sender.join();
-  receiver.join();
-}
-
 ISOLATED_TEST(CollectivesTest, ThreadsSendReceiveAndReduceConcurrently) {
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {
-    RunOnThreadsConcurrently(group);
+    SendReceiveAndReduceOnThreads(group, 100000, 50);
   });
   ranks.Finish();
+}
+
+// The error of a message that is too large states the size of the windows.
+ISOLATED_TEST(CollectivesTest, WindowsOfALargeMessageDoNotShrinkInALargeGroup) {
+  constexpr uint64_t kWindow = GroupLayout::kTransferBytes / 2;
+  constexpr uint64_t kBytes = kWindow * phi::distributed::kEndPhase;
+  // Takes no memory, because a rank reads only the first window.
+  void* const data = mmap(nullptr,
+                          kBytes,
+                          PROT_READ,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1,
+                          0);
+  REQUIRE_TRUE(data != MAP_FAILED);
+  RunOnThreads(64, [&](GroupMemory* group, Collectives* collectives) {
+    const Outcome outcome = OutcomeOf([&] {
+      if (group->rank() == 0) {
+        collectives->Send(data, kBytes, kByte, 1, kNever);
+      } else if (group->rank() == 1) {
+        collectives->Recv(data, kBytes, kByte, 0, kNever);
+      }
+    });
+    EXPECT_EQ(outcome.Says("in windows of " + std::to_string(kWindow)),
+              group->rank() < 2)
+        << outcome;
+    // The group is still usable.
+    collectives->Barrier(kNever);
+  });
 }
 
 }  // namespace shared_memory_test

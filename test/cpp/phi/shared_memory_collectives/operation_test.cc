@@ -14,10 +14,14 @@
 
 // The data that the ranks of a group exchange in operations.
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -231,6 +235,96 @@ ISOLATED_TEST(OperationTest, StagingMemoryIsNotReusedBeforeAllHaveEnded) {
   Operation second(group[0].get(), SomeOperation(), kSoon);
   const Outcome outcome = OutcomeOf([&] { second.own_staging(); });
   EXPECT_TRUE(outcome.Is(CollectiveKind::kTimedOut, 1)) << outcome;
+}
+
+// A large transfer from a rank in this process, which has begun.
+class LargeTransfer {
+ public:
+  LargeTransfer(const std::unique_ptr<GroupMemory>& sender, int receiver)
+      : operation_(sender.get(),
+                   OperationInfo::Of("send", 0),
+                   sender->rank(),
+                   receiver,
+                   kNever) {
+    operation_.EnlargeStaging();
+    staging_ = operation_.own_staging();
+    bytes_ = operation_.staging_bytes();
+  }
+
+  const char* staging() const { return staging_; }
+  bool has_block() const { return bytes_ == GroupLayout::kTransferBytes; }
+  void End() { operation_.End(); }
+
+ private:
+  Operation operation_;
+  const char* staging_;
+  uint64_t bytes_;
+};
+
+void Receive(const std::unique_ptr<GroupMemory>& receiver, int sender) {
+  Operation(receiver.get(),
+            OperationInfo::Of("recv", 0),
+            sender,
+            receiver->rank(),
+            kNever)
+      .End();
+}
+
+// Returns how much memory the system has given to a group of this process.
+uint64_t BytesInUse(const GroupMemory& group) {
+  int fd = -1;
+  REQUIRE_EQ(std::sscanf(group.id().c_str(), "%*u-%d", &fd), 1);
+  struct stat file = {};
+  REQUIRE_EQ(fstat(fd, &file), 0);
+  constexpr int kBlock = 512;
+  return uint64_t{kBlock} * file.st_blocks;
+}
+
+ISOLATED_TEST(OperationTest, LargeTransfersHaveAsMuchMemoryInAGroupOfAnySize) {
+  for (const int size : {2, 16, 64}) {
+    const auto group = GroupMemory::Create(size);
+    LargeTransfer transfer(group, size - 1);
+    EXPECT_TRUE(transfer.has_block()) << size;
+    transfer.End();
+  }
+}
+
+ISOLATED_TEST(OperationTest, TransferMemoryIsReservedWhenItIsFirstUsed) {
+  const auto group = GroupInOneProcess(2);
+  const uint64_t before = BytesInUse(*group[0]);
+  for (int i = 0; i < 3; ++i) {
+    LargeTransfer(group[0], 1).End();
+    Receive(group[1], 0);
+    EXPECT_EQ(BytesInUse(*group[0]), before + GroupLayout::kTransferBytes);
+  }
+}
+
+ISOLATED_TEST(OperationTest, ABlockIsUsedAgainWhenItsReceiverHasReadIt) {
+  const auto group = GroupInOneProcess(3);
+  LargeTransfer first(group[0], 1);
+  first.End();
+  LargeTransfer second(group[0], 2);
+  second.End();
+  EXPECT_NE(second.staging(), first.staging());
+  Receive(group[1], 0);
+  LargeTransfer third(group[0], 2);
+  third.End();
+  EXPECT_EQ(third.staging(), first.staging());
+}
+
+ISOLATED_TEST(OperationTest, ATransferThatGetsNoBlockHasTheMemoryOfItsPair) {
+  const int blocks = static_cast<int>(GroupLayout(20, 0).transfer_blocks());
+  REQUIRE_TRUE(blocks < 19);
+  const auto group = GroupInOneProcess(20);
+  for (int receiver = 1; receiver < 20; ++receiver) {
+    LargeTransfer transfer(group[0], receiver);
+    EXPECT_EQ(transfer.has_block(), receiver <= blocks) << receiver;
+    transfer.End();
+  }
+  Receive(group[5], 0);
+  LargeTransfer next(group[0], 19);
+  EXPECT_TRUE(next.has_block());
+  next.End();
 }
 
 ISOLATED_TEST(OperationTest, PairsOfRanksMeetWithoutTheOthers) {

@@ -69,6 +69,14 @@ std::vector<uint64_t> Parts(uint64_t bytes, int ranks) {
 const char* Bytes(const void* data) { return static_cast<const char*>(data); }
 char* Bytes(void* data) { return static_cast<char*>(data); }
 
+// Returns the beginnings of consecutive buffers, all null if `data` is.
+std::vector<char*> ConsecutiveBuffers(void* data, uint64_t bytes, int number) {
+  std::vector<char*> buffers(number);
+  if (data == nullptr) return buffers;
+  for (int i = 0; i < number; ++i) buffers[i] = Bytes(data) + i * bytes;
+  return buffers;
+}
+
 [[noreturn]] void ThrowInvalid(const std::string& what) {
   throw CollectiveError(CollectiveError::Kind::kInvalid, -1, what);
 }
@@ -275,8 +283,29 @@ void Collectives::Broadcast(void* data,
   exchange.Finish();
 }
 
+void Collectives::CopyPieces(Exchange* exchange,
+                             const std::vector<char*>& out,
+                             uint64_t begin,
+                             uint64_t end) {
+  for (int other : others_) {
+    exchange->Copy(other, begin, end - begin, out[other] + begin);
+  }
+}
+
 void Collectives::AllGather(const void* in,
                             void* out,
+                            uint64_t bytes_per_rank,
+                            const std::string& type,
+                            Milliseconds timeout) {
+  AllGather(in,
+            ConsecutiveBuffers(out, bytes_per_rank, size()),
+            bytes_per_rank,
+            type,
+            timeout);
+}
+
+void Collectives::AllGather(const void* in,
+                            const std::vector<char*>& out,
                             uint64_t bytes_per_rank,
                             const std::string& type,
                             Milliseconds timeout) {
@@ -284,22 +313,30 @@ void Collectives::AllGather(const void* in,
       group_, OperationInfo::Of("all_gather", bytes_per_rank, type), timeout);
   Exchange exchange(&operation, memory_, others_);
   exchange.Start({{{Bytes(in), {bytes_per_rank}}, 1, bytes_per_rank}});
-  CopyUnlessSame(
-      Bytes(out) + rank() * bytes_per_rank, Bytes(in), bytes_per_rank);
+  CopyUnlessSame(out[rank()], Bytes(in), bytes_per_rank);
   exchange.Run([](int) { return 0; },
                [&](uint64_t begin, uint64_t end) {
-                 for (int other : others_) {
-                   exchange.Copy(other,
-                                 begin,
-                                 end - begin,
-                                 Bytes(out) + other * bytes_per_rank + begin);
-                 }
+                 CopyPieces(&exchange, out, begin, end);
                });
   exchange.Finish();
 }
 
 void Collectives::Gather(const void* in,
                          void* out,
+                         uint64_t bytes_per_rank,
+                         const std::string& type,
+                         int root,
+                         Milliseconds timeout) {
+  Gather(in,
+         ConsecutiveBuffers(out, bytes_per_rank, size()),
+         bytes_per_rank,
+         type,
+         root,
+         timeout);
+}
+
+void Collectives::Gather(const void* in,
+                         const std::vector<char*>& out,
                          uint64_t bytes_per_rank,
                          const std::string& type,
                          int root,
@@ -314,19 +351,10 @@ void Collectives::Gather(const void* in,
   if (!is_root) offered = {Bytes(in), {bytes_per_rank}};
   Exchange exchange(&operation, memory_, others_);
   exchange.Start({{offered, 1, bytes_per_rank}});
-  if (is_root) {
-    CopyUnlessSame(
-        Bytes(out) + rank() * bytes_per_rank, Bytes(in), bytes_per_rank);
-  }
+  if (is_root) CopyUnlessSame(out[rank()], Bytes(in), bytes_per_rank);
   exchange.Run([](int) { return 0; },
                [&](uint64_t begin, uint64_t end) {
-                 if (!is_root) return;
-                 for (int other : others_) {
-                   exchange.Copy(other,
-                                 begin,
-                                 end - begin,
-                                 Bytes(out) + other * bytes_per_rank + begin);
-                 }
+                 if (is_root) CopyPieces(&exchange, out, begin, end);
                });
   exchange.Finish();
 }
@@ -337,6 +365,28 @@ void Collectives::Scatter(const void* in,
                           const std::string& type,
                           int root,
                           Milliseconds timeout) {
+  OfferedBuffer offered;
+  offered.data = Bytes(in);
+  ScatterPieces(offered, Bytes(out), bytes_per_rank, type, root, timeout);
+}
+
+void Collectives::Scatter(const std::vector<const char*>& in,
+                          void* out,
+                          uint64_t bytes_per_rank,
+                          const std::string& type,
+                          int root,
+                          Milliseconds timeout) {
+  OfferedBuffer offered;
+  offered.pieces = in;
+  ScatterPieces(offered, Bytes(out), bytes_per_rank, type, root, timeout);
+}
+
+void Collectives::ScatterPieces(const OfferedBuffer& pieces,
+                                char* out,
+                                uint64_t bytes_per_rank,
+                                const std::string& type,
+                                int root,
+                                Milliseconds timeout) {
   RequireRank(root, "root");
   Operation operation(
       group_,
@@ -346,17 +396,18 @@ void Collectives::Scatter(const void* in,
   const uint64_t own_offset = rank() * bytes_per_rank;
   OfferedBuffer offered;
   if (is_root) {
-    offered = {Bytes(in), std::vector<uint64_t>(size(), bytes_per_rank)};
+    offered = pieces;
+    offered.piece_bytes.assign(size(), bytes_per_rank);
   }
   Exchange exchange(&operation, memory_, others_);
   exchange.Start({{offered, size(), bytes_per_rank}});
   if (is_root) {
-    CopyUnlessSame(Bytes(out), Bytes(in) + own_offset, bytes_per_rank);
+    CopyUnlessSame(out, offered.PieceAt(rank(), own_offset), bytes_per_rank);
   }
   exchange.Run([&](int) { return own_offset; },
                [&](uint64_t begin, uint64_t end) {
                  if (is_root) return;
-                 exchange.Copy(root, begin, end - begin, Bytes(out) + begin);
+                 exchange.Copy(root, begin, end - begin, out + begin);
                });
   exchange.Finish();
 }

@@ -27,6 +27,7 @@ namespace phi {
 namespace distributed {
 
 class Exchange;
+struct OfferedBuffer;
 class GroupMemory;
 class Operation;
 
@@ -97,24 +98,42 @@ class Collectives {
                  const std::string& type,
                  int root,
                  Milliseconds timeout);
-  // `out` has `bytes_per_rank` for each rank. `in` may be this rank's part of
-  // it.
+  // `out` has `bytes_per_rank` for each rank, in one buffer or in one buffer
+  // per rank. `in` may be this rank's part of it.
   void AllGather(const void* in,
                  void* out,
                  uint64_t bytes_per_rank,
                  const std::string& type,
                  Milliseconds timeout);
+  void AllGather(const void* in,
+                 const std::vector<char*>& out,
+                 uint64_t bytes_per_rank,
+                 const std::string& type,
+                 Milliseconds timeout);
   // Only the root's `out` is written, and the root's `in` may be its part of
-  // `out`. On other ranks `out` may be null.
+  // `out`. On other ranks `out` may be null or empty.
   void Gather(const void* in,
               void* out,
               uint64_t bytes_per_rank,
               const std::string& type,
               int root,
               Milliseconds timeout);
-  // Only the root's `in` is read, and the root's `out` may be its part of `in`.
-  // On other ranks `in` may be null.
+  void Gather(const void* in,
+              const std::vector<char*>& out,
+              uint64_t bytes_per_rank,
+              const std::string& type,
+              int root,
+              Milliseconds timeout);
+  // Only the root's `in` is read, from one buffer or from one buffer per rank,
+  // and the root's `out` may be its part of `in`. On other ranks `in` may be
+  // null or empty.
   void Scatter(const void* in,
+               void* out,
+               uint64_t bytes_per_rank,
+               const std::string& type,
+               int root,
+               Milliseconds timeout);
+  void Scatter(const std::vector<const char*>& in,
                void* out,
                uint64_t bytes_per_rank,
                const std::string& type,
@@ -157,6 +176,19 @@ class Collectives {
   void RequireRank(int rank, const char* role) const;
   static void RequireReducible(ElementType type, Reduction reduction);
 
+  // Scatters pieces of the same size, which only the root has.
+  void ScatterPieces(const OfferedBuffer& offered,
+                     char* out,
+                     uint64_t bytes_per_rank,
+                     const std::string& type,
+                     int root,
+                     Milliseconds timeout);
+  // Reads a range of the pieces of all other ranks into the same range of their
+  // buffers.
+  void CopyPieces(Exchange* exchange,
+                  const std::vector<char*>& out,
+                  uint64_t begin,
+                  uint64_t end);
   // Reduces a range of one piece over all ranks into the same range of `out`.
   // `own` is this rank's piece; `own` and `out` point to the piece's beginning.
   void ReducePieces(Exchange* exchange,

@@ -52,6 +52,10 @@ void Exchange::Start(std::vector<Pass> passes, uint64_t inline_bytes_in_use) {
   for (const Pass& pass : passes_) locations_.push_back(Offer(pass));
   operation_->set_input(locations_[0]);
   if (locations_.size() > 1) operation_->set_output(locations_[1]);
+  if (locations_[0].where == Where::kStaging &&
+      passes_[0].largest_piece > WindowBytes(0)) {
+    operation_->EnlargeStaging();
+  }
   Stage(0);
   operation_->Publish(1);
   operation_->WaitForAll(1);
@@ -70,7 +74,13 @@ BufferLocation Exchange::Offer(const Pass& pass) {
     inline_bytes_in_use_ += bytes;
     return location;
   }
-  return memory_.Locate(pass.offered.data, bytes);
+  if (pass.offered.pieces.empty()) {
+    return memory_.Locate(pass.offered.data, bytes);
+  }
+  BufferLocation location{};
+  location.where = Where::kStaging;
+  location.bytes = bytes;
+  return location;
 }
 
 const BufferLocation& Exchange::LocationOf(int rank, size_t pass) const {
@@ -122,24 +132,30 @@ void Exchange::Stage(uint64_t round_of_pass) {
   const OfferedBuffer& offered = passes_[pass_].offered;
   const BufferLocation& location = locations_[pass_];
   if (location.where == Where::kInline && round_of_pass == 0) {
-    std::memcpy(operation_->inline_data(rank_) + location.address,
-                offered.data,
-                location.bytes);
+    char* const to = operation_->inline_data(rank_) + location.address;
+    uint64_t offset = 0;
+    for (size_t i = 0; i < offered.piece_bytes.size(); ++i) {
+      const uint64_t bytes = offered.piece_bytes[i];
+      std::memcpy(to + offset, offered.PieceAt(i, offset), bytes);
+      offset += bytes;
+    }
   }
   if (location.where != Where::kStaging) return;
   const uint64_t window = WindowBytes(pass_);
   const uint64_t begin = round_of_pass * window;
   char* to = operation_->own_staging() +
              round_ % 2 * (operation_->staging_bytes() / 2);
-  const char* piece = offered.data;
+  uint64_t offset = 0;
   for (size_t i = 0; i < offered.piece_bytes.size(); ++i) {
     const uint64_t bytes = offered.piece_bytes[i];
     const bool is_own =
         passes_[pass_].pieces > 1 && static_cast<int>(i) == rank_;
     if (begin < bytes && !is_own) {
-      std::memcpy(to, piece + begin, std::min(window, bytes - begin));
+      std::memcpy(to,
+                  offered.PieceAt(i, offset) + begin,
+                  std::min(window, bytes - begin));
     }
-    piece += bytes;
+    offset += bytes;
     if (!is_own) to += window;
   }
 }

@@ -25,12 +25,19 @@
 namespace phi {
 namespace distributed {
 
-// A buffer of this rank that other ranks read, divided into consecutive pieces:
-// one piece that all of them read, or one piece per rank. Without pieces, they
-// read nothing.
+// Data of this rank that other ranks read, divided into pieces: one piece that
+// all of them read, or one piece per rank. Without pieces, they read nothing.
 struct OfferedBuffer {
+  // Returns where a piece is, which begins after `offset` bytes of others.
+  const char* PieceAt(size_t index, uint64_t offset) const {
+    return pieces.empty() ? data + offset : pieces[index];
+  }
+
+  // The consecutive pieces.
   const char* data{nullptr};
   std::vector<uint64_t> piece_bytes;
+  // The pieces, if they are not consecutive. Then they are never read in place.
+  std::vector<const char*> pieces{};
 };
 
 // The transfer of data between the members of one operation, in one or two

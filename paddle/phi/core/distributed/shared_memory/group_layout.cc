@@ -33,11 +33,23 @@ constexpr uint64_t kPairEntries = 2;
 constexpr uint64_t kMaxPairBytes = 128 << 10;
 constexpr uint64_t kMinPairBytes = 4 << 10;
 constexpr uint64_t kAllPairsBytes = 16 << 20;
+// A sender can be ahead of a receiver by two transfers.
+constexpr uint64_t kTransfersPerPair = 2;
+constexpr uint64_t kMaxTransferBlocks = 16;
+constexpr uint64_t kAllTransferBytes = 256 << 20;
 
 uint64_t RoundDown(uint64_t value, uint64_t to) { return value / to * to; }
 
 uint64_t Pairs(int size) {
   return static_cast<uint64_t>(size) * static_cast<uint64_t>(size - 1);
+}
+
+uint64_t TransferBlocks(int size) {
+  const uint64_t affordable =
+      kAllTransferBytes / GroupLayout::kTransferBytes / size;
+  return std::min({kTransfersPerPair * (size - 1),
+                   kMaxTransferBlocks,
+                   std::max(affordable, kTransfersPerPair)});
 }
 
 }  // namespace
@@ -79,7 +91,9 @@ GroupLayout::GroupLayout(int size, uint64_t staging_bytes)
     pair_.SetData(RoundDown(data / 2 / kPairEntries, kCacheLine),
                   RoundDown(data / 2, kCacheLine));
   }
-  total_bytes_ = RoundUp(pairs_at_ + Pairs(size) * pair_.bytes, kPage);
+  transfers_at_ = RoundUp(pairs_at_ + Pairs(size) * pair_.bytes, kPage);
+  transfer_blocks_ = TransferBlocks(size);
+  total_bytes_ = TransferAt(size, 0);
 }
 
 uint32_t GroupLayout::channels() const {
@@ -152,6 +166,10 @@ uint64_t GroupLayout::InlineAt(uint32_t channel,
 uint64_t GroupLayout::StagingAt(uint32_t channel, int member) const {
   const ChannelShape& shape = ShapeOf(channel);
   return ChannelAt(channel) + shape.staging_at + member * shape.staging_bytes;
+}
+
+uint64_t GroupLayout::TransferAt(int rank, uint64_t block) const {
+  return transfers_at_ + (rank * transfer_blocks_ + block) * kTransferBytes;
 }
 
 const GroupLayout::ChannelShape& GroupLayout::ShapeOf(uint32_t channel) const {

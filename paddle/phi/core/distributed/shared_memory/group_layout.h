@@ -22,8 +22,8 @@
 namespace phi {
 namespace distributed {
 
-// The layout of a group's memory: a header, one RankState per rank, and the
-// channels.
+// The layout of a group's memory: a header, one RankState per rank, the
+// channels, and the transfer memory of each rank.
 //
 // A channel is a sequence of operations. The first channel has all ranks as
 // members. Each ordered pair of ranks has its own channel, with the sender as
@@ -31,6 +31,11 @@ namespace distributed {
 // operation entries of each member, and, for each source, inline data per entry
 // and staging memory. In the first channel all members are sources; in a pair's
 // channel only the sender is.
+//
+// There are too many pairs for each to have much staging memory. Therefore each
+// rank has a few blocks of transfer memory, one of which a large transfer to
+// any rank uses in place of the pair's staging memory. A block is reserved when
+// it is used for the first time; everything else is reserved from the start.
 
 constexpr uint64_t kCacheLine = 64;
 
@@ -111,6 +116,9 @@ struct alignas(kCacheLine) ChannelMember {
 struct alignas(kCacheLine) OperationEntry {
   // The number of the operation; 0 while the fields that follow change.
   std::atomic<uint64_t> sequence;
+  // The block of the sender's transfer memory that has the staged data, from 1;
+  // 0 if the data is in the channel's staging memory.
+  uint64_t transfer_block;
   OperationInfo info;
   BufferLocation input;
   BufferLocation output;
@@ -121,12 +129,19 @@ class GroupLayout {
  public:
   static constexpr int kMaxRanks = 256;
   static constexpr uint32_t kAllRanks = 0;  // the first channel
+  // Large enough that the ranks wait for each other rarely, and small enough
+  // that a block stays in the cache.
+  static constexpr uint64_t kTransferBytes = 512 << 10;  // of one block
 
   // Requires: 1 <= size <= kMaxRanks.
   GroupLayout(int size, uint64_t staging_bytes);
 
   int size() const { return size_; }
   uint64_t total_bytes() const { return total_bytes_; }
+  // The bytes at the start that are reserved when the group is created.
+  uint64_t reserved_bytes() const { return transfers_at_; }
+  // The number of blocks of transfer memory of one rank.
+  uint64_t transfer_blocks() const { return transfer_blocks_; }
 
   uint32_t channels() const;
   uint32_t PairChannel(int sender, int receiver) const;
@@ -147,6 +162,7 @@ class GroupLayout {
   // Require: the member is a source.
   uint64_t InlineAt(uint32_t channel, int member, uint64_t sequence) const;
   uint64_t StagingAt(uint32_t channel, int member) const;
+  uint64_t TransferAt(int rank, uint64_t block) const;
 
  private:
   // The layout of the channels of one kind, which all have the same size.
@@ -172,6 +188,8 @@ class GroupLayout {
   ChannelShape pair_;
   uint64_t all_at_;
   uint64_t pairs_at_;
+  uint64_t transfers_at_;
+  uint64_t transfer_blocks_;
   uint64_t total_bytes_;
 };
 

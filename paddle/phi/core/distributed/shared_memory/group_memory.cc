@@ -106,7 +106,7 @@ namespace {
 using Kind = CollectiveError::Kind;
 
 // Also identifies the layout: a changed layout needs a new number.
-constexpr uint64_t kMagic = 0x31505247434c4450;  // "PDLCGRP1"
+constexpr uint64_t kMagic = 0x32505247434c4450;  // "PDLCGRP2"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr char kFormat[] = "%" SCNu32 "-%" SCNu32 "-%" SCNx64;
 
@@ -223,7 +223,9 @@ void CheckMemory(uint64_t bytes) {
 
 memory::FileDescriptor MakeFile(const GroupStart& start) {
   memory::FileDescriptor file = memory::MakeMemfd("paddle-group");
-  if (!file || !memory::ReserveFile(file.get(), 0, start.total_bytes) ||
+  const GroupLayout layout(static_cast<int>(start.size), start.staging_bytes);
+  if (!file || !memory::ReserveFile(file.get(), 0, layout.reserved_bytes()) ||
+      ftruncate(file.get(), layout.total_bytes()) != 0 ||
       fcntl(file.get(), F_ADD_SEALS, kSeals) != 0 ||
       pwrite(file.get(), &start, sizeof(start), 0) != sizeof(start)) {
     ThrowCannotMake(start.total_bytes, std::strerror(errno));
@@ -465,6 +467,41 @@ GroupMemory::ChannelState* GroupMemory::channel_state(uint32_t channel) {
   int sender = layout_.RankOf(channel, 0);
   int receiver = layout_.RankOf(channel, 1);
   return &channels_[1 + (sender == rank_ ? 2 * receiver : 2 * sender + 1)];
+}
+
+uint64_t GroupMemory::TakeTransferBlock(uint32_t channel, uint64_t sequence) {
+  std::lock_guard<std::mutex> guard(transfers_mutex_);
+  const TransferBlock taken = {channel, sequence, true};
+  for (TransferBlock& block : transfer_blocks_) {
+    if (IsInUse(block)) continue;
+    block = taken;
+    return &block - transfer_blocks_.data() + 1;
+  }
+  // Other code may have closed the descriptor and opened another file with its
+  // number, which must not grow.
+  const uint64_t next = transfer_blocks_.size();
+  if (next == layout_.transfer_blocks() || !file_.IsIntact() ||
+      !memory::ReserveFile(file_.get(),
+                           layout_.TransferAt(rank_, next),
+                           GroupLayout::kTransferBytes)) {
+    return 0;
+  }
+  transfer_blocks_.push_back(taken);
+  return next + 1;
+}
+
+void GroupMemory::ReturnTransferBlock(uint64_t number) {
+  std::lock_guard<std::mutex> guard(transfers_mutex_);
+  transfer_blocks_[number - 1].taken = false;
+}
+
+bool GroupMemory::IsInUse(const TransferBlock& block) const {
+  constexpr int kReceiver = 1;
+  // Acquire, pairs with the release in Operation::Store: the receiver has read
+  // the block, so this rank may write to it.
+  return block.taken || member(block.channel, kReceiver)
+                                ->progress.load(std::memory_order_acquire) <
+                            ProgressOf(block.sequence, kEndPhase);
 }
 
 bool GroupMemory::MaySpin() const {

@@ -56,9 +56,10 @@ bool IsGoneOrExiting(uint32_t process);
 // the lock is still held. A failed group stays failed, and all ranks get the
 // same reason with the same message.
 //
-// The file is a memfd, so a killed process cannot leave a file name behind. All
-// of its memory is reserved on creation and its size is sealed, so accessing
-// the memory cannot fail. A child of fork inherits neither the mapping nor the
+// The file is a memfd, so a killed process cannot leave a file name behind. Its
+// size is sealed, and its memory is reserved before it is used: transfer memory
+// by the rank that writes to it, everything else on creation. So accessing the
+// memory cannot fail. A child of fork inherits neither the mapping nor the
 // descriptor; using the object there is an error, and destroying it has no
 // effect. A process that calls exit() leaves its groups.
 //
@@ -122,6 +123,13 @@ class GroupMemory {
     std::vector<uint64_t> compared;
   };
 
+  // A block of this rank's transfer memory, and the last transfer that took it.
+  struct TransferBlock {
+    uint32_t channel;
+    uint64_t sequence;
+    bool taken;  // until this rank has ended the transfer
+  };
+
   // How often a waiting rank checks whether the others are alive.
   static constexpr std::chrono::milliseconds kCheckInterval{5};
 
@@ -143,6 +151,14 @@ class GroupMemory {
   }
   // Requires: this rank is a member of the channel.
   ChannelState* channel_state(uint32_t channel);
+
+  // Takes a block of this rank's transfer memory for a transfer from it.
+  // Returns the block's number, from 1, or 0 if there is none: all blocks are
+  // in use, or the system has no memory for another one. A block is in use
+  // until the sender has returned it and the receiver has ended the transfer.
+  uint64_t TakeTransferBlock(uint32_t channel, uint64_t sequence);
+  void ReturnTransferBlock(uint64_t number);
+  bool IsInUse(const TransferBlock& block) const;
 
   // Returns whether there is a core for each rank.
   bool MaySpin() const;
@@ -176,6 +192,8 @@ class GroupMemory {
   std::chrono::microseconds spin_;
   int rank_;
   std::vector<ChannelState> channels_;
+  std::mutex transfers_mutex_;                  // guards transfer_blocks_
+  std::vector<TransferBlock> transfer_blocks_;  // the reserved ones
   // Serializes the failure reports of this rank's threads.
   std::mutex report_mutex_;
   // Relaxed: no other data is published through them.

@@ -29,6 +29,7 @@ using Kind = CollectiveError::Kind;
 
 // How long a process without memory may take until it counts as dead.
 constexpr std::chrono::seconds kExitTime{1};
+constexpr int kSender = 0;  // the member of an operation between two ranks
 // A later deadline could overflow its type.
 constexpr std::chrono::hours kLongestTimeout{24 * 365};
 
@@ -106,6 +107,7 @@ void Operation::Begin(const OperationInfo& info) {
   // the exchange and the store. Members read the fields only after they have
   // seen a phase.
   own->sequence.exchange(0, std::memory_order_acquire);
+  own->transfer_block = 0;
   own->info = info;
   own->input = {};
   own->output = {};
@@ -142,6 +144,9 @@ void Operation::Publish(uint64_t phase) {
 }
 
 void Operation::End() {
+  if (own_member_ == kSender && transfer_block() != 0) {
+    group_->ReturnTransferBlock(transfer_block());
+  }
   Store(kEndPhase);
   ended_ = true;
   turn_.unlock();
@@ -330,6 +335,7 @@ uint64_t Operation::inline_bytes() const {
 }
 
 char* Operation::own_staging() {
+  if (transfer_block() != 0) return TransferMemoryOf(group_->rank());
   if (state_->staged != sequence_) {
     if (state_->staged != 0) WaitForEnd(state_->staged);
     state_->staged = sequence_;
@@ -338,11 +344,28 @@ char* Operation::own_staging() {
 }
 
 const char* Operation::staging_of(int rank) const {
+  if (transfer_block() != 0) return TransferMemoryOf(rank);
   return group_->At(group_->layout_.StagingAt(channel_, MemberOf(rank)));
 }
 
 uint64_t Operation::staging_bytes() const {
-  return group_->layout_.staging_bytes(channel_);
+  return transfer_block() != 0 ? GroupLayout::kTransferBytes
+                               : group_->layout_.staging_bytes(channel_);
+}
+
+void Operation::EnlargeStaging() {
+  if (channel_ == GroupLayout::kAllRanks) return;
+  EntryOf(own_member_)->transfer_block =
+      group_->TakeTransferBlock(channel_, sequence_);
+}
+
+uint64_t Operation::transfer_block() const {
+  if (channel_ == GroupLayout::kAllRanks) return 0;
+  return EntryOf(kSender)->transfer_block;
+}
+
+char* Operation::TransferMemoryOf(int rank) const {
+  return group_->At(group_->layout_.TransferAt(rank, transfer_block() - 1));
 }
 
 OperationEntry* Operation::EntryOf(int member) const {

@@ -106,7 +106,13 @@ class Operation {
   char* own_staging();
   // Requires: that rank calls own_staging().
   const char* staging_of(int rank) const;
+  // Between two ranks, the receiver must have waited for the sender.
   uint64_t staging_bytes() const;
+  // Makes the staging memory of a transfer between two ranks larger, if there
+  // is memory for it. Only the sender calls it, before it uses its staging
+  // memory and publishes the first phase. In an operation of all ranks it has
+  // no effect.
+  void EnlargeStaging();
 
  private:
   Operation(GroupMemory* group, uint32_t channel, Milliseconds timeout);
@@ -122,6 +128,10 @@ class Operation {
   std::string Text() const;
   OperationEntry* EntryOf(int member) const;
   int MemberOf(int rank) const;
+  // Returns the number of the block of transfer memory, or 0. On the receiver,
+  // requires that it has waited for the sender.
+  uint64_t transfer_block() const;
+  char* TransferMemoryOf(int rank) const;
 
   GroupMemory* group_;
   uint32_t channel_;
