@@ -35,7 +35,11 @@ from tools.wheel import (
 
 # Paddle imports setuptools, which its wheel does not require; before Python
 # 3.12, a virtual environment has it together with pip.
-TESTING = ("pytest==8.4.2", "hypothesis==6.112.1", "setuptools==80.9.0")
+TESTING = (
+    *("pytest==8.4.2", "hypothesis==6.112.1", "setuptools==80.9.0"),
+    # With protobuf 7, fleet.init of Paddle 3.3.0 fails.
+    "protobuf==6.33.6",
+)
 # Without CUDA's math libraries, whose packages have more than 1 GB.
 CUDA_HEADERS = (
     "nvidia-cuda-cccl-cu12==12.6.77",
