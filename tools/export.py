@@ -174,8 +174,14 @@ def _pull_request_text(
             " in patches/series, and a row with its RFC in RFC.md"
         )
     titles = {name: title for title, (name, _) in index.items()}
+    unknown = {*re.findall(r"\w+", needs.replace("tests:", ""))} - {*titles}
+    if unknown:
+        raise PatchError(
+            f"RFC.md: the pull request {section.title!r} depends on"
+            f" {', '.join(sorted(unknown))}, which no row names"
+        )
     first = "".join(
-        f"- {titles.get(name, name)}{note}\n"
+        f"- {titles[name]}{note}\n"
         for part, note in zip(
             needs.split("tests:"), ("", " (only for the tests)")
         )
@@ -302,6 +308,8 @@ def export(
             repo, tree.root, branch, commits.split()
         )
     _write_mails(tree.root, f"{tree.tag}..{head}", output)
+    for path in output.glob("pull_request-*.md"):
+        path.unlink()
     for number, text in enumerate(texts, 1):
         path = output / f"pull_request-{number}.md"
         path.write_text(text, encoding="utf-8")

@@ -20,6 +20,7 @@ import contextlib
 import functools
 import tempfile
 import unittest
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -233,6 +234,23 @@ def restore_state_of_another_model(group) -> None:
     other = ManySteps(group, nn.Linear(32, 16))
     other.state.set_state_dict(run.state.state_dict())
     other.step(0)
+
+
+def restore_state_of_a_lacking_parameter(group) -> tuple[str, list[str]]:
+    """Returns the warning of the next step, and the names in the state."""
+    run = ManySteps(group)
+    for seed in range(3):
+        run.step(seed)
+    saved = run.state.state_dict()
+    (error,) = saved["errors"].values()
+    saved["errors"]["lacking"] = error
+    run.state.set_state_dict(saved)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.step(3)
+    texts = [str(each.message) for each in caught]
+    (warning,) = [text for text in texts if "PowerSGD" in text]
+    return warning, [*run.state.errors]
 
 
 def see_buckets(group) -> list:
@@ -626,6 +644,21 @@ class TestOverGloo(HookCases, RanksCase):
         del valid["random_seed"]
         with self.assertRaisesRegex(ValueError, r"lacks \['random_seed'\]"):
             state.set_state_dict(valid)
+
+        with self.assertRaisesRegex(ValueError, "must be a dict, .* None"):
+            state.set_state_dict(None)
+
+    def test_a_random_seed_must_be_an_integer(self):
+        for seed in (-1, 1 << 32, 0.5, "1"):
+            with self.assertRaisesRegex(ValueError, "random_seed must be an"):
+                comm_hooks.PowerSGDState(random_seed=seed)
+
+    def test_a_restored_parameter_that_the_model_lacks_is_warned_of(self):
+        for warning, names in self.call(restore_state_of_a_lacking_parameter):
+            self.assertRegex(
+                warning, r"for \['lacking'\], too, which this model"
+            )
+            self.assertNotIn("lacking", names)
 
     def test_an_error_names_a_parameter_that_does_not_fit_the_state(self):
         for error in self.errors(restore_state_of_another_model):

@@ -23,6 +23,8 @@ import sys
 import tempfile
 import unittest
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
 
 from concurrent_base import (
     WAIT_S,
@@ -39,72 +41,111 @@ import paddle.distributed as dist
 def serve(address: str) -> None:
     """Answers the calls of the test process until it closes the connection."""
     with Client(address) as connection:
-        connection.send(dist.get_rank())
+        connection.send((dist.get_rank(), os.getpid()))
         with contextlib.suppress(EOFError):
             answer_calls(connection)
 
 
-def connect(listener: Listener, size: int) -> list[Connection]:
-    """Returns the connections to the ranks, in order."""
-    by_rank = {}
-    for _ in range(size):
-        connection = Worker(listener.accept).result()
-        if not connection.poll(WAIT_S):
-            raise AssertionError(f"a rank did not answer in {WAIT_S} s")
-        by_rank[connection.recv()] = connection
-    return [by_rank[rank] for rank in range(size)]
-
-
-class SpawnedRanks(Ranks):
-    """Ranks that paddle.distributed.spawn starts."""
+class ConnectedRanks(Ranks):
+    """Ranks that connect to this process, however they are started."""
 
     def __init__(self, size: int):
-        with tempfile.TemporaryDirectory() as folder:
-            address = os.path.join(folder, "socket")
-            with Listener(address) as listener:
-                context = dist.spawn(
-                    serve, (address,), size, join=False, backend="gloo"
-                )
-                self._processes = context.processes
-                self._connections = connect(listener, size)
-
-
-class LaunchedRanks(Ranks):
-    """Ranks that paddle.distributed.launch starts."""
-
-    def __init__(self, size: int):
+        self._connections: list[Connection] = []
+        self._pids: list[int] = []
         self._folder = tempfile.TemporaryDirectory()
         address = os.path.join(self._folder.name, "socket")
-        with Listener(address) as listener:
-            self._launcher = start_command(
-                [
-                    *(sys.executable, "-m", "paddle.distributed.launch"),
-                    *("--nproc_per_node", str(size)),
-                    *("--log_dir", self._folder.name),
-                    *(os.path.abspath(__file__), "serve", address),
-                ],
-                {
-                    **pristine_environment(),
-                    "PADDLE_DISTRI_BACKEND": "gloo",
-                    # If there are devices, the launcher gives each rank one.
-                    "CUSTOM_DEVICE_ROOT": "",
-                },
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            self._connections = connect(listener, size)
+        try:
+            with Listener(address) as listener:
+                self.start(address, size)
+                self.accept(listener, size)
+        except BaseException:
+            self.kill()
+            raise
+
+    def start(self, address: str, size: int) -> None:
+        raise NotImplementedError
+
+    def accept(self, listener: Listener, size: int) -> None:
+        by_rank = {}
+        for _ in range(size):
+            connection = Worker(listener.accept).result()
+            if not connection.poll(WAIT_S):
+                raise AssertionError(f"a rank did not answer in {WAIT_S} s")
+            rank, pid = connection.recv()
+            by_rank[rank] = connection
+            self._pids.append(pid)
+        self._connections = [by_rank[rank] for rank in range(size)]
+
+    def _answer(self, rank: int) -> Any:
+        if not self._connections[rank].poll(WAIT_S):
+            raise AssertionError(f"rank {rank} did not answer in {WAIT_S} s")
+        return self._connections[rank].recv()
+
+    def kill(self) -> None:
+        # The launcher gives each rank a session of its own.
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._folder.cleanup()
+
+
+class SpawnedRanks(ConnectedRanks):
+    """Ranks that paddle.distributed.spawn starts."""
+
+    def start(self, address: str, size: int) -> None:
+        self._context = dist.spawn(
+            serve, (address,), size, join=False, daemon=True, backend="gloo"
+        )
+
+    def end(self) -> None:
+        self.kill()
+        for process in self._context.processes:
+            process.join(WAIT_S)
+
+
+class LaunchedRanks(ConnectedRanks):
+    """Ranks that paddle.distributed.launch starts."""
+
+    def start(self, address: str, size: int) -> None:
+        self._launcher = start_command(
+            [
+                *(sys.executable, "-m", "paddle.distributed.launch"),
+                *("--nproc_per_node", str(size)),
+                *("--log_dir", self._folder.name),
+                *(os.path.abspath(__file__), "serve", address),
+            ],
+            {
+                **pristine_environment(),
+                "PADDLE_DISTRI_BACKEND": "gloo",
+                # If there are devices, the launcher gives each rank one.
+                "CUSTOM_DEVICE_ROOT": "",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._launcher.pid, signal.SIGKILL)
+        super().kill()
+
+    def logs(self) -> str:
+        files = sorted(Path(self._folder.name).glob("workerlog.*"))
+        return "\n".join(file.read_text(errors="replace") for file in files)
 
     def end(self) -> None:
         for connection in self._connections:
             connection.close()
         try:
             status = self._launcher.wait(WAIT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._launcher.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status == 0:
             self._folder.cleanup()
-        if status != 0:
-            raise AssertionError(f"the launcher exited with status {status}")
+            return
+        logs = self.logs()
+        self.kill()
+        raise AssertionError(f"the launcher's status is {status}:\n{logs}")
 
 
 class TestSpawn(CoreCases, RanksCase):

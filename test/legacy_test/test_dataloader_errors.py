@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 import unittest
+from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S, in_thread, wait_until_threads_end
@@ -178,6 +179,10 @@ class TestReferenceCycles(unittest.TestCase):
                 return 4
 
         before = set(multiprocessing.active_children())
+        # pytest's hook would keep the traceback, and the iterator with it.
+        hook = mock.patch("threading.excepthook", lambda _: None)
+        self.addCleanup(hook.stop)
+        hook.start()
         batches = iter(DataLoader(Failing(), num_workers=2))
         with self.assertRaises(SystemError):
             next(batches)

@@ -239,6 +239,17 @@ def scatter_rows(src: int) -> list:
     return as_list(out)
 
 
+def gather_into_a_list_that_changes() -> list:
+    is_root = dist.get_rank() == 0
+    size = dist.get_world_size() if is_root else 0
+    parts = [paddle.zeros([2]) for _ in range(size)]
+    task = dist.stream.gather(mine("float32", [2]), parts, 0, sync_op=False)
+    kept = list(parts)
+    parts.clear()
+    task.wait()
+    return [as_list(part) for part in kept]
+
+
 def scatter_objects() -> list:
     found = []
     parts = [{"to": r} for r in range(dist.get_world_size())]
@@ -818,6 +829,13 @@ class TestShmMachines(RanksTestCase):
         objects = [{"rank": rank} for rank in range(3)]
         self.assertEqual(
             ranks.call(exchange_objects), [[objects, [objects[1]]]] * 3
+        )
+
+    def test_a_list_may_change_after_an_asynchronous_call(self):
+        ranks = self.start_on(["a", "b", "a"])
+        expected = [numbers_of(r, [2]).tolist() for r in range(3)]
+        self.assertEqual(
+            ranks.call(gather_into_a_list_that_changes), [expected, [], []]
         )
 
     def test_rows_and_objects_are_scattered(self):

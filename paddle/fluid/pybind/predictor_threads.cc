@@ -124,7 +124,8 @@ struct PredictorContexts {
   std::shared_ptr<PredictorOneDnn> onednn;  // null if it does not use oneDNN
   // Whether the predictor was created on the process's stream.
   bool follows_process = false;
-  pid_t process = getpid();
+  // The process to which the stream belongs.
+  mutable pid_t process = getpid();
 
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
   // Chooses the calling thread's stream. Requires: the GIL.
@@ -157,7 +158,9 @@ struct PredictorContexts {
     });
     static_cast<phi::CustomContext*>(own.get())->SetStream(std::move(stream));
     // A child must not destroy a stream of its parent.
-    if (process != getpid()) LeakInChild(std::move(earlier));
+    if (std::exchange(process, getpid()) != getpid()) {
+      LeakInChild(std::move(earlier));
+    }
   }
 
   // Returns contexts that stay on the present streams. Requires: the GIL.

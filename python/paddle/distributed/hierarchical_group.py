@@ -128,7 +128,9 @@ class Task:
         no timeout, as with other groups.
         """
         _enforce_not_forked(self._process)
-        seconds = timeout.total_seconds() if timeout else None
+        seconds = None
+        if timeout:
+            seconds = min(timeout.total_seconds(), threading.TIMEOUT_MAX)
         if not self._ended.wait(seconds):
             return False
         if self._failure is not None:
@@ -437,6 +439,8 @@ class HierarchicalGroup(PythonProcessGroup):
         self, out: Tensor, tensors: list[Tensor], src: int, sync_op: bool
     ) -> Task:
         """Scatters the tensors of rank `src`; the other ranks' are not used."""
+        # The caller may change its list before an asynchronous task runs.
+        tensors = list(tensors or ())
         _enforce_usable("scatter", out)
         machine, index = self.topology.locate(src)
         if self._rank == src:
@@ -484,6 +488,7 @@ class HierarchicalGroup(PythonProcessGroup):
     def _all_gather_into_list(
         self, tensors: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> Task:
+        tensors = list(tensors)
         _enforce_usable("all_gather", *tensors, tensor)
         _enforce_one_per_rank("all_gather", tensors, self._size)
         for out in tensors:
@@ -506,6 +511,7 @@ class HierarchicalGroup(PythonProcessGroup):
         """Gathers into the tensors of rank `dst`; others are not changed."""
         if use_calc_stream:
             self._refuse_stream("gather")
+        tensors = list(tensors or ())
         _enforce_usable("gather", tensor)
         self.topology.locate(dst)
         if self._rank == dst:

@@ -560,7 +560,7 @@ bool ShmTask::WaitFor(Seconds timeout) {
   if (timeout == Seconds::zero()) {
     completed_.wait(lock, completed);
   } else if (!completed_.wait_for(
-                 lock, std::min(timeout, kLongest), completed)) {
+                 lock, std::clamp(timeout, -kLongest, kLongest), completed)) {
     return false;
   }
   if (error_) std::rethrow_exception(error_);
@@ -1000,8 +1000,10 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::AllToAll(
     const std::vector<phi::DenseTensor>& in_tensors,
     bool sync_op) {
   constexpr CommType kType = CommType::ALLTOALL;
-  EnforceOnePerRank(kType, in_tensors, in_tensors[0], size_);
-  EnforceOnePerRank(kType, *out_tensors, in_tensors[0], size_);
+  const phi::DenseTensor none;
+  const auto& like = in_tensors.empty() ? none : in_tensors.front();
+  EnforceOnePerRank(kType, in_tensors, like, size_);
+  EnforceOnePerRank(kType, *out_tensors, like, size_);
   return Submit(queue_.get(),
                 kType,
                 sync_op,

@@ -19,6 +19,7 @@ Compression for Distributed Optimization, NeurIPS 2019.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -108,11 +109,7 @@ class PowerSGDState:
                 "matrix_approximation_rank must be at least 1, but received "
                 f"{matrix_approximation_rank}. Use 1 to 4, for example."
             )
-        if not 0 <= random_seed < 1 << 32:
-            raise ValueError(
-                "random_seed must be from 0 to 2**32 - 1, but received "
-                f"{random_seed}. Use the same small number on all ranks."
-            )
+        _check_seed(random_seed)
         # None means the group of the DataParallel that uses the state.
         self.group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
@@ -126,6 +123,8 @@ class PowerSGDState:
         # in its first step.
         self.errors: dict[str, Tensor] = {}
         self.factors: dict[str, Tensor] = {}
+        # Names of the restored state that no gradient has had yet.
+        self._unseen: set[str] = set()
 
     def state_dict(self) -> dict:
         """Returns the state for `set_state_dict`; `paddle.save` can save it.
@@ -153,13 +152,31 @@ class PowerSGDState:
                 an earlier version.
         """
         _check_form(state)
+        _check_seed(state["random_seed"])
         self.iteration = state["iteration"]
         self.random_seed = state["random_seed"]
         self.errors = _tensors(state["errors"])
         self.factors = _tensors(state["factors"])
+        self._unseen = {*self.errors, *self.factors}
+
+    def _drop_unseen(self) -> None:
+        """Drops what was restored for parameters that the model lacks."""
+        if not self._unseen:
+            return
+        warnings.warn(
+            f"The restored PowerSGD state is for {sorted(self._unseen)}, too, "
+            "which this model lacks; it is dropped. Restore the state of the "
+            "same model: the names of its parameters must be the same.",
+            stacklevel=2,
+        )
+        for name in self._unseen:
+            self.errors.pop(name, None)
+            self.factors.pop(name, None)
+        self._unseen = set()
 
     def _add_error(self, name: str, matrix: Tensor) -> Tensor:
         """Returns a gradient plus the error of its previous approximation."""
+        self._unseen.discard(name)
         error = self.errors.get(name)
         if error is None:
             return matrix
@@ -237,6 +254,8 @@ def powerSGD_hook(state: PowerSGDState, bucket: Bucket) -> Future:
         future = start_mean(bucket.buffer(), group)
     else:
         future = _start_approximate_mean(state, group, bucket)
+        if bucket.is_last():
+            state._drop_unseen()
     if bucket.is_last():
         state.iteration += 1
     return future
@@ -334,8 +353,22 @@ def _on(place: Place, tensor: Tensor) -> Tensor:
     return tensor if tensor.place == place else tensor._copy_to(place, True)
 
 
+def _check_seed(random_seed: int) -> None:
+    is_integer = isinstance(random_seed, (int, np.integer))
+    if not is_integer or not 0 <= random_seed < 1 << 32:
+        raise ValueError(
+            "random_seed must be an integer from 0 to 2**32 - 1, but received "
+            f"{random_seed!r}. Use the same small number on all ranks."
+        )
+
+
 def _check_form(state: dict) -> None:
     """Raises unless a state to restore is by parameter name."""
+    if not isinstance(state, dict):
+        raise ValueError(
+            "The PowerSGD state to restore must be a dict, as state_dict() "
+            f"returns it, but received {state!r}."
+        )
     missing = {"iteration", "random_seed", "errors", "factors"} - state.keys()
     keys = [*state.get("errors", ()), *state.get("factors", ())]
     wrong = [key for key in keys if not isinstance(key, str)]
