@@ -195,7 +195,10 @@ class TestStreamOfPredictor(PredictorsOfThreadsTest):
             (name,) = predictor.get_input_names()
             predictor.get_input_handle(name).copy_from_cpu(x)
             predictor.run()
-            self.check_output(predictor)
+            (name,) = predictor.get_output_names()
+            output = predictor.get_output_handle(name).copy_to_cpu()
+            # The CPU's kernels add in another order.
+            np.testing.assert_allclose(output, self.expected, rtol=1e-4)
 
         def run_on_a_stream() -> None:
             with stream_guard(Stream()):

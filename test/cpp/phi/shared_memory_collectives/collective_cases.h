@@ -37,7 +37,8 @@ using phi::distributed::SharedMemoryResolver;
 // memory. Must be created before the ranks.
 class SharedArenas : public SharedMemoryResolver {
  public:
-  static constexpr uint64_t kBytesPerRank = 16 << 20;
+  // The largest random case needs 25.6 MB.
+  static constexpr uint64_t kBytesPerRank = 32 << 20;
 
   // If not `mappable`, simulates ranks that cannot map each other's segments.
   explicit SharedArenas(int ranks, bool mappable = true);
