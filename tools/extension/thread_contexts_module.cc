@@ -83,9 +83,10 @@ bool Import(const char* name) {
 }
 
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
-// The function of libpaddle, which _predictor_threads needs.
-constexpr char kEnableCustomDevice[] = "enable_custom_device";
 constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
+// A method of configs. This module keeps libpaddle's function under this name,
+// for _predictor_threads.
+constexpr char kEnableCustomDevice[] = "enable_custom_device";
 
 // Calls a function that makes predictors, or that chooses their device.
 // `target` is a tuple: the object whose function _predictor_threads replaces,

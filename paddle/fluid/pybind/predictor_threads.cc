@@ -125,7 +125,13 @@ struct PredictorContexts {
   // Whether the predictor was created on the process's stream.
   bool follows_process = false;
   // The process to which the stream belongs.
-  mutable pid_t process = getpid();
+  pid_t process = getpid();
+
+  // The custom device on which the predictor runs, if it does.
+  std::optional<phi::Place> Device() const {
+    if (devices.empty()) return std::nullopt;
+    return devices.begin()->first;
+  }
 
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
   // Chooses the calling thread's stream. Requires: the GIL.
@@ -143,7 +149,7 @@ struct PredictorContexts {
   //
   // Requires: the GIL, which a thread that sets the process's stream holds, and
   // that no other thread runs the predictor.
-  void FollowProcess() const {
+  void FollowProcess() {
     if (!follows_process) return;
     const auto& [device, own] = *devices.begin();
     if (phi::FindThreadContext(device) != nullptr) return;
@@ -173,7 +179,7 @@ struct PredictorContexts {
   }
 #else
   void AddDevice(const phi::Place&) {}
-  void FollowProcess() const {}
+  void FollowProcess() {}
   phi::ThreadContexts OnSameStreams() const { return devices; }
 #endif
 };
@@ -472,8 +478,6 @@ class PredictorState {
   // The process that created the predictor.
   const pid_t process = getpid();
   PredictorContexts contexts;
-  // The custom device that the config names, if it does.
-  std::optional<phi::Place> device;
   // Null if the predictor has its own parameters.
   std::shared_ptr<DroppedClones> dropped_clones;
   // The files that a clone loads.
@@ -704,7 +708,6 @@ struct Model {
 void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
   const auto state = StateOf(predictor);
   state->contexts = std::move(contexts);
-  state->device = model.device;
   if (model.shares_parameters) {
     state->dropped_clones = std::make_shared<DroppedClones>();
   }
@@ -780,8 +783,8 @@ py::object Clone(const py::object& predictor, void* stream) {
     }
   }
   auto* const original = predictor.cast<Predictor*>();
-  auto contexts =
-      ContextsForNewPredictor(state->device, state->contexts.onednn != nullptr);
+  auto contexts = ContextsForNewPredictor(state->contexts.Device(),
+                                          state->contexts.onednn != nullptr);
   // The clone may use the original's parameters, so order it after their work.
   // With the GIL, since another thread may move the original to another stream.
   const auto original_contexts = state->contexts.OnSameStreams();
@@ -794,7 +797,6 @@ py::object Clone(const py::object& predictor, void* stream) {
       py::cast(made.release(), py::return_value_policy::take_ownership);
   const auto of_clone = StateOf(clone);
   of_clone->contexts = std::move(contexts);
-  of_clone->device = state->device;
   of_clone->dropped_clones = state->dropped_clones;
   of_clone->files = state->files;
   return clone;

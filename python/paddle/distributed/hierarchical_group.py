@@ -256,6 +256,16 @@ def _enforce_one_per_rank(name: str, tensors: list[Tensor], ranks: int):
         )
 
 
+def _enforce_list(
+    name: str, tensors: list[Tensor], like: Tensor, ranks: int
+) -> None:
+    """Raises unless there is one tensor per rank like this rank's."""
+    _enforce_one_per_rank(name, tensors, ranks)
+    _enforce_usable(name, like, *tensors)
+    for tensor in tensors:
+        _enforce_elements(name, tensor, like, 1)
+
+
 def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
     if tensor.dtype not in _REDUCED_TYPES + _HALF_TYPES:
         raise ValueError(
@@ -444,15 +454,36 @@ class HierarchicalGroup(PythonProcessGroup):
         _enforce_usable("scatter", out)
         machine, index = self.topology.locate(src)
         if self._rank == src:
-            _enforce_one_per_rank("scatter", tensors, self._size)
-            _enforce_usable("scatter", out, *tensors)
-            for tensor in tensors:
-                _enforce_elements("scatter", tensor, out, 1)
+            _enforce_list("scatter", tensors, out, self._size)
+        return self._scatter(
+            out, lambda: _joined_bytes_of(tensors), src, sync_op
+        )
+
+    def scatter_tensor(
+        self, out: Tensor, tensor: Tensor, src: int, sync_op: bool
+    ) -> Task:
+        """Like `scatter`, but the parts are joined in one tensor."""
+        _enforce_usable("scatter", out)
+        if self._rank == src:
+            _enforce_usable("scatter", out, tensor)
+            _enforce_elements("scatter", tensor, out, self._size)
+        return self._scatter(out, lambda: _bytes_of(tensor), src, sync_op)
+
+    def _scatter(
+        self,
+        out: Tensor,
+        parts_of: Callable[[], Tensor],
+        src: int,
+        sync_op: bool,
+    ) -> Task:
+        """Scatters the bytes of all parts, which `parts_of` returns on rank
+        `src`."""
+        machine, index = self.topology.locate(src)
 
         def run() -> None:
             # All ranks get all parts, which is simple, but not the fastest.
             parts = (
-                _joined_bytes_of(tensors)
+                parts_of()
                 if self._rank == src
                 else _empty(self._size * _bytes_of(out).size)
             )
@@ -461,17 +492,6 @@ class HierarchicalGroup(PythonProcessGroup):
             _assign(out, own.clone())
 
         return self._submit(f"scatter from rank {src}", out, run, sync_op)
-
-    def scatter_tensor(
-        self, out: Tensor, tensor: Tensor, src: int, sync_op: bool
-    ) -> Task:
-        """Like `scatter`, but the parts are joined in one tensor."""
-        parts: list[Tensor] = []
-        if self._rank == src:
-            _enforce_usable("scatter", out, tensor)
-            _enforce_elements("scatter", tensor, out, self._size)
-            parts = list(tensor.reshape([self._size, -1]))
-        return self.scatter(out, parts, src, sync_op)
 
     def all_gather_into_tensor(
         self, out: Tensor, tensor: Tensor, sync_op: bool
@@ -488,17 +508,7 @@ class HierarchicalGroup(PythonProcessGroup):
     def _all_gather_into_list(
         self, tensors: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> Task:
-        tensors = list(tensors)
-        _enforce_usable("all_gather", *tensors, tensor)
-        _enforce_one_per_rank("all_gather", tensors, self._size)
-        for out in tensors:
-            _enforce_elements("all_gather", out, tensor, 1)
-
-        def run() -> None:
-            for out, data in zip(tensors, self._gathered(tensor)):
-                _assign(out, data)
-
-        return self._submit("all_gather", tensor, run, sync_op)
+        return self._gather_into(tensors, tensor, "all_gather", sync_op)
 
     def gather(
         self,
@@ -511,22 +521,33 @@ class HierarchicalGroup(PythonProcessGroup):
         """Gathers into the tensors of rank `dst`; others are not changed."""
         if use_calc_stream:
             self._refuse_stream("gather")
-        tensors = list(tensors or ())
-        _enforce_usable("gather", tensor)
         self.topology.locate(dst)
-        if self._rank == dst:
-            _enforce_one_per_rank("gather", tensors, self._size)
-            _enforce_usable("gather", tensor, *tensors)
-            for out in tensors:
-                _enforce_elements("gather", out, tensor, 1)
+        # All ranks get all parts, as in all_gather.
+        mine = tensors if self._rank == dst else None
+        return self._gather_into(
+            mine, tensor, "gather", sync_op, to=f" to rank {dst}"
+        )
+
+    def _gather_into(
+        self,
+        tensors: list[Tensor] | None,
+        tensor: Tensor,
+        name: str,
+        sync_op: bool,
+        to: str = "",
+    ) -> Task:
+        """Gathers each rank's tensor; into nothing if `tensors` is None."""
+        # The caller may change its list before an asynchronous task runs.
+        outputs = list(tensors or ())
+        _enforce_usable(name, tensor)
+        if tensors is not None:
+            _enforce_list(name, outputs, tensor, self._size)
 
         def run() -> None:
-            # All ranks get all parts, as in all_gather.
-            for out, data in zip(tensors, self._gathered(tensor)):
-                if self._rank == dst:
-                    _assign(out, data)
+            for out, data in zip(outputs, self._gathered(tensor)):
+                _assign(out, data)
 
-        return self._submit(f"gather to rank {dst}", tensor, run, sync_op)
+        return self._submit(f"{name}{to}", tensor, run, sync_op)
 
     def barrier(self, device_id: int = -1) -> Task:
         return self._submit("barrier", _empty(0), _no_operation, True)

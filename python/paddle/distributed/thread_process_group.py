@@ -328,10 +328,7 @@ class ThreadProcessGroup(PythonProcessGroup):
         use_calc_stream: bool = False,
     ) -> _Task:
         if use_calc_stream:
-            raise NotImplementedError(
-                f"{self._kind} has no gather with use_calc_stream=True. Leave "
-                "that argument out."
-            )
+            self._refuse_stream("gather")
         # On other ranks, Paddle passes the rank's own tensor as each output.
         mine = outputs if self._rank == destination else []
         return self._gather(

@@ -289,8 +289,7 @@ class Packed {
       bytes_.push_back(BytesOf(tensor));
       all += bytes_.back();
     }
-    // Not make_unique, which would set all bytes to zero.
-    data_.reset(new char[all]);
+    data_ = std::make_unique<char[]>(all);
   }
 
   char* data() const { return data_.get(); }

@@ -408,19 +408,25 @@ ISOLATED_TEST(CollectivesTest, DifferentTypesAreAnErrorInEveryOperation) {
   }
 }
 
-// An operation that needs more rounds than there are phases. It must not run:
-// the phase would overflow, and ranks would read windows before they are ready.
-ISOLATED_TEST(CollectivesTest, MoreRoundsThanPhasesAreAnErrorOfTheCall) {
-  constexpr uint64_t kWindow = 2048;
-  constexpr uint64_t kBytes = kWindow * phi::distributed::kEndPhase;
-  // Takes no memory, because a rank reads only the first window.
+// Returns a buffer of which a rank reads only the first window, so that it
+// takes no memory.
+void* UntouchedMemory(uint64_t bytes) {
   void* const data = mmap(nullptr,
-                          kBytes,
+                          bytes,
                           PROT_READ,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                           -1,
                           0);
   REQUIRE_TRUE(data != MAP_FAILED);
+  return data;
+}
+
+// An operation that needs more rounds than there are phases. It must not run:
+// the phase would overflow, and ranks would read windows before they are ready.
+ISOLATED_TEST(CollectivesTest, MoreRoundsThanPhasesAreAnErrorOfTheCall) {
+  constexpr uint64_t kWindow = 2048;
+  constexpr uint64_t kBytes = kWindow * phi::distributed::kEndPhase;
+  void* const data = UntouchedMemory(kBytes);
   GroupOptions options;
   options.staging_bytes = 2 * kWindow;
   Ranks ranks(
@@ -459,14 +465,7 @@ ISOLATED_TEST(CollectivesTest, ThreadsSendReceiveAndReduceConcurrently) {
 ISOLATED_TEST(CollectivesTest, WindowsOfALargeMessageDoNotShrinkInALargeGroup) {
   constexpr uint64_t kWindow = GroupLayout::kTransferBytes / 2;
   constexpr uint64_t kBytes = kWindow * phi::distributed::kEndPhase;
-  // Takes no memory, because a rank reads only the first window.
-  void* const data = mmap(nullptr,
-                          kBytes,
-                          PROT_READ,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                          -1,
-                          0);
-  REQUIRE_TRUE(data != MAP_FAILED);
+  void* const data = UntouchedMemory(kBytes);
   RunOnThreads(64, [&](GroupMemory* group, Collectives* collectives) {
     const Outcome outcome = OutcomeOf([&] {
       if (group->rank() == 0) {
