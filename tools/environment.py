@@ -188,8 +188,8 @@ def stand_in_driver(python: Path) -> Path:
 
 def stand_in_gpu(python: Path) -> Path:
     """
-    Returns the folder of the module that creates tensors on the stand-in for a
-    GPU, built for the Paddle of an environment.
+    Returns the folder of the module that creates tensors on a GPU or on the
+    stand-in for one, built for the Paddle of an environment.
     """
     package = site_packages(python) / "paddle"
     folder = BUILD / "test" / "stand_in_gpu"

@@ -13,13 +13,15 @@
 # limitations under the License.
 """Helpers for the tests of GPU tensors between processes: the GPUs.
 
-They are Paddle's real GPUs, or a driver stand-in (libcuda.so.1) with a module
-that allocates tensors in its memory (stand_in_gpu). The environment variable
-PADDLE_STAND_IN_GPU names the folders of both.
+They are Paddle's real GPUs. A Paddle without GPU support needs the module
+stand_in_gpu, which allocates tensors in a driver's memory. The environment
+variable PADDLE_STAND_IN_GPU names its folder, and on a machine without a GPU
+also the folder of a stand-in for the driver (libcuda.so.1).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -27,7 +29,7 @@ import os
 import sys
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared_tensor_base import (
     Description,
@@ -40,9 +42,16 @@ from shared_tensor_base import (
 import paddle
 import paddle.incubate.multiprocessing as sharing
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class _RealGpus:
     """The functions of the module stand_in_gpu, on Paddle's real GPUs."""
+
+    @staticmethod
+    def device_count() -> int:
+        return paddle.device.cuda.device_count()
 
     @staticmethod
     def to_gpu(tensor: paddle.Tensor, device: int) -> paddle.Tensor:
@@ -79,19 +88,21 @@ def _stand_in() -> Any:
         return None
     libraries = [os.path.join(folder, "libcuda.so.1") for folder in folders]
     found = [library for library in libraries if os.path.exists(library)]
-    if not found:
+    try:
+        # From here on, loading a library of that name gives this one.
+        ctypes.CDLL(found[0] if found else "libcuda.so.1")
+    except OSError as error:
         raise FileNotFoundError(
-            f"PADDLE_STAND_IN_GPU names {folders}, without a libcuda.so.1."
-        )
-    # From here on, loading a library of that name gives this one.
-    ctypes.CDLL(found[0])
+            f"PADDLE_STAND_IN_GPU names {folders}, without a libcuda.so.1, and "
+            f"this machine has no driver: {error}."
+        ) from None
     sys.path += folders
     return importlib.import_module("stand_in_gpu")
 
 
 stand_in = _stand_in()
 gpu = stand_in or _RealGpus
-devices = 2 if stand_in else paddle.device.cuda.device_count()
+devices = gpu.device_count()
 
 SET_STAND_IN = "set PADDLE_STAND_IN_GPU to its folders"
 needs_gpu = unittest.skipUnless(
@@ -100,9 +111,45 @@ needs_gpu = unittest.skipUnless(
 needs_two_gpus = unittest.skipUnless(
     devices >= 2, f"needs two GPUs, or the stand-in: {SET_STAND_IN}"
 )
-needs_stand_in = unittest.skipUnless(
-    stand_in, f"needs the stand-in for the driver: {SET_STAND_IN}"
+needs_stand_in_module = unittest.skipUnless(
+    stand_in, f"needs the module stand_in_gpu: {SET_STAND_IN}"
 )
+needs_stand_in_driver = unittest.skipUnless(
+    stand_in and stand_in.has_stand_in_driver(),
+    f"needs the stand-in for the driver: {SET_STAND_IN}",
+)
+
+
+@contextlib.contextmanager
+def current_driver() -> Iterator[ctypes.CDLL]:
+    """Returns the driver, with the context of GPU 0."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    driver.cuInit(0)
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    driver.cuCtxPushCurrent_v2(context)
+    try:
+        yield driver
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+
+def fill_late(
+    address: int, word: int, stream: int | None, delay_us: int
+) -> None:
+    """Makes a stream of GPU 0 set a word of device memory after a delay."""
+    with current_driver() as driver:
+        driver.cuLaunchHostFunc(
+            ctypes.c_void_p(stream),
+            ctypes.CDLL(None).usleep,
+            ctypes.c_void_p(delay_us),
+        )
+        driver.cuMemsetD32Async(
+            ctypes.c_void_p(address),
+            word,
+            ctypes.c_size_t(1),
+            ctypes.c_void_p(stream),
+        )
 
 
 def vector(value: float = 3.0, device: int = 0) -> paddle.Tensor:

@@ -16,11 +16,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -34,6 +34,7 @@ from cuda_ipc_base import (
     GpuTestCase,
     describe_kept_on_gpu,
     describe_on_gpu,
+    fill_late,
     gpu,
     ipc_stats,
     ipc_stats_of_peer,
@@ -41,7 +42,8 @@ from cuda_ipc_base import (
     kept_address,
     load_and_describe_on_gpu,
     needs_gpu,
-    needs_stand_in,
+    needs_stand_in_driver,
+    needs_stand_in_module,
     needs_two_gpus,
     new_vector,
     on_gpu,
@@ -73,24 +75,6 @@ RETRIES = "FLAGS_offload_retry_times"
 
 def message_of(tensor) -> bytes:
     return bytes(ForkingPickler.dumps(tensor))
-
-
-@contextlib.contextmanager
-def slow_work_on(address: int, seconds: float):
-    """Makes GPU 0 of the stand-in work on a memory for the given time."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-    driver.cuCtxPushCurrent_v2(context)
-    driver.StandInSetDelay(int(seconds * 1_000_000))
-    try:
-        driver.cuMemsetD32Async(
-            ctypes.c_void_p(address), 0, ctypes.c_size_t(1), None
-        )
-        yield
-    finally:
-        driver.StandInSetDelay(0)
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 
 def send_by_a_thread_that_stays(connection) -> None:
@@ -174,6 +158,13 @@ def send_back_written(kept):
 
 def new_message(kept):
     return message_of(vector())
+
+
+def new_unfinished_message(kept):
+    """Returns a message of a tensor on which the GPU's work never ends."""
+    kept["tensor"] = vector()
+    fill_late(gpu.address(kept["tensor"]), 0, None, 10**9)
+    return message_of(kept["tensor"])
 
 
 def message_of_kept(kept, name):
@@ -473,7 +464,7 @@ class TestLifetime(GpuTestCase):
         self.addCleanup(gpu.set_limit, 0, 1 << 40)
         gpu.set_limit(0, gpu.used(0) + size)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_memory_of_a_killed_receiver_is_found_when_memory_runs_out(self):
         with self.another_peer() as receiver:
             size = self.given_to(receiver)
@@ -483,7 +474,7 @@ class TestLifetime(GpuTestCase):
             self.assertEqual(self.gpu_bytes(), size)
             self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_allocation_waits_for_memory_that_a_receiver_drops_soon(self):
         size = self.given_to(self.peer)
         # Enough retries for a busy machine, until the peer drops it.
@@ -494,7 +485,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(self.gpu_bytes(), size)
         self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_allocation_fails_while_all_memory_is_in_use(self):
         size = self.given_to(self.peer)
         self.set_room(size - 1, retries=1)
@@ -547,7 +538,7 @@ class TestLifetime(GpuTestCase):
         del back
         self.assertEqual(self.gpu_bytes(), 0)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_other_threads_run_while_a_tensor_that_came_back_is_waited_for(
         self,
     ):
@@ -561,10 +552,10 @@ class TestLifetime(GpuTestCase):
 
         def laps_meanwhile(seconds):
             back = ForkingPickler.loads(message_of(vector()))
-            with slow_work_on(gpu.address(back), seconds):
-                before = next(laps)
-                del back
-                return next(laps) - before
+            fill_late(gpu.address(back), 0, None, int(seconds * 1_000_000))
+            before = next(laps)
+            del back
+            return next(laps) - before
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -620,7 +611,7 @@ class TestLifetime(GpuTestCase):
         self.assertEqual(gpu.address(back), gpu.address(tensor))
         self.assertEqual(on_gpu(back), on_gpu(vector()))
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_stats_count_memory_shared_with_other_processes(self):
         def figures(**expected):
             return {**dict.fromkeys(before, 0), **expected}
@@ -669,7 +660,7 @@ def descriptors_of_chunks() -> int:
     return sum("stand-in chunk" in target for target in targets)
 
 
-@needs_stand_in
+@needs_stand_in_module
 class TestChunks(GpuTestCase):
     """Memory that is mapped in chunks, as by the virtual-memory allocator."""
 
@@ -740,6 +731,7 @@ class TestChunks(GpuTestCase):
             self.assertEqual(on_gpu(tensor), right)
             del tensor
 
+    @needs_stand_in_driver
     def test_descriptors_are_closed_when_the_memory_is_unused(self):
         tensor = large()
         alone = descriptors_of_chunks()
@@ -796,7 +788,7 @@ class TestRefusals(GpuTestCase):
         self.assertFalse(any(self.peer.call(ipc_stats_of_peer).values()))
         self.assertTrue(child.alive)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_forked_child_gets_the_error_though_nothing_was_sent_before(self):
         run_sharing_script(
             self,
@@ -855,14 +847,14 @@ class TestRefusals(GpuTestCase):
                 self.assertEqual(gpu.to_cpu(tensor).tolist(), [5.0] * 1000)
                 receiver.call(forget)
 
-    @needs_stand_in
+    @needs_stand_in_driver
     def test_view_of_memory_without_a_handle_is_refused_with_a_remedy(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             base = gpu.to_gpu(matrix(), 0)
         with self.assertRaisesRegex(NotImplementedError, r"tensor\.clone\(\)"):
             message_of(gpu.view(base, VIEWS["row"](matrix())))
 
-    @needs_stand_in
+    @needs_stand_in_driver
     def test_tensor_whose_memory_has_no_handle_uses_paddles_path(self):
         with mock.patch.dict(os.environ, STAND_IN_NOT_EXPORTABLE="1"):
             tensor = vector()
@@ -870,14 +862,14 @@ class TestRefusals(GpuTestCase):
         with self.assertRaisesRegex(AttributeError, "cuda_current_device"):
             message_of(tensor)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_flag_that_would_overwrite_a_sent_tensor_is_refused(self):
         paddle.set_flags({"FLAGS_alloc_fill_value": 0})
         self.addCleanup(paddle.set_flags, {"FLAGS_alloc_fill_value": -1})
         with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):
             message_of(vector())
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_flag_that_lets_paddle_move_memory_is_refused(self):
         for flag in ("FLAGS_native_compact", "FLAGS_enable_compact_mem"):
             paddle.set_flags({flag: True})
@@ -885,6 +877,28 @@ class TestRefusals(GpuTestCase):
             with self.assertRaisesRegex(RuntimeError, "Unset both flags"):
                 message_of(vector())
             paddle.set_flags({flag: False})
+
+    @needs_stand_in_module
+    def test_ctrl_c_ends_the_wait_for_the_work_of_the_sender(self):
+        with self.another_peer() as sender:
+            message = sender.call(new_unfinished_message)
+            interrupt = threading.Timer(
+                0.2, os.kill, (os.getpid(), signal.SIGINT)
+            )
+            interrupt.start()
+            with self.assertRaises(KeyboardInterrupt):
+                ForkingPickler.loads(message)
+            sender.kill()
+
+    @needs_stand_in_module
+    def test_tensor_of_a_sender_that_is_killed_at_work_is_a_clear_error(self):
+        with self.another_peer() as sender:
+            message = sender.call(new_unfinished_message)
+            threading.Timer(0.2, os.kill, (sender.pid, signal.SIGKILL)).start()
+            with self.assertRaisesRegex(
+                RuntimeError, "process that owns its GPU memory has ended"
+            ):
+                ForkingPickler.loads(message)
 
     def test_tensor_of_a_sender_that_has_ended_is_a_clear_error(self):
         with self.another_peer() as sender:
@@ -894,7 +908,7 @@ class TestRefusals(GpuTestCase):
         ):
             ForkingPickler.loads(message)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_damaged_handle_is_an_error_or_the_memory_that_was_sent(self):
         print(f"PADDLE_SHARED_TENSOR_SEED={SEED}")
         tensor = gpu.to_gpu(matrix(), 0)
@@ -909,7 +923,7 @@ class TestRefusals(GpuTestCase):
             self.assertGreater(right, 0)
         sharing.collect_shared_memory(message_timeout=0)
 
-    @needs_stand_in
+    @needs_stand_in_module
     def test_views_of_gpu_memory_are_refused(self):
         handle = reduce_tensor(vector())[1][0]
         with self.assertRaisesRegex(ValueError, "only be rebuilt in shared"):

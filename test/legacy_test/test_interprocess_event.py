@@ -13,13 +13,12 @@
 # limitations under the License.
 """Interprocess events: how they order work, and how long they live.
 
-cuda_ipc_event_test.cc tests the C++ code below them. Streams here belong to the
-stand-in driver, which delays their work.
+cuda_ipc_event_test.cc tests the C++ code below them. Streams here are created
+with the driver, and a host function delays their work.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -30,8 +29,10 @@ from unittest import mock
 
 from cuda_ipc_base import (
     GpuTestCase,
+    current_driver,
+    fill_late,
     gpu,
-    needs_stand_in,
+    needs_stand_in_module,
     needs_two_gpus,
     stand_in,
     vector,
@@ -76,23 +77,10 @@ def native_of(event: Event) -> object:
     return event.event_base._event
 
 
-@contextlib.contextmanager
-def _driver():
-    driver = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    driver.cuInit(0)
-    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-    driver.cuCtxPushCurrent_v2(context)
-    try:
-        yield driver
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
-
-
 def new_stream() -> Stream:
-    """Returns a stream of the stand-in's GPU 0."""
+    """Returns a stream of GPU 0, which a Paddle without CUDA cannot create."""
     address = ctypes.c_void_p()
-    with _driver() as driver:
+    with current_driver() as driver:
         driver.cuStreamCreate(ctypes.byref(address), 1)
     stream = Stream.__new__(Stream)
     stream.device = vector().place
@@ -102,25 +90,19 @@ def new_stream() -> Stream:
     return stream
 
 
-def fill_late(
+def fill_first_late(
     tensor: paddle.Tensor, word: int, stream: Stream, delay_us: int = _DELAY_US
 ) -> None:
     """Makes a stream set the first word of a tensor after a delay."""
-    with _driver() as driver:
-        driver.StandInSetDelay(delay_us)
-        driver.cuMemsetD32Async(
-            ctypes.c_void_p(gpu.address(tensor)),
-            word,
-            ctypes.c_size_t(1),
-            ctypes.c_void_p(stream.stream_base.cuda_stream),
-        )
+    address = gpu.address(tensor)
+    fill_late(address, word, stream.stream_base.cuda_stream, delay_us)
 
 
 def first_word(tensor: paddle.Tensor, stream: Stream) -> int:
     """Returns the first word of a tensor, as seen by a stream."""
     word = ctypes.c_uint32()
     address = ctypes.c_void_p(stream.stream_base.cuda_stream)
-    with _driver() as driver:
+    with current_driver() as driver:
         driver.cuMemcpyDtoHAsync_v2(
             ctypes.byref(word),
             ctypes.c_void_p(gpu.address(tensor)),
@@ -171,14 +153,14 @@ def word_after_kept(kept, tensor):
 
 def fill_late_and_record(kept, event, tensor, word):
     stream = new_stream()
-    fill_late(tensor, word, stream)
+    fill_first_late(tensor, word, stream)
     stream.record_event(event)
     kept["stream"] = stream
 
 
 def record_work_without_end(kept, event, tensor):
     stream = new_stream()
-    fill_late(tensor, 5, stream, delay_us=10**9)
+    fill_first_late(tensor, 5, stream, delay_us=10**9)
     stream.record_event(event)
     # Dropping one of them would wait for the work.
     kept.update(stream=stream, event=event, tensor=tensor)
@@ -241,7 +223,7 @@ class TestSending(GpuTestCase):
         self.assert_comes_back(event, self.pipe.recv())
 
 
-@needs_stand_in
+@needs_stand_in_module
 class TestOrder(GpuTestCase):
     def setUp(self):
         super().setUp()
@@ -253,20 +235,20 @@ class TestOrder(GpuTestCase):
             self.addCleanup(vars(self).pop, name)
 
     def test_receiver_stream_waits_for_a_record_before_the_send(self):
-        fill_late(self.tensor, 7, self.stream)
+        fill_first_late(self.tensor, 7, self.stream)
         self.event.record(self.stream)
         word = self.peer.call(word_after, self.event, self.tensor)
         self.assertEqual(word, 7)
 
     def test_receiver_stream_waits_for_a_record_after_the_send(self):
         self.peer.call(keep, "event", self.event)
-        fill_late(self.tensor, 7, self.stream)
+        fill_first_late(self.tensor, 7, self.stream)
         self.event.record(self.stream)
         word = self.peer.call(word_after_kept, self.tensor)
         self.assertEqual(word, 7)
 
     def test_receiver_that_synchronizes_waits_for_the_work(self):
-        fill_late(self.tensor, 7, self.stream)
+        fill_first_late(self.tensor, 7, self.stream)
         self.event.record(self.stream)
         word = self.peer.call(word_after_synchronize, self.event, self.tensor)
         self.assertEqual(word, 7)
@@ -326,6 +308,8 @@ class TestLifetime(GpuTestCase):
             event.synchronize()
             self.assertTrue(event.query())
             self.assertEqual(gpu.to_cpu(tensor).tolist(), [3.0] * 1000)
+        with self.assertRaisesRegex(RuntimeError, "Create a new event"):
+            event.record(new_stream())
 
     @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
     def test_error_in_forked_child_recommends_spawn(self):

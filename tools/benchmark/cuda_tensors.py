@@ -69,6 +69,20 @@ ROWS = {
     BURST: Row(1 << 10, 1, 1000, 2),
 }
 HELD = Row(64 * MIB, 1, 4, 1)
+PAGE = """\
+# GPU memory between processes
+
+{facts}
+
+{table}
+
+The two take turns. A time is from sending storages that were not sent before
+until the receiver's answer, which contains a word of each message. The last row
+is what the sender's device still holds after the receiver was killed.
+
+Measured by `python -m tools.benchmark.cuda_tensors --report FILE`. It needs a
+GPU, CMake, Ninja, a C++ compiler and a PyTorch with CUDA, but not Paddle.
+"""
 
 
 class Storage:
@@ -353,7 +367,8 @@ def main(argv: list[str] | None = None) -> int:
     if missing or not args.report:
         print(facts, "", *lines, sep="\n")
     else:
-        args.report.write_text("\n".join([facts, "", *lines, ""]), "utf-8")
+        page = PAGE.format(facts=facts, table="\n".join(lines))
+        args.report.write_text(page, "utf-8")
     return 0
 
 

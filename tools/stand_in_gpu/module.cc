@@ -13,12 +13,11 @@
 // limitations under the License.
 
 // GPU tensors for a Paddle that was built without GPU support. Their storage
-// has a GPU place, is allocated by the stand-in driver, and goes through
-// Paddle's RetryAllocator, as on a GPU. The CPU can read the stand-in's device
-// memory.
+// has a GPU place, is allocated by the driver, real or stand-in, and goes
+// through Paddle's RetryAllocator, as in a Paddle for GPUs.
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,9 +41,10 @@ using paddle::memory::allocation::AllocatorFacade;
 using paddle::memory::allocation::BadAlloc;
 using paddle::memory::allocation::RetryAllocator;
 
-constexpr int kDevices = 2;
+constexpr int kMostDevices = 2;
 
 using driver_calls::Call;
+using driver_calls::CallFunction;
 
 driver_calls::Context Current(int device) {
   Call("cuInit", 0u);
@@ -119,14 +119,17 @@ class StandInAllocator : public Allocator {
 struct Device {
   explicit Device(int id)
       : memory(std::make_shared<StandInAllocator>(id)),
-        allocator(memory, phi::GPUPlace(id), 0) {}
+        allocator(
+            std::make_unique<RetryAllocator>(memory, phi::GPUPlace(id), 0)) {}
 
   std::shared_ptr<StandInAllocator> memory;
-  RetryAllocator allocator;
+  // Called through the base class: of its inline functions, allocations must
+  // have those of Paddle's library, by which it recognizes its own.
+  std::unique_ptr<Allocator> allocator;
 };
 
 Device& DeviceOf(int id) {
-  static Device devices[kDevices] = {Device(0), Device(1)};
+  static Device devices[kMostDevices] = {Device(0), Device(1)};
   return devices[id];
 }
 
@@ -145,27 +148,54 @@ py::object ToPython(phi::DenseTensor tensor) {
   return py::reinterpret_steal<py::object>(paddle::pybind::ToPyObject(made));
 }
 
-std::shared_ptr<phi::Allocation> CopyOf(const phi::Allocation& storage,
-                                        Allocator* allocator) {
-  std::shared_ptr<phi::Allocation> copy = allocator->Allocate(storage.size());
-  std::memcpy(copy->ptr(), storage.ptr(), storage.size());
-  return copy;
+constexpr void* kDefaultStream = nullptr;
+
+// Copies the host's memory to the device, after the device's work so far.
+void CopyToDevice(const phi::Allocation& host, const phi::Allocation& device) {
+  const auto context = Current(device.place().GetDeviceId());
+  Call("cuMemcpyHtoDAsync_v2",
+       device.ptr(),
+       static_cast<const void*>(host.ptr()),
+       host.size(),
+       kDefaultStream);
+  Call("cuStreamSynchronize", kDefaultStream);
+}
+
+void CopyToHost(const phi::Allocation& device, const phi::Allocation& host) {
+  const auto context = Current(device.place().GetDeviceId());
+  Call("cuMemcpyDtoHAsync_v2",
+       host.ptr(),
+       device.ptr(),
+       device.size(),
+       kDefaultStream);
+  Call("cuStreamSynchronize", kDefaultStream);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(stand_in_gpu, module) {
+  module.def("device_count", [] {
+    // A driver without a device cannot be initialized.
+    int count = 0;
+    if (CallFunction<int>("cuInit", 0u) == 0) Call("cuDeviceGetCount", &count);
+    return std::min(count, kMostDevices);
+  });
+  module.def("has_stand_in_driver", [] {
+    return dlsym(driver_calls::Library(), "StandInCalls") != nullptr;
+  });
   module.def("to_gpu", [](const paddle::Tensor& tensor, int device) {
     const phi::DenseTensor& like = DenseTensorOf(tensor);
-    return ToPython(
-        Over(CopyOf(*like.Holder(), &DeviceOf(device).allocator), like));
+    std::shared_ptr<phi::Allocation> copy =
+        DeviceOf(device).allocator->Allocate(like.Holder()->size());
+    CopyToDevice(*like.Holder(), *copy);
+    return ToPython(Over(copy, like));
   });
   module.def("to_cpu", [](const paddle::Tensor& tensor) {
     const phi::DenseTensor& like = DenseTensorOf(tensor);
     std::shared_ptr<phi::Allocation> copy =
         AllocatorFacade::Instance().AllocShared(phi::CPUPlace(),
                                                 like.Holder()->size());
-    std::memcpy(copy->ptr(), like.Holder()->ptr(), like.Holder()->size());
+    CopyToHost(*like.Holder(), *copy);
     return ToPython(Over(copy, like));
   });
   // Returns a tensor over the memory of `base` with the metadata of `like`,
@@ -182,9 +212,7 @@ PYBIND11_MODULE(stand_in_gpu, module) {
     return reinterpret_cast<uintptr_t>(DenseTensorOf(tensor).Holder()->ptr());
   });
   module.def("write", [](const paddle::Tensor& to, const paddle::Tensor& from) {
-    std::memcpy(DenseTensorOf(to).Holder()->ptr(),
-                DenseTensorOf(from).Holder()->ptr(),
-                DenseTensorOf(from).Holder()->size());
+    CopyToDevice(*DenseTensorOf(from).Holder(), *DenseTensorOf(to).Holder());
   });
   module.def("used",
              [](int device) { return DeviceOf(device).memory->used(); });

@@ -129,6 +129,11 @@ void WaitWithoutGil(const std::function<void()>& wait) {
   PyEval_RestoreThread(state);
 }
 
+// Raises the exception of a signal handler, such as KeyboardInterrupt.
+void RaisePendingSignal() {
+  if (HasGil() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 // Runs a call that may copy the storage of a tensor, without the GIL if the
 // storage is large. Requires: the calling thread holds the GIL.
 template <typename Call>
@@ -358,6 +363,7 @@ void BindSharedStorage(py::module* m) {
   m->def("join", [](uint64_t tree) {
     RaisingPaddleErrors([&] { SharedHeap::Instance().Join(tree); });
     CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
+    CudaIPCHeap::Instance().SetInterruptionCheck(RaisePendingSignal);
   });
   m->def("leave", [] { SharedHeap::Instance().Leave(); });
   m->def("leave_cuda",

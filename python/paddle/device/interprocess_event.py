@@ -84,7 +84,13 @@ class InterprocessEvent:
         return self._event.ipc_handle()
 
     def record(self, stream: core.CUDAStream | None = None) -> None:
-        """Records the event on a stream, by default the current stream."""
+        """
+        Records the event on a stream, by default the current stream.
+
+        Raises:
+            RuntimeError: the process that recorded the event last was killed
+                before its work was done, or the one that created it has ended.
+        """
         device_id = self.place.gpu_device_id()
         if stream is None:
             stream = core._get_current_stream(device_id)
@@ -97,14 +103,19 @@ class InterprocessEvent:
         self._event.record(stream.cuda_stream)
 
     def wait(self, stream: core.CUDAStream) -> None:
-        """Makes a stream wait for the last recorded work."""
+        """
+        Makes a stream wait for the last recorded work. If the process that
+        recorded it is killed before that work is done, the stream waits
+        forever; `synchronize` on the event does not.
+        """
         self._event.wait(stream.place.gpu_device_id(), stream.cuda_stream)
 
     def query(self) -> bool:
         """
         Returns whether none of the last recorded work is left. This is also
         true if the process that recorded it was killed: the driver has stopped
-        its work, which may be incomplete.
+        its work, which may be incomplete. Then the event cannot be recorded
+        again.
         """
         return self._event.query()
 

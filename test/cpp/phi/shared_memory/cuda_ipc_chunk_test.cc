@@ -170,17 +170,18 @@ TEST_BOTH(CudaIPCChunkTest, MemoryDroppedByItsOwnerLivesAsLongAsAReceiver) {
   const Storage first = AllocateFilledInChunks({1});
   MessageOf(first, strategy, {});  // makes what all tensors need
   const Possessions before = Possessions::Now();
-  const uint64_t left = FreeBytes();
   Storage storage = AllocateFilledInChunks({1, 2});
   receiver.channel().Send(MessageOf(storage, strategy, {}));
   AwaitHeld(receiver);
+  // From here on, the device has the contexts of both processes.
+  const uint64_t left = FreeBytes();
   storage.reset();
   EXPECT_EQ(DeviceHeap().Collect(0.0), 0);
   EXPECT_EQ(DeviceHeap().Stats().limbo_bytes, 3 * Granule());
-  EXPECT_LT(FreeBytes(), left);
+  EXPECT_EQ(FreeBytes(), left);
   LetDrop(receiver);
   EXPECT_EQ(DeviceHeap().Collect({}), 3 * Granule());
-  EXPECT_EQ(FreeBytes(), left);
+  EXPECT_EQ(FreeBytes(), left + 3 * Granule());
   EXPECT_EQ(Possessions::Now().descriptors, before.descriptors);
   End(&receiver);
 }
@@ -191,10 +192,11 @@ TEST_BOTH(CudaIPCChunkTest, MemoryOfAKilledReceiverIsReclaimed) {
   receiver.channel().Send(MessageOf(storage, strategy));
   AwaitHeld(receiver);
   storage.reset();
-  const uint64_t left = FreeBytes();
   receiver.Kill();
+  // On a GPU, the context of the process is freed, too, maybe later.
+  const uint64_t left = FreeBytes();
   EXPECT_TRUE(Eventually(SharesNothing));
-  EXPECT_EQ(FreeBytes(), left + 2 * Granule());
+  EXPECT_GE(FreeBytes(), left + 2 * Granule());
 }
 
 // Unlike memory that the driver has a handle for.
@@ -456,6 +458,7 @@ ISOLATED_TEST(CudaIPCChunkTest, AClosedDescriptorOfTheOwnerIsGone) {
     DeviceHeap();
     auto handle = channel.Receive<paddle::memory::allocation::CudaIPCHandle>();
     auto chunk = channel.Receive<CudaIPCDriver::Chunk>();
+    MakeStream();  // creates the context, which has descriptors
     const Possessions before = Possessions::Now();
     EXPECT_EQ(KindOf([&] { MapChunks(0, handle, {chunk}); }), Kind::kGone);
     EXPECT_EQ(Possessions::Now(), before);

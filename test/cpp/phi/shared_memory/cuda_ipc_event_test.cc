@@ -37,7 +37,9 @@ using Event = std::shared_ptr<CudaInterprocessEvent>;
 
 class CudaIPCEventTest : public shared_memory_test::SharedMemoryTestCase {};
 
-constexpr int kSlow = 30000;  // microseconds
+// In microseconds.
+constexpr int kSlow = 30000;
+constexpr int kForever = 1000000000;
 constexpr int kUnknown = 999;
 
 ::testing::AssertionResult Says(const std::optional<SharedMemoryError>& error,
@@ -333,6 +335,58 @@ TEST_BOTH(CudaIPCEventTest, AKilledReceiversEventEnds) {
   EXPECT_FALSE(UsesNothing());
   receiver.Kill();
   EXPECT_TRUE(UsesNothing());
+}
+
+TEST_BOTH(CudaIPCEventTest, NobodyWaitsForWorkOfAKilledReceiver) {
+  Worker receiver([](const Channel& channel) {
+    const Event event = ReceiveEvent(channel);
+    const Stream stream = MakeStream();
+    const Storage storage = Allocate(kMiB);
+    SetDelay(kForever);
+    Fill(storage->memory, 1, stream);
+    event->Record(stream);
+    channel.Signal();
+    channel.Await();
+  });
+  const Event event = MakeEvent();
+  receiver.channel().Send(event->Send(strategy));
+  receiver.channel().Await();
+  EXPECT_FALSE(event->IsDone());
+  receiver.Kill();
+  EXPECT_TRUE(BecomesDone(event));
+  const Storage storage = Allocate(kMiB);
+  const Stream stream = MakeStream();
+  event->Wait(0, stream);
+  Fill(storage->memory, 2, stream);
+  EXPECT_TRUE(HasContent(storage->memory, 2, stream));
+  const auto error = ErrorOf([&] { event->Record(stream); });
+  EXPECT_EQ(KindOf(error), Kind::kGone);
+  EXPECT_TRUE(Says(error, "Create a new event"));
+}
+
+ISOLATED_TEST(CudaIPCEventTest, ARecordThatFailsLeavesTheEarlierRecord) {
+  NEEDS_STAND_IN;
+  Worker receiver([](const Channel& channel) {
+    Event event = ReceiveEvent(channel);
+    FailCall("cuEventRecord", 1, kUnknown);
+    EXPECT_EQ(KindOf([&] { event->Record(MakeStream()); }), Kind::kSystem);
+    event.reset();
+    channel.Signal();
+    channel.Await();
+  });
+  const Event event = MakeEvent();
+  receiver.channel().Send(event->Send(SharingStrategy::kFileSystem));
+  const Storage storage = Allocate(kMiB);
+  const Stream stream = MakeStream();
+  SetDelay(100 * kSlow);
+  Fill(storage->memory, 1, stream);
+  event->Record(stream);
+  receiver.channel().Await();
+  EXPECT_FALSE(event->IsDone());
+  EXPECT_TRUE(BecomesDone(event));
+  EXPECT_TRUE(HasContent(storage->memory, 1, stream));
+  receiver.channel().Signal();
+  receiver.Finish();
 }
 
 TEST_BOTH(CudaIPCEventTest, EveryUseOfAnEventOfAKilledProcessFails) {

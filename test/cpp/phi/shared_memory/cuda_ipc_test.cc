@@ -41,8 +41,13 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 class CudaIPCTest : public shared_memory_test::SharedMemoryTestCase {};
 
-constexpr int kSlow = 30000;   // microseconds
+// In microseconds.
+constexpr int kSlow = 30000;
+constexpr int kForever = 1000000000;
 constexpr int kUnknown = 999;  // a driver error
+// Smaller allocations share what the driver allocates, so that the device's
+// free memory need not change with each.
+constexpr uint64_t kSize = 2 * kMiB;
 
 ::testing::AssertionResult Says(const std::optional<SharedMemoryError>& error,
                                 const std::string& text) {
@@ -92,7 +97,7 @@ class Peer : public Worker {
   }
   // Sends a new tensor, of content 1, and returns it.
   Storage SendNew(SharingStrategy strategy) const {
-    Storage storage = AllocateFilled(kMiB, 1);
+    Storage storage = AllocateFilled(kSize, 1);
     Send(storage, strategy);
     return storage;
   }
@@ -130,7 +135,7 @@ class Holder : public Peer {
 TEST_BOTH(CudaIPCTest, ATensorArrivesAndBothSeeWrites) {
   Peer receiver([](const Channel& channel) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
-    EXPECT_EQ(storage->memory.size, kMiB);
+    EXPECT_EQ(storage->memory.size, kSize);
     EXPECT_TRUE(HasContent(storage->memory, 1));
     Fill(storage->memory, 2);
     EXPECT_TRUE(HasContent(storage->memory, 2));
@@ -168,7 +173,7 @@ TEST_BOTH(CudaIPCTest, APartOfADriversAllocationArrives) {
     Fill(storage->memory, 3);
     EXPECT_TRUE(HasContent(storage->memory, 3));
   });
-  const CudaIPCMemory all = AllocateMemory(kMiB);
+  const CudaIPCMemory all = AllocateMemory(kSize);
   Fill(all, 2);
   const Storage storage = StorageIn(PartOf(all, 4096, 512), [] {});
   Fill(storage->memory, 1);
@@ -208,21 +213,19 @@ TEST_BOTH(CudaIPCTest, TensorsInOneAllocationOpenOneHandleAndTheLastClosesIt) {
 
 TEST_BOTH(CudaIPCTest, MemoryDroppedByItsOwnerLivesAsLongAsAReceiverHoldsIt) {
   Holder receiver;
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = receiver.SendNew(strategy);
   const uint64_t left = FreeBytes();
-  receiver.Send(storage, strategy);
-  receiver.AwaitReceived();
   storage.reset();
   EXPECT_EQ(DeviceHeap().Collect(0.0), 0);
   const CudaIPCStats stats = DeviceHeap().Stats();
   EXPECT_EQ(stats.sent, 1);
-  EXPECT_EQ(stats.sent_bytes, kMiB);
+  EXPECT_EQ(stats.sent_bytes, kSize);
   EXPECT_EQ(stats.limbo, 1);
-  EXPECT_EQ(stats.limbo_bytes, kMiB);
-  EXPECT_LT(FreeBytes(), left + kMiB);
+  EXPECT_EQ(stats.limbo_bytes, kSize);
+  EXPECT_EQ(FreeBytes(), left);
   receiver.Drop();
-  EXPECT_EQ(DeviceHeap().Collect({}), kMiB);
-  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_EQ(DeviceHeap().Collect({}), kSize);
+  EXPECT_GE(FreeBytes(), left + kSize);
   EXPECT_TRUE(SharesNothing());
 }
 
@@ -234,7 +237,7 @@ TEST_BOTH(CudaIPCTest, MemoryDroppedFirstByItsReceiverIsFreedWithItsTensor) {
   EXPECT_TRUE(HasContent(storage->memory, 1));
   EXPECT_EQ(DeviceHeap().Stats().limbo, 0);
   storage.reset();  // frees immediately, without Collect
-  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_GE(FreeBytes(), left + kSize);
   EXPECT_EQ(DeviceHeap().Stats().sent, 0);
 }
 
@@ -256,15 +259,14 @@ TEST_BOTH(CudaIPCTest, MemoryLivesAsLongAsAMessageCarriesIt) {
 }
 
 TEST_BOTH(CudaIPCTest, AMessageToTheSameProcessReturnsTheSameTensor) {
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
   EXPECT_EQ(DeviceHeap().Stats().handles, 0);
   EXPECT_EQ(DeviceHeap().Stats().received, 0);
 }
 
 TEST_BOTH(CudaIPCTest, AMessageToTheSameProcessBringsBackDroppedMemory) {
-  Storage storage = AllocateFilled(kMiB, 1);
-  const uint64_t left = FreeBytes();
+  Storage storage = AllocateFilled(kSize, 1);
   const char* data = storage->memory.data;
   std::vector<CudaIPCMessage> messages;
   for (int i = 0; i < 3; ++i) messages.push_back(MessageOf(storage, strategy));
@@ -277,8 +279,9 @@ TEST_BOTH(CudaIPCTest, AMessageToTheSameProcessBringsBackDroppedMemory) {
     EXPECT_EQ(DeviceHeap().Stats().limbo, 0);
     EXPECT_EQ(DeviceHeap().Stats().handles, 0);
   }
+  const uint64_t left = FreeBytes();
   storage.reset();
-  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_GE(FreeBytes(), left + kSize);
   EXPECT_TRUE(SharesNothing());
 }
 
@@ -288,7 +291,7 @@ TEST_BOTH(CudaIPCTest, ReturnedMemoryIsFreedWhenTheWorkOnItIsDone) {
   CudaIPCDriver& driver = CudaIPCDriver::Instance();
   const auto done = driver.MakeEvent(0);
   ASSERT_TRUE(done.has_value());
-  const CudaIPCMemory memory = AllocateMemory(kMiB);
+  const CudaIPCMemory memory = AllocateMemory(kSize);
   Storage storage = StorageIn(memory, [&] {
     done_when_freed = driver.IsDone(0, done->event);
     FreeMemory(memory);
@@ -320,7 +323,7 @@ TEST_BOTH(CudaIPCTest, ATensorIsForwardedDroppedAndReturnedToItsOwner) {
     storage.reset();
     EXPECT_TRUE(SharesNothing());
   });
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   const char* data = storage->memory.data;
   middle.Send(storage, strategy);
   storage.reset();
@@ -340,7 +343,7 @@ ISOLATED_TEST(CudaIPCTest, AForwardedTensorOutlivesTheForwarder) {
     const Storage storage = StorageOf(channel.Receive<CudaIPCMessage>());
     channel.Send(MessageOf(storage, strategy));
   });
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   middle.Send(storage, strategy);
   const auto message = middle.channel().Receive<CudaIPCMessage>();
   End(&middle);
@@ -352,7 +355,7 @@ ISOLATED_TEST(CudaIPCTest, AForwardedTensorOutlivesTheForwarder) {
 TEST_BOTH(CudaIPCTest, MemoryOfAKilledReceiverIsReclaimedAtTheNextSend) {
   Holder receiver;
   Peer other([](const Channel&) {});
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   const Storage sent_next = AllocateFilled(64, 1);
   receiver.Send(storage, strategy);
   receiver.AwaitReceived();
@@ -363,7 +366,7 @@ TEST_BOTH(CudaIPCTest, MemoryOfAKilledReceiverIsReclaimedAtTheNextSend) {
     MessageOf(sent_next, strategy);
     return DeviceHeap().Stats().limbo == 0;
   }));
-  EXPECT_GE(FreeBytes(), left + kMiB);
+  EXPECT_GE(FreeBytes(), left + kSize);
 }
 
 TEST_BOTH(CudaIPCTest, MemoryOfAKilledReceiverIsReclaimedByCollect) {
@@ -380,16 +383,16 @@ TEST_BOTH(CudaIPCTest, AMessageThatNobodyReceivesExpiresOnDemand) {
     const auto error = ErrorOfReceiving(message);
     EXPECT_EQ(KindOf(error), Kind::kGone);
   });
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   MessageOf(storage, strategy);
   EXPECT_EQ(DeviceHeap().Collect(0.0), 0);  // the tensor is still there
   storage.reset();
   EXPECT_TRUE(SharesNothing());
-  storage = AllocateFilled(kMiB, 1);
+  storage = AllocateFilled(kSize, 1);
   const CudaIPCMessage lost = MessageOf(storage, strategy);
   storage.reset();
   EXPECT_EQ(DeviceHeap().Collect(3600), 0);
-  EXPECT_EQ(DeviceHeap().Collect(0.0), kMiB);
+  EXPECT_EQ(DeviceHeap().Collect(0.0), kSize);
   EXPECT_TRUE(SharesNothing());
   late.channel().Send(lost);
   late.Finish();
@@ -411,12 +414,104 @@ TEST_BOTH(CudaIPCTest, AMessageCanBeReceivedTwiceAsLongAsTheTensorExists) {
     const auto error = ErrorOfReceiving(message);
     EXPECT_EQ(KindOf(error), Kind::kGone);
   });
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
   EXPECT_TRUE(SharesNothing());
   receiver.Continue();
+}
+
+// Sends a tensor on which the process has work that never ends.
+void SendUnfinished(const Channel& channel, SharingStrategy strategy) {
+  const Storage storage = Allocate(kSize);
+  const Stream stream = MakeStream();
+  SetDelay(kForever);
+  Fill(storage->memory, 1, stream);
+  channel.Send(MessageOf(storage, strategy, stream));
+  channel.Await();
+}
+
+// Calls `act` on another thread while this one waits for the sender's work.
+std::optional<SharedMemoryError> ErrorOfReceivingWhile(
+    const CudaIPCMessage& message, const std::function<void()>& act) {
+  std::thread actor([&] {
+    if (HasStandIn()) {
+      while (CallsOf("cuEventQuery") < 10) std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    }
+    act();
+  });
+  const auto error = ErrorOf([&] { StorageOf(message); });
+  actor.join();
+  return error;
+}
+
+TEST_BOTH(CudaIPCTest, AMessageOfAProcessKilledDuringItsWorkIsGone) {
+  Worker owner(
+      [&](const Channel& channel) { SendUnfinished(channel, strategy); });
+  const auto message = owner.channel().Receive<CudaIPCMessage>();
+  const auto error = ErrorOfReceivingWhile(message, [&] { owner.Kill(); });
+  EXPECT_EQ(KindOf(error), Kind::kGone);
+  EXPECT_TRUE(SharesNothing());
+  // No stream is stuck.
+  const Storage own = AllocateFilled(kSize, 1);
+  EXPECT_TRUE(HasContent(own->memory, 1));
+}
+
+TEST_BOTH(CudaIPCTest, AnExitEndsTheWaitForTheSendersWork) {
+  Worker owner(
+      [&](const Channel& channel) { SendUnfinished(channel, strategy); });
+  const auto message = owner.channel().Receive<CudaIPCMessage>();
+  const auto error =
+      ErrorOfReceivingWhile(message, [] { DeviceHeap().Leave(); });
+  EXPECT_EQ(KindOf(error), Kind::kUnavailable);
+  owner.Kill();
+}
+
+TEST_BOTH(CudaIPCTest, AnInterruptionEndsTheWaitForTheSendersWork) {
+  class Interruption {};
+  Worker owner(
+      [&](const Channel& channel) { SendUnfinished(channel, strategy); });
+  const auto message = owner.channel().Receive<CudaIPCMessage>();
+  DeviceHeap().SetInterruptionCheck([] { throw Interruption(); });
+  EXPECT_THROW(StorageOf(message), Interruption);
+  owner.Kill();
+  EXPECT_TRUE(SharesNothing());
+}
+
+TEST_BOTH(CudaIPCTest, AReceiverDoesNotWaitForLaterWorkOfAnotherProcess) {
+  Worker owner([&](const Channel& channel) {
+    const Storage storage = Allocate(kSize);
+    const Storage other = Allocate(kSize);
+    const Stream stream = MakeStream();
+    Fill(storage->memory, 1, stream);
+    const auto message = MessageOf(storage, strategy, stream);
+    SetDelay(kForever);
+    Fill(other->memory, 2, stream);
+    channel.Send(message);
+    channel.Await();
+  });
+  Storage received = StorageOf(owner.channel().Receive<CudaIPCMessage>());
+  EXPECT_TRUE(HasContent(received->memory, 1));
+  received.reset();
+  owner.Kill();
+}
+
+TEST_BOTH(CudaIPCTest, AMessageWhoseEventWasDamagedIsRefused) {
+  Peer receiver([](const Channel& channel) {
+    const auto intact = channel.Receive<CudaIPCMessage>();
+    for (size_t i = 0; i < sizeof(intact.ready); ++i) {
+      CudaIPCMessage message = intact;
+      reinterpret_cast<char*>(&message.ready)[i] ^= 4;
+      const auto error = ErrorOf([&] { StorageOf(message); });
+      EXPECT_EQ(KindOf(error), Kind::kInvalid);
+      EXPECT_TRUE(Says(error, "wrong checksum"));
+    }
+  });
+  const Storage storage = receiver.SendNew(strategy);
+  receiver.AwaitDone();
 }
 
 TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
@@ -439,7 +534,7 @@ TEST_BOTH(CudaIPCTest, AMessageOfADeadProcessIsGone) {
                 Says(ErrorOfReceiving(message), "does not exist any more"));
   });
   Worker owner([&](const Channel& channel) {
-    const Storage storage = AllocateFilled(kMiB, 1);
+    const Storage storage = AllocateFilled(kSize, 1);
     channel.Send(MessageOf(storage, strategy));
     channel.Send(MessageOf(storage, strategy));
     channel.Await();
@@ -462,7 +557,7 @@ void SendEarly(SharingStrategy strategy, bool names_stream) {
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     EXPECT_TRUE(HasContent(storage->memory, 2, stream));
   });
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   const Stream stream = MakeStream();
   EXPECT_TRUE(HasContent(storage->memory, 1));
   SetDelay(kSlow);
@@ -496,7 +591,7 @@ TEST_BOTH(CudaIPCTest, TheReceiverOfAForwardedTensorSeesTheFirstSendersWork) {
         StorageOf(channel.Receive<CudaIPCMessage>(), stream);
     channel.Send(MessageOf(storage, strategy, stream));
   });
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   const Stream stream = MakeStream();
   EXPECT_TRUE(HasContent(storage->memory, 1));
   SetDelay(2 * kSlow);
@@ -561,7 +656,7 @@ bool IsReceivedBeforeLaterWork() {
   const auto received = driver.MakeEvent(0);
   REQUIRE_TRUE(done);
   REQUIRE_TRUE(received);
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   const Storage other = Allocate(4);
   const CudaIPCMessage early = MessageOf(storage, SharingStrategy::kFileSystem);
   // Otherwise the event would stay in use for its own work.
@@ -599,7 +694,7 @@ ISOLATED_TEST(CudaIPCTest, AReceiverDoesNotWaitForWorkAfterItsMessage) {
 }
 
 ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOnlyOneEvent) {
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   MessageOf(storage, SharingStrategy::kFileSystem);
   for (int i = 0; i < 100; ++i) {
     const Storage sent = AllocateFilled(64, 1);
@@ -610,7 +705,7 @@ ISOLATED_TEST(CudaIPCTest, AMessageThatNobodyReceivesKeepsOnlyOneEvent) {
 }
 
 ISOLATED_TEST(CudaIPCTest, AnEventIsReusedOnceItsMessageIsReceived) {
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   for (int i = 0; i < 100; ++i) {
     StorageOf(MessageOf(storage, SharingStrategy::kFileSystem));
     EXPECT_TRUE(HasContent(storage->memory, 1));
@@ -707,7 +802,7 @@ ISOLATED_TEST(CudaIPCTest, AMissingDriverIsReportedAndHostMemoryIsShared) {
 TEST_BOTH(CudaIPCTest, AForkedChildCannotUseADeviceAndKeepsNothing) {
   Holder receiver;
   Storage storage = receiver.SendNew(strategy);
-  Storage dropped = AllocateFilled(kMiB, 1);
+  Storage dropped = AllocateFilled(kSize, 1);
   const CudaIPCMessage message = MessageOf(dropped, strategy);
   dropped.reset();
   const uint64_t left = FreeBytes();
@@ -738,8 +833,8 @@ TEST_BOTH(CudaIPCTest, AForkedChildCannotUseADeviceAndKeepsNothing) {
   storage.reset();
   // The child's attempt has redeemed the ticket.
   EXPECT_TRUE(Eventually(SharesNothing));
-  EXPECT_GE(FreeBytes(), left + 2 * kMiB);
-  storage = AllocateFilled(kMiB, 1);
+  EXPECT_GE(FreeBytes(), left + 2 * kSize);
+  storage = AllocateFilled(kSize, 1);
   EXPECT_EQ(StorageOf(MessageOf(storage, strategy)), storage);
   End(&child);
 }
@@ -793,7 +888,7 @@ TEST_BOTH(CudaIPCTest, AForkedChildOfAReceiverKeepsNothing) {
     channel.Await();
     End(&child);
   });
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
@@ -804,7 +899,7 @@ TEST_BOTH(CudaIPCTest, AForkedChildOfAReceiverKeepsNothing) {
 // Blocks that such a child inherits are kept permanently, but it inherits no
 // record.
 TEST_BOTH(CudaIPCTest, AForkedChildWithoutDescriptorsKeepsNothing) {
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   MessageOf(storage, strategy);
   Worker child(
       [](const Channel& channel) {
@@ -840,7 +935,7 @@ TEST_BOTH(CudaIPCTest, AForkWhileATensorIsReleasedKeepsNothing) {
     channel.Await();
     End(&child);
   });
-  Storage storage = AllocateFilled(kMiB, 1);
+  Storage storage = AllocateFilled(kSize, 1);
   receiver.Send(storage, strategy);
   receiver.channel().Await();
   storage.reset();
@@ -885,7 +980,7 @@ TEST_BOTH(CudaIPCTest, ForksAtAnyInstantKeepNothing) {
 ISOLATED_TEST(CudaIPCTest, AForkWhileASenderWaitsForItsWorkDisturbsNobody) {
   NEEDS_STAND_IN;
   setenv("STAND_IN_EVENTS", "0", 1);
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   SetDelay(10 * kSlow);
   Fill(storage->memory, 2);
   const int calls = CallsOf("cuCtxSynchronize");
@@ -929,7 +1024,7 @@ ISOLATED_TEST(CudaIPCTest, ADeviceWithoutAccessToTheMemoryIsRefused) {
     EXPECT_TRUE(Says(error, "no access"));
     EXPECT_TRUE(Says(error, "tensor.cpu()"));
   });
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   receiver.Send(storage, SharingStrategy::kFileSystem);
   receiver.AwaitDone();
 }
@@ -1078,7 +1173,7 @@ TEST_BOTH(CudaIPCTest, AThousandTensorsInLimboCauseOneWarning) {
 
 TEST_BOTH(CudaIPCTest, DescribeListsTheHolders) {
   Holder receiver;
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   EXPECT_TRUE(DeviceHeap().Describe().empty());
   receiver.Send(storage, strategy);
   receiver.AwaitReceived();
@@ -1115,7 +1210,7 @@ TEST_BOTH(CudaIPCTest, AnExitingProcessMakesNoMoreDriverCalls) {
   DeviceHeap().SetWarning(
       [&](const std::string& text) { warnings.push_back(text); });
   for (int i = 0; i < 3; ++i) {
-    storages_at_exit.push_back(AllocateFilled(kMiB, 1));
+    storages_at_exit.push_back(AllocateFilled(kSize, 1));
     receiver.channel().Send(MessageOf(storages_at_exit.back(), strategy));
   }
   receiver.channel().Await();
@@ -1136,7 +1231,7 @@ TEST_BOTH(CudaIPCTest, AnExitingProcessMakesNoMoreDriverCalls) {
 }
 
 ISOLATED_TEST(CudaIPCTest, AnExitingProcessSendsAndReceivesNothing) {
-  const Storage storage = AllocateFilled(kMiB, 1);
+  const Storage storage = AllocateFilled(kSize, 1);
   const auto message = MessageOf(storage, SharingStrategy::kFileSystem);
   DeviceHeap().Leave();
   for (const auto& error :

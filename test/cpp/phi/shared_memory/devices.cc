@@ -14,6 +14,8 @@
 
 #include "test/cpp/phi/shared_memory/devices.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
@@ -31,6 +33,12 @@ constexpr unsigned kNonBlocking = 1;
 using driver_calls::Call;
 using driver_calls::CallFunction;
 using driver_calls::Library;
+
+intptr_t delay_of_fills = 0;  // in microseconds
+
+void Sleep(void* microseconds) {
+  usleep(reinterpret_cast<intptr_t>(microseconds));
+}
 
 driver_calls::Context Current(int device) {
   DeviceHeap();
@@ -81,9 +89,7 @@ void HoldCalls(const std::string& function, bool held) {
   CallFunction<void>("StandInHold", function.c_str(), held);
 }
 
-void SetDelay(int microseconds) {
-  if (HasStandIn()) CallFunction<void>("StandInSetDelay", microseconds);
-}
+void SetDelay(int microseconds) { delay_of_fills = microseconds; }
 
 CudaIPCHeap& DeviceHeap() {
   static CudaIPCHeap& heap = []() -> CudaIPCHeap& {
@@ -160,6 +166,12 @@ CudaIPCMemory PartOf(const CudaIPCMemory& memory,
 
 void Fill(const CudaIPCMemory& memory, uint32_t word, Stream stream) {
   const auto context = Current(memory.device);
+  if (delay_of_fills > 0) {
+    Call("cuLaunchHostFunc",
+         stream,
+         &Sleep,
+         reinterpret_cast<void*>(delay_of_fills));
+  }
   Call("cuMemsetD32Async",
        memory.data,
        word,

@@ -53,8 +53,7 @@ bool HasStandIn();
 void FailCall(const std::string& function, int nth, int code);
 int CallsOf(const std::string& function);
 void HoldCalls(const std::string& function, bool held);
-// Makes the streams of this process take this long for each fill. Has no effect
-// without the stand-in.
+// Makes the streams of this process take this long for each fill.
 void SetDelay(int microseconds);
 
 // The heap of this process. The process calls Leave before the driver shuts
@@ -65,6 +64,7 @@ bool SharesNothing();
 
 // Creates a non-blocking stream that lives as long as the process.
 Stream MakeStream(int device = 0);
+// Tests that compare this need a device that no other program uses.
 uint64_t FreeBytes(int device = 0);
 
 // Allocates memory that does not belong to a tensor.

@@ -217,8 +217,13 @@ long syscall(long number, ...) __THROW {  // NOLINT(runtime/int)
   void* const first = va_arg(arguments, void*);
   void* const second = va_arg(arguments, void*);
   void* const third = va_arg(arguments, void*);
+  void* const fourth = va_arg(arguments, void*);
+  void* const fifth = va_arg(arguments, void*);
+  void* const sixth = va_arg(arguments, void*);
   va_end(arguments);
-  return Fails("syscall") ? -1 : next(number, first, second, third);
+  return Fails("syscall")
+             ? -1
+             : next(number, first, second, third, fourth, fifth, sixth);
 }
 
 }  // extern "C"

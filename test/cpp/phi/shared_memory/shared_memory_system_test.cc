@@ -259,6 +259,8 @@ ISOLATED_TEST(SharedMemorySystemTest,
   const Root root("0::/above/own\n");
   root.Write("/sys/fs/cgroup/above/own/memory.max", "max\n");
   EXPECT_EQ(root.Memory(), kMachine);
+  root.Write("/sys/fs/cgroup/above/own/memory.max", "0\n");
+  EXPECT_EQ(root.Memory(), kMachine);
   root.Write("/sys/fs/cgroup/above/memory.max", "4194304\n");
   EXPECT_EQ(root.Memory(), 4 * kMiB);
   root.Write("/sys/fs/cgroup/above/own/memory.max", "8388608\n");

@@ -26,8 +26,12 @@
 //    process, on another device, or after its memory or event is gone.
 //  - Stream work is done later, by one thread per stream. Freeing memory waits
 //    for all of it.
-//  - An event that was never recorded is complete, and so is one whose recorder
-//    is dead. A wait is for the last record at the time of the call.
+//  - An event that was never recorded is complete. A wait is for the last
+//    record at the time of the call.
+//  - A record whose process is killed before its work is done never becomes
+//    complete, nor do later records of the event and their streams (seen on an
+//    H200, driver 580.159.04). Here a record always waits for the one before
+//    it.
 //  - Memory in chunks lives as long as any process has it mapped or has a
 //    descriptor of it. The descriptor itself has to be passed; a file that was
 //    opened again through it is refused.
@@ -48,7 +52,7 @@
 //  - STAND_IN_PEER_ACCESS: chunks mapped while it is 1 can be made accessible
 //  for
 //    all devices, not only for their own.
-//  - STAND_IN_DELAY_US and STAND_IN_FAIL: see the header.
+//  - STAND_IN_FAIL: see the header.
 
 #include "test/cpp/phi/shared_memory/stand_in_driver.h"
 
@@ -69,7 +73,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <iterator>
@@ -81,7 +84,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -290,6 +292,7 @@ Function functions[] = {
     {"cuEventDestroy"},
     {"cuEventRecord"},
     {"cuEventQuery"},
+    {"cuLaunchHostFunc"},
     {"cuMemsetD32Async"},
     {"cuMemcpyDtoHAsync"},
     {"cuMemcpyHtoDAsync"},
@@ -316,7 +319,6 @@ struct State;
 std::atomic<pid_t> initialized_by{0};
 std::atomic<State*> state{nullptr};
 std::atomic<bool> shut_down{false};
-std::atomic<int> delay_us{0};
 
 // Trivially destructible, since calls come even after a thread's destructors.
 struct ContextStack {
@@ -658,30 +660,11 @@ struct MappedChunk {
 
 // ---- Events -----------------------------------------------------------------
 
-// One record of an event. The first has number 1.
-struct Record {
-  uint32_t number;
-  pid_t pid;
-};
-
-// The data of the region of an event.
+// The data of the region of an event. Its records are numbered from 1.
 struct EventData {
-  std::atomic<Record> last;
+  std::atomic<uint32_t> last;
   std::atomic<uint32_t> completed;
 };
-static_assert(std::atomic<Record>::is_always_lock_free);
-
-// Returns whether the process has ended, even if its parent does not know yet.
-bool IsDead(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  // The name, in parentheses, may have any character; the state follows it.
-  size_t name_end = line.rfind(") ");
-  if (name_end == std::string::npos) return true;
-  char process_state = line[name_end + 2];
-  return process_state == 'Z' || process_state == 'X';
-}
 
 class Event {
  public:
@@ -691,29 +674,18 @@ class Event {
   // Requires: this process created the event.
   bool ExcludeOpeners() { return region_->ExcludeOpeners(); }
 
-  Record Last() const { return data().last; }
+  uint32_t Last() const { return data().last; }
 
-  Record NextRecord() {
-    Record last = Last();
-    Record next;
-    do {
-      next = {last.number + 1, getpid()};
-    } while (!data().last.compare_exchange_weak(last, next));
-    return next;
+  uint32_t NextRecord() { return ++data().last; }
+
+  void Complete(uint32_t record) {
+    WaitFor(record - 1);
+    data().completed = record;
   }
 
-  void Complete(const Record& record) {
-    uint32_t completed = data().completed;
-    while (completed < record.number &&
-           !data().completed.compare_exchange_weak(completed, record.number)) {
-    }
-  }
+  bool IsComplete(uint32_t record) const { return data().completed >= record; }
 
-  bool IsComplete(const Record& record) const {
-    return data().completed >= record.number || IsDead(record.pid);
-  }
-
-  void WaitFor(const Record& record) const {
+  void WaitFor(uint32_t record) const {
     while (!IsComplete(record)) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -951,10 +923,7 @@ CUresult Submit(CUstream stream,
   for (CUdeviceptr address : addresses) {
     if (!IsMemory(address, size, found->device())) return kInvalidValue;
   }
-  found->Enqueue([work] {
-    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
-    work();
-  });
+  found->Enqueue(work);
   return kSuccess;
 }
 
@@ -972,7 +941,6 @@ CUresult Copy(CUstream stream,
 // ---- The library ------------------------------------------------------------
 
 __attribute__((constructor)) void Load() {
-  delay_us = NumberFromEnvironment("STAND_IN_DELAY_US", 0);
   if (const char* text = std::getenv("STAND_IN_FAIL")) {
     std::istringstream parts(text);
     std::string name, nth, code;
@@ -1011,8 +979,6 @@ void StandInHold(const char* function, bool held) {
 }
 
 int StandInCalls(const char* function) { return FunctionNamed(function).calls; }
-
-void StandInSetDelay(int microseconds) { delay_us = microseconds; }
 
 // ---- Devices and contexts ---------------------------------------------------
 
@@ -1182,6 +1148,11 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* base,
 CUresult cuIpcCloseMemHandle(CUdeviceptr base) {
   if (CUresult code = Begin(__func__, Needs::kContext)) return code;
   return TakeMemory(base, false) == nullptr ? kInvalidValue : kSuccess;
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, void (*call)(void*), void* data) {
+  if (CUresult code = Begin(__func__, Needs::kContext)) return code;
+  return Submit(stream, {}, 0, [=] { call(data); });
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr address,
@@ -1462,7 +1433,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   std::shared_ptr<Stream> waiting = StreamOf(stream);
   std::shared_ptr<Event> awaited = EventOf(event);
   if (waiting == nullptr || awaited == nullptr) return kInvalidHandle;
-  Record record = awaited->Last();
+  uint32_t record = awaited->Last();
   waiting->Enqueue([awaited, record] { awaited->WaitFor(record); });
   return kSuccess;
 }
@@ -1509,7 +1480,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
       recorded->region().device() != recorder->device()) {
     return kInvalidHandle;
   }
-  Record record = recorded->NextRecord();
+  uint32_t record = recorded->NextRecord();
   recorder->Enqueue([recorded, record] { recorded->Complete(record); });
   return kSuccess;
 }

@@ -30,8 +30,4 @@ int StandInCalls(const char* function);
 // While `held`, calls of the function block before they do anything.
 void StandInHold(const char* function, bool held);
 
-// From now on streams wait this long before they set or copy memory. The
-// environment variable STAND_IN_DELAY_US sets this at load.
-void StandInSetDelay(int microseconds);
-
 }  // extern "C"

@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <new>
@@ -33,16 +34,37 @@ namespace {
 
 using Kind = SharedMemoryError::Kind;
 
-constexpr uint64_t kEventMagic = 0x3154564544444450;  // "PDDDEVT1"
+constexpr uint64_t kEventMagic = 0x3254564544444450;  // "PDDDEVT2"
+constexpr uint64_t kOwner = 0;
 
-// The content of a record.
-struct EventRecord {
+// The fixed content of a record.
+struct EventDescription {
   uint64_t magic;
   CudaDeviceUuid uuid;
   CudaIPCHandle handle;
 };
 
+// The content of a record.
+struct EventRecord {
+  EventDescription description;
+  // The process that recorded the event last: kOwner, or its SharedHolder.
+  std::atomic<uint64_t> recorder;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
 SharedRecords Records() { return SharedRecords(&SharedHeap::Instance()); }
+
+std::atomic<uint64_t>& RecorderIn(const SharedBlock& record) {
+  return reinterpret_cast<EventRecord*>(record.data)->recorder;
+}
+
+uint64_t ToWord(const SharedHolder& holder) {
+  return uint64_t{holder.slot} << 32 | holder.process;
+}
+
+SharedHolder ToHolder(uint64_t word) {
+  return {static_cast<uint32_t>(word >> 32), static_cast<uint32_t>(word)};
+}
 
 [[noreturn]] void ThrowOwnerEnded() {
   throw SharedMemoryError(
@@ -74,9 +96,9 @@ void Destroy(int device, CudaIPCDriver::Event event) {
   }
 }
 
-EventRecord ReadRecord(const SharedBlock& block) {
-  EventRecord record = {};
-  if (block.capacity >= sizeof(record)) {
+EventDescription ReadRecord(const SharedBlock& block) {
+  EventDescription record = {};
+  if (block.capacity >= sizeof(EventRecord)) {
     std::memcpy(&record, block.data, sizeof(record));
   }
   if (record.magic != kEventMagic) {
@@ -89,7 +111,7 @@ EventRecord ReadRecord(const SharedBlock& block) {
   return record;
 }
 
-int DeviceOf(const EventRecord& record) {
+int DeviceOf(const EventDescription& record) {
   std::optional<int> device = CudaIPCDriver::Instance().FindDevice(record.uuid);
   if (device) return *device;
   throw SharedMemoryError(
@@ -275,7 +297,7 @@ std::shared_ptr<CudaInterprocessEvent> CudaInterprocessEvent::Receive(
   bool is_elsewhere = false;
   Registry::Pointer event;
   try {
-    EventRecord content = ReadRecord(record);
+    EventDescription content = ReadRecord(record);
     int found = DeviceOf(content);
     is_elsewhere = device && *device != found;
     if (is_elsewhere) {
@@ -362,9 +384,10 @@ void CudaInterprocessEvent::EnsureRecord(SharingStrategy strategy) {
   Registry& registry = Registry::Instance();
   // A forked child cannot use the event, so it must not keep it either.
   SharedBlock record = Records().Allocate(strategy, sizeof(EventRecord));
-  EventRecord content = {
+  EventDescription content = {
       kEventMagic, CudaIPCDriver::Instance().Uuid(device_), *handle_};
   std::memcpy(record.data, &content, sizeof(content));
+  RecorderIn(record) = kOwner;
   record_ = record;
   registry.AddMade(record, shared_from_this());
 }
@@ -384,15 +407,60 @@ void CudaInterprocessEvent::NoteUseOn(int device) {
   used_on_.insert(device);
 }
 
+CudaInterprocessEvent::Recorders CudaInterprocessEvent::NoteRecorder() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!record_) return {};
+  uint64_t self = is_received_ ? ToWord(Records().Self(*record_)) : kOwner;
+  // Release: the process took its holder bit before.
+  return {RecorderIn(*record_).exchange(self, std::memory_order_release), self};
+}
+
+void CudaInterprocessEvent::RestoreRecorder(Recorders noted) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!record_) return;
+  // Unless another process has recorded the event meanwhile. Release: as above.
+  RecorderIn(*record_).compare_exchange_strong(
+      noted.self, noted.previous, std::memory_order_release);
+}
+
+bool CudaInterprocessEvent::RecorderIsGone() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!record_) return false;
+  // Acquire: see NoteRecorder.
+  uint64_t recorder = RecorderIn(*record_).load(std::memory_order_acquire);
+  // The owner is alive, since CallDriver did not throw.
+  return recorder != kOwner &&
+         !Records().IsHeldBy(*record_, ToHolder(recorder));
+}
+
 void CudaInterprocessEvent::Record(Stream stream) {
   CallDriver([&](CudaIPCDriver* driver) {
+    if (RecorderIsGone() && !driver->IsDone(device_, event_)) {
+      throw SharedMemoryError(
+          Kind::kGone,
+          "Cannot record an event: the process that "
+          "recorded it last was killed before its work was "
+          "done. The driver would never complete the event, "
+          "nor the stream. Create a new event.");
+    }
     NoteUseOn(device_);
-    driver->Record(device_, event_, stream);
+    // Before the driver's call: a process that is killed between the two counts
+    // as the recorder. So no process waits for it forever, but none waits any
+    // longer for the recorder before it, either.
+    Recorders noted = NoteRecorder();
+    try {
+      driver->Record(device_, event_, stream);
+    } catch (const SharedMemoryError&) {
+      RestoreRecorder(noted);
+      throw;
+    }
   });
 }
 
 void CudaInterprocessEvent::Wait(int device, Stream stream) {
   CallDriver([&](CudaIPCDriver* driver) {
+    // The stream would wait forever for a process that was killed.
+    if (RecorderIsGone()) return;
     NoteUseOn(device);
     driver->Wait(device, stream, event_);
   });
@@ -401,7 +469,8 @@ void CudaInterprocessEvent::Wait(int device, Stream stream) {
 bool CudaInterprocessEvent::IsDone() {
   bool is_done = false;
   CallDriver([&](CudaIPCDriver* driver) {
-    is_done = driver->IsDone(device_, event_);
+    // The driver would never report that a killed process's work is over.
+    is_done = driver->IsDone(device_, event_) || RecorderIsGone();
   });
   return is_done;
 }

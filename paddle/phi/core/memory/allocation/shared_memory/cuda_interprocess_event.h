@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -64,16 +65,27 @@ class CudaInterprocessEvent
   // expires.
   SharedMessage Send(SharingStrategy strategy);
   // Records the event on a stream of its device, and replaces an earlier
-  // recording.
+  // recording. Throws if the process of that recording was killed before its
+  // work was done: the driver would never complete the event.
   void Record(Stream stream);
   // Makes a stream of any device wait for the work that was submitted before
-  // the last recording of the event, by whichever process.
+  // the last recording of the event, by whichever process. If that process is
+  // killed later, before its work is done, the stream waits forever: drivers
+  // have no way to end such a wait.
   void Wait(int device, Stream stream);
-  // Returns whether that work is done.
+  // Returns whether nothing of that work is left: it is done, or its process
+  // was killed, which the driver never reports. Stays false if the event was
+  // recorded again before the work of an earlier recording was done, and the
+  // process of that one is killed.
   bool IsDone();
 
  private:
   class Registry;
+  // Words of a record that stand for processes.
+  struct Recorders {
+    uint64_t previous;
+    uint64_t self;
+  };
 
   CudaInterprocessEvent(int device, const CudaIPCDriver::SharedEvent& made);
   CudaInterprocessEvent(int device,
@@ -89,6 +101,14 @@ class CudaInterprocessEvent
   template <typename Call>
   void CallDriver(const Call& call);
   void NoteUseOn(int device);
+  // Notes in the record that this process records the event. If that fails,
+  // RestoreRecorder takes it back.
+  Recorders NoteRecorder();
+  void RestoreRecorder(Recorders noted);
+  // Returns whether the process that recorded the event last has ended, or has
+  // dropped the event, which it does only when its work is done. Requires: the
+  // owner is alive.
+  bool RecorderIsGone();
 
   const int device_;
   const CudaIPCDriver::Event event_;

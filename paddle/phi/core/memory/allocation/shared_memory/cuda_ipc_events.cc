@@ -26,6 +26,27 @@ namespace {
 using Stream = CudaIPCDriver::Stream;
 using Event = CudaIPCDriver::Event;
 
+// FNV-1a, but starting with 0. Each change of a single byte changes the result.
+uint64_t ChecksumOf(uint64_t process, const CudaIPCHandle& event) {
+  constexpr uint64_t kPrime = 0x100000001b3;
+  uint64_t sum = 0;
+  for (int shift = 0; shift < 64; shift += 8) {
+    sum = (sum ^ (process >> shift & 0xff)) * kPrime;
+  }
+  for (char byte : event) {
+    sum = (sum ^ static_cast<unsigned char>(byte)) * kPrime;
+  }
+  return sum;
+}
+
+void EnforceIntact(const CudaIPCReadyEvent& ready) {
+  if (ready.checksum == ChecksumOf(ready.process, ready.event)) return;
+  throw SharedMemoryError(
+      SharedMemoryError::Kind::kInvalid,
+      "The handle of a received tensor was damaged: the event that says when "
+      "its GPU memory is ready has a wrong checksum. Send the tensor again.");
+}
+
 }  // namespace
 
 bool CudaIPCEvents::IsFree(int device, const Created& created) {
@@ -66,7 +87,8 @@ std::optional<CudaIPCReadyEvent> CudaIPCEvents::Record(int device,
   driver.Record(device, created.shared.event, stream);
   created.sending = true;
   created.message.reset();
-  return CudaIPCReadyEvent{process_, created.shared.handle};
+  const CudaIPCHandle& handle = created.shared.handle;
+  return CudaIPCReadyEvent{process_, handle, ChecksumOf(process_, handle)};
 }
 
 void CudaIPCEvents::Sent(int device,
@@ -84,12 +106,7 @@ void CudaIPCEvents::Sent(int device,
   }
 }
 
-Event CudaIPCEvents::Find(int device, const CudaIPCReadyEvent& ready) {
-  if (ready.process == process_) {
-    for (const Created& created : created_[device]) {
-      if (created.shared.handle == ready.event) return created.shared.event;
-    }
-  }
+Event CudaIPCEvents::FindOrOpen(int device, const CudaIPCReadyEvent& ready) {
   Key key{device, ready.process, ready.event};
   auto known = opened_.find(key);
   if (known != opened_.end()) return known->second;
@@ -109,13 +126,25 @@ Event CudaIPCEvents::Find(int device, const CudaIPCReadyEvent& ready) {
   return event;
 }
 
-void CudaIPCEvents::Wait(int device,
-                         Stream stream,
-                         const CudaIPCReadyEvent& ready) {
-  if (ready.process == 0) return;
-  CudaIPCDriver& driver = CudaIPCDriver::Instance();
+bool CudaIPCEvents::WaitForOwn(int device,
+                               Stream stream,
+                               const CudaIPCReadyEvent& ready) {
+  EnforceIntact(ready);
   std::lock_guard<std::mutex> guard(mutex_);
-  driver.Wait(device, stream, Find(device, ready));
+  if (ready.process == 0 || ready.process != process_) return false;
+  for (const Created& created : created_[device]) {
+    if (created.shared.handle != ready.event) continue;
+    CudaIPCDriver::Instance().Wait(device, stream, created.shared.event);
+    return true;
+  }
+  return false;
+}
+
+bool CudaIPCEvents::IsDone(int device, const CudaIPCReadyEvent& ready) {
+  EnforceIntact(ready);
+  if (ready.process == 0) return true;
+  std::lock_guard<std::mutex> guard(mutex_);
+  return CudaIPCDriver::Instance().IsDone(device, FindOrOpen(device, ready));
 }
 
 uint64_t CudaIPCEvents::count() {

@@ -33,6 +33,9 @@ namespace allocation {
 struct CudaIPCReadyEvent {
   uint64_t process;  // a random number of the process that recorded the event
   CudaIPCHandle event;
+  // Of the members above; 0 if they are 0. A driver may crash when it opens a
+  // damaged handle (seen on an H200, driver 580.159.04).
+  uint64_t checksum;
 };
 
 // The events that tell other processes when work on a GPU is done.
@@ -41,7 +44,7 @@ struct CudaIPCReadyEvent {
 // is done and that message was received or has expired. So a receiver waits for
 // the work that was submitted before the message was sent, and for no later
 // work. A process that loads a pickle twice may wait for more work, never for
-// less.
+// less, and for as long as the sender keeps sending.
 //
 // Thread-safe. The mutex is held during driver calls, none of which waits for a
 // device.
@@ -62,10 +65,13 @@ class CudaIPCEvents {
   void Sent(int device,
             const CudaIPCReadyEvent& ready,
             const std::optional<SharedMessage>& message);
-  // Makes a stream wait for the work before an event.
-  void Wait(int device,
-            CudaIPCDriver::Stream stream,
-            const CudaIPCReadyEvent& ready);
+  // If this process recorded the event, makes a stream wait for the work before
+  // it, and returns true.
+  bool WaitForOwn(int device,
+                  CudaIPCDriver::Stream stream,
+                  const CudaIPCReadyEvent& ready);
+  // Returns whether the work before an event of another process is done.
+  bool IsDone(int device, const CudaIPCReadyEvent& ready);
   uint64_t count();
 
  private:
@@ -81,7 +87,7 @@ class CudaIPCEvents {
   bool Create(int device, std::deque<Created>* events);
   // Moves a free event to the end; returns false if there is none.
   bool FindFree(int device, std::deque<Created>* events);
-  CudaIPCDriver::Event Find(int device, const CudaIPCReadyEvent& ready);
+  CudaIPCDriver::Event FindOrOpen(int device, const CudaIPCReadyEvent& ready);
 
   SharedRecords* records_;
   uint64_t process_{0};  // 0 until the first event is recorded

@@ -22,6 +22,7 @@
 #include <exception>
 #include <iterator>
 #include <new>
+#include <thread>
 
 namespace paddle {
 namespace memory {
@@ -39,6 +40,11 @@ constexpr std::chrono::seconds kExitPatience(5);
 // The time between two attempts at a release in which the driver failed: each
 // attempt may wait for a device.
 constexpr std::chrono::seconds kRetryInterval(1);
+// Between two looks at the event of a message.
+constexpr std::chrono::microseconds kShortestPause(10);
+constexpr std::chrono::microseconds kLongestPause(200);
+// Between two calls of the interruption check.
+constexpr std::chrono::milliseconds kInterruptionInterval(50);
 
 // The content of a record, before its chunks.
 struct CudaIPCRecord {
@@ -388,8 +394,29 @@ void CudaIPCHeap::Wait(const SharedBlock& block,
                        int device,
                        Stream stream,
                        const CudaIPCReadyEvent& ready) {
+  bool is_done = false;
+  auto look = [&] {
+    is_done = events_->WaitForOwn(device, stream, ready) ||
+              events_->IsDone(device, ready);
+  };
+  auto wait = [&] {
+    auto end = std::chrono::steady_clock::now() + kInterruptionInterval;
+    auto pause = kShortestPause;
+    while (!is_done && std::chrono::steady_clock::now() < end) {
+      EnforceNotLeaving();
+      EnforceOwnerAlive(block);
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+      is_done = events_->IsDone(device, ready);
+    }
+  };
   try {
-    events_->Wait(device, stream, ready);
+    // Usually the event is done, and this is the only look.
+    if (!CallDriver(look, false)) EnforceNotLeaving();
+    while (!is_done) {
+      CheckInterruption();
+      if (!CallDriver(wait)) EnforceNotLeaving();
+    }
   } catch (const SharedMemoryError&) {
     EnforceOwnerAlive(block);
     throw;
@@ -599,6 +626,20 @@ void CudaIPCHeap::SetBlockingCallWrapper(
     std::function<void(const std::function<void()>&)> wrap) {
   std::lock_guard<std::mutex> guard(mutex_);
   wrap_blocking_call_ = std::move(wrap);
+}
+
+void CudaIPCHeap::SetInterruptionCheck(std::function<void()> check) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  check_interruption_ = std::move(check);
+}
+
+void CudaIPCHeap::CheckInterruption() {
+  std::function<void()> check;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    check = check_interruption_;
+  }
+  if (check) check();
 }
 
 void CudaIPCHeap::SetWarning(std::function<void(const std::string&)> warn) {

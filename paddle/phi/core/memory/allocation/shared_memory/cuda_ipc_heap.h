@@ -159,10 +159,15 @@ class CudaIPCHeap {
     std::shared_ptr<void> storage;
     std::shared_ptr<CudaIPCData> data;
   };
-  // Receives a message. Makes the stream that `stream_of` returns for a device
-  // wait until the memory is ready.
+  // Receives a message, and waits until the memory is ready. If this process
+  // sent the message, only the stream that `stream_of` returns for the device
+  // waits.
   //
-  // Thread-safe.
+  // Why streams do not wait for other processes: a driver never completes an
+  // event whose recorder was killed before its work was done, and a stream that
+  // waits for one is stuck forever.
+  //
+  // Thread-safe. Requires: the caller holds no lock, as this may block.
   Received Receive(const CudaIPCMessage& message,
                    const std::function<CudaIPCDriver::Stream(int)>& stream_of);
   // Thread-safe.
@@ -200,6 +205,9 @@ class CudaIPCHeap {
   // may release the GIL. Thread-safe.
   void SetBlockingCallWrapper(
       std::function<void(const std::function<void()>&)> wrap);
+  // Sets a function that throws if the user has interrupted the program, which
+  // ends a call of Receive that is waiting. Thread-safe.
+  void SetInterruptionCheck(std::function<void()> check);
   // Runs `call`, which calls the driver. If it may wait for work on a device
   // (`may_block`), it runs in the wrapper of SetBlockingCallWrapper, in Python
   // without the GIL. Once the process is leaving, returns false and does not
@@ -252,6 +260,7 @@ class CudaIPCHeap {
   void Free(const CudaIPCSentData& data);
   void EnforceOwnerAlive(const SharedBlock& block);
   void EnforceNotLeaving();
+  void CheckInterruption();
   bool HasLimbo();
   void WarnIfCrowded();
   uint64_t Freed();
@@ -278,6 +287,7 @@ class CudaIPCHeap {
   std::chrono::steady_clock::time_point deferred_since_;
   std::function<void(const std::string&)> warn_;
   std::function<void(const std::function<void()>&)> wrap_blocking_call_;
+  std::function<void()> check_interruption_;
   std::condition_variable driver_call_done_;
   int driver_calls_{0};  // that are in progress
   bool warned_{false};

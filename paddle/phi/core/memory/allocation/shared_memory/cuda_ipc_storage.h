@@ -31,9 +31,8 @@ using CudaStreamOf = std::function<CudaIPCDriver::Stream(int device)>;
 
 // Returns the handle of a GPU tensor. Its memory is not copied. The memory is
 // freed once no process uses it and no message carries it, whichever process
-// drops the tensor last. A receiver's stream waits for the work that is on
-// `stream` now. Without a stream, this call waits for the work of all streams
-// on the device.
+// drops the tensor last. A receiver waits for the work that is on `stream` now.
+// Without a stream, this call waits for the work of all streams on the device.
 //
 // `tensor` is a copy, which keeps the storage alive during the call.
 //
@@ -47,7 +46,8 @@ std::optional<std::string> ShareCudaTensor(
     std::optional<CudaIPCDriver::Stream> stream);
 
 // Returns the allocation of a received message. If this process already has
-// one, returns the same allocation.
+// one, returns the same allocation. Waits for the sender's work; for a message
+// of this process, only the stream of `stream_of` waits.
 //
 // Thread-safe.
 std::shared_ptr<phi::Allocation> CudaStorageOf(const CudaIPCMessage& message,

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <sstream>
 
 #include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
@@ -34,12 +35,13 @@ uint64_t LowestLimit(const std::string& top,
                      const std::string& name) {
   uint64_t least = UINT64_MAX;
   for (;;) {
+    const std::string file = ReadFile(top + path + "/" + name).value_or("");
     uint64_t limit = 0;
-    std::istringstream file(ReadFile(top + path + "/" + name).value_or(""));
-    // Without a limit, the file contains "max", which is not a number.
-    if (file >> limit) {
-      least = std::min(least, limit);
-    }
+    // Without a limit, the file contains "max", which is not a number. No
+    // process runs with a limit of 0.
+    const auto parsed =
+        std::from_chars(file.data(), file.data() + file.size(), limit);
+    if (parsed.ec == std::errc() && limit > 0) least = std::min(least, limit);
     size_t last = path.rfind('/');
     if (last == std::string::npos) return least;
     path.erase(last);

@@ -75,6 +75,12 @@ class SharedRecords {
   SharedBlockUsers OtherUsers(const SharedBlock& record) const;
   // Returns whether the owner of a record is alive.
   bool OwnerIsAlive(const SharedBlock& record) const;
+  // Returns the calling process as a holder of a record. Requires: the process
+  // holds the record.
+  SharedHolder Self(const SharedBlock& record) const;
+  // Returns whether a process still holds a record; true if that is unknown.
+  // Requires: the calling process holds the record.
+  bool IsHeldBy(const SharedBlock& record, const SharedHolder& holder) const;
 
  private:
   SharedHeap* heap_;

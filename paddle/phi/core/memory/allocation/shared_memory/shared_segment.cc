@@ -224,6 +224,18 @@ bool SharedSegment::Contains(uint64_t offset, uint64_t length) {
   return offset + length <= size_;
 }
 
+bool SharedSegment::IsHeldBy(uint32_t block, const SharedHolder& holder) {
+  // The number of the slot comes from memory that other processes can write to.
+  if (!Usable() || holder.slot == SharedLedger::kPermanentSlot ||
+      holder.slot >= ledger_.slot_limit()) {
+    return true;
+  }
+  ReapIfDead(holder.slot);
+  // Another process may have taken the slot since then.
+  return ledger_.slot_pid(holder.slot) == holder.process &&
+         ledger_.Holds(block, holder.slot);
+}
+
 void SharedSegment::Reserve(int fd, uint64_t offset, uint64_t length) const {
   if (ReserveFile(fd, offset, length)) return;
   int error = errno;

@@ -30,6 +30,14 @@ namespace paddle {
 namespace memory {
 namespace allocation {
 
+// A process that holds a block, by its slot in the block's segment. A later
+// process could have the same slot and the same number, for example in a
+// container that was started again; the two are not distinguished.
+struct SharedHolder {
+  uint32_t slot;
+  uint32_t process;
+};
+
 // A range of bytes of a segment.
 struct SharedRange {
   uint64_t offset;
@@ -113,8 +121,14 @@ class SharedSegment {
     ledger_.ReleaseHolder(block, slot_);
   }
 
+  // Returns this process as a holder.
+  SharedHolder self() const { return {slot_, process_}; }
   // Returns the other processes that hold a block.
   std::vector<uint32_t> OtherHolders(uint32_t block) const;
+  // Returns whether a process still holds a block, after reaping the process if
+  // it is dead; true if that is unknown, and as long as a child in the
+  // permanent slot shares the locks of a dead process.
+  bool IsHeldBy(uint32_t block, const SharedHolder& holder);
 
   // Reaps all dead processes. Has no effect without a usable descriptor.
   void ReapDead();
