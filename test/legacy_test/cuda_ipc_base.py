@@ -21,7 +21,6 @@ also the folder of a stand-in for the driver (libcuda.so.1).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -29,7 +28,7 @@ import os
 import sys
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared_tensor_base import (
     Description,
@@ -41,9 +40,7 @@ from shared_tensor_base import (
 
 import paddle
 import paddle.incubate.multiprocessing as sharing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from paddle.base import core
 
 
 class _RealGpus:
@@ -120,36 +117,36 @@ needs_stand_in_driver = unittest.skipUnless(
 )
 
 
-@contextlib.contextmanager
-def current_driver() -> Iterator[ctypes.CDLL]:
-    """Returns the driver, with the context of GPU 0."""
+def call_driver(name: str, *args: Any) -> None:
+    """Calls a function of the driver, with the context of GPU 0."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
-    driver.cuInit(0)
-    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-    driver.cuCtxPushCurrent_v2(context)
-    try:
-        yield driver
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    calls = [
+        (driver.cuInit, 0),
+        (driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), 0),
+        (driver.cuCtxPushCurrent_v2, context),
+        (getattr(driver, name), *args),
+        (driver.cuCtxPopCurrent_v2, ctypes.byref(context)),
+    ]
+    for function, *arguments in calls:
+        code = function(*arguments)
+        if code != 0:
+            raise RuntimeError(f"{function.__name__} returned {code}.")
 
 
 def fill_late(
     address: int, word: int, stream: int | None, delay_us: int
 ) -> None:
     """Makes a stream of GPU 0 set a word of device memory after a delay."""
-    with current_driver() as driver:
-        driver.cuLaunchHostFunc(
-            ctypes.c_void_p(stream),
-            ctypes.CDLL(None).usleep,
-            ctypes.c_void_p(delay_us),
-        )
-        driver.cuMemsetD32Async(
-            ctypes.c_void_p(address),
-            word,
-            ctypes.c_size_t(1),
-            ctypes.c_void_p(stream),
-        )
+    sleep = ctypes.CDLL(None).usleep
+    address, stream = ctypes.c_void_p(address), ctypes.c_void_p(stream)
+    call_driver("cuLaunchHostFunc", stream, sleep, ctypes.c_void_p(delay_us))
+    call_driver("cuMemsetD32Async", address, word, ctypes.c_size_t(1), stream)
+
+
+def sending_stream() -> int | None:
+    """Returns the stream of GPU 0 on which this process sends tensors."""
+    return None if stand_in else core._get_current_stream(0).cuda_stream
 
 
 def vector(value: float = 3.0, device: int = 0) -> paddle.Tensor:

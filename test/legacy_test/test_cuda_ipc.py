@@ -47,6 +47,7 @@ from cuda_ipc_base import (
     needs_two_gpus,
     new_vector,
     on_gpu,
+    sending_stream,
     vector,
     write_kept,
 )
@@ -163,7 +164,7 @@ def new_message(kept):
 def new_unfinished_message(kept):
     """Returns a message of a tensor on which the GPU's work never ends."""
     kept["tensor"] = vector()
-    fill_late(gpu.address(kept["tensor"]), 0, None, 10**9)
+    fill_late(gpu.address(kept["tensor"]), 0, sending_stream(), 10**9)
     return message_of(kept["tensor"])
 
 
@@ -878,7 +879,6 @@ class TestRefusals(GpuTestCase):
                 message_of(vector())
             paddle.set_flags({flag: False})
 
-    @needs_stand_in_module
     def test_ctrl_c_ends_the_wait_for_the_work_of_the_sender(self):
         with self.another_peer() as sender:
             message = sender.call(new_unfinished_message)
@@ -890,7 +890,6 @@ class TestRefusals(GpuTestCase):
                 ForkingPickler.loads(message)
             sender.kill()
 
-    @needs_stand_in_module
     def test_tensor_of_a_sender_that_is_killed_at_work_is_a_clear_error(self):
         with self.another_peer() as sender:
             message = sender.call(new_unfinished_message)

@@ -76,9 +76,10 @@ PAGE = """\
 
 {table}
 
-The two take turns. A time is from sending storages that were not sent before
-until the receiver's answer, which contains a word of each message. The last row
-is what the sender's device still holds after the receiver was killed.
+The two take turns. Except for storages per second, less is better. A time is
+from sending storages that were not sent before until the receiver's answer,
+which contains a word of each message. The last row is what the sender's device
+still holds after the receiver was killed.
 
 Measured by `python -m tools.benchmark.cuda_tensors --report FILE`. It needs a
 GPU, CMake, Ninja, a C++ compiler and a PyTorch with CUDA, but not Paddle.
@@ -283,7 +284,7 @@ def column(seconds: dict[str, list[float]], left: int) -> dict[str, float]:
     over = medians[SMALLEST] - medians[FLOOR]
     return {
         **{f"{row}, µs": 1e6 * median for row, median in medians.items()},
-        f"{SMALLEST} less {FLOOR}, µs": 1e6 * over,
+        f"{SMALLEST} minus {FLOOR}, µs": 1e6 * over,
         f"{BURST}, kept and dropped: storages per second": 1000 / burst,
         "left of 4 x 64 MiB, the receiver killed, MiB": left / MIB,
     }
@@ -335,8 +336,8 @@ def machine() -> str:
     drivers = subprocess.check_output(query, text=True).split()
     return (
         f"{torch.cuda.get_device_name(0)}, driver {drivers[0]}, torch "
-        f'{torch.__version__}. "Ours" sends handles of the core, torch '
-        "tensors."
+        f'{torch.__version__}. "Ours" sends storages of the C++ core, '
+        "without Paddle; torch sends tensors."
     )
 
 

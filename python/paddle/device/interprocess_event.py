@@ -114,8 +114,7 @@ class InterprocessEvent:
         """
         Returns whether none of the last recorded work is left. This is also
         true if the process that recorded it was killed: the driver has stopped
-        its work, which may be incomplete. Then the event cannot be recorded
-        again.
+        its work. If that was incomplete, the event cannot be recorded again.
         """
         return self._event.query()
 

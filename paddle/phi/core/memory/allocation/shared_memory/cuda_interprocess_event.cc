@@ -96,27 +96,28 @@ void Destroy(int device, CudaIPCDriver::Event event) {
   }
 }
 
-EventDescription ReadRecord(const SharedBlock& block) {
-  EventDescription record = {};
+EventDescription ReadDescription(const SharedBlock& block) {
+  EventDescription description = {};
   if (block.capacity >= sizeof(EventRecord)) {
-    std::memcpy(&record, block.data, sizeof(record));
+    std::memcpy(&description, block.data, sizeof(description));
   }
-  if (record.magic != kEventMagic) {
+  if (description.magic != kEventMagic) {
     throw SharedMemoryError(
         Kind::kInvalid,
         "The handle of an event does not refer to an event: its block is not a "
         "valid event record. It was damaged, or made by another version of "
         "Paddle; call ipc_handle() again.");
   }
-  return record;
+  return description;
 }
 
-int DeviceOf(const EventDescription& record) {
-  std::optional<int> device = CudaIPCDriver::Instance().FindDevice(record.uuid);
+int DeviceOf(const EventDescription& description) {
+  std::optional<int> device =
+      CudaIPCDriver::Instance().FindDevice(description.uuid);
   if (device) return *device;
   throw SharedMemoryError(
       Kind::kUnavailable,
-      "A received event is on " + ToString(record.uuid) +
+      "A received event is on " + ToString(description.uuid) +
           ", which this process cannot see: CUDA_VISIBLE_DEVICES or the "
           "container hides it. Make it visible.");
 }
@@ -297,7 +298,7 @@ std::shared_ptr<CudaInterprocessEvent> CudaInterprocessEvent::Receive(
   bool is_elsewhere = false;
   Registry::Pointer event;
   try {
-    EventDescription content = ReadRecord(record);
+    EventDescription content = ReadDescription(record);
     int found = DeviceOf(content);
     is_elsewhere = device && *device != found;
     if (is_elsewhere) {

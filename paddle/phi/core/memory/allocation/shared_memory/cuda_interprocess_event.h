@@ -69,9 +69,9 @@ class CudaInterprocessEvent
   // work was done: the driver would never complete the event.
   void Record(Stream stream);
   // Makes a stream of any device wait for the work that was submitted before
-  // the last recording of the event, by whichever process. If that process is
-  // killed later, before its work is done, the stream waits forever: drivers
-  // have no way to end such a wait.
+  // the last recording of the event, by whichever process. Does nothing if that
+  // process has ended. If it ends later, before its work is done, the stream
+  // waits forever: drivers have no way to end such a wait.
   void Wait(int device, Stream stream);
   // Returns whether nothing of that work is left: it is done, or its process
   // was killed, which the driver never reports. Stays false if the event was

@@ -394,26 +394,26 @@ void CudaIPCHeap::Wait(const SharedBlock& block,
                        int device,
                        Stream stream,
                        const CudaIPCReadyEvent& ready) {
-  bool is_done = false;
+  bool may_use = false;
   auto look = [&] {
-    is_done = events_->WaitForOwn(device, stream, ready) ||
+    may_use = events_->WaitForOwn(device, stream, ready) ||
               events_->IsDone(device, ready);
   };
   auto wait = [&] {
     auto end = std::chrono::steady_clock::now() + kInterruptionInterval;
     auto pause = kShortestPause;
-    while (!is_done && std::chrono::steady_clock::now() < end) {
+    while (!may_use && std::chrono::steady_clock::now() < end) {
       EnforceNotLeaving();
       EnforceOwnerAlive(block);
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);
-      is_done = events_->IsDone(device, ready);
+      may_use = events_->IsDone(device, ready);
     }
   };
   try {
     // Usually the event is done, and this is the only look.
     if (!CallDriver(look, false)) EnforceNotLeaving();
-    while (!is_done) {
+    while (!may_use) {
       CheckInterruption();
       if (!CallDriver(wait)) EnforceNotLeaving();
     }
