@@ -125,6 +125,9 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
             "longest pause of another thread, ms": [
                 milliseconds(key, 1) for key in pause
             ],
+            "longest pause in any round, ms": [
+                f"{1000 * max(answers[key]):.2f}" for key in pause
+            ],
         }
         lines += [
             f"| {model}: {name} | {' | '.join(values)} |"
