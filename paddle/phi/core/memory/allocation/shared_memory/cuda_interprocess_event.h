@@ -71,7 +71,7 @@ class CudaInterprocessEvent
   // Makes a stream of any device wait for the work that was submitted before
   // the last recording of the event, by whichever process. Does nothing if that
   // process has ended. If it ends later, before its work is done, the stream
-  // waits forever: drivers have no way to end such a wait.
+  // waits forever: no way to end such a wait is known.
   void Wait(int device, Stream stream);
   // Returns whether nothing of that work is left: it is done, or its process
   // was killed, which the driver never reports. Stays false if the event was
