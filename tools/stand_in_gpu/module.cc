@@ -180,9 +180,7 @@ PYBIND11_MODULE(stand_in_gpu, module) {
     if (CallFunction<int>("cuInit", 0u) == 0) Call("cuDeviceGetCount", &count);
     return std::min(count, kMostDevices);
   });
-  module.def("has_stand_in_driver", [] {
-    return dlsym(driver_calls::Library(), "StandInCalls") != nullptr;
-  });
+  module.def("has_stand_in_driver", &driver_calls::HasStandIn);
   module.def("to_gpu", [](const paddle::Tensor& tensor, int device) {
     const phi::DenseTensor& like = DenseTensorOf(tensor);
     std::shared_ptr<phi::Allocation> copy =

@@ -452,7 +452,6 @@ class HierarchicalGroup(PythonProcessGroup):
         # The caller may change its list before an asynchronous task runs.
         tensors = list(tensors or ())
         _enforce_usable("scatter", out)
-        machine, index = self.topology.locate(src)
         if self._rank == src:
             _enforce_list("scatter", tensors, out, self._size)
         return self._scatter(

@@ -37,9 +37,7 @@ using Event = std::shared_ptr<CudaInterprocessEvent>;
 
 class CudaIPCEventTest : public shared_memory_test::SharedMemoryTestCase {};
 
-// In microseconds.
-constexpr int kSlow = 30000;
-constexpr int kForever = 1000000000;
+constexpr int kSlow = 30000;  // microseconds
 constexpr int kUnknown = 999;
 
 ::testing::AssertionResult Says(const std::optional<SharedMemoryError>& error,

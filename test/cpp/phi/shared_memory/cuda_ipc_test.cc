@@ -41,9 +41,7 @@ using namespace shared_memory_test;  // NOLINT(build/namespaces)
 
 class CudaIPCTest : public shared_memory_test::SharedMemoryTestCase {};
 
-// In microseconds.
-constexpr int kSlow = 30000;
-constexpr int kForever = 1000000000;
+constexpr int kSlow = 30000;   // microseconds
 constexpr int kUnknown = 999;  // a driver error
 // Smaller allocations share what the driver allocates, so that the device's
 // free memory need not change with each.

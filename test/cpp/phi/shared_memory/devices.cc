@@ -73,9 +73,7 @@ class ReceivedStorage : public DeviceStorage {
 
 }  // namespace
 
-bool HasStandIn() {
-  return Library() != nullptr && dlsym(Library(), "StandInFail") != nullptr;
-}
+bool HasStandIn() { return driver_calls::HasStandIn(); }
 
 void FailCall(const std::string& function, int nth, int code) {
   CallFunction<void>("StandInFail", function.c_str(), nth, code);

@@ -55,6 +55,7 @@ int CallsOf(const std::string& function);
 void HoldCalls(const std::string& function, bool held);
 // Makes the streams of this process take this long for each fill.
 void SetDelay(int microseconds);
+constexpr int kForever = 1000000000;  // longer than any test waits
 
 // The heap of this process. The process calls Leave before the driver shuts
 // down.

@@ -32,6 +32,10 @@ inline void* Library() {
   return library;
 }
 
+inline bool HasStandIn() {
+  return Library() != nullptr && dlsym(Library(), "StandInFail") != nullptr;
+}
+
 // The arguments must have exactly the types of the function's parameters.
 template <typename Result, typename... Arguments>
 Result CallFunction(const std::string& name, Arguments... arguments) {

@@ -50,8 +50,7 @@
 //  - STAND_IN_EVENTS: how many events a process can create, 200 by default.
 //  - STAND_IN_NOT_EXPORTABLE: memory allocated while it is 1 has no handle.
 //  - STAND_IN_PEER_ACCESS: chunks mapped while it is 1 can be made accessible
-//  for
-//    all devices, not only for their own.
+//    for all devices, not only for their own.
 //  - STAND_IN_FAIL: see the header.
 
 #include "test/cpp/phi/shared_memory/stand_in_driver.h"
@@ -1480,6 +1479,9 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
       recorded->region().device() != recorder->device()) {
     return kInvalidHandle;
   }
+  // A record waits for the one before it, so their order in a stream must be
+  // that of their numbers.
+  auto guard = Guard();
   uint32_t record = recorded->NextRecord();
   recorder->Enqueue([recorded, record] { recorded->Complete(record); });
   return kSuccess;

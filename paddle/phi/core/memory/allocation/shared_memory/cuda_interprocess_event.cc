@@ -20,6 +20,7 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -411,7 +412,12 @@ void CudaInterprocessEvent::NoteUseOn(int device) {
 CudaInterprocessEvent::Recorders CudaInterprocessEvent::NoteRecorder() {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!record_) return {};
-  uint64_t self = is_received_ ? ToWord(Records().Self(*record_)) : kOwner;
+  uint64_t self = kOwner;
+  if (is_received_) {
+    std::optional<SharedHolder> holder = Records().Self(*record_);
+    if (!holder) ThrowOwnerEnded();
+    self = ToWord(*holder);
+  }
   // Release: the process took its holder bit before.
   return {RecorderIn(*record_).exchange(self, std::memory_order_release), self};
 }
@@ -437,12 +443,12 @@ bool CudaInterprocessEvent::RecorderIsGone() {
 void CudaInterprocessEvent::Record(Stream stream) {
   CallDriver([&](CudaIPCDriver* driver) {
     if (RecorderIsGone() && !driver->IsDone(device_, event_)) {
-      throw SharedMemoryError(
-          Kind::kGone,
-          "Cannot record an event: the process that "
-          "recorded it last was killed before its work was "
-          "done. The driver would never complete the event, "
-          "nor the stream. Create a new event.");
+      throw SharedMemoryError(Kind::kGone,
+                              "Cannot record an event: the process that "
+                              "recorded it last was killed "
+                              "before its work was done. The driver would "
+                              "never complete the event, "
+                              "nor the stream. Create a new event.");
     }
     NoteUseOn(device_);
     // Before the driver's call: a process that is killed between the two counts

@@ -65,6 +65,9 @@ class CudaIPCEvents {
   void Sent(int device,
             const CudaIPCReadyEvent& ready,
             const std::optional<SharedMessage>& message);
+  // Throws if a received event was damaged. Other functions require that it was
+  // not.
+  static void EnforceIntact(const CudaIPCReadyEvent& ready);
   // If this process recorded the event, makes a stream wait for the work before
   // it, and returns true.
   bool WaitForOwn(int device,

@@ -411,6 +411,7 @@ void CudaIPCHeap::Wait(const SharedBlock& block,
     }
   };
   try {
+    CudaIPCEvents::EnforceIntact(ready);
     // Usually the event is done, and this is the only look.
     if (!CallDriver(look, false)) EnforceNotLeaving();
     while (!may_use) {

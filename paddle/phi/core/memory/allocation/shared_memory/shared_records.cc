@@ -81,15 +81,12 @@ bool SharedRecords::OwnerIsAlive(const SharedBlock& block) const {
          (attached->second.blocks || attached->second.segment->OwnerIsAlive());
 }
 
-SharedHolder SharedRecords::Self(const SharedBlock& block) const {
+std::optional<SharedHolder> SharedRecords::Self(
+    const SharedBlock& block) const {
   std::lock_guard<std::mutex> guard(heap_->mutex_);
   auto attached = heap_->segments_.find(block.segment);
-  if (attached != heap_->segments_.end()) {
-    return attached->second.segment->self();
-  }
-  throw SharedMemoryError(SharedMemoryError::Kind::kGone,
-                          "The process that made a received record has ended, "
-                          "and the record's segment was detached.");
+  if (attached == heap_->segments_.end()) return std::nullopt;
+  return attached->second.segment->self();
 }
 
 bool SharedRecords::IsHeldBy(const SharedBlock& block,

@@ -75,9 +75,10 @@ class SharedRecords {
   SharedBlockUsers OtherUsers(const SharedBlock& record) const;
   // Returns whether the owner of a record is alive.
   bool OwnerIsAlive(const SharedBlock& record) const;
-  // Returns the calling process as a holder of a record. Requires: the process
-  // holds the record.
-  SharedHolder Self(const SharedBlock& record) const;
+  // Returns the calling process as a holder of a record; none if the owner of
+  // the record's segment has ended and this process has detached the segment.
+  // Requires: the process holds the record.
+  std::optional<SharedHolder> Self(const SharedBlock& record) const;
   // Returns whether a process still holds a record; true if that is unknown.
   // Requires: the calling process holds the record.
   bool IsHeldBy(const SharedBlock& record, const SharedHolder& holder) const;
