@@ -195,8 +195,9 @@ def _pull_request_text(
         f"### Description\n\nRFC: {_SUMMARY.format(rfc)}\n\n"
         + (f"To be merged first:\n\n{first}\n" if first else "")
         + f"Commits:\n\n{commits}\n"
-        # Whether numerical results change: no.
-        "### 是否引起精度变化\n\n否\n"
+        # Whether numerical results change: yes and how, or no.
+        "### 是否引起精度变化\n\n"
+        + (f"是\n\n{section.precision}\n" if section.precision else "否\n")
     )
 
 

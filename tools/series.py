@@ -27,6 +27,8 @@ PULL_REQUEST = "# Pull request: "
 
 # The comment after it, with the types of the pull request.
 TYPE = "# Type: "
+# An optional comment that says how the pull request changes numerical results.
+PRECISION = "# Precision: "
 # The values that Paddle's check of pull requests accepts.
 CATEGORIES = (
     "User Experience",
@@ -316,8 +318,16 @@ class Section:
     @property
     def types(self) -> str:
         """The types of the pull request, separated by commas, or ""."""
-        found = [line for line in self.comments if line.startswith(TYPE)]
-        return found[0][len(TYPE) :] if found else ""
+        return self._comment(TYPE)
+
+    @property
+    def precision(self) -> str:
+        """How the pull request changes numerical results, or ""."""
+        return self._comment(PRECISION)
+
+    def _comment(self, mark: str) -> str:
+        found = [line for line in self.comments if line.startswith(mark)]
+        return found[0][len(mark) :] if found else ""
 
 
 def load_sections(repo: Path) -> list[Section]:
