@@ -359,6 +359,26 @@ class TestMemoryInUse(StreamTest):
         self.finish()
         self.assert_holds(x, 7.0)
 
+    def test_memory_freed_in_a_guard_is_not_reused_by_others_too_early(self):
+        five = np.full(SIZE, 5.0, "float32")
+        seven = np.full(SIZE, 7.0, "float32")
+
+        def take_memory():
+            taken = [paddle.to_tensor(seven) for _ in range(3)]
+            current_stream().synchronize()
+            return taken
+
+        stream = Stream()
+        with stream_guard(stream):
+            x = paddle.to_tensor(five)
+            stream.synchronize()
+            with slow(stream):
+                twice = x * 2
+                del x
+                in_thread(take_memory)
+            stream.synchronize()
+            self.assert_holds(twice, 10.0)
+
 
 class TestOverlap(StreamTest):
     def on_two_threads(self, *streams: Stream | None) -> list[Operation]:

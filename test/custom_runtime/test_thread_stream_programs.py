@@ -12,26 +12,23 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Per-thread streams: programs, and threads that work for another thread.
+"""Per-thread streams: static graph programs and predictors.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import tempfile
-import threading
 import traceback
 import unittest
 from typing import TYPE_CHECKING
-from unittest import mock
 
 import numpy as np
-from host_device_control import delay, take_trace
-from test_host_device import DEVICE_TYPE, name_of, setUpModule
+from host_device_control import take_trace
+from test_host_device import DEVICE_TYPE, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -43,25 +40,14 @@ from test_thread_stream_order import (
 )
 
 import paddle
-from paddle.device import Stream, current_stream, set_stream, stream_guard
-from paddle.distributed.communication.group import Group
+from paddle.device import Stream, current_stream, stream_guard
 from paddle.inference import Config, Predictor, create_predictor
-from paddle.io import DataLoader, Dataset
 from paddle.nn.functional import relu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["setUpModule"]
-
-
-class Doubling(paddle.nn.Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = paddle.nn.Linear(4, 4)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return relu(self.linear(x) * 2)
 
 
 class TwiceItsWeight(paddle.nn.Layer):
@@ -73,74 +59,6 @@ class TwiceItsWeight(paddle.nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return relu(paddle.matmul(x, self.weight * 2))
-
-
-class Numbers(Dataset):
-    """Samples that the reader thread computes on the current device."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> paddle.Tensor:
-        return paddle.to_tensor(np.full(SIZE, index, "float32")) * 2
-
-
-class TestProgramsOfToStatic(StreamTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.program = paddle.jit.to_static(Doubling(), full_graph=True)
-        self.x = paddle.ones([2, 4])
-
-    def loss(self) -> paddle.Tensor:
-        return self.program(self.x).sum()
-
-    def gradient(self) -> list:
-        weight = self.program.linear.weight
-        gradient = weight.grad.numpy().tolist()
-        weight.clear_grad()
-        return gradient
-
-    def test_runs_on_the_stream_of_the_calling_thread(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x: paddle.Tensor) -> paddle.Tensor:
-            return relu(x * 2)
-
-        x = paddle.ones([2])
-        self.assert_runs_on_streams_of_threads(
-            lambda: program(x), "scale", "record_event", "relu"
-        )
-
-    def test_backward_on_a_destroyed_stream_does_not_affect_others(self):
-        self.loss().backward()
-        expected = self.gradient()
-        loss = self.loss()
-        loss.numpy()
-
-        def backward_on_a_stream():
-            with stream_guard(Stream()):
-                loss.backward()
-                return self.gradient()
-
-        self.assertEqual(in_thread(backward_on_a_stream), expected)
-        gc.collect()
-        for _ in range(3):
-            self.loss().backward()
-            self.assertEqual(self.gradient(), expected)
-
-    def test_first_backward_on_another_stream_than_the_forward_pass(self):
-        stream = Stream()
-
-        def forward_on_a_stream():
-            with stream_guard(stream):
-                loss = self.loss()
-                loss.numpy()
-                return loss
-
-        loss = in_thread(forward_on_a_stream)
-        loss.backward()
-        expected = self.gradient()
-        self.loss().backward()
-        self.assertEqual(self.gradient(), expected)
 
 
 class TestStaticGraphs(StreamTest):
@@ -344,99 +262,6 @@ class TestPredictors(PredictorTest):
         in_thread(self.check_runs_on, stream)
         self.check_runs_on(self.default)
         in_thread(self.check_runs_on, self.default)
-
-
-class TestWorkForAThread(StreamTest):
-    def check_loader(self) -> None:
-        loader = DataLoader(
-            Numbers(),
-            batch_size=None,
-            places=paddle.CustomPlace("custom_cpu", 0),
-        )
-        with delay(0, 5_000, handle(self.default)):
-            for i, batch in enumerate(loader):
-                once = batch * 1
-                current_stream().synchronize()
-                self.assertEqual(set(once.numpy().tolist()), {2.0 * i})
-
-    def test_loader_computes_on_the_stream_of_its_creator(self):
-        def run():
-            with stream_guard(Stream()):
-                self.check_loader()
-
-        in_thread(run)
-
-    def test_loader_computes_on_the_stream_of_the_main_thread(self):
-        with stream_guard(Stream()):
-            self.check_loader()
-
-    def test_process_group_is_refused_on_another_stream(self):
-        group = Group(0, 0, [0], pg=mock.Mock(**{"name.return_value": "XCCL"}))
-
-        def use_in_a_guard():
-            with stream_guard(Stream(name_of(0))):
-                return group.process_group
-
-        with self.assertRaisesRegex(RuntimeError, "stream of the process"):
-            in_thread(use_in_a_guard)
-        self.assertEqual(in_thread(lambda: group.process_group), group._pg)
-        with stream_guard(Stream()):
-            self.assertEqual(group.process_group, group._pg)
-            with self.assertRaisesRegex(RuntimeError, "stream of the process"):
-                in_thread(lambda: group.process_group)
-
-    def test_process_group_of_the_host_is_allowed_on_another_stream(self):
-        group = Group(0, 0, [0], pg=mock.Mock(**{"name.return_value": "GLOO"}))
-
-        def use_in_a_guard():
-            with stream_guard(Stream(name_of(0))):
-                return group.process_group
-
-        self.assertEqual(in_thread(use_in_a_guard), group._pg)
-
-
-class TestMainThreadMemory(StreamTest):
-    def test_memory_freed_in_a_guard_is_not_reused_by_others_too_early(self):
-        five = np.full(SIZE, 5.0, "float32")
-        seven = np.full(SIZE, 7.0, "float32")
-
-        def take_memory():
-            taken = [paddle.to_tensor(seven) for _ in range(3)]
-            current_stream().synchronize()
-            return taken
-
-        stream = Stream()
-        with stream_guard(stream):
-            x = paddle.to_tensor(five)
-            stream.synchronize()
-            with slow(stream):
-                twice = x * 2
-                del x
-                in_thread(take_memory)
-            stream.synchronize()
-            self.assert_holds(twice, 10.0)
-
-
-class TestForkWithThreads(StreamTest):
-    def test_child_does_not_wait_for_the_streams_of_other_threads(self):
-        is_set, may_end = threading.Event(), threading.Event()
-
-        def own():
-            # Only the thread keeps the stream alive.
-            set_stream(Stream())
-            filled(1.0)
-            is_set.set()
-            may_end.wait(WAIT_S)
-
-        thread = threading.Thread(target=own)
-        thread.start()
-        self.addCleanup(thread.join, WAIT_S)
-        self.addCleanup(may_end.set)
-        self.assertTrue(is_set.wait(WAIT_S))
-        loader = DataLoader(
-            paddle.io.TensorDataset([np.arange(4)]), num_workers=1
-        )
-        self.assertEqual(len(list(loader)), 4)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Per-thread streams: programs, executors and predictors."""
+"""Per-thread streams: static graph programs and predictors."""
 
 from __future__ import annotations
 
@@ -27,42 +27,6 @@ import paddle
 
 @on_every_device_list
 class TestPrograms(StreamTestCase):
-    def test_program_of_to_static(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x):
-            return paddle.nn.functional.relu(x * 2 + x)
-
-        x = paddle.to_tensor([-1.0, 2.0])
-        paddle.device.synchronize()
-
-        def run():
-            return [program(x).tolist() for _ in range(2)]
-
-        self.assertEqual(self.on_threads(run), [[0.0, 6.0]] * 2)
-
-    def test_program_of_to_static_is_differentiated(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x):
-            return (x * x).sum()
-
-        def gradient():
-            x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
-            program(x).backward()
-            return x.grad.tolist()
-
-        self.assertEqual(self.on_threads(gradient), [2.0, 4.0])
-
-    def test_program_of_to_static_outlives_the_stream_of_its_first_run(self):
-        @paddle.jit.to_static(full_graph=True)
-        def program(x):
-            return x * 2
-
-        def run():
-            return program(paddle.ones([2])).tolist()
-
-        for _ in range(20):
-            self.assertEqual(in_thread(self.on_new_stream, run), [2.0, 2.0])
-
     def test_static_executor(self):
         place = paddle.device._convert_to_place(self.devices[0])
         main, startup = paddle.static.Program(), paddle.static.Program()
