@@ -47,7 +47,8 @@ SIDES = {
     "stock": ("stock", "paddlepaddle", "process"),
     "torch": ("torch", "torch", "process"),
 }
-WORKERS = (2, 4)
+# Eight only where there are as many cores.
+WORKERS = [n for n in (2, 4, 8) if n <= max(4, os.cpu_count() or 1)]
 BATCHES = 48
 # Of the data set with annotations, whose memory matters: about 350 MB.
 ANNOTATED_BATCHES = 20_000

@@ -26,19 +26,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from tools.benchmark.report import write_report
+from tools.benchmark.report import machine, write_report
 from tools.benchmark.worker import Worker
 from tools.command_line import reports_errors
 from tools.environment import host_device, stock_and_ours
 from tools.series import PatchError
 from tools.tree import SUPPORTED
-from tools.wheel import BUILD
+from tools.wheel import REPO
 
 WORKER = Path(__file__).with_name("devices_worker.py")
 
@@ -130,13 +129,23 @@ def measure_import(stock: Path, ours: Path, rounds: int) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmark.devices")
     parser.add_argument("--rounds", type=int, default=61)
-    parser.add_argument("--report", type=Path, default=BUILD / "benchmark.md")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=REPO / "docs" / "benchmark" / "devices.md",
+    )
     args = parser.parse_args(argv)
     stock, ours = stock_and_ours(SUPPORTED[0])
     plugin = host_device(stock)
     lines = [
-        f"Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, {args.rounds} rounds."
+        "# One current device per thread",
+        "",
+        "Written by `nox -s bench`. In each round, the official wheel",
+        '("stock") and the custom wheel ("ours") run one after the other, on',
+        "the same core. A row has stock's median time, and the median and",
+        "quartiles of the rounds' ratios.",
+        "",
+        f"{machine()}; {args.rounds} rounds.",
     ]
     for title, root, cases in (
         ("One device, the CPU", None, ON_CPU),
@@ -148,12 +157,7 @@ def main(argv: list[str] | None = None) -> int:
             Worker(python, WORKER, NUMBERS, root, core)
             for python in (stock, ours)
         ]
-        lines += [
-            "",
-            f"{title}:",
-            "",
-            *TABLE_HEAD,
-        ]
+        lines += ["", f"## {title}", "", *TABLE_HEAD]
         print(*lines[-5:], sep="\n")
         lines += measure(*workers, cases, args.rounds)
         for worker in workers:

@@ -16,7 +16,7 @@
     python -m tools.benchmark.predictors [--rounds N] [--report FILE.md]
 
 The wheels take turns, in an order that is reversed each round. Kernels run on
-the calling thread, so that two threads use two cores.
+the calling thread, so that each thread uses one core.
 
 A second process of the stock wheel is the control: its difference from the
 first is noise. On busy cores there is much noise, because a run wakes a Paddle
@@ -47,11 +47,12 @@ CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
 # life of their processes. So processes are replaced after so many rounds.
 ROUNDS_OF_A_PROCESS = 3
 SIDES = ("stock", "stock again", "ours")
+# Up to one thread per core, but at least two.
+THREADS = [n for n in (2, 4, 8) if n <= max(2, os.cpu_count() or 1)]
 QUESTIONS = (
     ("seconds",),
-    ("seconds_of_threads", 1),
-    ("seconds_of_threads", 2),
     ("longest_pause",),
+    *(("seconds_of_threads", count) for count in (1, *THREADS)),
 )
 
 
@@ -107,7 +108,7 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
 
     lines = [f"| | {' | '.join(SIDES)} |", "|---" + len(SIDES) * "|---:" + "|"]
     for model, calls in CALLS.items():
-        alone, one, two, pause = (
+        alone, pause, one, *several = (
             [(side, (name, model, *rest)) for side in SIDES]
             for name, *rest in QUESTIONS
         )
@@ -119,9 +120,13 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
                 "1",
                 *(median_ratio(key, alone[0]) for key in alone[1:]),
             ],
-            "throughput of two threads, ratio to one": [
-                median_ratio(key, both, 2) for key, both in zip(one, two)
-            ],
+            **{
+                f"throughput of {count} threads, ratio to one": [
+                    median_ratio(key, all_threads, count)
+                    for key, all_threads in zip(one, keys)
+                ]
+                for count, keys in zip(THREADS, several)
+            },
             "longest pause of another thread, ms": [
                 milliseconds(key, 1) for key in pause
             ],
@@ -159,10 +164,10 @@ def main(argv: list[str] | None = None) -> int:
         "that is reversed each round; ratios are medians of the rounds'",
         'ratios. "Stock again" is another process of the official wheel; its',
         "difference from the first is noise. A call copies the input, runs and",
-        "copies the output. Each of two threads has its own predictor; one is",
-        "a clone of the other. The other thread, whose longest pause is given,",
-        "runs only Python code. oneDNN is off unless a row names it, and",
-        "`OMP_NUM_THREADS` is 1.",
+        "copies the output. Each of several threads has its own predictor, a",
+        "clone of the first one. The other thread, whose longest pause is",
+        "given, runs only Python code. oneDNN is off unless a row names it,",
+        "and `OMP_NUM_THREADS` is 1.",
         f"Each side has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"{machine()}; {args.rounds} rounds.",

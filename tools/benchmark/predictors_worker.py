@@ -36,6 +36,7 @@ MODELS = {
     "large model": (1024, 8, 512),
     "large model with oneDNN": (1024, 8, 512),
 }
+# A predictor of each model and its clones, and a batch.
 predictors = {}
 
 
@@ -59,7 +60,7 @@ def make(folder: str, name: str) -> None:
         config.disable_mkldnn()
     first = create_predictor(config)
     batch = np.ones([rows, width], "float32")
-    predictors[name] = (first, first.clone()), batch
+    predictors[name] = [first, first.clone()], batch
     for predictor in predictors[name][0]:
         call(predictor, batch)
 
@@ -75,7 +76,7 @@ def call(predictor, batch: np.ndarray) -> np.ndarray:
 
 def seconds(name: str, calls: int) -> float:
     """Returns the CPU time of `calls` calls on one thread."""
-    (predictor, _), batch = predictors[name]
+    (predictor, *_), batch = predictors[name]
     begin = time.thread_time()
     for _ in range(calls):
         call(predictor, batch)
@@ -84,7 +85,10 @@ def seconds(name: str, calls: int) -> float:
 
 def seconds_of_threads(name: str, threads: int, calls: int) -> float:
     """Returns the time of `threads` threads, each with its own predictor."""
-    both, batch = predictors[name]
+    clones, batch = predictors[name]
+    while len(clones) < threads:
+        clones.append(clones[0].clone())
+        call(clones[-1], batch)
     start = threading.Barrier(threads + 1)
 
     def run(predictor) -> None:
@@ -92,7 +96,7 @@ def seconds_of_threads(name: str, threads: int, calls: int) -> float:
         for _ in range(calls):
             call(predictor, batch)
 
-    workers = [threading.Thread(target=run, args=[p]) for p in both[:threads]]
+    workers = [threading.Thread(target=run, args=[p]) for p in clones[:threads]]
     for worker in workers:
         worker.start()
     start.wait()
@@ -107,7 +111,7 @@ def longest_pause(name: str, calls: int) -> float:
     Returns the longest time between two steps of a thread that runs only Python
     code, while another thread runs a predictor.
     """
-    (predictor, _), batch = predictors[name]
+    (predictor, *_), batch = predictors[name]
     thread = threading.Thread(
         target=lambda: [call(predictor, batch) for _ in range(calls)]
     )
