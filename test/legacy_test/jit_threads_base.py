@@ -99,6 +99,34 @@ def _is_wrong(
     )
 
 
+def errors_of_second_passes(layer: Callable) -> list[str]:
+    """
+    Returns the errors of a second backward pass through a call, without and
+    with another call in between, which could take the scope of the first. The
+    passes that are no second passes must give the right gradient.
+    """
+
+    def call() -> tuple[paddle.Tensor, paddle.Tensor]:
+        x = paddle.ones([2, 6])
+        x.stop_gradient = False
+        return x, layer(x)
+
+    errors = []
+    for calls_between in (0, 1):
+        x, answer = call()
+        answer.sum().backward(retain_graph=True)
+        others = [call() for _ in range(calls_between)]
+        try:
+            answer.sum().backward()
+        except RuntimeError as error:
+            errors.append(str(error))
+        for other, its_answer in others:
+            its_answer.sum().backward()
+            np.testing.assert_array_equal(other.grad, np.full([2, 6], 2))
+        np.testing.assert_array_equal(x.grad, np.full([2, 6], 2))
+    return errors
+
+
 def together(threads: int, function: Callable[[int], Any]) -> list:
     """Calls function(0), function(1), ... concurrently, each on its own thread,
     and returns the results."""

@@ -36,6 +36,7 @@ from jit_threads_base import (
     SPEC,
     JitTestCase,
     Scaled,
+    errors_of_second_passes,
     runs_of_parts,
     scopes_of,
     together,
@@ -53,6 +54,7 @@ from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
 THREADS = 4
 CALLS = 25
 NONE_WRONG = [0] * THREADS
+SECOND_PASS = "second backward pass .* Call the layer again"
 
 
 class TestLoadedLayer(JitTestCase):
@@ -431,6 +433,15 @@ class TestGradients(JitTestCase):
         later_cube.sum().backward()
         self.assertEqual(later.grad.tolist(), [27.0] * 2)
 
+    def test_a_second_backward_pass_is_refused(self):
+        compiled = paddle.jit.to_static(Scaled(), full_graph=True)
+        for layer in (compiled, self.loaded()):
+            layer.train()
+            errors = errors_of_second_passes(layer)
+            self.assertEqual(len(errors), 2, errors)
+            for error in errors:
+                self.assertRegex(error, SECOND_PASS)
+
     def test_hooks_may_call_a_layer_and_paddle_grad(self):
         layer = self.loaded()
         in_gradient, in_save = threading.Event(), threading.Event()
@@ -712,6 +723,34 @@ case.doCleanups()
 """
 
 
+LEGACY_SECOND_PASS = """
+import sys
+sys.path.insert(0, {folder!r})
+import paddle
+from jit_threads_base import SPEC, JitTestCase
+case = JitTestCase()
+case.setUp()
+case.use_cpu()  # on custom devices, a backward pass of this format fails
+path = case.folder + "/linear"
+paddle.jit.save(paddle.nn.Linear(6, 6), path, input_spec=SPEC)
+layer = paddle.jit.load(path)
+layer.train()
+def call():
+    answer = layer(paddle.ones([2, 6]))
+    answer.stop_gradient = False
+    return answer.sum()
+first, other = call(), call()
+first.backward(retain_graph=True)
+try:
+    first.backward()
+except RuntimeError as error:
+    print(error)
+other.backward()
+print("done")
+case.doCleanups()
+"""
+
+
 class TestOldFormat(unittest.TestCase):
     """Models in .pdmodel files."""
 
@@ -726,6 +765,11 @@ class TestOldFormat(unittest.TestCase):
 
     def test_threads_that_call_one_layer_get_their_own_answers(self):
         self.assertEqual(self.run_legacy(LEGACY), [str(NONE_WRONG)] * 2)
+
+    def test_a_second_backward_pass_is_refused(self):
+        *error, done = self.run_legacy(LEGACY_SECOND_PASS)
+        self.assertRegex("".join(error), SECOND_PASS)
+        self.assertEqual(done, "done")
 
     def test_a_first_run_locks_nothing(self):
         self.assertEqual(

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "call_redirection.h"
+#include "paddle/common/enforce.h"
 #include "paddle/common/flags.h"
 #include "paddle/fluid/framework/new_executor/program_threads.h"
 #include "paddle/fluid/pybind/program_threads.h"
@@ -94,6 +95,8 @@ void* get_mutable = nullptr;
 void* free_variables = nullptr;
 void* run_program = nullptr;
 void* run_legacy_program = nullptr;
+void* differentiate_program = nullptr;
+void* differentiate_legacy_program = nullptr;
 void* make_interpreter = nullptr;
 void* build_instructions = nullptr;
 void* analyze = nullptr;
@@ -199,6 +202,59 @@ void RunLegacyProgram(const void* inputs,
   const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
   reinterpret_cast<decltype(&RunLegacyProgram)>(run_legacy_program)(
       inputs, parameters, outputs, scopes, requires_gradient, attributes, key);
+}
+
+// A backward node passes its own list of one scope. The list is cleared after
+// the first pass, so that a second one is noticed. A copy that paddle.grad has
+// made has a list of its own.
+void RefuseSecondPass(const std::vector<Scope*>& scopes) {
+  if (!scopes.empty()) return;
+  PADDLE_THROW(common::errors::PreconditionNotMet(
+      "%s", paddle::framework::kSecondBackwardPass));
+}
+void MarkAsDone(const std::vector<Scope*>& scopes) {
+  const_cast<std::vector<Scope*>&>(scopes).clear();
+}
+
+void DifferentiateProgram(const void* output_gradients,
+                          const std::vector<Scope*>& scopes,
+                          const void* attributes,
+                          const void* cuda_graph_attributes,
+                          std::vector<paddle::Tensor>* input_gradients,
+                          std::vector<paddle::Tensor>* parameter_gradients,
+                          const int64_t& key) {
+  // Then the pass does nothing.
+  const bool is_empty =
+      input_gradients->empty() && parameter_gradients->empty();
+  if (!is_empty) RefuseSecondPass(scopes);
+  reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
+      output_gradients,
+      scopes,
+      attributes,
+      cuda_graph_attributes,
+      input_gradients,
+      parameter_gradients,
+      key);
+  if (!is_empty) MarkAsDone(scopes);
+}
+
+void DifferentiateLegacyProgram(
+    const void* output_gradients,
+    const std::vector<Scope*>& scopes,
+    const void* attributes,
+    const std::vector<paddle::Tensor*>& input_gradients,
+    const std::vector<paddle::Tensor*>& parameter_gradients,
+    const int64_t& key) {
+  const bool is_empty = input_gradients.empty() && parameter_gradients.empty();
+  if (!is_empty) RefuseSecondPass(scopes);
+  reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
+      differentiate_legacy_program)(output_gradients,
+                                    scopes,
+                                    attributes,
+                                    input_gradients,
+                                    parameter_gradients,
+                                    key);
+  if (!is_empty) MarkAsDone(scopes);
 }
 
 std::unique_ptr<Program> Lower(
@@ -307,6 +363,28 @@ void RedirectCallsOfPrograms() {
        "airIKSO_S1P_EEERKl",
        reinterpret_cast<void*>(&RunLegacyProgram),
        &run_legacy_program},
+      {"_ZN3egr9to_static18RunProgramGradImplE",
+       "RKSt6vectorIN6paddle6TensorESaIS3_EERKS1_IPNS2_9framework5ScopeESaIS"
+       "A_EERKSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIc"
+       "ESaIcEEENS2_7variantIJNS2_5blankEifSL_S1_IiSaIiEES1_IfSaIfEES1_ISL_S"
+       "aISL_EEbS1_IbSaIbEEPNS8_9BlockDescElS1_ISX_SaISX_EES1_IlSaIlEES1_IdS"
+       "aIdEEPNS8_7VarDescES1_IS15_SaIS15_EEdNS2_12experimental10ScalarBaseI"
+       "S3_EES1_IS1A_SaIS1A_EEPN3pir5BlockES1_INS1D_5ValueESaIS1G_EESt10shar"
+       "ed_ptrINS1D_7ProgramEEEEESt4hashISL_ESt8equal_toISL_ESaISt4pairIKSL_"
+       "S1M_EEES1X_PS5_S1Y_RKl",
+       reinterpret_cast<void*>(&DifferentiateProgram),
+       &differentiate_program},
+      {"_ZN3egr9to_static24LegacyRunProgramGradImplE",
+       "RKSt6vectorIN6paddle6TensorESaIS3_EERKS1_IPNS2_9framework5ScopeESaIS"
+       "A_EERKSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIc"
+       "ESaIcEEENS2_7variantIJNS2_5blankEifSL_S1_IiSaIiEES1_IfSaIfEES1_ISL_S"
+       "aISL_EEbS1_IbSaIbEEPNS8_9BlockDescElS1_ISX_SaISX_EES1_IlSaIlEES1_IdS"
+       "aIdEEPNS8_7VarDescES1_IS15_SaIS15_EEdNS2_12experimental10ScalarBaseI"
+       "S3_EES1_IS1A_SaIS1A_EEPN3pir5BlockES1_INS1D_5ValueESaIS1G_EESt10shar"
+       "ed_ptrINS1D_7ProgramEEEEESt4hashISL_ESt8equal_toISL_ESaISt4pairIKSL_"
+       "S1M_EEERS1_IPS3_SaIS1Y_EES21_RKl",
+       reinterpret_cast<void*>(&DifferentiateLegacyProgram),
+       &differentiate_legacy_program},
       {"_ZN6paddle9framework11ApplyIrPassE",
        "PN3pir7ProgramEN3phi5PlaceERKSt3setINSt7__cxx1112basic_stringIcSt11cha"
        "r_traitsIcESaIcEEESt4lessISC_ESaISC_EE",

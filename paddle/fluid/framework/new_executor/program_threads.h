@@ -89,6 +89,13 @@ bool IsLastOwner(const std::shared_ptr<T>& state) {
   return true;
 }
 
+// The error of a second backward pass through one call of a program. The scope
+// was returned after the first pass, so another run may have taken it.
+inline constexpr char kSecondBackwardPass[] =
+    "A second backward pass through one call of a to_static or loaded layer is "
+    "not possible: its intermediate results are freed after the first pass, "
+    "even with retain_graph=True. Call the layer again.";
+
 // The forward run of a program in a scope, which may have been taken.
 class ProgramRun {
  public:
