@@ -35,6 +35,7 @@ from tools.own_files import leaves, own_versions
 from tools.series import (
     CATEGORIES,
     OWN_FOLDERS,
+    PRECISION,
     PULL_REQUEST,
     TYPE,
     TYPES,
@@ -403,6 +404,15 @@ def _pull_request_findings(lines: list[str]) -> Iterator[str]:
             yield (
                 f"patches/series:{number + 1}: {types!r} has to be"
                 f" {TYPE.strip()!r} and one or more of {', '.join(TYPES)}"
+            )
+        other = (lines[number + 1 :] or [""])[0]
+        if other.startswith("#") and not (
+            other.startswith((PULL_REQUEST, PRECISION))
+            and other.partition(": ")[2]
+        ):
+            yield (
+                f"patches/series:{number + 2}: {other!r} has to be"
+                f" {PRECISION.strip()!r} and how numerical results change"
             )
 
 

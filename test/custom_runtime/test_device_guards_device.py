@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +35,11 @@ from test_host_device import name_of
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
 from concurrent_base import in_thread
+from extension_base import load_extension
 from thread_device_base import current_handles, handle
 
 import paddle
 from paddle.device import Stream, current_stream, stream_guard
-from paddle.utils import cpp_extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,16 +56,8 @@ library: Any = None
 def setUpModule() -> None:
     global operator, library
     test_host_device.setUpModule()
-    folder = tempfile.TemporaryDirectory()
-    unittest.addModuleCleanup(folder.cleanup)
-    operator = cpp_extension.load(
-        name="device_guards_operator",
-        sources=[str(SOURCE)],
-        extra_cxx_cflags=["-O0", "-g0", "-std=c++17"],
-        build_directory=folder.name,
-    )
-    (file,) = Path(folder.name).rglob("device_guards_operator.so")
-    library = ctypes.CDLL(str(file))
+    operator, file = load_extension("device_guards_operator", SOURCE)
+    library = ctypes.CDLL(file)
     library.run_case.restype = ctypes.c_char_p
     library.current_stream.restype = ctypes.c_void_p
 
@@ -313,7 +304,6 @@ assert paddle.device.current_stream().stream_base.raw_stream == default
 
 STATIC_STREAM = """
 import os, paddle
-from paddle.utils import cpp_extension
 cpp_extension.load_op_meta_info_and_register_op(os.environ["LIBRARY"])
 paddle.set_device("custom_cpu:1")
 x = paddle.ones([4])

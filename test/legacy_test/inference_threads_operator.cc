@@ -39,10 +39,14 @@ class GilGuard {
 };
 
 void CallPython() {
-  GilGuard guard;
-  PyObject* result = PyObject_CallObject(called, nullptr);
+  const GilGuard guard;
+  // The function may set another one.
+  PyObject* const function = called;
+  Py_INCREF(function);
+  PyObject* const result = PyObject_CallObject(function, nullptr);
+  Py_DECREF(function);
   if (result == nullptr) {
-    PyErr_Clear();
+    PyErr_Print();
     throw std::runtime_error("the Python function failed");
   }
   Py_DECREF(result);

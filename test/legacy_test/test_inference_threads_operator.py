@@ -20,20 +20,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import site
 import tempfile
 import threading
 import unittest
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from concurrent_base import WAIT_S, in_thread, in_threads
+from extension_base import load_extension
 from inference_threads_base import call, save_layer, switch_interval
 
 import paddle
 from paddle.inference import Config, Predictor, create_predictor
-from paddle.utils import cpp_extension
 
 SOURCE = Path(__file__).with_name("inference_threads_operator.cc")
 X = np.full([2, 4], 3, "float32")
@@ -44,23 +44,10 @@ library: Any = None
 
 def setUpModule() -> None:
     global operator, library
-    folder = tempfile.TemporaryDirectory()
-    unittest.addModuleCleanup(folder.cleanup)
-    operator = cpp_extension.load(
-        name="inference_threads_operator",
-        sources=[str(SOURCE)],
-        # In Paddle's build tree, only the installed Paddle has headers.
-        extra_include_paths=[
-            os.path.join(packages, "paddle", "include", below)
-            for packages in site.getsitepackages()
-            for below in ("", "third_party")
-        ],
-        extra_cxx_cflags=["-O0", "-g0", "-std=c++17"],
-        build_directory=folder.name,
-    )
-    (file,) = Path(folder.name).rglob("inference_threads_operator.so")
-    library = ctypes.PyDLL(str(file))
+    operator, file = load_extension("inference_threads_operator", SOURCE)
+    library = ctypes.PyDLL(file)
     library.set_called.argtypes = [ctypes.py_object]
+    library.set_called.restype = None
 
 
 class CallAndDouble(paddle.nn.Layer):
@@ -83,15 +70,18 @@ class TestOperatorThatCallsPython(unittest.TestCase):
         library.set_called(lambda: idents.append(threading.get_ident()))
         first = self.predictor()
 
-        def run() -> list:
+        def run() -> tuple[int, list]:
             predictor = first.clone()
-            return [call(predictor, X) for _ in range(50)]
+            answers = [call(predictor, X) for _ in range(50)]
+            return threading.get_ident(), answers
 
+        expected = {}
         with switch_interval(1e-6):
-            for answers in in_threads(run, run, run):
+            for ident, answers in in_threads(run, run, run):
+                expected[ident] = len(answers)
                 for answer in answers:
                     np.testing.assert_array_equal(answer, X * 2 + 1)
-        self.assertEqual(sorted(map(idents.count, set(idents))), [50] * 3)
+        self.assertEqual(Counter(idents), expected)
 
     def test_it_may_wait_for_a_thread_that_runs_another_predictor(self):
         library.set_called(lambda: None)
@@ -124,13 +114,18 @@ class TestOperatorThatCallsPython(unittest.TestCase):
             np.testing.assert_array_equal(answer, X * 2 + 1)
 
     def test_an_error_in_python_is_raised_by_run(self):
+        calls = []
+
         def fail() -> None:
+            calls.append(None)
             raise LookupError
 
         predictor = self.predictor()
         library.set_called(fail)
-        with self.assertRaises(RuntimeError):
+        # Paddle does not keep the text of an operator's std::exception.
+        with self.assertRaisesRegex(RuntimeError, "std::exception"):
             in_thread(call, predictor, X)
+        self.assertEqual(len(calls), 1)
         library.set_called(lambda: None)
         np.testing.assert_array_equal(in_thread(call, predictor, X), X * 2 + 1)
 

@@ -48,7 +48,7 @@ SIDES = {
     "torch": ("torch", "torch", "process"),
 }
 # Eight only where there are as many cores.
-WORKERS = [n for n in (2, 4, 8) if n <= max(4, os.cpu_count() or 1)]
+WORKERS = [n for n in (2, 4, 8) if n <= max(4, len(os.sched_getaffinity(0)))]
 BATCHES = 48
 # Of the data set with annotations, whose memory matters: about 350 MB.
 ANNOTATED_BATCHES = 20_000

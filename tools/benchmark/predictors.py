@@ -48,7 +48,7 @@ CALLS = {"small model": 50, "large model": 3, "large model with oneDNN": 3}
 ROUNDS_OF_A_PROCESS = 3
 SIDES = ("stock", "stock again", "ours")
 # Up to one thread per core, but at least two.
-THREADS = [n for n in (2, 4, 8) if n <= max(2, os.cpu_count() or 1)]
+THREADS = [n for n in (2, 4, 8) if n <= max(2, len(os.sched_getaffinity(0)))]
 QUESTIONS = (
     ("seconds",),
     ("longest_pause",),

@@ -74,6 +74,20 @@ def test_a_pull_request_without_a_type_of_paddle(repo, types):
     assert_found(repo, "patches/series:3: ")
 
 
+@pytest.mark.parametrize(
+    "comment", ["# Precision:", "# Precision: ", "# precision: a", "# Note: a"]
+)
+def test_a_pull_request_with_another_comment(repo, comment):
+    add_pull_request(repo, "[CINN] A summary", f"# Type: Docs\n{comment}\n")
+    assert_found(repo, "patches/series:4: ")
+
+
+def test_a_pull_request_that_changes_numerical_results_passes(repo):
+    comments = "# Type: Docs\n# Precision: sums may differ by rounding\n"
+    add_pull_request(repo, "[CINN] A summary", comments)
+    assert_found(repo)
+
+
 @pytest.mark.parametrize("types", ["New features", "Improvements, Bug fixes"])
 def test_a_series_of_pull_requests_passes(repo, types):
     add_pull_request(repo, "[User Experience] A summary", f"# Type: {types}\n")

@@ -13,14 +13,18 @@
 // limitations under the License.
 
 // Model checking of transfer memory: explores every order of the steps of a
-// rank that sends to several receivers at once, one thread for each. Each
-// access to memory that another thread or rank may access is a step. Variants
-// that lack one of the precautions show that the explorer finds such faults.
+// rank that sends to several receivers at once, one thread for each. A step has
+// at most one access to memory that another thread or rank may write at that
+// point. Variants that lack one of the precautions show that the explorer finds
+// such faults.
 //
-// The model is a manual copy of Operation, of TakeTransferBlock and of
-// ReturnTransferBlock: any change to their accesses, or to the order of these,
-// must be repeated here. A rank that waits continues when it may; group_model
-// has the waits themselves, and deaths, after which no block is used again.
+// The model is a manual copy of what Operation and TakeTransferBlock do with
+// blocks, entries and staging memory, for transfers of one window: any change
+// to these accesses, or to their order, must be repeated here. All steps are
+// sequentially consistent. A rank that waits continues when it may. Waits that
+// are left out, such as the sender's for the receiver's first phase, would only
+// remove orders of steps. group_model_test.cc has the waits themselves and
+// deaths; a block whose receiver has died stays in use.
 
 #include <cstdint>
 #include <cstdio>
@@ -42,7 +46,7 @@ constexpr int kEntries = 2;
 enum class Scheme {
   kProtocol,
   // The protocol with one precaution omitted.
-  kNoWaitForReceiver,  // a block is free when its sender returns it
+  kNoWaitForReceiver,  // a block is free when its sender ends the transfer
   kNoMutex,            // two threads may look for a block at once
   kEntryAfterPhase,    // the block's number is written after the phase
   kNoWaitForStaging,   // the memory used instead of a block
@@ -65,8 +69,6 @@ enum At : uint8_t {
   kWrite,
   kPublish,
   kNameBlockLate,
-  kLockAgain,
-  kReturn,
   kEnd,
   // The receiver
   kWaitForPhase,
@@ -89,8 +91,8 @@ struct Channel {
   uint8_t receiver_at;
   uint8_t received;  // the transfer of the receiver, from 1
   uint8_t named;     // the block that the receiver read in the entry
-  // In shared memory: progress is twice the transfer that has ended, or one
-  // less if it was only published.
+  // In shared memory: progress is twice the transfer that the sender or the
+  // receiver has ended, or one less if the sender has only published it.
   uint8_t sender_progress;
   uint8_t receiver_progress;
   uint8_t entries[kEntries];  // the number of the block, or kNoBlock
@@ -98,7 +100,6 @@ struct Channel {
 };
 
 struct Block {
-  uint8_t taken;
   // The last transfer that took the block.
   uint8_t channel;
   uint8_t transfer;
@@ -116,7 +117,7 @@ struct State {
     return std::memcmp(this, &other, sizeof(State)) < 0;
   }
 };
-static_assert(sizeof(State) == kReceivers * 13 + kMostBlocks * 5 + 1,
+static_assert(sizeof(State) == kReceivers * 13 + kMostBlocks * 4 + 1,
               "compared byte by byte");
 
 class Explorer {
@@ -180,9 +181,9 @@ class Explorer {
   static uint8_t EndOf(int transfer) { return 2 * transfer; }
 
   bool IsInUse(const State& state, const Block& block) const {
-    if (block.taken) return true;
-    if (scheme_ == Scheme::kNoWaitForReceiver) return false;
-    return state.channels[block.channel].receiver_progress <
+    const Channel& channel = state.channels[block.channel];
+    const bool of_sender = scheme_ == Scheme::kNoWaitForReceiver;
+    return (of_sender ? channel.sender_progress : channel.receiver_progress) <
            EndOf(block.transfer);
   }
 
@@ -225,7 +226,6 @@ class Explorer {
         break;
       case kTake: {
         Block* const found = &state->blocks[own->candidate - 1];
-        found->taken = 1;
         found->channel = index;
         found->transfer = own->transfer;
         own->block = own->candidate;
@@ -258,25 +258,15 @@ class Explorer {
         break;
       case kPublish:
         own->sender_progress = PublishedIn(own->transfer);
-        own->thread_at = scheme_ == Scheme::kEntryAfterPhase ? kNameBlockLate
-                         : block                             ? kLockAgain
-                                                             : kEnd;
+        own->thread_at =
+            scheme_ == Scheme::kEntryAfterPhase ? kNameBlockLate : kEnd;
         break;
       case kNameBlockLate:
         *entry = own->block;
-        own->thread_at = block ? kLockAgain : kEnd;
-        break;
-      case kLockAgain:
-        if (!Lock(state)) return false;
-        own->thread_at = kReturn;
-        break;
-      case kReturn:
-        block->taken = 0;
-        own->block = kNoBlock;
-        state->locked = 0;
         own->thread_at = kEnd;
         break;
       case kEnd:
+        own->block = kNoBlock;
         own->sender_progress = EndOf(own->transfer);
         own->thread_at = own->transfer == limits_.transfers ? kDone : kBegin;
         if (own->thread_at == kBegin) ++own->transfer;

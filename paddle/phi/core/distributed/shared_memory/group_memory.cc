@@ -471,7 +471,7 @@ GroupMemory::ChannelState* GroupMemory::channel_state(uint32_t channel) {
 
 uint64_t GroupMemory::TakeTransferBlock(uint32_t channel, uint64_t sequence) {
   std::lock_guard<std::mutex> guard(transfers_mutex_);
-  const TransferBlock taken = {channel, sequence, true};
+  const TransferBlock taken = {channel, sequence};
   for (TransferBlock& block : transfer_blocks_) {
     if (IsInUse(block)) continue;
     block = taken;
@@ -490,18 +490,13 @@ uint64_t GroupMemory::TakeTransferBlock(uint32_t channel, uint64_t sequence) {
   return next + 1;
 }
 
-void GroupMemory::ReturnTransferBlock(uint64_t number) {
-  std::lock_guard<std::mutex> guard(transfers_mutex_);
-  transfer_blocks_[number - 1].taken = false;
-}
-
 bool GroupMemory::IsInUse(const TransferBlock& block) const {
   constexpr int kReceiver = 1;
   // Acquire, pairs with the release in Operation::Store: the receiver has read
   // the block, so this rank may write to it.
-  return block.taken || member(block.channel, kReceiver)
-                                ->progress.load(std::memory_order_acquire) <
-                            ProgressOf(block.sequence, kEndPhase);
+  return member(block.channel, kReceiver)
+             ->progress.load(std::memory_order_acquire) <
+         ProgressOf(block.sequence, kEndPhase);
 }
 
 bool GroupMemory::MaySpin() const {

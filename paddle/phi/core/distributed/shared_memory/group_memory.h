@@ -127,7 +127,6 @@ class GroupMemory {
   struct TransferBlock {
     uint32_t channel;
     uint64_t sequence;
-    bool taken;  // until this rank has ended the transfer
   };
 
   // How often a waiting rank checks whether the others are alive.
@@ -155,9 +154,9 @@ class GroupMemory {
   // Takes a block of this rank's transfer memory for a transfer from it.
   // Returns the block's number, from 1, or 0 if there is none: all blocks are
   // in use, or the system has no memory for another one. A block is in use
-  // until the sender has returned it and the receiver has ended the transfer.
+  // until the receiver has ended the transfer, which it does only when the
+  // sender writes to the block no more.
   uint64_t TakeTransferBlock(uint32_t channel, uint64_t sequence);
-  void ReturnTransferBlock(uint64_t number);
   bool IsInUse(const TransferBlock& block) const;
 
   // Returns whether there is a core for each rank.

@@ -144,9 +144,6 @@ void Operation::Publish(uint64_t phase) {
 }
 
 void Operation::End() {
-  if (own_member_ == kSender && transfer_block() != 0) {
-    group_->ReturnTransferBlock(transfer_block());
-  }
   Store(kEndPhase);
   ended_ = true;
   turn_.unlock();
