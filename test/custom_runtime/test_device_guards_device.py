@@ -304,6 +304,7 @@ assert paddle.device.current_stream().stream_base.raw_stream == default
 
 STATIC_STREAM = """
 import os, paddle
+from paddle.utils import cpp_extension
 cpp_extension.load_op_meta_info_and_register_op(os.environ["LIBRARY"])
 paddle.set_device("custom_cpu:1")
 x = paddle.ones([4])
