@@ -164,6 +164,7 @@ def sources() -> str:
     """Returns all code of the project, with adjacent literals joined."""
     files = [
         *REPO.glob("paddle/**/*.cc"),
+        *REPO.glob("paddle/**/*.h"),
         *REPO.glob("tools/extension/*.cc"),
         *REPO.glob("tools/without_native_parts/_*.py"),
         *REPO.glob("python/**/*.py"),
