@@ -182,9 +182,10 @@ class Explorer {
 
   bool IsInUse(const State& state, const Block& block) const {
     const Channel& channel = state.channels[block.channel];
-    const bool of_sender = scheme_ == Scheme::kNoWaitForReceiver;
-    return (of_sender ? channel.sender_progress : channel.receiver_progress) <
-           EndOf(block.transfer);
+    const uint8_t end = EndOf(block.transfer);
+    return channel.sender_progress < end ||
+           (channel.receiver_progress < end &&
+            scheme_ != Scheme::kNoWaitForReceiver);
   }
 
   bool Lock(State* state) const {

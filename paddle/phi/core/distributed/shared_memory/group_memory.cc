@@ -491,12 +491,16 @@ uint64_t GroupMemory::TakeTransferBlock(uint32_t channel, uint64_t sequence) {
 }
 
 bool GroupMemory::IsInUse(const TransferBlock& block) const {
-  constexpr int kReceiver = 1;
-  // Acquire, pairs with the release in Operation::Store: the receiver has read
-  // the block, so this rank may write to it.
-  return member(block.channel, kReceiver)
-             ->progress.load(std::memory_order_acquire) <
-         ProgressOf(block.sequence, kEndPhase);
+  const uint64_t end = ProgressOf(block.sequence, kEndPhase);
+  for (int i = 0; i < layout_.members(block.channel); ++i) {
+    // Acquire, pairs with the release in Operation::Store: the receiver has
+    // read the block, and another thread of this rank has written to it.
+    if (member(block.channel, i)->progress.load(std::memory_order_acquire) <
+        end) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool GroupMemory::MaySpin() const {

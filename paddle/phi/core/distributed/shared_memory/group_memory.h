@@ -154,8 +154,7 @@ class GroupMemory {
   // Takes a block of this rank's transfer memory for a transfer from it.
   // Returns the block's number, from 1, or 0 if there is none: all blocks are
   // in use, or the system has no memory for another one. A block is in use
-  // until the receiver has ended the transfer, which it does only when the
-  // sender writes to the block no more.
+  // until both ranks have ended the transfer.
   uint64_t TakeTransferBlock(uint32_t channel, uint64_t sequence);
   bool IsInUse(const TransferBlock& block) const;
 
