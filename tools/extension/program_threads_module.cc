@@ -204,15 +204,16 @@ void RunLegacyProgram(const void* inputs,
       inputs, parameters, outputs, scopes, requires_gradient, attributes, key);
 }
 
-// A backward node passes its own list of one scope. The list is cleared after
-// the first pass, so that a second one is noticed. A copy that paddle.grad has
-// made has a list of its own.
-void RefuseSecondPass(const std::vector<Scope*>& scopes) {
-  if (!scopes.empty()) return;
-  PADDLE_THROW(common::errors::PreconditionNotMet(
-      "%s", paddle::framework::kSecondBackwardPass));
-}
-void MarkAsDone(const std::vector<Scope*>& scopes) {
+// Runs the backward pass of a node, which passes its own list of one scope. The
+// list is cleared after the first pass, so that a second one is noticed. A copy
+// that paddle.grad has made has a list of its own.
+template <typename Pass>
+void RunOnce(const std::vector<Scope*>& scopes, const Pass& pass) {
+  if (scopes.empty()) {
+    PADDLE_THROW(common::errors::PreconditionNotMet(
+        "%s", paddle::framework::kSecondBackwardPass));
+  }
+  pass();
   const_cast<std::vector<Scope*>&>(scopes).clear();
 }
 
@@ -223,19 +224,18 @@ void DifferentiateProgram(const void* output_gradients,
                           std::vector<paddle::Tensor>* input_gradients,
                           std::vector<paddle::Tensor>* parameter_gradients,
                           const int64_t& key) {
-  // Then the pass does nothing.
-  const bool is_empty =
-      input_gradients->empty() && parameter_gradients->empty();
-  if (!is_empty) RefuseSecondPass(scopes);
-  reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
-      output_gradients,
-      scopes,
-      attributes,
-      cuda_graph_attributes,
-      input_gradients,
-      parameter_gradients,
-      key);
-  if (!is_empty) MarkAsDone(scopes);
+  // The pass would do nothing, however often it runs.
+  if (input_gradients->empty() && parameter_gradients->empty()) return;
+  RunOnce(scopes, [&] {
+    reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
+        output_gradients,
+        scopes,
+        attributes,
+        cuda_graph_attributes,
+        input_gradients,
+        parameter_gradients,
+        key);
+  });
 }
 
 void DifferentiateLegacyProgram(
@@ -245,16 +245,16 @@ void DifferentiateLegacyProgram(
     const std::vector<paddle::Tensor*>& input_gradients,
     const std::vector<paddle::Tensor*>& parameter_gradients,
     const int64_t& key) {
-  const bool is_empty = input_gradients.empty() && parameter_gradients.empty();
-  if (!is_empty) RefuseSecondPass(scopes);
-  reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
-      differentiate_legacy_program)(output_gradients,
-                                    scopes,
-                                    attributes,
-                                    input_gradients,
-                                    parameter_gradients,
-                                    key);
-  if (!is_empty) MarkAsDone(scopes);
+  if (input_gradients.empty() && parameter_gradients.empty()) return;
+  RunOnce(scopes, [&] {
+    reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
+        differentiate_legacy_program)(output_gradients,
+                                      scopes,
+                                      attributes,
+                                      input_gradients,
+                                      parameter_gradients,
+                                      key);
+  });
 }
 
 std::unique_ptr<Program> Lower(
