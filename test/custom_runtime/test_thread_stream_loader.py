@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import threading
 import unittest
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from host_device_control import delay
-from test_host_device import setUpModule
+from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -38,42 +39,116 @@ import paddle
 from paddle.device import Stream, current_stream, set_stream, stream_guard
 from paddle.io import DataLoader, Dataset
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
 __all__ = ["setUpModule"]
 
+# More than a loader prefetches.
+COUNT = 12
+# In microseconds: the delay of each operation on a slow stream.
+DELAY = 5_000
 
-class Numbers(Dataset):
-    """Samples that the reader thread computes on the current device."""
+
+class Arrays(Dataset):
+    """Samples in host memory."""
 
     def __len__(self) -> int:
-        return 4
+        return COUNT
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.full(SIZE, index, "float32")
+
+
+class Tensors(Arrays):
+    """Samples that the reader thread computes on the current device."""
 
     def __getitem__(self, index: int) -> paddle.Tensor:
-        return paddle.to_tensor(np.full(SIZE, index, "float32")) * 2
+        return paddle.to_tensor(np.full(SIZE, index, "float32")) * 1
+
+
+def slow(stream: Stream) -> AbstractContextManager[None]:
+    """Delay the operations that are submitted to a stream of device 0."""
+    return delay(0, DELAY, handle(stream))
+
+
+def loader_of(dataset: Dataset, **kwargs: Any) -> DataLoader:
+    return DataLoader(dataset, batch_size=None, places=name_of(0), **kwargs)
+
+
+def loader_of_generator() -> Iterable:
+    loader = paddle.base.io.DataLoader.from_generator(
+        capacity=2, return_list=True
+    )
+    return loader.set_batch_generator(
+        lambda: ([sample] for sample in (Arrays()[i] for i in range(COUNT))),
+        places=name_of(0),
+    )
 
 
 class TestLoaders(StreamTest):
-    def check_loader(self) -> None:
-        loader = DataLoader(
-            Numbers(),
-            batch_size=None,
-            places=paddle.CustomPlace("custom_cpu", 0),
+    def check(self, batches: Iterable) -> None:
+        """
+        Check the values of batches that are used on the current stream, and
+        released before it has used them.
+        """
+        used = []
+        with slow(current_stream()):
+            for batch in batches:
+                tensor = batch[0] if isinstance(batch, list) else batch
+                self.assertIn(name_of(0), str(tensor.place))
+                used.append(tensor * 1)
+                del tensor, batch
+            current_stream().synchronize()
+        self.assertEqual(
+            [set(each.numpy().tolist()) for each in used],
+            [{float(i)} for i in range(COUNT)],
         )
-        with delay(0, 5_000, handle(self.default)):
-            for i, batch in enumerate(loader):
-                once = batch * 1
-                current_stream().synchronize()
-                self.assertEqual(set(once.numpy().tolist()), {2.0 * i})
 
-    def test_loader_computes_on_the_stream_of_its_creator(self):
-        def run():
+    def check_on_streams(self, dataset: Dataset, **kwargs: Any) -> None:
+        def on_own_stream() -> None:
             with stream_guard(Stream()):
-                self.check_loader()
+                self.check(loader_of(dataset, **kwargs))
 
-        in_thread(run)
-
-    def test_loader_computes_on_the_stream_of_the_main_thread(self):
+        in_thread(on_own_stream)
+        on_own_stream()
         with stream_guard(Stream()):
-            self.check_loader()
+            in_thread(lambda: self.check(loader_of(dataset, **kwargs)))
+
+    def test_samples_computed_on_the_device(self):
+        self.check_on_streams(Tensors())
+
+    def test_samples_in_host_memory(self):
+        self.check_on_streams(Arrays())
+
+    def test_samples_of_worker_processes(self):
+        self.check_on_streams(Arrays(), num_workers=1)
+
+    def test_loader_of_a_generator(self):
+        def on_own_stream() -> None:
+            with stream_guard(Stream()):
+                self.check(loader_of_generator())
+
+        in_thread(on_own_stream)
+
+    def test_batches_stay_in_host_memory_without_a_buffered_reader(self):
+        def on_own_stream() -> None:
+            with stream_guard(Stream()):
+                for batch in loader_of(Arrays(), use_buffer_reader=False):
+                    self.assertTrue(batch.place.is_cpu_place())
+
+        in_thread(on_own_stream)
+
+    def test_main_thread_changes_its_stream_between_batches(self):
+        stream = Stream()
+        with slow(self.default):
+            batches = iter(loader_of(Tensors()))
+            for i in range(COUNT):
+                with stream_guard(stream):
+                    batch = next(batches)
+                    stream.wait_stream(self.default)
+                    self.assert_holds(batch * 1, i)
 
     def test_child_does_not_wait_for_the_streams_of_other_threads(self):
         is_set, may_end = threading.Event(), threading.Event()

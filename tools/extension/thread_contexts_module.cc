@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device_waits.h"
 #include "paddle/fluid/pybind/thread_contexts.h"
 #include "paddle/phi/api/include/device_guards.h"
 #include "redirected_lookups.h"
@@ -199,6 +200,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   RedirectAfterLoadingOperators();
   LoadPredictorThreadsLazily(&module);
   ExportDeviceGuards();
+  WaitForDevicesWithoutGil();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
   RedirectBeforeFirstContexts(module);

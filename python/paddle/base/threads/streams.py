@@ -159,6 +159,35 @@ def default_stream(place: core.Place) -> StreamBase:
     return stream
 
 
+def synchronize(place: core.Place) -> None:
+    """
+    Waits for the work on the calling thread's current stream of a device,
+    without the GIL. `place` may be a tensor's place. Thread-safe.
+    """
+    _current(concrete_place(place)).synchronize()
+
+
+def on_default_stream(place: core.Place) -> bool:
+    """
+    Returns whether the calling thread's current stream of a device is the
+    default stream. Thread-safe. Has the same precondition and error as
+    `default_stream`.
+    """
+    default = default_stream(place)
+    return _current(place).raw_stream == default.raw_stream
+
+
+def threads_have_streams(place: core.Place) -> bool:
+    """
+    Returns whether threads can have their own current streams on a device.
+    Thread-safe. Has the same precondition as `default_stream`.
+    """
+    place = concrete_place(place)
+    return isinstance(place, _PLACES_OF_STREAMS) and isinstance(
+        default_stream(place), native.stream_types
+    )
+
+
 def _know(stream: StreamBase) -> _KnownStream:
     known = _known.get(stream)
     if known is None:
@@ -229,17 +258,6 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
         own = _OwnStreams()
         _own_streams.set_local(own)
     native.use_thread_contexts(own, by_place)
-
-
-def threads_have_streams(place: core.Place) -> bool:
-    """
-    Returns whether threads can have their own current streams on a device.
-    Thread-safe. Has the same precondition as `default_stream`.
-    """
-    place = concrete_place(place)
-    return isinstance(place, _PLACES_OF_STREAMS) and isinstance(
-        default_stream(place), native.stream_types
-    )
 
 
 def event_after_work(place: core.Place) -> Event:

@@ -1,0 +1,22 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+// Replaces the functions of an already built libpaddle that wait for a stream,
+// an event or a device, so that they wait without the GIL. In Paddle with the
+// patches, libpaddle's own functions do.
+//
+// Requires: the GIL, and an imported libpaddle.
+void WaitForDevicesWithoutGil();
