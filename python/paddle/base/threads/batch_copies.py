@@ -87,7 +87,11 @@ class BatchCopies:
         place = next(self._places)
         copies = core.DenseTensorArray()
         for tensor in batch:
-            copies.append(_copy(tensor, place))
+            # A Tensor's copy releases the GIL, a DenseTensor's does not.
+            copy = core.eager.Tensor(tensor)._copy_to(place, True)
+            copied = copy.value().get_tensor()
+            copied.set_lod(tensor.lod())
+            copies.append(copied)
         return copies
 
 
@@ -97,11 +101,3 @@ def _wait_for(batch: core.DenseTensorArray) -> None:
         # For a GPU, the BufferedReader waits for the creator's stream.
         if place.is_custom_place():
             synchronize(place)
-
-
-def _copy(tensor: core.DenseTensor, place: core.Place) -> core.DenseTensor:
-    # A Tensor's copy releases the GIL, a DenseTensor's does not.
-    copy = core.eager.Tensor(tensor)._copy_to(place, True)
-    copied = copy.value().get_tensor()
-    copied.set_lod(tensor.lod())
-    return copied
