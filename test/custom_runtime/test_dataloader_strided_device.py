@@ -36,22 +36,28 @@ VALUES = np.arange(12.0).reshape(4, 3)
 class Strided(Dataset):
     """A transposed tensor, and one with gaps, in host memory."""
 
+    def __init__(self) -> None:
+        tensor = paddle.to_tensor(VALUES, place=paddle.CPUPlace())
+        self.tensors = [tensor.transpose([1, 0]), tensor[1:3, 1:]]
+
     def __len__(self) -> int:
-        return 2
+        return len(self.tensors)
 
     def __getitem__(self, index: int) -> paddle.Tensor:
-        tensor = paddle.to_tensor(VALUES, place=paddle.CPUPlace())
-        return tensor.transpose([1, 0]) if index == 0 else tensor[1:3, 1:]
+        return self.tensors[index]
 
 
 class TestStridedSamples(unittest.TestCase):
     def check(self, **kwargs: Any) -> None:
+        dataset = Strided()
         transposed, gaps = DataLoader(
-            Strided(), batch_size=None, places=name_of(0), **kwargs
+            dataset, batch_size=None, places=name_of(0), **kwargs
         )
         self.assertIn(name_of(0), str(transposed.place))
         np.testing.assert_array_equal(transposed.numpy(), VALUES.T)
         np.testing.assert_array_equal(gaps.numpy(), VALUES[1:3, 1:])
+        for tensor in dataset.tensors:
+            self.assertFalse(tensor.is_contiguous())
 
     def test_in_the_reader_thread(self):
         self.check()

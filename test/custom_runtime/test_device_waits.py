@@ -19,13 +19,15 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 import unittest
 from typing import TYPE_CHECKING
 
 from host_device_control import TooSlow, delay, with_ample_delay
-from test_host_device import name_of, setUpModule
+from test_host_device import name_of, run_python, setUpModule
 from test_thread_stream_order import WAIT_S, StreamTest, filled, handle
 
 import paddle
@@ -79,6 +81,29 @@ class TestWaits(StreamTest):
     @with_ample_delay
     def test_device(self):
         self.check_others_run(lambda: paddle.device.synchronize(name_of(0)))
+
+    def test_process_exits_while_daemon_threads_wait(self):
+        done = run_python(
+            """
+import threading, time
+import paddle
+from host_device_control import delay
+paddle.set_device("custom_cpu:0")
+stream = paddle.device.current_stream()
+x = paddle.ones([4])
+with delay(0, 1_000_000):
+    x.scale_(3.0)
+event = stream.record_event()
+waits = stream.synchronize, event.synchronize, paddle.device.synchronize
+for wait in waits:
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.1)
+print("exits", flush=True)
+""",
+            PYTHONPATH=os.pathsep.join(sys.path),
+        )
+        self.assertEqual((done.stdout, done.returncode), ("exits\n", 0))
+        self.assertNotIn("terminate", done.stderr)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import os
 import threading
 import unittest
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,13 @@ class Tensors(Arrays):
 
     def __getitem__(self, index: int) -> paddle.Tensor:
         return paddle.to_tensor(np.full(SIZE, index, "float32")) * 1
+
+
+class WorkerProcesses(Arrays):
+    """The process that makes each sample."""
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.array(os.getpid())
 
 
 def slow(stream: Stream) -> AbstractContextManager[None]:
@@ -141,6 +149,7 @@ class TestLoaders(StreamTest):
         in_thread(on_own_stream)
 
     def test_main_thread_changes_its_stream_between_batches(self):
+        # A stream that it sets for the first time.
         stream = Stream()
         with slow(self.default):
             batches = iter(loader_of(Tensors()))
@@ -149,6 +158,51 @@ class TestLoaders(StreamTest):
                     batch = next(batches)
                     stream.wait_stream(self.default)
                     self.assert_holds(batch * 1, i)
+
+    def test_batches_of_a_loader_that_was_created_in_a_guard(self):
+        stream = Stream()
+        with stream_guard(stream):
+            batches = iter(loader_of(Tensors()))
+        with slow(stream):
+            for i, batch in enumerate(batches):
+                self.assert_holds(batch, i)
+
+    def test_persistent_workers_whose_epochs_are_on_different_streams(self):
+        loader = loader_of(Arrays(), num_workers=1, persistent_workers=True)
+        self.check(loader)
+        with stream_guard(Stream()):
+            self.check(loader)
+        in_thread(lambda: self.check(loader))
+
+    def test_persistent_workers_of_the_main_thread_stay(self):
+        loader = loader_of(
+            WorkerProcesses(), num_workers=1, persistent_workers=True
+        )
+        processes = {int(batch) for batch in loader}
+        with stream_guard(Stream()):
+            processes.update(int(batch) for batch in loader)
+        self.assertEqual(len(processes), 1)
+
+    def test_static_mode(self):
+        def batches() -> None:
+            paddle.enable_static()
+            self.addCleanup(paddle.disable_static)
+            x = paddle.static.data("x", [SIZE], "float32")
+            loader = DataLoader(
+                Arrays(),
+                feed_list=[x],
+                batch_size=None,
+                places=name_of(0),
+                return_list=True,
+            )
+            values = [np.array(batch)[0] for batch in loader]
+            self.assertEqual(values, list(range(COUNT)))
+
+        def on_own_stream() -> None:
+            with stream_guard(Stream()):
+                batches()
+
+        in_thread(on_own_stream)
 
     def test_child_does_not_wait_for_the_streams_of_other_threads(self):
         is_set, may_end = threading.Event(), threading.Event()

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -532,6 +533,13 @@ void RedirectCalls(const std::vector<Redirection>& redirections,
   for (const auto& library : loaded.libraries) seen.insert(library.Base());
   additions = loaded.additions;
   removals = loaded.removals;
+}
+
+std::string PackageFolder() {
+  Dl_info module;
+  dladdr(reinterpret_cast<void*>(&PackageFolder), &module);
+  return std::filesystem::path(module.dli_fname).parent_path().parent_path() /
+         "";
 }
 
 void RedirectLazyCalls(const std::vector<Redirection>& redirections) {

@@ -68,6 +68,10 @@ struct Redirection {
 void RedirectCalls(const std::vector<Redirection>& redirections,
                    const std::string& folder = "");
 
+// Returns the folder of Paddle, with a slash at the end. Requires: the library
+// that this file is linked into is in Paddle's folder base.
+std::string PackageFolder();
+
 // Redirects the calls of lazily bound libraries. Requires: no thread can call
 // through them yet, for example right after they were loaded.
 //

@@ -18,6 +18,7 @@
 
 #include <string>
 
+#include "paddle/fluid/pybind/take_gil.h"
 #include "paddle/phi/common/place.h"
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
 #include "paddle/phi/api/profiler/event.h"
@@ -39,10 +40,11 @@ template <typename Type, typename Wait>
 void ReplaceSynchronize(const Wait& wait) {
   constexpr char kName[] = "synchronize";
   const auto type = py::type::of<Type>();
-  type.attr(kName) = py::cpp_function(wait,
-                                      py::name(kName),
-                                      py::is_method(type),
-                                      py::call_guard<py::gil_scoped_release>());
+  type.attr(kName) =
+      py::cpp_function(wait,
+                       py::name(kName),
+                       py::is_method(type),
+                       py::call_guard<paddle::pybind::ReleasedGil>());
 }
 
 // Makes `wait` a function of libpaddle.
@@ -50,7 +52,7 @@ template <typename Wait>
 void ReplaceFunction(const char* name, const Wait& wait) {
   const auto core = py::module_::import("paddle.base.core");
   core.attr(name) = py::cpp_function(
-      wait, py::name(name), py::call_guard<py::gil_scoped_release>());
+      wait, py::name(name), py::call_guard<paddle::pybind::ReleasedGil>());
 }
 
 }  // namespace

@@ -29,13 +29,11 @@
 //
 // Idea: oneDNN's developer guide, "Primitive attributes: scratchpad".
 
-#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -166,15 +164,6 @@ int Execute(const dnnl_primitive* primitive,
   all.push_back({kScratchpadArgument, created});
   return dnnl_primitive_execute(
       primitive, stream, static_cast<int>(all.size()), all.data());
-}
-
-// Returns the folder of Paddle, with a slash at the end. This module is in its
-// folder base.
-std::string PackageFolder() {
-  Dl_info module;
-  dladdr(reinterpret_cast<void*>(&PackageFolder), &module);
-  return std::filesystem::path(module.dli_fname).parent_path().parent_path() /
-         "";
 }
 
 }  // namespace

@@ -23,6 +23,8 @@
 #include "device_waits.h"
 #include "paddle/fluid/pybind/thread_contexts.h"
 #include "paddle/phi/api/include/device_guards.h"
+#include "paddle/phi/backends/thread_contexts.h"
+#include "paddle/phi/common/place.h"
 #include "redirected_lookups.h"
 
 namespace py = pybind11;
@@ -164,6 +166,39 @@ void LoadPredictorThreadsLazily(py::module_* module) {
           PyCFunction_New(&before_fork, nullptr)));
 }
 
+bool HasDevice(const py::handle& places) {
+  for (const auto& place : places) {
+    if (place.cast<const phi::Place&>().GetType() != phi::AllocationType::CPU) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Makes the function that creates readers use _reader_threads. That is loaded
+// for the first reader that copies batches to a device for another thread than
+// the main one.
+void LoadReaderThreadsLazily() {
+  const auto core = py::module_::import("paddle.base.core");
+  constexpr char kCreate[] = "create_py_reader";
+  constexpr size_t kPlaces = 5;
+  const py::object create = core.attr(kCreate);
+  core.attr(kCreate) =
+      py::cpp_function([create](const py::args& args) -> py::object {
+        if (!HasDevice(args[kPlaces]) || phi::WorkerContexts() == nullptr) {
+          return create(*args);
+        }
+        try {
+          RedirectLookups();
+        } catch (const std::runtime_error&) {
+          // Then no thread can set a stream.
+          return create(*args);
+        }
+        return py::module_::import("paddle.base._reader_threads")
+            .attr("create_reader")(create, *args);
+      });
+}
+
 // The operations of C++ guards. Redirects calls before a guard sets its first
 // stream, so that lookups find it.
 class Devices final : public paddle::DeviceGuardBackend {
@@ -201,6 +236,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   LoadPredictorThreadsLazily(&module);
   ExportDeviceGuards();
   WaitForDevicesWithoutGil();
+  LoadReaderThreadsLazily();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
   RedirectBeforeFirstContexts(module);

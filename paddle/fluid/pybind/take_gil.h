@@ -49,5 +49,21 @@ inline void TakeGil(PyThreadState* thread) {
 #endif
 }
 
+// Releases the GIL while it exists. Unlike py::gil_scoped_release, it can be
+// destroyed on a thread that outlives the interpreter, as daemon threads do:
+// see TakeGil.
+//
+// Requires: the GIL; created and destroyed on the same thread.
+class ReleasedGil {
+ public:
+  ReleasedGil() : thread_(PyEval_SaveThread()) {}
+  ~ReleasedGil() { TakeGil(thread_); }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* const thread_;
+};
+
 }  // namespace pybind
 }  // namespace paddle

@@ -57,6 +57,8 @@ struct Thread {
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
+  // Set by a WorkerContextsGuard.
+  bool is_worker = false;
   // If set by a guard: the only contexts that take precedence over the
   // process's contexts on this thread.
   const ThreadContexts* only = nullptr;
@@ -94,10 +96,8 @@ const Defaults* DefaultsOf(const Thread& thread) {
   // Acquire, paired with the release in KeepDefaultContext: makes the whole map
   // visible.
   const auto* defaults = last_defaults.load(std::memory_order_acquire);
-  if (defaults == nullptr || thread.is_main || !defaults->is_python_thread()) {
-    return nullptr;
-  }
-  return defaults;
+  if (defaults == nullptr || thread.is_main) return nullptr;
+  return thread.is_worker || defaults->is_python_thread() ? defaults : nullptr;
 }
 
 // Returns all contexts that take precedence over the process's on the thread.
@@ -365,6 +365,23 @@ std::vector<Place> PlacesOnOtherStreams() {
 }
 
 ThreadContexts CurrentContexts() { return AllContextsOf(this_thread); }
+
+std::unique_ptr<const ThreadContexts> WorkerContexts() {
+  if (this_thread.is_main) return nullptr;
+  return std::make_unique<const ThreadContexts>(CurrentContexts());
+}
+
+WorkerContextsGuard::WorkerContextsGuard(const ThreadContexts* contexts)
+    : outer_(this_thread.own), outer_is_worker_(this_thread.is_worker) {
+  if (contexts == nullptr) return;
+  this_thread.own = contexts;
+  this_thread.is_worker = true;
+}
+
+WorkerContextsGuard::~WorkerContextsGuard() {
+  this_thread.own = outer_;
+  this_thread.is_worker = outer_is_worker_;
+}
 
 OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
     : contexts_(std::move(contexts)),

@@ -48,8 +48,9 @@ class Stream;
 //   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has set for the place. The place may
 //     be the CPU, although the CPU has no streams;
-//   - on Python threads other than the main one, if the main thread has ever
-//     set a stream: the context bound to the place's default stream;
+//   - on Python threads other than the main one, and inside a
+//     WorkerContextsGuard, if the main thread has ever set a stream: the
+//     context bound to the place's default stream;
 //   - the process's context.
 //
 // All functions are thread-safe. Those that act on "the calling thread" read
@@ -116,15 +117,15 @@ PADDLE_API bool IsCapturing();
 
 // Makes the calling thread the main one: where it has set no context, its
 // lookups find the process's context. Requires: called by the main thread
-// before it first binds that context to a stream other than the default one, or
-// by the forking thread in its child.
+// before another function of this file needs to know it, or by the forking
+// thread in its child.
 PADDLE_API void BecomeMainThread();
 
 // Makes lookups of threads other than the main one find `context`, which is on
 // the place's default stream, until the process ends. This applies to threads
-// for which `is_python_thread` returns true during the lookup. Other threads,
-// such as executor workers, work for a thread that waits for them, and find the
-// process's context.
+// for which `is_python_thread` returns true during the lookup, and to those
+// inside a WorkerContextsGuard. Other threads, such as executor workers, work
+// for a thread that waits for them, and find the process's context.
 PADDLE_API void KeepDefaultContext(const Place& place,
                                    std::shared_ptr<DeviceContext> context,
                                    bool (*is_python_thread)());
@@ -177,6 +178,28 @@ PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 // Returns all contexts that take precedence over the process's contexts on the
 // calling thread, except the CPU's.
 PADDLE_API ThreadContexts CurrentContexts();
+
+// Returns the contexts for C++ threads that work for the calling thread, such
+// as those of a reader; null on the main thread, whose workers use the
+// process's contexts.
+PADDLE_API std::unique_ptr<const ThreadContexts> WorkerContexts();
+
+// While the guard exists, its thread works for the thread for which
+// WorkerContexts has returned `contexts`: its lookups find them and, for all
+// other places, what those of a Python thread find that has set no stream. Does
+// nothing if `contexts` is null. Requires: the guard is destroyed on the thread
+// that created it. `contexts` outlives the guard.
+class PADDLE_API WorkerContextsGuard {
+ public:
+  explicit WorkerContextsGuard(const ThreadContexts* contexts);
+  ~WorkerContextsGuard();
+  WorkerContextsGuard(const WorkerContextsGuard&) = delete;
+  WorkerContextsGuard& operator=(const WorkerContextsGuard&) = delete;
+
+ private:
+  const ThreadContexts* const outer_;
+  const bool outer_is_worker_;
+};
 
 // While the guard exists, its thread's lookups find `contexts`, and the
 // process's contexts for all other places, the CPU included. The guard orders

@@ -42,6 +42,7 @@ from .main_thread import is_main_thread
 from .thread_value import UNSET, ThreadValue
 
 if TYPE_CHECKING:
+    from paddle import Tensor
     from paddle.device import Event
 
     StreamBase = Union[core.CUDAStream, core.CustomDeviceStream]
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 __all__ = []
 
 native = core.libpaddle._thread_contexts
+
+if is_main_thread():
+    native.become_main_thread()
 
 _PLACES_OF_STREAMS = (core.CUDAPlace, core.CustomPlace)
 # They need no order of streams: they work in host memory, or with operators of
@@ -159,35 +163,6 @@ def default_stream(place: core.Place) -> StreamBase:
     return stream
 
 
-def synchronize(place: core.Place) -> None:
-    """
-    Waits for the work on the calling thread's current stream of a device,
-    without the GIL. `place` may be a tensor's place. Thread-safe.
-    """
-    _current(concrete_place(place)).synchronize()
-
-
-def on_default_stream(place: core.Place) -> bool:
-    """
-    Returns whether the calling thread's current stream of a device is the
-    default stream. Thread-safe. Has the same precondition and error as
-    `default_stream`.
-    """
-    default = default_stream(place)
-    return _current(place).raw_stream == default.raw_stream
-
-
-def threads_have_streams(place: core.Place) -> bool:
-    """
-    Returns whether threads can have their own current streams on a device.
-    Thread-safe. Has the same precondition as `default_stream`.
-    """
-    place = concrete_place(place)
-    return isinstance(place, _PLACES_OF_STREAMS) and isinstance(
-        default_stream(place), native.stream_types
-    )
-
-
 def _know(stream: StreamBase) -> _KnownStream:
     known = _known.get(stream)
     if known is None:
@@ -258,6 +233,45 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
         own = _OwnStreams()
         _own_streams.set_local(own)
     native.use_thread_contexts(own, by_place)
+
+
+def worker_streams() -> frozenset[int | bool]:
+    """
+    Identifies the streams of threads that work for the calling thread from now
+    on, such as those of a loader: the values of two calls differ if those
+    streams may differ. Thread-safe.
+    """
+    is_main = is_main_thread()
+    # Before that, the main thread is on the default streams, as all threads
+    # that have set no stream.
+    streams = {is_main} if _set_by_main_thread else set()
+    if not is_main:
+        streams.update(
+            stream.raw_stream
+            for stream, _ in _own_streams.get().by_place.values()
+        )
+    return frozenset(streams)
+
+
+def wait_for(tensor: Tensor) -> None:
+    """
+    Waits, without the GIL, until the calling thread's current stream has
+    computed a tensor on a custom device. Thread-safe.
+    """
+    place = tensor.place
+    if place.is_custom_place():
+        _current(concrete_place(place)).synchronize()
+
+
+def threads_have_streams(place: core.Place) -> bool:
+    """
+    Returns whether threads can have their own current streams on a device.
+    Thread-safe. Has the same precondition as `default_stream`.
+    """
+    place = concrete_place(place)
+    return isinstance(place, _PLACES_OF_STREAMS) and isinstance(
+        default_stream(place), native.stream_types
+    )
 
 
 def event_after_work(place: core.Place) -> Event:

@@ -87,6 +87,37 @@ ISOLATED_TEST(ThreadContextsTest, AThreadsOwnContextPrecedesTheDefaultContext) {
   });
 }
 
+ISOLATED_TEST(ThreadContextsTest, AWorkerFindsTheContextsOfItsCreator) {
+  const Context kept = NewContext();
+  const phi::ThreadContexts own = {{Device(0), NewContext()}};
+  phi::UseThreadContexts(&own);
+  const auto of_creator = phi::WorkerContexts();
+  phi::UseThreadContexts(nullptr);
+  OnThread([&] {
+    is_python_thread = false;
+    {
+      const phi::WorkerContextsGuard guard(of_creator.get());
+      EXPECT_EQ(phi::FindThreadContext(Device(0)), own.at(Device(0)).get());
+      EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
+      phi::KeepDefaultContext(Device(1), kept, IsPythonThread);
+      EXPECT_EQ(phi::FindThreadContext(Device(1)), kept.get());
+    }
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+    EXPECT_EQ(phi::FindThreadContext(Device(1)), nullptr);
+  });
+}
+
+ISOLATED_TEST(ThreadContextsTest, AWorkerOfTheMainThreadUsesTheProcessContext) {
+  phi::BecomeMainThread();
+  phi::KeepDefaultContext(Device(0), NewContext(), IsPythonThread);
+  const auto of_creator = phi::WorkerContexts();
+  OnThread([&] {
+    is_python_thread = false;
+    const phi::WorkerContextsGuard guard(of_creator.get());
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+  });
+}
+
 ISOLATED_TEST(ThreadContextsTest, AProcessContextsGuardHidesAllOtherContexts) {
   phi::BecomeMainThread();
   phi::KeepDefaultContext(Device(1), NewContext(), IsPythonThread);
