@@ -20,13 +20,14 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import unittest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from host_device_control import delay
-from test_host_device import name_of, setUpModule
+from test_host_device import name_of, run_python, setUpModule
 from test_thread_stream_order import (
     SIZE,
     WAIT_S,
@@ -175,13 +176,20 @@ class TestLoaders(StreamTest):
         in_thread(lambda: self.check(loader))
 
     def test_persistent_workers_of_the_main_thread_stay(self):
-        loader = loader_of(
-            WorkerProcesses(), num_workers=1, persistent_workers=True
+        # A new process, in which no thread has set a stream yet.
+        done = run_python(
+            """
+from paddle.device import Stream, stream_guard
+from test_thread_stream_loader import WorkerProcesses, loader_of
+loader = loader_of(WorkerProcesses(), num_workers=1, persistent_workers=True)
+processes = {int(batch) for batch in loader}
+with stream_guard(Stream("custom_cpu")):
+    processes.update(int(batch) for batch in loader)
+print(len(processes))
+""",
+            PYTHONPATH=os.pathsep.join(sys.path),
         )
-        processes = {int(batch) for batch in loader}
-        with stream_guard(Stream()):
-            processes.update(int(batch) for batch in loader)
-        self.assertEqual(len(processes), 1)
+        self.assertEqual((done.stdout, done.returncode), ("1\n", 0))
 
     def test_static_mode(self):
         def batches() -> None:

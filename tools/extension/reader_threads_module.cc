@@ -18,11 +18,9 @@
 // starts threads. _thread_contexts loads it.
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <pybind11/pybind11.h>
 
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -48,61 +46,58 @@ Start start_thread = nullptr;
 
 using Contexts = std::unique_ptr<const phi::ThreadContexts>;
 
-// Whether the calling thread is creating a reader.
-thread_local bool creates_reader = false;
-
-// The contexts of threads that have ended. A context may keep a Python stream
-// alive, so destroying it needs the GIL, which the thread that joins the ending
-// thread may hold.
-//
-// Never destroyed: threads may end while the process exits.
-struct EndedThreads {
-  std::mutex mutex;
-  std::vector<Contexts> contexts;
-};
-auto& ended_threads = *std::make_unique<EndedThreads>().release();
-
-// Prevents a forked child from finding the mutex locked by another thread.
-[[maybe_unused]] const int fork_handlers =
-    pthread_atfork([] { ended_threads.mutex.lock(); },
-                   [] { ended_threads.mutex.unlock(); },
-                   [] { ended_threads.mutex.unlock(); });
-
-void DestroyContextsOfEndedThreads() {
-  std::vector<Contexts> contexts;
-  const std::lock_guard<std::mutex> lock(ended_threads.mutex);
-  contexts.swap(ended_threads.contexts);
-}
+// While the calling thread creates a reader: the contexts for its threads.
+thread_local const phi::ThreadContexts* contexts_of_reader = nullptr;
 
 // What a thread that a reader has started does.
 class ReaderWork final : public std::thread::_State {
  public:
-  explicit ReaderWork(State work) : work_(std::move(work)) {}
-  ~ReaderWork() override {
-    const std::lock_guard<std::mutex> lock(ended_threads.mutex);
-    ended_threads.contexts.push_back(std::move(contexts_));
-  }
+  // Requires: `contexts` outlives the thread.
+  ReaderWork(State work, const phi::ThreadContexts* contexts)
+      : work_(std::move(work)), contexts_(contexts) {}
 
   void _M_run() override {
-    const phi::WorkerContextsGuard guard(contexts_.get());
+    const phi::WorkerContextsGuard guard(contexts_);
     work_->_M_run();
   }
 
  private:
-  Contexts contexts_ = phi::WorkerContexts();
   const State work_;
+  const phi::ThreadContexts* const contexts_;
 };
 
 void StartThread(std::thread* thread, State work, void (*depend)()) {
-  if (creates_reader) work = std::make_unique<ReaderWork>(std::move(work));
+  if (const auto* contexts = contexts_of_reader) {
+    work = std::make_unique<ReaderWork>(std::move(work), contexts);
+  }
   start_thread(thread, std::move(work), depend);
 }
 
 class CreatingReader {
  public:
-  CreatingReader() { creates_reader = true; }
-  ~CreatingReader() { creates_reader = false; }
+  explicit CreatingReader(const phi::ThreadContexts* contexts) {
+    contexts_of_reader = contexts;
+  }
+  ~CreatingReader() { contexts_of_reader = nullptr; }
+  CreatingReader(const CreatingReader&) = delete;
+  CreatingReader& operator=(const CreatingReader&) = delete;
 };
+
+// Calls a function of libpaddle that creates a reader.
+py::object CreateReader(const py::function& create, const py::args& args) {
+  Contexts contexts = phi::WorkerContexts();
+  const auto* const in_use = contexts.get();
+  // Before the reader exists, so that it is destroyed after the reader, whose
+  // destructor joins the threads.
+  py::capsule owner(in_use, [](void* pointer) {
+    const Contexts dropped(static_cast<const phi::ThreadContexts*>(pointer));
+  });
+  contexts.release();
+  const CreatingReader creating(in_use);
+  py::object reader = create(*args);
+  py::detail::keep_alive_impl(reader, owner);
+  return reader;
+}
 
 void RedirectThreadStarts() {
   const std::string name = std::string(kStart) + kStartArguments;
@@ -124,12 +119,5 @@ void RedirectThreadStarts() {
 PYBIND11_MODULE(_reader_threads, module) {
   module.doc() = "Threads of readers on the contexts of the readers' creators.";
   RedirectThreadStarts();
-  // Calls a function of libpaddle that creates a reader.
-  module.def(
-      "create_reader",
-      [](const py::function& create, const py::args& args) -> py::object {
-        DestroyContextsOfEndedThreads();
-        const CreatingReader creating;
-        return create(*args);
-      });
+  module.def("create_reader", &CreateReader);
 }

@@ -87,6 +87,7 @@ bool Import(const char* name) {
 
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
 constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
+constexpr char kReaderThreads[] = "paddle.base._reader_threads";
 // A method of configs. This module keeps libpaddle's function under this name,
 // for _predictor_threads.
 constexpr char kEnableCustomDevice[] = "enable_custom_device";
@@ -111,14 +112,16 @@ PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
 }
 
 // Loads _predictor_threads in the parent, and waits for a thread that loads
-// _onednn_scratchpads, so that a forked child never finds them partially
+// another module lazily, so that a forked child never finds them partially
 // loaded. An import error, such as too many open files, must not prevent a
 // fork.
 PyObject* LoadBeforeFork(PyObject* /*self*/, PyObject* /*no_arguments*/) {
   try {
     Import(kPredictorThreads);
     const auto modules = py::module_::import("sys").attr("modules");
-    if (modules.contains(kOneDnnScratchpads)) Import(kOneDnnScratchpads);
+    for (const char* name : {kOneDnnScratchpads, kReaderThreads}) {
+      if (modules.contains(name)) Import(name);
+    }
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_ImportError) && !error.matches(PyExc_OSError)) {
       error.restore();
@@ -188,14 +191,16 @@ void LoadReaderThreadsLazily() {
         if (!HasDevice(args[kPlaces]) || phi::WorkerContexts() == nullptr) {
           return create(*args);
         }
+        py::object module;
         try {
           RedirectLookups();
-        } catch (const std::runtime_error&) {
-          // Then no thread can set a stream.
+          module = py::module_::import(kReaderThreads);
+        } catch (const std::exception&) {
+          // A thread without its own streams needs neither.
+          if (!phi::CurrentContexts().empty()) throw;
           return create(*args);
         }
-        return py::module_::import("paddle.base._reader_threads")
-            .attr("create_reader")(create, *args);
+        return module.attr("create_reader")(create, *args);
       });
 }
 

@@ -367,8 +367,13 @@ std::vector<Place> PlacesOnOtherStreams() {
 ThreadContexts CurrentContexts() { return AllContextsOf(this_thread); }
 
 std::unique_ptr<const ThreadContexts> WorkerContexts() {
-  if (this_thread.is_main) return nullptr;
-  return std::make_unique<const ThreadContexts>(CurrentContexts());
+  const Thread& thread = this_thread;
+  // Acquire: as in DefaultsOf.
+  const auto* defaults = last_defaults.load(std::memory_order_acquire);
+  const bool is_cpp_thread =
+      defaults != nullptr && !defaults->is_python_thread();
+  if (thread.is_main || thread.only != nullptr || is_cpp_thread) return nullptr;
+  return std::make_unique<const ThreadContexts>(AllContextsOf(thread));
 }
 
 WorkerContextsGuard::WorkerContextsGuard(const ThreadContexts* contexts)

@@ -180,8 +180,8 @@ PADDLE_API std::vector<Place> PlacesOnOtherStreams();
 PADDLE_API ThreadContexts CurrentContexts();
 
 // Returns the contexts for C++ threads that work for the calling thread, such
-// as those of a reader; null on the main thread, whose workers use the
-// process's contexts.
+// as those of a reader. Null if they use the process's contexts: on the main
+// thread, on C++ threads, and inside a guard that overrides the lookups.
 PADDLE_API std::unique_ptr<const ThreadContexts> WorkerContexts();
 
 // While the guard exists, its thread works for the thread for which

@@ -235,22 +235,34 @@ def _use_own_streams(by_place: dict[int, tuple[StreamBase, Any]]) -> None:
     native.use_thread_contexts(own, by_place)
 
 
-def worker_streams() -> frozenset[int | bool]:
+class WorkerStreams:
     """
-    Identifies the streams of threads that work for the calling thread from now
-    on, such as those of a loader: the values of two calls differ if those
-    streams may differ. Thread-safe.
+    The streams of threads that work for the calling thread, such as those of a
+    loader: if it is the main thread, the process's streams; else the streams
+    that are current there now. Thread-safe.
     """
-    is_main = is_main_thread()
-    # Before that, the main thread is on the default streams, as all threads
-    # that have set no stream.
-    streams = {is_main} if _set_by_main_thread else set()
-    if not is_main:
-        streams.update(
-            stream.raw_stream
-            for stream, _ in _own_streams.get().by_place.values()
+
+    def __init__(self) -> None:
+        self._of_main_thread = is_main_thread()
+        self._raw: set[int] = set()
+        if self._of_main_thread:
+            # Paddle may have been imported on another thread.
+            native.become_main_thread()
+            return
+        for stream, _ in _own_streams.get().by_place.values():
+            self._raw.add(stream.raw_stream)
+
+    def are_current(self) -> bool:
+        """
+        Returns whether new threads that work for the calling thread would use
+        the same streams.
+        """
+        now = WorkerStreams()
+        return self._raw == now._raw and (
+            self._of_main_thread == now._of_main_thread
+            # Then all threads without their own streams use the same ones.
+            or not _set_by_main_thread
         )
-    return frozenset(streams)
 
 
 def wait_for(tensor: Tensor) -> None:

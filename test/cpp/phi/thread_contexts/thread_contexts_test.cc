@@ -107,6 +107,21 @@ ISOLATED_TEST(ThreadContextsTest, AWorkerFindsTheContextsOfItsCreator) {
   });
 }
 
+ISOLATED_TEST(ThreadContextsTest, WorkersInsideAProcessContextsGuardHaveNone) {
+  const phi::ThreadContexts own = {{Device(0), NewContext()}};
+  phi::UseThreadContexts(&own);
+  const phi::ProcessContextsGuard guard;
+  EXPECT_EQ(phi::WorkerContexts(), nullptr);
+}
+
+ISOLATED_TEST(ThreadContextsTest, WorkersOfACppThreadHaveNoContexts) {
+  phi::KeepDefaultContext(Device(0), NewContext(), IsPythonThread);
+  OnThread([] {
+    is_python_thread = false;
+    EXPECT_EQ(phi::WorkerContexts(), nullptr);
+  });
+}
+
 ISOLATED_TEST(ThreadContextsTest, AWorkerOfTheMainThreadUsesTheProcessContext) {
   phi::BecomeMainThread();
   phi::KeepDefaultContext(Device(0), NewContext(), IsPythonThread);
