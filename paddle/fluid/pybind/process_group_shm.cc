@@ -29,6 +29,7 @@
 
 #include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
+#include "paddle/fluid/pybind/take_gil.h"
 #include "paddle/phi/core/distributed/shared_memory/collective_error.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
 #include "paddle/phi/core/distributed/store/store.h"
@@ -244,7 +245,7 @@ void BindProcessGroupShm(py::module* m) {
       [](Store& store, const std::string& key) { return store.check(key); },
       py::arg("store"),
       py::arg("key"),
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<ReleasedGil>());
   // Identifies this process for `has_ended`.
   m->def("this_process", [] {
     const ProcessStart start = StartOfThisProcess();
@@ -268,7 +269,7 @@ void BindProcessGroupShm(py::module* m) {
       .def("watch", &GroupStore::Watch)
       .def("raise_if_died",
            &GroupStore::AwaitDeath,
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<ReleasedGil>());
   // Paddle's own binding of `wait` rounds timeouts down to milliseconds, and
   // zero means no timeout.
   py::class_<ShmTask, std::shared_ptr<ShmTask>, ProcessGroup::Task>(*m,
@@ -276,7 +277,7 @@ void BindProcessGroupShm(py::module* m) {
       .def("wait",
            &ShmTask::WaitFor,
            py::arg("timeout") = ShmTask::Seconds::zero(),
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<ReleasedGil>());
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
       *m, "ProcessGroupShm")
       .def_static(
@@ -296,7 +297,7 @@ void BindProcessGroupShm(py::module* m) {
               options.resolver = std::make_shared<SharedTensorResolver>(
                   *locator->get_pointer<const SharedLocator>());
             }
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             auto group = std::make_shared<ProcessGroupShm>(store, options);
             // Compiled programs look up a group by its id until the process
             // exits, as with the other backends.
@@ -317,7 +318,7 @@ void BindProcessGroupShm(py::module* m) {
              bool sync_op) {
             const auto out_tensors = DenseTensorsOf(out);
             const phi::DenseTensor in_tensor = DenseTensorOf(in);
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.AllGatherIntoList(out_tensors, in_tensor, sync_op);
           },
           py::arg("out"),
@@ -330,7 +331,7 @@ void BindProcessGroupShm(py::module* m) {
              const paddle::Tensor& out) {
             phi::DenseTensor out_tensor = DenseTensorOf(out);
             const phi::DenseTensor in_tensor = DenseTensorOf(in);
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.AllGather(&out_tensor, in_tensor, /*sync_op=*/false);
           },
           py::arg("in"),
@@ -345,7 +346,7 @@ void BindProcessGroupShm(py::module* m) {
              bool use_calc_stream) {
             const auto out_tensors = DenseTensorsOf(out);
             const phi::DenseTensor in_tensor = DenseTensorOf(in);
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.GatherIntoList(
                 out_tensors, in_tensor, dst, sync_op, use_calc_stream);
           },
@@ -363,7 +364,7 @@ void BindProcessGroupShm(py::module* m) {
              bool sync_op) {
             const phi::DenseTensor out_tensor = DenseTensorOf(out);
             const auto in_tensors = DenseTensorsOf(in);
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.ScatterFromList(out_tensor, in_tensors, src, sync_op);
           },
           py::arg("out"),
@@ -380,16 +381,14 @@ void BindProcessGroupShm(py::module* m) {
             const phi::DenseTensor in_tensor = DenseTensorOf(in);
             phi::distributed::ScatterOptions options;
             options.root_rank = src;
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.Scatter(
                 &out_tensor, in_tensor, options, /*sync_op=*/false);
           },
           py::arg("in"),
           py::arg("out"),
           py::arg("src"))
-      .def("leave",
-           &ProcessGroupShm::Leave,
-           py::call_guard<py::gil_scoped_release>());
+      .def("leave", &ProcessGroupShm::Leave, py::call_guard<ReleasedGil>());
 }
 
 }  // namespace pybind

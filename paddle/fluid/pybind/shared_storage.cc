@@ -15,18 +15,16 @@
 #include "paddle/fluid/pybind/shared_storage.h"
 
 #include <atomic>
-#include <chrono>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "paddle/common/flags.h"
+#include "paddle/fluid/pybind/take_gil.h"
 #include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_heap.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/cuda_ipc_storage.h"
@@ -69,24 +67,6 @@ using memory::allocation::SharingStrategy;
 // For smaller tensors, reacquiring the GIL costs more than the copy.
 constexpr size_t kCopyWithoutGil = size_t{1} << 20;
 
-// Runs a call without the GIL. Requires: the calling thread holds the GIL.
-//
-// Does not use gil_scoped_release: when a daemon thread requests the GIL after
-// the interpreter has ended, Python ends the thread by unwinding its stack,
-// which must not run through a destructor.
-template <typename Call>
-void WithoutGil(const Call& call) {
-  PyThreadState* state = PyEval_SaveThread();
-  std::exception_ptr failure;
-  try {
-    call();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  PyEval_RestoreThread(state);
-  if (failure) std::rethrow_exception(failure);
-}
-
 // Wraps the Python function that returns a device's current stream. The result
 // must not outlive it, and needs the GIL.
 CudaStreamOf StreamOf(const py::function& stream_of) {
@@ -117,16 +97,10 @@ bool IsFinalizing() {
 // Runs a call that may wait for a device, without the GIL: the device may wait
 // for work that another Python thread has not submitted yet. Thread-safe, with
 // or without the GIL.
-//
-// It also runs in destructors, where Python must not end the thread. So a
-// thread that is still here when the interpreter has ended sleeps until the
-// process exits.
 void WaitWithoutGil(const std::function<void()>& wait) {
   if (!HasGil() || IsFinalizing()) return wait();
-  PyThreadState* state = PyEval_SaveThread();
+  const ReleasedGil released;
   wait();
-  while (IsFinalizing()) std::this_thread::sleep_for(std::chrono::hours(1));
-  PyEval_RestoreThread(state);
 }
 
 // Raises the exception of a signal handler, such as KeyboardInterrupt.
@@ -138,11 +112,11 @@ void RaisePendingSignal() {
 // storage is large. Requires: the calling thread holds the GIL.
 template <typename Call>
 void WithoutGilIfLarge(const phi::DenseTensor& tensor, const Call& call) {
+  std::optional<ReleasedGil> released;
   if (tensor.Holder() && tensor.Holder()->size() >= kCopyWithoutGil) {
-    WithoutGil(call);
-  } else {
-    call();
+    released.emplace();
   }
+  call();
 }
 
 // `tensor` is a copy, since other threads run while the GIL is released.
@@ -366,26 +340,25 @@ void BindSharedStorage(py::module* m) {
     CudaIPCHeap::Instance().SetInterruptionCheck(RaisePendingSignal);
   });
   m->def("leave", [] { SharedHeap::Instance().Leave(); });
-  m->def("leave_cuda",
-         [] { WithoutGil([] { CudaIPCHeap::Instance().Leave(); }); });
+  m->def("leave_cuda", [] {
+    const ReleasedGil released;
+    CudaIPCHeap::Instance().Leave();
+  });
   m->def("random_bits", [] {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });
   m->def("collect", [](std::optional<double> message_timeout) {
-    WithoutGil([&] {
-      RaisingPaddleErrors(
-          [&] { SharedHeap::Instance().Collect(message_timeout); });
-    });
+    const ReleasedGil released;
+    RaisingPaddleErrors(
+        [&] { SharedHeap::Instance().Collect(message_timeout); });
   });
   m->def("collect_dead", [] {
-    WithoutGil([] {
-      RaisingPaddleErrors([] { SharedHeap::Instance().CollectDead(); });
-    });
+    const ReleasedGil released;
+    RaisingPaddleErrors([] { SharedHeap::Instance().CollectDead(); });
   });
   m->def("collect_cuda", [] {
-    WithoutGil([] {
-      RaisingPaddleErrors([] { CudaIPCHeap::Instance().Collect({}); });
-    });
+    const ReleasedGil released;
+    RaisingPaddleErrors([] { CudaIPCHeap::Instance().Collect({}); });
   });
   m->def("set_limit",
          [](uint64_t bytes) { SharedHeap::Instance().SetLimit(bytes); });
