@@ -85,6 +85,7 @@ def assert_defined(package, folder, define, other):
         "_predictor_threads.dir",
         "_process_group_shm.dir",
         "_program_threads.dir",
+        "_reader_threads.dir",
         "_shared_storage.dir",
         "_thread_contexts.dir",
         "_thread_value.dir",
