@@ -91,7 +91,7 @@ def loader_of_generator() -> Iterable:
         capacity=2, return_list=True
     )
     return loader.set_batch_generator(
-        lambda: ([sample] for sample in (Arrays()[i] for i in range(COUNT))),
+        lambda: ([Arrays()[i]] for i in range(COUNT)),
         places=name_of(0),
     )
 
@@ -170,10 +170,16 @@ class TestLoaders(StreamTest):
 
     def test_persistent_workers_whose_epochs_are_on_different_streams(self):
         loader = loader_of(Arrays(), num_workers=1, persistent_workers=True)
+
+        def on_own_stream() -> None:
+            with stream_guard(Stream()):
+                self.check(loader)
+
         self.check(loader)
-        with stream_guard(Stream()):
-            self.check(loader)
+        on_own_stream()
+        in_thread(on_own_stream)
         in_thread(lambda: self.check(loader))
+        self.check(loader)
 
     def test_persistent_workers_of_the_main_thread_stay(self):
         # A new process, in which no thread has set a stream yet.

@@ -54,14 +54,13 @@ void LockWithoutGil(std::timed_mutex* mutex) {
     mutex->lock();
     return;
   }
-  PyThreadState* const thread = PyEval_SaveThread();
+  const ReleasedGil released;
   mutex->lock();
   while (forks_waiting > 0) {
     mutex->unlock();
     while (forks_waiting > 0) Sleep();
     mutex->lock();
   }
-  TakeGil(thread);
 }
 
 bool TakeScope(uintptr_t address) {
@@ -94,9 +93,8 @@ void LockBuilding(double timeout_s) {
   ++forks_waiting;
   while (!framework::LockBuilding(std::chrono::seconds(0)) &&
          Clock::now() - begin < timeout) {
-    PyThreadState* const thread = PyEval_SaveThread();
+    const ReleasedGil released;
     Sleep();
-    TakeGil(thread);
   }
   --forks_waiting;
 }

@@ -80,13 +80,10 @@ bool WorkWithoutGil::OthersWork(const PyThreadState* thread) {
 void WorkWithoutGil::WaitForOthers() {
   PyThreadState* const thread = PyThreadState_Get();
   while (OthersWork(thread)) {
-    PyEval_SaveThread();
-    {
-      std::unique_lock<std::mutex> lock(all_work->mutex);
-      // Poll, because a thread that enters Python does not notify `changed`.
-      all_work->changed.wait_for(lock, std::chrono::milliseconds(1));
-    }
-    TakeGil(thread);
+    const ReleasedGil released;
+    std::unique_lock<std::mutex> lock(all_work->mutex);
+    // Poll, because a thread that enters Python does not notify `changed`.
+    all_work->changed.wait_for(lock, std::chrono::milliseconds(1));
   }
 }
 

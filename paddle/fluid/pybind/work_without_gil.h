@@ -62,10 +62,8 @@ class WorkWithoutGil {
   // `function` does not throw.
   template <typename Function>
   static auto Wait(Function&& function) {
-    PyThreadState* const thread = PyEval_SaveThread();
-    const auto result = function();
-    TakeGil(thread);
-    return result;
+    const ReleasedGil released;
+    return function();
   }
 
   // Waits until no other thread runs C++ code of such work. A thread whose work

@@ -244,13 +244,12 @@ class WorkerStreams:
 
     def __init__(self) -> None:
         self._of_main_thread = is_main_thread()
-        self._raw: set[int] = set()
         if self._of_main_thread:
             # Paddle may have been imported on another thread.
             native.become_main_thread()
-            return
-        for stream, _ in _own_streams.get().by_place.values():
-            self._raw.add(stream.raw_stream)
+        # The main thread has none.
+        own = _own_streams.get().by_place.values()
+        self._raw = {stream.raw_stream for stream, _ in own}
 
     def are_current(self) -> bool:
         """
