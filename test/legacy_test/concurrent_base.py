@@ -165,11 +165,13 @@ def switch_threads_often(case: unittest.TestCase) -> None:
 
 def wait_until_threads_end(before: set[threading.Thread]) -> None:
     """Waits until all threads other than `before` have ended."""
-    gc.collect()
-    wait_until(
-        lambda: set(threading.enumerate()) <= before,
-        "the threads of the test have ended",
-    )
+
+    def have_ended() -> bool:
+        # Each time: CPython skips a collection while another thread is in one.
+        gc.collect()
+        return set(threading.enumerate()) <= before
+
+    wait_until(have_ended, "the threads of the test have ended")
 
 
 def descriptors() -> dict[str, str]:

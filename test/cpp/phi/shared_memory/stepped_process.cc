@@ -16,11 +16,14 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <exception>
+#include <fstream>
+#include <string>
 
 namespace shared_memory_test {
 
@@ -123,6 +126,12 @@ int SteppedProcess::CountCalls(Action action, const SharedMessage& message) {
   for (Go(PTRACE_SYSCALL); StopSignal() != SIGSTOP; Go(PTRACE_SYSCALL)) ++stops;
   EXPECT_TRUE(End().good);
   return stops / 2;
+}
+
+bool SteppedProcess::IsInFutexCall() const {
+  std::ifstream file("/proc/" + std::to_string(worker_.pid()) + "/syscall");
+  int64_t call;  // A process that runs has a word there.
+  return file >> call && call == SYS_futex;
 }
 
 bool SteppedProcess::Begin(Action action,

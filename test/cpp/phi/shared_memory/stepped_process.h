@@ -69,6 +69,8 @@ class SteppedProcess {
   Answer Wait();
   // Runs the action and counts its system calls.
   int CountCalls(Action action, const SharedMessage& message = {});
+  // Returns whether the process is in a futex call.
+  bool IsInFutexCall() const;
 
   // Runs the action up to its n-th visible instruction, counted from 0: one
   // whose effect other processes can see. Returns false if there is no such

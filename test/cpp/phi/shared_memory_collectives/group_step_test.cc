@@ -207,6 +207,7 @@ ISOLATED_TEST(GroupStepTest, AnOperationThatOthersWaitInTakesFewSystemCalls) {
   MakeGroup(&first, &second);
   const int none = second.CountCalls(DoNothing);
   first.Start(MeetOnce);
+  ASSERT_TRUE(Eventually([&] { return first.IsInFutexCall(); }));
   // To wake the other rank, and to check whether it is alive: its lock, its
   // process and the own descriptor.
   EXPECT_LE(second.CountCalls(MeetOnce), none + 8);
