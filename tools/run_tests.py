@@ -131,6 +131,7 @@ ON_ANY_PLATFORM = (
     "test/legacy_test/test_batch_source.py",
     "test/legacy_test/test_blocking_queue.py",
     "test/legacy_test/test_dataloader_collating_fetcher.py",
+    "test/legacy_test/test_dataloader_dropped.py",
     "test/legacy_test/test_dataloader_interruption.py",
     "test/legacy_test/test_dataloader_threads.py",
     "test/legacy_test/test_device_functions.py",

@@ -22,7 +22,6 @@ import sys
 import threading
 import types
 import warnings
-import weakref
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -289,8 +288,6 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._epoch = Epoch()
         self._workers: list[WorkerThread] = []
         super().__init__(loader)
-        self._process = os.getpid()
-        _iterators.add(self)
         if not in_dynamic_mode():
             raise ValueError(
                 "A DataLoader with worker_type='thread' needs dynamic mode, "
@@ -442,18 +439,3 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def __del__(self) -> None:
         self._epoch.closed.set()
         self._stop_workers()
-
-
-# The iterators of this process.
-_iterators: weakref.WeakSet[ThreadWorkersIter] = weakref.WeakSet()
-
-
-def _end_inherited() -> None:
-    # A loader with persistent workers then creates a new iterator.
-    for iterator in list(_iterators):
-        iterator._thread_done_event.set()
-    _iterators.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_inherited)

@@ -1,0 +1,200 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Ends the reader thread and the worker processes of an iterator over a DataLoader
+when the iterator is dropped, and the thread also when Python exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+import time
+import weakref
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any, Callable
+
+from ...framework import core
+from ..multiprocess_utils import (
+    MP_STATUS_CHECK_INTERVAL,
+    CleanupFuncRegistrar,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.process import BaseProcess
+
+__all__ = []
+
+# How long dropping an iterator waits for its workers, and then for its thread.
+# Those that are still making a batch then end after it.
+_WAIT_S = 1.0
+
+# The sides of the threads of this process, see `thread_side`. Not a WeakSet,
+# which cannot be iterated over while another thread adds to it.
+_sides: set[weakref.ref[Any]] = set()
+
+
+@functools.lru_cache(None)
+def _type_of_side(iterator_type: type) -> type:
+    return type(
+        iterator_type.__name__, (iterator_type,), {"__del__": lambda self: None}
+    )
+
+
+def thread_side(iterator: Any) -> Any:
+    """
+    Returns an object for the reader thread that starts next. It has the methods
+    and attributes of `iterator`, and changes on either object are seen on both.
+    But it does not keep `iterator` alive, whose `__del__` ends the thread.
+    """
+    iterator._woken, iterator._wake = connection.Pipe(duplex=False)
+    side = object.__new__(_type_of_side(type(iterator)))
+    side.__dict__ = vars(iterator)
+    _sides.add(weakref.ref(side, _sides.discard))
+    return side
+
+
+def get_result(iterator: Any) -> Any:
+    """
+    Returns the next result of the worker processes. Raises `queue.Empty` after
+    the timeout of `iterator`, or if `end_reader_thread` wakes the thread.
+    """
+    results = iterator._data_queue
+    connection.wait([results._reader, iterator._woken], iterator._timeout)
+    return results.get_nowait()
+
+
+def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """
+    Decorates `__next__` of an iterator: it raises RuntimeError in a process
+    that was forked after the iterator was created, and records whether the C++
+    reader may be read again, which it may not be after an error.
+    """
+
+    @functools.wraps(next_batch)
+    def wrapped(iterator: Any) -> Any:
+        if iterator._process != os.getpid():
+            raise RuntimeError(
+                "This DataLoader iterator belongs to process "
+                f"{iterator._process}, whose reader thread does not exist in "
+                f"this forked process ({os.getpid()}). Iterate over the loader "
+                "again."
+            )
+        iterator._may_read = False
+        batch = next_batch(iterator)
+        iterator._may_read = True
+        return batch
+
+    return wrapped
+
+
+def end_dropped(iterator: Any) -> None:
+    """Does the work of the `__del__` of `iterator`."""
+    attributes = vars(iterator)
+    if attributes.get("_shutdown", True):
+        return
+    if iterator._process != os.getpid():
+        # The workers belong to the parent. The destructors of the queues and
+        # of the reader would wait for threads that this process does not have.
+        _keep_forever(attributes)
+        return
+    # An error of a worker matters to nobody now.
+    core._erase_process_pids(id(iterator))
+    iterator._try_shutdown_all(_WAIT_S)
+    _drop_reader(iterator)
+
+
+def _keep_forever(kept: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _drop_reader(iterator: Any) -> None:
+    """
+    Drops the C++ reader. Its destructor holds the GIL while it waits for the
+    reader's threads. These need the GIL if they drop a tensor whose memory
+    belongs to Python. So take the remaining batches first, without the GIL: the
+    threads are idle then. A reader that cannot be read is never destroyed.
+    Batches of worker processes are in memory that does not belong to Python.
+    """
+    reader = vars(iterator).pop("_reader", None)
+    if reader is None or hasattr(iterator, "_workers"):
+        return
+    try:
+        while iterator._may_read:
+            iterator._may_read = False
+            reader.read_next_list()
+            iterator._may_read = True
+    except StopIteration:
+        return
+    except Exception:  # of a batch that nobody takes
+        pass
+    _keep_forever(reader)
+
+
+def _ask_to_end(iterator: Any) -> None:
+    iterator._exit_thread_expectedly()
+    iterator._wake.send_bytes(b"wake up")
+
+
+def end_reader_thread(iterator: Any, timeout: float | None) -> None:
+    """Asks the reader thread to end, and waits for it, at most `timeout`
+    seconds. Has no effect if it did not start."""
+    thread = iterator._thread
+    if thread is None or thread.ident is None:
+        return
+    _ask_to_end(iterator)
+    if thread is not threading.current_thread():
+        thread.join(timeout)
+
+
+def join_workers(iterator: Any, timeout: float | None) -> None:
+    """Waits until the worker processes of `iterator` have ended, at most
+    `timeout` seconds in all."""
+    workers: Sequence[BaseProcess] = iterator._workers
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for worker in workers:
+        worker.join(deadline and max(0, deadline - time.monotonic()))
+    alive = [worker for worker in workers if worker.is_alive()]
+    for worker in alive:
+        # It may be starting, and look for the semaphores of these by name.
+        worker._used = (
+            iterator._data_queue,
+            iterator._indices_queues,
+            iterator._workers_done_event,
+        )
+    if not alive:
+        # The reader thread may wait for the rest of a killed worker's result.
+        iterator._data_queue._writer.close()
+
+
+def _end_reader_threads() -> None:
+    # A thread that runs in C++ while Python or the process ends may crash it.
+    sides = [side for reference in list(_sides) if (side := reference())]
+    sides = [side for side in sides if side._process == os.getpid()]
+    for side in sides:
+        with contextlib.suppress(Exception):
+            _ask_to_end(side)
+        # multiprocessing terminates the workers.
+        side._shutdown = True
+    deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
+    for side in sides:
+        end_reader_thread(side, max(0, deadline - time.monotonic()))
+        _drop_reader(side)
+
+
+CleanupFuncRegistrar.register(_end_reader_threads)

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Iterators over a DataLoader for a device that are dropped.
+
+CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
+"""
+
+from __future__ import annotations
+
+import unittest
+
+from concurrent_base import pristine_environment, run_command, script_command
+from test_host_device import name_of, setUpModule
+
+__all__ = ["setUpModule"]
+
+# The memory of the samples belongs to Python.
+SCRIPT = """
+import numpy as np
+import paddle
+
+class Numbers(paddle.io.Dataset):
+    def __getitem__(self, i):
+        return paddle.Tensor(
+            value=np.full([1000], i), place=paddle.CPUPlace(), zero_copy=True
+        )
+
+    def __len__(self):
+        return 100
+
+loader = paddle.io.DataLoader(Numbers(), batch_size=None, places={device!r})
+for i in range(2000):
+    batches = iter(loader)
+    for _ in range(i % 6):
+        next(batches)
+    del batches
+"""
+
+
+class TestDropped(unittest.TestCase):
+    def test_threads_of_the_reader_may_need_the_gil(self):
+        # A process, because a thread that waits with the GIL stops all others.
+        script = SCRIPT.format(device=name_of(0))
+        run_command(self, script_command(script), pristine_environment())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,275 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Iterators over a DataLoader that are dropped before their last batch."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+from unittest import mock
+
+import numpy as np
+from concurrent_base import (
+    WAIT_S,
+    in_fork,
+    in_thread,
+    pristine_environment,
+    run_command,
+    script_command,
+    wait_until,
+    wait_until_threads_end,
+)
+
+from paddle.base import core
+from paddle.io import DataLoader, Dataset
+from paddle.io.dataloader import iterator_lifetime
+
+HAS_FORK = sys.platform == "linux"
+needs_fork = unittest.skipUnless(HAS_FORK, "no worker processes here")
+
+SCRIPT = """
+import os
+import numpy as np
+import paddle
+
+class Numbers(paddle.io.Dataset):
+    def __getitem__(self, i):
+        return np.array(i)
+
+    def __len__(self):
+        return 100
+
+batches = iter(paddle.io.DataLoader(Numbers(), num_workers={workers}))
+next(batches)
+"""
+
+
+class Numbers(Dataset):
+    def __getitem__(self, i):
+        return np.array(i)
+
+    def __len__(self):
+        return 100
+
+
+class Held(Numbers):
+    """Numbers that are loaded only after `gate` is set, but for the first."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __getitem__(self, i):
+        if i > 0 and not self.gate.wait(WAIT_S):
+            raise AssertionError("nobody has set the gate")
+        return np.array(i)
+
+
+class Large(Numbers):
+    """Samples that do not fit into a pipe."""
+
+    def __getitem__(self, i):
+        return np.zeros(3_000_000)
+
+
+class Failing(Numbers):
+    def __getitem__(self, i):
+        raise ValueError
+
+
+def begin(dataset, **options):
+    """Returns an iterator that has yielded one batch."""
+    batches = iter(DataLoader(dataset, **options))
+    next(batches)
+    return batches
+
+
+class DroppedTestCase(unittest.TestCase):
+    def setUp(self):
+        self.threads = set(threading.enumerate())
+        self.processes = set(multiprocessing.active_children())
+        self.addCleanup(wait_until_threads_end, self.threads)
+
+    def check_ended(self):
+        self.assertLessEqual(
+            set(multiprocessing.active_children()), self.processes
+        )
+        wait_until_threads_end(self.threads)
+
+
+class TestEnd(DroppedTestCase):
+    def test_leaving_a_loop_ends_its_reader_thread(self):
+        for _ in DataLoader(Numbers()):
+            break
+        self.assertLessEqual(set(threading.enumerate()), self.threads)
+
+    @needs_fork
+    def test_leaving_a_loop_ends_its_worker_processes(self):
+        for options in ({}, {"use_shared_memory": False}):
+            for _ in DataLoader(Numbers(), num_workers=2, **options):
+                break
+            self.check_ended()
+
+    @needs_fork
+    def test_persistent_workers_end_with_their_loader(self):
+        loader = DataLoader(Numbers(), num_workers=2, persistent_workers=True)
+        for _ in loader:
+            break
+        self.assertEqual(len(multiprocessing.active_children()), 2)
+        del loader
+        self.check_ended()
+
+    @needs_fork
+    def test_the_workers_of_a_failed_dataset_end(self):
+        # pytest's hook would keep the traceback of the reader thread.
+        with mock.patch("threading.excepthook", lambda _: None):
+            batches = iter(DataLoader(Failing(), num_workers=2))
+            with self.assertRaises(SystemError):
+                next(batches)
+            del batches
+            self.check_ended()
+
+    @needs_fork
+    def test_garbage_collection_of_an_iterator_ends_its_workers(self):
+        cycle = [begin(Numbers(), num_workers=2)]
+        cycle.append(cycle)
+        del cycle
+        in_thread(gc.collect)
+        self.check_ended()
+
+    def test_a_reader_thread_ends_after_the_sample_that_it_loads(self):
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+        batches = begin(Held(gate))
+        with mock.patch.object(iterator_lifetime, "_WAIT_S", 0.01):
+            del batches
+        gate.set()
+        self.check_ended()
+
+    @needs_fork
+    def test_a_worker_process_ends_after_the_batch_that_it_makes(self):
+        gate = multiprocessing.get_context("fork").Event()
+        self.addCleanup(gate.set)
+        batches = begin(Held(gate), num_workers=2)
+        with mock.patch.object(iterator_lifetime, "_WAIT_S", 0.01):
+            del batches
+        gate.set()
+        wait_until(
+            lambda: self.processes.issuperset(
+                multiprocessing.active_children()
+            ),
+            "the processes end",
+        )
+
+    @needs_fork
+    def test_workers_that_are_killed_within_a_result_are_not_waited_for(self):
+        handler = signal.getsignal(signal.SIGCHLD)
+        self.addCleanup(signal.signal, signal.SIGCHLD, handler)
+        for _ in range(12):
+            iterators = [begin(Large(), num_workers=2, use_shared_memory=False)]
+            # Paddle's handler would raise an error in this test.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            time.sleep(0.03)
+            for worker in iterators[0]._workers:
+                os.kill(worker.pid, signal.SIGKILL)
+            in_thread(iterators.clear)
+        self.check_ended()
+
+    def test_nothing_stays_if_there_can_be_no_reader(self):
+        reader = mock.patch.object(
+            core, "create_py_reader", side_effect=ValueError("no reader")
+        )
+        for workers in (0, 2) if HAS_FORK else (0,):
+            with reader, self.assertRaisesRegex(ValueError, "no reader"):
+                iter(DataLoader(Numbers(), num_workers=workers))
+            self.check_ended()
+
+    def test_batches_outlive_their_iterator(self):
+        for workers in (0, 2) if HAS_FORK else (0,):
+            batches = iter(
+                DataLoader(Numbers(), batch_size=50, num_workers=workers)
+            )
+            batch = next(batches)
+            del batches
+            self.assertEqual(batch.tolist(), [*range(50)])
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "no fork here")
+class TestFork(DroppedTestCase):
+    def check(self, in_child):
+        """Calls `in_child` in a forked child with an iterator, and checks that
+        the iterator still works here."""
+        for workers in (0, 2):
+            batches = begin(Numbers(), num_workers=workers)
+            in_fork(in_child, [batches])
+            self.assertEqual(len([*batches]), 99)
+
+    def test_a_child_may_drop_an_iterator_of_its_parent(self):
+        def drop(iterators):
+            iterators.clear()
+            gc.collect()
+
+        self.check(drop)
+
+    def test_using_an_iterator_of_the_parent_is_an_error(self):
+        def take(iterators):
+            with self.assertRaisesRegex(RuntimeError, f"{os.getppid()}.*again"):
+                next(iterators[0])
+
+        self.check(take)
+
+    def test_a_child_gets_persistent_workers_of_its_own(self):
+        loader = DataLoader(Numbers(), num_workers=2, persistent_workers=True)
+        next(iter(loader))
+
+        def iterate(loaders):
+            self.assertEqual(len([*loaders[0]]), 100)
+            loaders.clear()
+
+        loaders = [loader]
+        del loader
+        in_fork(iterate, loaders)
+        self.assertEqual(len([*loaders[0]]), 100)
+
+
+class TestExit(unittest.TestCase):
+    def run_script(self, workers, end=""):
+        script = SCRIPT.format(workers=workers) + end
+        run_command(self, script_command(script), pristine_environment())
+
+    def test_a_program_exits_while_an_iterator_exists(self):
+        for workers in (0, 2) if HAS_FORK else (0,):
+            self.run_script(workers)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork here")
+    def test_a_forked_child_exits_with_an_iterator_of_its_parent(self):
+        # Without worker processes: Python itself terminates those of the
+        # parent when a child that os.fork made exits.
+        self.run_script(
+            0,
+            """
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert len([*batches]) == 99
+""",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
