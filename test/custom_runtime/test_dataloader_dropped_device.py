@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import unittest
 
-from concurrent_base import pristine_environment, run_command, script_command
-from test_host_device import name_of, setUpModule
+from test_host_device import name_of, run_python, setUpModule
 
 __all__ = ["setUpModule"]
 
@@ -52,8 +51,8 @@ for i in range(2000):
 class TestDropped(unittest.TestCase):
     def test_threads_of_the_reader_may_need_the_gil(self):
         # A process, because a thread that waits with the GIL stops all others.
-        script = SCRIPT.format(device=name_of(0))
-        run_command(self, script_command(script), pristine_environment())
+        done = run_python(SCRIPT.format(device=name_of(0)))
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":
