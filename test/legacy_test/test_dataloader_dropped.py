@@ -107,8 +107,11 @@ class DroppedTestCase(unittest.TestCase):
         self.addCleanup(wait_until_threads_end, self.threads)
 
     def check_ended(self):
-        self.assertLessEqual(
-            set(multiprocessing.active_children()), self.processes
+        wait_until(
+            lambda: self.processes.issuperset(
+                multiprocessing.active_children()
+            ),
+            "the processes end",
         )
         wait_until_threads_end(self.threads)
 
@@ -117,7 +120,7 @@ class TestEnd(DroppedTestCase):
     def test_leaving_a_loop_ends_its_reader_thread(self):
         for _ in DataLoader(Numbers()):
             break
-        self.assertLessEqual(set(threading.enumerate()), self.threads)
+        self.check_ended()
 
     @needs_fork
     def test_leaving_a_loop_ends_its_worker_processes(self):
@@ -131,7 +134,8 @@ class TestEnd(DroppedTestCase):
         loader = DataLoader(Numbers(), num_workers=2, persistent_workers=True)
         for _ in loader:
             break
-        self.assertEqual(len(multiprocessing.active_children()), 2)
+        workers = set(multiprocessing.active_children()) - self.processes
+        self.assertEqual(len(workers), 2)
         del loader
         self.check_ended()
 
@@ -170,12 +174,7 @@ class TestEnd(DroppedTestCase):
         with mock.patch.object(iterator_lifetime, "_WAIT_S", 0.01):
             del batches
         gate.set()
-        wait_until(
-            lambda: self.processes.issuperset(
-                multiprocessing.active_children()
-            ),
-            "the processes end",
-        )
+        self.check_ended()
 
     @needs_fork
     def test_workers_that_are_killed_within_a_result_are_not_waited_for(self):
