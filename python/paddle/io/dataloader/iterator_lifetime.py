@@ -25,7 +25,6 @@ import os
 import threading
 import time
 import weakref
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...framework import core
@@ -62,7 +61,10 @@ def thread_side(iterator: Any) -> Any:
     and attributes of `iterator`, and changes on either object are seen on both.
     But it does not keep `iterator` alive, whose `__del__` ends the thread.
     """
-    iterator._woken, iterator._wake = connection.Pipe(duplex=False)
+    if hasattr(iterator, "_workers"):
+        from multiprocessing.connection import Pipe
+
+        iterator._woken, iterator._wake = Pipe(duplex=False)
     side = object.__new__(_type_of_side(type(iterator)))
     side.__dict__ = vars(iterator)
     _sides.add(weakref.ref(side, _sides.discard))
@@ -74,6 +76,8 @@ def get_result(iterator: Any) -> Any:
     Returns the next result of the worker processes. Raises `queue.Empty` after
     the timeout of `iterator`, or if `end_reader_thread` wakes the thread.
     """
+    from multiprocessing import connection
+
     results = iterator._data_queue
     connection.wait([results._reader, iterator._woken], iterator._timeout)
     return results.get_nowait()
@@ -148,7 +152,8 @@ def _drop_reader(iterator: Any) -> None:
 
 def _ask_to_end(iterator: Any) -> None:
     iterator._exit_thread_expectedly()
-    iterator._wake.send_bytes(b"wake up")
+    if hasattr(iterator, "_workers"):
+        iterator._wake.send_bytes(b"wake up")
 
 
 def end_reader_thread(iterator: Any, timeout: float | None) -> None:
