@@ -13,7 +13,8 @@
 # limitations under the License.
 """
 Ends the reader thread and the worker processes of an iterator over a DataLoader
-when the iterator is dropped, and the thread also when Python exits.
+when the iterator is dropped, and the thread of one without workers also when
+Python exits.
 """
 
 from __future__ import annotations
@@ -188,14 +189,19 @@ def join_workers(iterator: Any, timeout: float | None) -> None:
 
 
 def _end_reader_threads() -> None:
-    # A thread that runs in C++ while Python or the process ends may crash it.
     sides = [side for reference in list(_sides) if (side := reference())]
     sides = [side for side in sides if side._process == os.getpid()]
     for side in sides:
+        side._shutdown = True
+        if hasattr(side, "_workers"):
+            # multiprocessing terminates the workers; the rest ends with the
+            # process.
+            _keep_forever(vars(side))
+    sides = [side for side in sides if not hasattr(side, "_workers")]
+    # A thread that runs in C++ while Python or the process ends may crash it.
+    for side in sides:
         with contextlib.suppress(Exception):
             _ask_to_end(side)
-        # multiprocessing terminates the workers.
-        side._shutdown = True
     deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
     for side in sides:
         end_reader_thread(side, max(0, deadline - time.monotonic()))
