@@ -157,24 +157,22 @@ class TestEnd(DroppedTestCase):
         in_thread(gc.collect)
         self.check_ended()
 
-    def test_a_reader_thread_ends_after_the_sample_that_it_loads(self):
-        gate = threading.Event()
+    def check_held(self, gate, **options):
+        """Drops an iterator that is loading a sample, which `gate` holds up."""
         self.addCleanup(gate.set)
-        batches = begin(Held(gate))
+        batches = begin(Held(gate), **options)
         with mock.patch.object(iterator_lifetime, "_WAIT_S", 0.01):
             del batches
         gate.set()
         self.check_ended()
 
+    def test_a_reader_thread_ends_after_the_sample_that_it_loads(self):
+        self.check_held(threading.Event())
+
     @needs_fork
     def test_a_worker_process_ends_after_the_batch_that_it_makes(self):
         gate = multiprocessing.get_context("fork").Event()
-        self.addCleanup(gate.set)
-        batches = begin(Held(gate), num_workers=2)
-        with mock.patch.object(iterator_lifetime, "_WAIT_S", 0.01):
-            del batches
-        gate.set()
-        self.check_ended()
+        self.check_held(gate, num_workers=2)
 
     @needs_fork
     def test_workers_that_are_killed_within_a_result_are_not_waited_for(self):

@@ -63,6 +63,7 @@ def thread_side(iterator: Any) -> Any:
     But it does not keep `iterator` alive, whose `__del__` ends the thread.
     """
     if hasattr(iterator, "_workers"):
+        # Only if there are processes: loading it takes time.
         from multiprocessing.connection import Pipe
 
         iterator._woken, iterator._wake = Pipe(duplex=False)
@@ -84,22 +85,27 @@ def get_result(iterator: Any) -> Any:
     return results.get_nowait()
 
 
+def enforce_same_process(iterator: Any) -> None:
+    """Raises RuntimeError in a process that was forked after `iterator` was
+    created."""
+    if iterator._process != os.getpid():
+        raise RuntimeError(
+            f"This DataLoader iterator belongs to process {iterator._process}, "
+            "whose threads do not exist in this forked process "
+            f"({os.getpid()}). Iterate over the loader again."
+        )
+
+
 def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Decorates `__next__` of an iterator: it raises RuntimeError in a process
-    that was forked after the iterator was created, and records whether the C++
-    reader may be read again, which it may not be after an error.
+    Decorates `__next__` of an iterator: it raises RuntimeError in a forked
+    child, see `enforce_same_process`, and records whether the C++ reader may be
+    read again, which it may not be after an error.
     """
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
-        if iterator._process != os.getpid():
-            raise RuntimeError(
-                "This DataLoader iterator belongs to process "
-                f"{iterator._process}, whose reader thread does not exist in "
-                f"this forked process ({os.getpid()}). Iterate over the loader "
-                "again."
-            )
+        enforce_same_process(iterator)
         iterator._may_read = False
         batch = next_batch(iterator)
         iterator._may_read = True

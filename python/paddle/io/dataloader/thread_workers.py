@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import sys
 import threading
 import types
@@ -44,6 +43,7 @@ from .collate import default_collate_fn
 from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
 from .flat import _flatten_batch, _restore_batch
+from .iterator_lifetime import enforce_same_process
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
 if TYPE_CHECKING:
@@ -386,12 +386,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def _next(self) -> Any:
         benchmark().check_if_need_record(self)
         benchmark().before_reader()
-        if self._process != os.getpid():
-            raise RuntimeError(
-                f"This DataLoader iterator belongs to process {self._process}, "
-                "whose worker threads do not exist in this forked process "
-                f"({os.getpid()}). Iterate over the loader again."
-            )
+        enforce_same_process(self)
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)
