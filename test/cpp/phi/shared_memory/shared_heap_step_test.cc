@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "test/cpp/phi/shared_memory/processes.h"
 #include "test/cpp/phi/shared_memory/stepped_process.h"
@@ -363,6 +364,27 @@ ISOLATED_TEST(SharedHeapStepTest,
     EXPECT_TRUE(receiver.Run(CheckAndRelease).good);
     receiver.Finish();
     EXPECT_TRUE(other.Run(CollectAndLook).good);
+  });
+}
+
+// The process that looks has every lock for a moment. Meanwhile another one
+// that attaches finds no free slot.
+ISOLATED_TEST(SharedHeapStepTest,
+              AProcessAttachesWhileAnotherChecksWhetherItIsTheLastOne) {
+  AtEachStop(10, [](Stop* stop) {
+    SteppedProcess dead(SharingStrategy::kFileSystem);
+    SteppedProcess checking(SharingStrategy::kFileSystem);
+    SteppedProcess late(SharingStrategy::kFileSystem);
+    const SharedMessage sent = SendAndKeep(&dead);
+    LetDrop(&checking, Send(&dead));
+    late.Run(JoinTree);
+    dead.Kill();
+    stop->Begin(&checking, Collect);
+    late.Start(Receive, sent);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    stop->Complete();
+    EXPECT_TRUE(late.Wait().good);
+    EXPECT_TRUE(late.Run(CheckAndRelease).good);
   });
 }
 

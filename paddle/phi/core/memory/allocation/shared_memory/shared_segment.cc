@@ -349,8 +349,10 @@ bool SharedSegment::LockIfAlone() {
 }
 
 void SharedSegment::UnlockOthers() {
-  Slots().Unlock(0, slot_);
+  // The permanent slot is unlocked last: while it is locked, a process that
+  // finds no free slot tries again.
   Slots().Unlock(slot_ + 1, SharedLedger::kSlots);
+  Slots().Unlock(0, slot_);
 }
 
 bool SharedSegment::Unlink() {

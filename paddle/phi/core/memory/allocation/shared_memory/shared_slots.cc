@@ -80,9 +80,9 @@ std::optional<uint32_t> SharedSlots::TakeSlot(uint32_t first,
   // magic number, and then releases the locks.
   auto was_detached = [this] { return !ReadLedgerStart(fd_).Valid(); };
   // A process that checks whether the segment can be removed holds all locks
-  // for a moment, including the lock of slot 0. It may release them between the
-  // two checks here, so the segment counts as full only if that is found three
-  // times in a row.
+  // for a moment; it takes the lock of slot 0 first and releases it last. It
+  // may release them between the two checks here, so the segment counts as full
+  // only if that is found three times in a row.
   int found_full = 0;
   for (int wait = 0; wait < 5000 && found_full < 3; ++wait) {
     bool soon_free = false;
