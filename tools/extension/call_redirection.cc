@@ -53,8 +53,9 @@ struct Slot {
   bool is_lazy;
 };
 
+// A redirected function, where a library defines it.
 struct Original {
-  void** where;
+  const Redirection* redirection;
   void* function;
 };
 
@@ -189,7 +190,7 @@ class Library {
       }
       if (redirection.original != nullptr) {
         plan->originals.push_back(
-            {redirection.original,
+            {&redirection,
              reinterpret_cast<void*>(base_ + symbols_[found.symbol].st_value)});
       }
     }
@@ -423,6 +424,20 @@ bool Protect(const Slot& slot, int protection) {
                   protection) == 0;
 }
 
+// Returns what calls reach so far: the function itself, or the one that another
+// module has redirected them to.
+void* ReachedSoFar(const Original& original, const std::vector<Slot>& slots) {
+  for (const auto& slot : slots) {
+    if (slot.redirection != original.redirection || slot.is_lazy) continue;
+    void* const reached = *slot.address;
+    if (reached != original.function &&
+        reached != original.redirection->function) {
+      return reached;
+    }
+  }
+  return original.function;
+}
+
 void WriteSlots(Plan plan) {
   std::stable_sort(plan.slots.begin(),
                    plan.slots.end(),
@@ -437,7 +452,9 @@ void WriteSlots(Plan plan) {
         std::strerror(errno) +
         ". Redirecting its calls needs mprotect: please allow it.");
   }
-  for (const auto& [where, function] : plan.originals) *where = function;
+  for (const auto& original : plan.originals) {
+    *original.redirection->original = ReachedSoFar(original, plan.slots);
+  }
   for (const auto& slot : plan.slots) {
     // Release: a thread that calls through the slot sees `originals`, and the
     // slots of earlier redirections.

@@ -43,7 +43,10 @@ struct Redirection {
   std::string_view arguments;
   void* function;
   // Receives the address of the redirected function, before any call can reach
-  // `function`. Null if the address is not needed.
+  // `function`; if another module has redirected the calls already, the address
+  // of its function. So the redirections of several modules are all in effect,
+  // for libraries that are loaded before the first of them. Null if the address
+  // is not needed.
   void** original = nullptr;
   // Argument types of overloads whose calls are not redirected.
   std::vector<std::string_view> left_alone = {};

@@ -178,3 +178,50 @@ assert found == [expected] * 8, found
 @pytest.mark.parametrize("binding", [os.RTLD_NOW, os.RTLD_LAZY])
 def test_concurrently_computing_threads_find_their_contexts(binding, output_of):
     output_of(DRAWS, binding)
+
+
+# Streams and programs are in two modules, which both redirect the calls of the
+# backward pass of programs.
+SECOND_PASS = """
+import sys
+import threading
+
+import paddle
+from paddle.device import Stream, stream_guard
+
+
+def use_a_stream():
+    with stream_guard(Stream()):
+        paddle.ones([1])
+
+
+def use_a_stream_on_a_thread():
+    thread = threading.Thread(target=use_a_stream)
+    thread.start()
+    thread.join()
+
+
+paddle.set_device("custom_cpu:0")
+layer = paddle.jit.to_static(paddle.nn.ReLU(), full_graph=True)
+streams_first = sys.argv[1] == "streams"
+if streams_first:
+    use_a_stream_on_a_thread()
+x = paddle.full([2], 3.0)
+x.stop_gradient = False
+y = layer(x).sum()
+y.backward(retain_graph=True)
+if not streams_first:
+    use_a_stream_on_a_thread()
+assert x.grad.tolist() == [1.0] * 2, x.grad
+try:
+    y.backward()
+except RuntimeError as error:
+    assert "second backward pass" in str(error), error
+else:
+    sys.exit("The second backward pass was not refused.")
+"""
+
+
+@pytest.mark.parametrize("first", ["streams", "programs"])
+def test_programs_and_streams_are_redirected_in_any_order(first, output_of):
+    output_of(SECOND_PASS, first)

@@ -123,6 +123,31 @@ ISOLATED_TEST(CallSlotsTest, TheOriginalIsKnown) {
   EXPECT_EQ(reinterpret_cast<Function>(original)(1), 1);
 }
 
+// Ours adds, the other module's doubles what it then reaches.
+ISOLATED_TEST(CallSlotsTest, AModuleThatRedirectsLaterReachesOurFunction) {
+  Open("callee", RTLD_NOW);
+  const auto call = Find(Open("caller", RTLD_NOW), "Call");
+  const auto redirect =
+      Find(Open("redirecting", RTLD_NOW), "RedirectToDoubled");
+  RedirectCalls(Redirections());
+  redirect(0);
+  EXPECT_EQ(call(1), 2 * (1 + kRedirected));
+}
+
+ISOLATED_TEST(CallSlotsTest, WeReachTheFunctionOfAModuleThatRedirectedEarlier) {
+  Open("callee", RTLD_NOW);
+  const auto call = Find(Open("caller", RTLD_NOW), "Call");
+  const auto redirect =
+      Find(Open("redirecting", RTLD_NOW), "RedirectToDoubled");
+  redirect(0);
+  void* original = nullptr;
+  auto redirections = Redirections();
+  redirections[0].original = &original;
+  RedirectCalls(redirections);
+  EXPECT_EQ(call(1), 1 + kRedirected);
+  EXPECT_EQ(reinterpret_cast<Function>(original)(1), 2);
+}
+
 ISOLATED_TEST(CallSlotsTest, SlotsInMemoryThatIsReadOnlyAreWritten) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller_now", RTLD_LAZY), "Call");
