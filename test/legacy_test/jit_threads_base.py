@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -102,28 +103,39 @@ def _is_wrong(
 def errors_of_second_passes(layer: Callable) -> list[str]:
     """
     Returns the errors of a second backward pass through a call, without and
-    with another call in between, which could take the scope of the first. The
-    passes that are no second passes must give the right gradient.
+    with another call in between, which could take the scope of the first. Each
+    pass is one of backward() or of paddle.grad. The passes that are no second
+    passes must give the right gradient.
     """
 
     def call() -> tuple[paddle.Tensor, paddle.Tensor]:
         x = paddle.ones([2, 6])
         x.stop_gradient = False
-        return x, layer(x)
+        return x, layer(x).sum()
+
+    def backward(x: paddle.Tensor, answer: paddle.Tensor) -> paddle.Tensor:
+        answer.backward(retain_graph=True)
+        return x.grad
+
+    def grad(x: paddle.Tensor, answer: paddle.Tensor) -> paddle.Tensor:
+        return paddle.grad(answer, x, retain_graph=True)[0]
+
+    def check(gradient: paddle.Tensor) -> None:
+        np.testing.assert_array_equal(gradient, np.full([2, 6], 2))
 
     errors = []
-    for calls_between in (0, 1):
+    for first, second, calls_between in itertools.product(
+        (backward, grad), (backward, grad), (0, 1)
+    ):
         x, answer = call()
-        answer.sum().backward(retain_graph=True)
+        check(first(x, answer))
         others = [call() for _ in range(calls_between)]
         try:
-            answer.sum().backward()
+            second(x, answer)
         except RuntimeError as error:
             errors.append(str(error))
-        for other, its_answer in others:
-            its_answer.sum().backward()
-            np.testing.assert_array_equal(other.grad, np.full([2, 6], 2))
-        np.testing.assert_array_equal(x.grad, np.full([2, 6], 2))
+        for other in others:
+            check(backward(*other))
     return errors
 
 

@@ -12,13 +12,16 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -30,7 +33,11 @@
 #include "paddle/fluid/pybind/program_threads.h"
 #include "paddle/phi/api/include/tensor.h"
 #include "paddle/phi/common/place.h"
+#include "paddle/phi/common/scalar.h"
 #include "paddle/pir/include/core/program.h"
+#include "paddle/pir/include/core/value.h"
+#include "paddle/utils/blank.h"
+#include "paddle/utils/variant.h"
 
 // Redirects calls of a libpaddle that is already built to where
 // program_threads.h is used. In a libpaddle that is built with the series, the
@@ -46,6 +53,32 @@ class Block;
 namespace paddle::framework {
 class BlockDesc;
 class Scope;
+class VarDesc;
+
+// The redirection checks it, as a part of mangled names.
+using Attribute = paddle::variant<paddle::blank,
+                                  int,
+                                  float,
+                                  std::string,
+                                  std::vector<int>,
+                                  std::vector<float>,
+                                  std::vector<std::string>,
+                                  bool,
+                                  std::vector<bool>,
+                                  BlockDesc*,
+                                  int64_t,
+                                  std::vector<BlockDesc*>,
+                                  std::vector<int64_t>,
+                                  std::vector<double>,
+                                  VarDesc*,
+                                  std::vector<VarDesc*>,
+                                  double,
+                                  paddle::experimental::Scalar,
+                                  std::vector<paddle::experimental::Scalar>,
+                                  ::pir::Block*,
+                                  std::vector<::pir::Value>,
+                                  std::shared_ptr<::pir::Program>>;
+using AttributeMap = std::unordered_map<std::string, Attribute>;
 
 std::unique_ptr<::pir::Program> ApplyIrPass(
     ::pir::Program* program,
@@ -80,6 +113,7 @@ namespace py = pybind11;
 
 namespace {
 
+using paddle::framework::AttributeMap;
 using paddle::framework::BlockDesc;
 using paddle::framework::InterpreterMapGuard;
 using paddle::framework::ProgramBuildGuard;
@@ -101,14 +135,57 @@ void* make_interpreter = nullptr;
 void* build_instructions = nullptr;
 void* analyze = nullptr;
 
+// Numbers the forward runs. The number of a run is also in the attributes of
+// its backward node, and so in the copies that paddle.grad makes of the node.
+// So a node whose run has ended is noticed, even if another run has the scope
+// by now. Thread-safe.
+class RunNumbers {
+ public:
+  // Begins a run in a scope. Its node will copy the attributes.
+  void Begin(const Scope* scope, AttributeMap* attributes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    scopes_[scope] = ++last_;
+    (*attributes)[kAttribute] = last_;
+  }
+  // Returns whether the run of a node is the one that has the scope.
+  bool IsCurrent(const Scope* scope, const AttributeMap& attributes) {
+    const auto number = attributes.find(kAttribute);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto current = scopes_.find(scope);
+    return number != attributes.end() && current != scopes_.end() &&
+           paddle::get<int64_t>(number->second) == current->second;
+  }
+  // Ends the run that has the scope, if any.
+  void End(const Scope* scope) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    scopes_.erase(scope);
+  }
+
+  // Around a fork, so that the child does not inherit the lock from a thread
+  // that it lacks. Holders of the lock never wait for another one.
+  void Lock() { mutex_.lock(); }
+  void Unlock() { mutex_.unlock(); }
+
+ private:
+  static constexpr char kAttribute[] = "run_number";
+
+  std::mutex mutex_;
+  std::unordered_map<const Scope*, int64_t> scopes_;
+  int64_t last_ = 0;
+};
+
+// Never destroyed, as threads may still run programs when the process exits.
+RunNumbers* run_numbers() {
+  static RunNumbers* const numbers = std::make_unique<RunNumbers>().release();
+  return numbers;
+}
+
 // The number of paddle.grad calls that the thread is in.
 thread_local int gradient_depth = 0;
-// Whether the thread is in a program's run, forward or backward, whose scope is
-// not freed yet.
+// Whether the thread is in a program's run, forward or backward.
 thread_local bool is_in_run = false;
-// The first call of each run.
+
 bool Has(const void* cache, const void* key) {
-  is_in_run = true;
   const InterpreterMapGuard guard;
   return reinterpret_cast<decltype(&Has)>(has)(cache, key);
 }
@@ -128,8 +205,8 @@ bool BelongsToCopiedNode() {
 
 void FreeVariables(Scope* scope, const void* kept) {
   if (BelongsToCopiedNode()) return;
-  is_in_run = false;
   reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, kept);
+  run_numbers()->End(scope);
   ReturnScope(scope);
 }
 
@@ -140,17 +217,18 @@ void FreeVariablesOfFailedRun(Scope* scope) {
   if (FLAGS_parameters_persistent_mode_in_dy2st) return;
   const std::unordered_set<std::string_view> kept;
   reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, &kept);
+  run_numbers()->End(scope);
   ReturnScope(scope);
 }
 
-// RAII guard: inside, the thread begins outside any run; afterwards, the
+// RAII guard: inside, the thread is in a run, or in none; afterwards, the
 // previous state is restored.
-class OutsideRuns {
+class InRun {
  public:
-  OutsideRuns() : was_in_run_(is_in_run) { is_in_run = false; }
-  ~OutsideRuns() { is_in_run = was_in_run_; }
-  OutsideRuns(const OutsideRuns&) = delete;
-  OutsideRuns& operator=(const OutsideRuns&) = delete;
+  explicit InRun(bool in_run) : was_in_run_(is_in_run) { is_in_run = in_run; }
+  ~InRun() { is_in_run = was_in_run_; }
+  InRun(const InRun&) = delete;
+  InRun& operator=(const InRun&) = delete;
 
  private:
   bool was_in_run_;
@@ -163,7 +241,7 @@ void CountCallsOfPaddleGrad(const py::object& eager) {
   const py::object function = eager.attr(kFunction);
   eager.attr(kFunction) = py::cpp_function(
       [function](const py::args& arguments, const py::kwargs& named) {
-        const OutsideRuns outside;
+        const InRun outside(false);
         struct Depth {
           Depth() { ++gradient_depth; }
           ~Depth() { --gradient_depth; }
@@ -172,15 +250,20 @@ void CountCallsOfPaddleGrad(const py::object& eager) {
       });
 }
 
-std::vector<paddle::Tensor> RunProgram(const void* inputs,
-                                       const void* parameters,
-                                       const std::vector<Scope*>& scopes,
-                                       bool requires_gradient,
-                                       const void* attributes,
-                                       const void* cuda_graph_attributes,
-                                       const int64_t& key) {
-  const OutsideRuns outside;
+// The attributes of the program are shared by its runs; those of the CUDA graph
+// were made for this run.
+std::vector<paddle::Tensor> RunProgram(
+    const void* inputs,
+    const void* parameters,
+    const std::vector<Scope*>& scopes,
+    bool requires_gradient,
+    const void* attributes,
+    const AttributeMap& cuda_graph_attributes,
+    const int64_t& key) {
+  const InRun inside(true);
   const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
+  run_numbers()->Begin(scopes.front(),
+                       const_cast<AttributeMap*>(&cuda_graph_attributes));
   return reinterpret_cast<decltype(&RunProgram)>(run_program)(
       inputs,
       parameters,
@@ -191,70 +274,68 @@ std::vector<paddle::Tensor> RunProgram(const void* inputs,
       key);
 }
 
+// The attributes were made for this run.
 void RunLegacyProgram(const void* inputs,
                       const void* parameters,
                       void* outputs,
                       const std::vector<Scope*>& scopes,
                       bool requires_gradient,
-                      const void* attributes,
+                      const AttributeMap& attributes,
                       const int64_t& key) {
-  const OutsideRuns outside;
+  const InRun inside(true);
   const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
+  run_numbers()->Begin(scopes.front(), const_cast<AttributeMap*>(&attributes));
   reinterpret_cast<decltype(&RunLegacyProgram)>(run_legacy_program)(
       inputs, parameters, outputs, scopes, requires_gradient, attributes, key);
 }
 
-// Runs the backward pass of a node, which passes its own list of one scope. The
-// list is cleared after the first pass, so that a second one is noticed. A copy
-// that paddle.grad has made has a list of its own.
-template <typename Pass>
-void RunOnce(const std::vector<Scope*>& scopes, const Pass& pass) {
-  if (scopes.empty()) {
+// Throws if the run of a node has ended: then its scope has no intermediate
+// results, or those of another run.
+void CheckRunIsCurrent(const Scope* scope, const AttributeMap& attributes) {
+  if (!run_numbers()->IsCurrent(scope, attributes)) {
     PADDLE_THROW(common::errors::PreconditionNotMet(
         "%s", paddle::framework::kSecondBackwardPass));
   }
-  pass();
-  const_cast<std::vector<Scope*>&>(scopes).clear();
 }
 
 void DifferentiateProgram(const void* output_gradients,
                           const std::vector<Scope*>& scopes,
                           const void* attributes,
-                          const void* cuda_graph_attributes,
+                          const AttributeMap& cuda_graph_attributes,
                           std::vector<paddle::Tensor>* input_gradients,
                           std::vector<paddle::Tensor>* parameter_gradients,
                           const int64_t& key) {
   // The pass would do nothing, however often it runs.
   if (input_gradients->empty() && parameter_gradients->empty()) return;
-  RunOnce(scopes, [&] {
-    reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
-        output_gradients,
-        scopes,
-        attributes,
-        cuda_graph_attributes,
-        input_gradients,
-        parameter_gradients,
-        key);
-  });
+  CheckRunIsCurrent(scopes.front(), cuda_graph_attributes);
+  const InRun inside(true);
+  reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
+      output_gradients,
+      scopes,
+      attributes,
+      cuda_graph_attributes,
+      input_gradients,
+      parameter_gradients,
+      key);
 }
 
 void DifferentiateLegacyProgram(
     const void* output_gradients,
     const std::vector<Scope*>& scopes,
-    const void* attributes,
+    const AttributeMap& attributes,
     const std::vector<paddle::Tensor*>& input_gradients,
     const std::vector<paddle::Tensor*>& parameter_gradients,
     const int64_t& key) {
   if (input_gradients.empty() && parameter_gradients.empty()) return;
-  RunOnce(scopes, [&] {
-    reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
-        differentiate_legacy_program)(output_gradients,
-                                      scopes,
-                                      attributes,
-                                      input_gradients,
-                                      parameter_gradients,
-                                      key);
-  });
+  CheckRunIsCurrent(scopes.front(), attributes);
+  const InRun inside(true);
+  reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
+      differentiate_legacy_program)(output_gradients,
+                                    scopes,
+                                    attributes,
+                                    input_gradients,
+                                    parameter_gradients,
+                                    key);
 }
 
 std::unique_ptr<Program> Lower(
@@ -428,6 +509,9 @@ void RedirectCallsOfPrograms() {
 PYBIND11_MODULE(_program_threads, module) {
   const py::object eager =
       py::module_::import("paddle.base.core").attr("eager");
+  pthread_atfork([] { run_numbers()->Lock(); },
+                 [] { run_numbers()->Unlock(); },
+                 [] { run_numbers()->Unlock(); });
   RedirectCallsOfPrograms();
   CountCallsOfPaddleGrad(eager);
   paddle::pybind::BindProgramThreads(&module);
