@@ -59,13 +59,18 @@ if TYPE_CHECKING:
 # Most of the time of an import goes into third-party packages and Paddle's
 # libraries, which are the same for each folder. The server loads them once;
 # the forks inherit them.
+#
+# No garbage is collected during an import, and pytest's collections skip what
+# was imported: otherwise this would take half of the time of a fork.
 IMPORTER = """
 import ctypes
+import gc
 import importlib
 import json
 import os
 import sys
 
+gc.disable()
 for name in sys.argv[1].split():
     importlib.import_module(name)
 for library in sys.argv[2:]:
@@ -79,6 +84,7 @@ def run(folder, tests):
     sys.path.insert(0, folder)
     import paddle
 
+    gc.freeze()
     if not paddle.__file__.startswith(folder):
         sys.exit(f"{paddle.__file__} is not in {folder}")
     if tests:
