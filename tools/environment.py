@@ -158,7 +158,8 @@ def cuda_headers() -> list[Path]:
 def cpp_tests(python: Path, sanitizer: str = "", target: str = "all") -> Path:
     """
     Returns the folder of the C++ tests, built for the Paddle of an environment,
-    with a sanitizer if one is given.
+    with a sanitizer if one is given. Without one, it has only the tests whose
+    results may depend on timing or optimization.
     """
     folder = BUILD / "test" / "cpp" / (sanitizer or "plain")
     with step(f"building {target} in {folder}"):
@@ -167,6 +168,7 @@ def cpp_tests(python: Path, sanitizer: str = "", target: str = "all") -> Path:
             folder,
             target,
             SANITIZE=sanitizer,
+            ONLY_OPTIMIZED="" if sanitizer else "ON",
             PADDLE_ROOT=site_packages(python) / "paddle",
         )
     return folder
