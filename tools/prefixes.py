@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # the forks inherit them.
 #
 # No garbage is collected during an import, and pytest's collections skip what
-# was imported: otherwise this would take half of the time of a fork.
+# was imported: otherwise this would take a third of the time.
 IMPORTER = """
 import ctypes
 import gc

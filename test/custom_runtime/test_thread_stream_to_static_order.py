@@ -23,7 +23,7 @@ import gc
 import unittest
 
 from test_host_device import setUpModule
-from test_thread_stream_order import StreamTest, in_thread
+from test_thread_stream_order import SIZE, StreamTest, in_thread, slow
 
 import paddle
 from paddle.device import Stream, stream_guard
@@ -82,6 +82,22 @@ class TestProgramsOfToStatic(StreamTest):
         for _ in range(3):
             self.loss().backward()
             self.assertEqual(self.gradient(), expected)
+
+    def test_backward_waits_for_the_stream_of_the_calling_thread(self):
+        program = paddle.jit.to_static(paddle.nn.ReLU(), full_graph=True)
+
+        def pass_back_late(value: float) -> None:
+            x = paddle.ones([SIZE])
+            x.stop_gradient = False
+            stream = Stream()
+            with stream_guard(stream):
+                y = program(x)
+                with slow(stream):
+                    y.backward(paddle.full([SIZE], value))
+                    self.assert_holds(x.grad, value)
+
+        for value in (2.0, 3.0):
+            in_thread(pass_back_late, value)
 
     def test_first_backward_on_another_stream_than_the_forward_pass(self):
         stream = Stream()

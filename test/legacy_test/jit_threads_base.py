@@ -136,6 +136,8 @@ def errors_of_second_passes(layer: Callable) -> list[str]:
             errors.append(str(error))
         for other in others:
             check(backward(*other))
+        if first is backward:
+            check(x.grad)
     return errors
 
 

@@ -26,6 +26,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -54,7 +55,7 @@ struct Slot {
 };
 
 // A redirected function, where a library defines it.
-struct Original {
+struct Definition {
   const Redirection* redirection;
   void* function;
 };
@@ -62,12 +63,12 @@ struct Original {
 // The slots found in the libraries, written after all of them are validated.
 struct Plan {
   std::vector<Slot> slots;
-  std::vector<Original> originals;
+  std::vector<Definition> definitions;
 
   void Append(const Plan& other) {
     slots.insert(slots.end(), other.slots.begin(), other.slots.end());
-    originals.insert(
-        originals.end(), other.originals.begin(), other.originals.end());
+    definitions.insert(
+        definitions.end(), other.definitions.begin(), other.definitions.end());
   }
 };
 
@@ -188,11 +189,9 @@ class Library {
             "libraries could be redirected. Please build the library without "
             "-Bsymbolic.");
       }
-      if (redirection.original != nullptr) {
-        plan->originals.push_back(
-            {&redirection,
-             reinterpret_cast<void*>(base_ + symbols_[found.symbol].st_value)});
-      }
+      plan->definitions.push_back(
+          {&redirection,
+           reinterpret_cast<void*>(base_ + symbols_[found.symbol].st_value)});
     }
   }
 
@@ -424,21 +423,53 @@ bool Protect(const Slot& slot, int protection) {
                   protection) == 0;
 }
 
-// Returns what calls reach so far: the function itself, or the one that another
-// module has redirected them to.
-void* ReachedSoFar(const Original& original, const std::vector<Slot>& slots) {
+// The functions that this module has redirected, by those that replace them.
+// Accessed with the linker's lock.
+std::map<void*, void*>* defined_functions() {
+  static std::map<void*, void*> functions;
+  return &functions;
+}
+
+// Returns whether another module has redirected a slot's calls since this
+// module did. Its function calls the one of this module.
+bool WasRedirectedSince(const Slot& slot) {
+  const Redirection& redirection = *slot.redirection;
+  if (slot.is_lazy || redirection.original == nullptr ||
+      *redirection.original == nullptr) {
+    return false;
+  }
+  const auto defined = defined_functions()->find(redirection.function);
+  const void* const reached = *slot.address;
+  return reached != redirection.function && reached != *redirection.original &&
+         defined != defined_functions()->end() && reached != defined->second;
+}
+
+// Returns what the calls of a function reach: the function itself, or the one
+// that another module has redirected them to.
+void* Reached(const Definition& definition, const std::vector<Slot>& slots) {
   for (const auto& slot : slots) {
-    if (slot.redirection != original.redirection || slot.is_lazy) continue;
-    void* const reached = *slot.address;
-    if (reached != original.function &&
-        reached != original.redirection->function) {
-      return reached;
+    if (slot.redirection != definition.redirection || slot.is_lazy) continue;
+    if (*slot.address != slot.redirection->function) return *slot.address;
+  }
+  return definition.function;
+}
+
+// Sets each original when its function is first found: later, another module's
+// function may be in the slots, and may call ours.
+void SetOriginals(const Plan& plan) {
+  for (const auto& definition : plan.definitions) {
+    const Redirection& redirection = *definition.redirection;
+    (*defined_functions())[redirection.function] = definition.function;
+    if (redirection.original != nullptr && *redirection.original == nullptr) {
+      *redirection.original = Reached(definition, plan.slots);
     }
   }
-  return original.function;
 }
 
 void WriteSlots(Plan plan) {
+  auto& slots = plan.slots;
+  slots.erase(std::remove_if(slots.begin(), slots.end(), WasRedirectedSince),
+              slots.end());
   std::stable_sort(plan.slots.begin(),
                    plan.slots.end(),
                    [](const Slot& one, const Slot& other) {
@@ -452,11 +483,9 @@ void WriteSlots(Plan plan) {
         std::strerror(errno) +
         ". Redirecting its calls needs mprotect: please allow it.");
   }
-  for (const auto& original : plan.originals) {
-    *original.redirection->original = ReachedSoFar(original, plan.slots);
-  }
+  SetOriginals(plan);
   for (const auto& slot : plan.slots) {
-    // Release: a thread that calls through the slot sees `originals`, and the
+    // Release: a thread that calls through the slot sees the original, and the
     // slots of earlier redirections.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);

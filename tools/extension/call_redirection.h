@@ -42,11 +42,11 @@ struct Redirection {
   std::string_view name;
   std::string_view arguments;
   void* function;
-  // Receives the address of the redirected function, before any call can reach
-  // `function`; if another module has redirected the calls already, the address
-  // of its function. So the redirections of several modules are all in effect,
-  // for libraries that are loaded before the first of them. Null if the address
-  // is not needed.
+  // Receives what the calls reach without `function`, before any of them can
+  // reach `function`: the redirected function, or the function of another
+  // module that has redirected it before. So modules may redirect the same
+  // function, if each of them gives `original` and calls what it receives. Null
+  // if neither is needed.
   void** original = nullptr;
   // Argument types of overloads whose calls are not redirected.
   std::vector<std::string_view> left_alone = {};

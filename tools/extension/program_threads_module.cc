@@ -16,6 +16,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -55,7 +56,8 @@ class BlockDesc;
 class Scope;
 class VarDesc;
 
-// The redirection checks it, as a part of mangled names.
+// The mangled names of RunProgramImpl and the other functions below have the
+// same types, in the same order.
 using Attribute = paddle::variant<paddle::blank,
                                   int,
                                   float,
@@ -144,21 +146,34 @@ class RunNumbers {
   // Begins a run in a scope. Its node will copy the attributes.
   void Begin(const Scope* scope, AttributeMap* attributes) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    scopes_[scope] = ++last_;
+    runs_[scope] = {++last_, /*is_in_backward=*/false};
     (*attributes)[kAttribute] = last_;
   }
-  // Returns whether the run of a node is the one that has the scope.
-  bool IsCurrent(const Scope* scope, const AttributeMap& attributes) {
+  // Begins the backward pass of a node. Returns false if the node's run has no
+  // longer the scope, or is in a backward pass.
+  bool BeginBackward(const Scope* scope, const AttributeMap& attributes) {
     const auto number = attributes.find(kAttribute);
+    // The forward pass ran before this module was loaded.
+    if (number == attributes.end()) return true;
     const std::lock_guard<std::mutex> guard(mutex_);
-    const auto current = scopes_.find(scope);
-    return number != attributes.end() && current != scopes_.end() &&
-           paddle::get<int64_t>(number->second) == current->second;
+    const auto run = runs_.find(scope);
+    if (run == runs_.end() || run->second.is_in_backward ||
+        run->second.number != paddle::get<int64_t>(number->second)) {
+      return false;
+    }
+    run->second.is_in_backward = true;
+    return true;
+  }
+  // Lets the backward pass, which has failed, begin again.
+  void CancelBackward(const Scope* scope) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto run = runs_.find(scope);
+    if (run != runs_.end()) run->second.is_in_backward = false;
   }
   // Ends the run that has the scope, if any.
   void End(const Scope* scope) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    scopes_.erase(scope);
+    runs_.erase(scope);
   }
 
   // Around a fork, so that the child does not inherit the lock from a thread
@@ -167,10 +182,15 @@ class RunNumbers {
   void Unlock() { mutex_.unlock(); }
 
  private:
+  struct Run {
+    int64_t number;
+    bool is_in_backward;
+  };
+
   static constexpr char kAttribute[] = "run_number";
 
   std::mutex mutex_;
-  std::unordered_map<const Scope*, int64_t> scopes_;
+  std::unordered_map<const Scope*, Run> runs_;
   int64_t last_ = 0;
 };
 
@@ -179,6 +199,11 @@ RunNumbers* run_numbers() {
   static RunNumbers* const numbers = std::make_unique<RunNumbers>().release();
   return numbers;
 }
+
+[[maybe_unused]] const int at_fork =
+    pthread_atfork([] { run_numbers()->Lock(); },
+                   [] { run_numbers()->Unlock(); },
+                   [] { run_numbers()->Unlock(); });
 
 // The number of paddle.grad calls that the thread is in.
 thread_local int gradient_depth = 0;
@@ -221,8 +246,7 @@ void FreeVariablesOfFailedRun(Scope* scope) {
   ReturnScope(scope);
 }
 
-// RAII guard: inside, the thread is in a run, or in none; afterwards, the
-// previous state is restored.
+// RAII guard: sets whether the thread is in a run; restores it afterwards.
 class InRun {
  public:
   explicit InRun(bool in_run) : was_in_run_(is_in_run) { is_in_run = in_run; }
@@ -241,7 +265,7 @@ void CountCallsOfPaddleGrad(const py::object& eager) {
   const py::object function = eager.attr(kFunction);
   eager.attr(kFunction) = py::cpp_function(
       [function](const py::args& arguments, const py::kwargs& named) {
-        const InRun outside(false);
+        const InRun in_run(false);
         struct Depth {
           Depth() { ++gradient_depth; }
           ~Depth() { --gradient_depth; }
@@ -260,7 +284,7 @@ std::vector<paddle::Tensor> RunProgram(
     const void* attributes,
     const AttributeMap& cuda_graph_attributes,
     const int64_t& key) {
-  const InRun inside(true);
+  const InRun in_run(true);
   const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
   run_numbers()->Begin(scopes.front(),
                        const_cast<AttributeMap*>(&cuda_graph_attributes));
@@ -282,21 +306,37 @@ void RunLegacyProgram(const void* inputs,
                       bool requires_gradient,
                       const AttributeMap& attributes,
                       const int64_t& key) {
-  const InRun inside(true);
+  const InRun in_run(true);
   const ProgramRun run(scopes.front(), &FreeVariablesOfFailedRun);
   run_numbers()->Begin(scopes.front(), const_cast<AttributeMap*>(&attributes));
   reinterpret_cast<decltype(&RunLegacyProgram)>(run_legacy_program)(
       inputs, parameters, outputs, scopes, requires_gradient, attributes, key);
 }
 
-// Throws if the run of a node has ended: then its scope has no intermediate
-// results, or those of another run.
-void CheckRunIsCurrent(const Scope* scope, const AttributeMap& attributes) {
-  if (!run_numbers()->IsCurrent(scope, attributes)) {
-    PADDLE_THROW(common::errors::PreconditionNotMet(
-        "%s", paddle::framework::kSecondBackwardPass));
+// The backward pass of a node. The constructor throws if there was one before:
+// then the scope has no intermediate results, or those of another run.
+class BackwardRun {
+ public:
+  BackwardRun(const Scope* scope, const AttributeMap& attributes)
+      : scope_(scope), exceptions_(std::uncaught_exceptions()) {
+    if (!run_numbers()->BeginBackward(scope, attributes)) {
+      PADDLE_THROW(common::errors::PreconditionNotMet(
+          "%s", paddle::framework::kSecondBackwardPass));
+    }
   }
-}
+  ~BackwardRun() {
+    if (std::uncaught_exceptions() > exceptions_) {
+      run_numbers()->CancelBackward(scope_);
+    }
+  }
+  BackwardRun(const BackwardRun&) = delete;
+  BackwardRun& operator=(const BackwardRun&) = delete;
+
+ private:
+  const InRun in_run_{true};
+  const Scope* const scope_;
+  const int exceptions_;
+};
 
 void DifferentiateProgram(const void* output_gradients,
                           const std::vector<Scope*>& scopes,
@@ -307,8 +347,7 @@ void DifferentiateProgram(const void* output_gradients,
                           const int64_t& key) {
   // The pass would do nothing, however often it runs.
   if (input_gradients->empty() && parameter_gradients->empty()) return;
-  CheckRunIsCurrent(scopes.front(), cuda_graph_attributes);
-  const InRun inside(true);
+  const BackwardRun run(scopes.front(), cuda_graph_attributes);
   reinterpret_cast<decltype(&DifferentiateProgram)>(differentiate_program)(
       output_gradients,
       scopes,
@@ -327,8 +366,7 @@ void DifferentiateLegacyProgram(
     const std::vector<paddle::Tensor*>& parameter_gradients,
     const int64_t& key) {
   if (input_gradients.empty() && parameter_gradients.empty()) return;
-  CheckRunIsCurrent(scopes.front(), attributes);
-  const InRun inside(true);
+  const BackwardRun run(scopes.front(), attributes);
   reinterpret_cast<decltype(&DifferentiateLegacyProgram)>(
       differentiate_legacy_program)(output_gradients,
                                     scopes,
@@ -509,9 +547,6 @@ void RedirectCallsOfPrograms() {
 PYBIND11_MODULE(_program_threads, module) {
   const py::object eager =
       py::module_::import("paddle.base.core").attr("eager");
-  pthread_atfork([] { run_numbers()->Lock(); },
-                 [] { run_numbers()->Unlock(); },
-                 [] { run_numbers()->Unlock(); });
   RedirectCallsOfPrograms();
   CountCallsOfPaddleGrad(eager);
   paddle::pybind::BindProgramThreads(&module);

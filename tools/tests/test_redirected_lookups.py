@@ -180,8 +180,9 @@ def test_concurrently_computing_threads_find_their_contexts(binding, output_of):
     output_of(DRAWS, binding)
 
 
-# Streams and programs are in two modules, which both redirect the calls of the
-# backward pass of programs.
+# The modules of streams and of programs both redirect the calls of the backward
+# pass of programs. Each test runs in its own process, so that one comes first.
+
 SECOND_PASS = """
 import sys
 import threading
@@ -195,24 +196,15 @@ def use_a_stream():
         paddle.ones([1])
 
 
-def use_a_stream_on_a_thread():
-    thread = threading.Thread(target=use_a_stream)
-    thread.start()
-    thread.join()
-
-
 paddle.set_device("custom_cpu:0")
 layer = paddle.jit.to_static(paddle.nn.ReLU(), full_graph=True)
-streams_first = sys.argv[1] == "streams"
-if streams_first:
-    use_a_stream_on_a_thread()
 x = paddle.full([2], 3.0)
 x.stop_gradient = False
 y = layer(x).sum()
 y.backward(retain_graph=True)
-if not streams_first:
-    use_a_stream_on_a_thread()
-assert x.grad.tolist() == [1.0] * 2, x.grad
+thread = threading.Thread(target=use_a_stream)
+thread.start()
+thread.join()
 try:
     y.backward()
 except RuntimeError as error:
@@ -222,6 +214,57 @@ else:
 """
 
 
-@pytest.mark.parametrize("first", ["streams", "programs"])
-def test_programs_and_streams_are_redirected_in_any_order(first, output_of):
-    output_of(SECOND_PASS, first)
+def test_a_second_backward_pass_is_refused_if_streams_come_later(output_of):
+    output_of(SECOND_PASS)
+
+
+def test_backward_waits_for_a_stream_that_comes_before_programs(run_paddle):
+    test = (
+        "test/custom_runtime/test_thread_stream_to_static_order.py"
+        "::TestProgramsOfToStatic"
+        "::test_backward_waits_for_the_stream_of_the_calling_thread"
+    )
+    done = run_paddle("-m", "pytest", "-q", REPO / test)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+# Both passes accumulate into the same gradient, so only the number of refusals
+# is checked.
+ONE_CALL = """
+import threading
+
+import paddle
+
+layer = paddle.jit.to_static(paddle.nn.ReLU(), full_graph=True)
+x = paddle.full([2], 3.0)
+x.stop_gradient = False
+
+
+def differentiate(loss, errors):
+    barrier.wait()
+    try:
+        paddle.autograd.backward([loss], retain_graph=True)
+    except RuntimeError as error:
+        assert "second backward pass" in str(error), error
+        errors.append(error)
+
+
+for _ in range(100):
+    y = layer(x)
+    barrier, errors = threading.Barrier(2), []
+    threads = [
+        threading.Thread(target=differentiate, args=[y.sum(), errors])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 1, errors
+"""
+
+
+def test_one_of_two_concurrent_backward_passes_of_a_call_fails(
+    output_of,
+):
+    output_of(ONE_CALL)

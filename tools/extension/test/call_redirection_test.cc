@@ -48,6 +48,21 @@ const std::vector<Redirection>& Redirections() {
   return redirections;
 }
 
+void* reached = nullptr;
+
+int AddedToReached(int value) {
+  return reinterpret_cast<Function>(reached)(value) + kRedirected;
+}
+
+const std::vector<Redirection>& ThatAdd() {
+  static const std::vector<Redirection> redirections = {
+      {"_ZN21call_redirection_test6TargetE",
+       "i",
+       reinterpret_cast<void*>(&AddedToReached),
+       &reached}};
+  return redirections;
+}
+
 std::vector<Redirection> WithAnotherLeftAlone() {
   auto redirections = Redirections();
   redirections[0].left_alone = {"ii"};
@@ -123,13 +138,12 @@ ISOLATED_TEST(CallSlotsTest, TheOriginalIsKnown) {
   EXPECT_EQ(reinterpret_cast<Function>(original)(1), 1);
 }
 
-// Ours adds, the other module's doubles what it then reaches.
+// The function of the other module doubles what it reaches, ours adds to it.
 ISOLATED_TEST(CallSlotsTest, AModuleThatRedirectsLaterReachesOurFunction) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
-  const auto redirect =
-      Find(Open("redirecting", RTLD_NOW), "RedirectToDoubled");
-  RedirectCalls(Redirections());
+  const auto redirect = Find(Open("redirecting", RTLD_NOW), "Redirect");
+  RedirectCalls(ThatAdd());
   redirect(0);
   EXPECT_EQ(call(1), 2 * (1 + kRedirected));
 }
@@ -137,15 +151,41 @@ ISOLATED_TEST(CallSlotsTest, AModuleThatRedirectsLaterReachesOurFunction) {
 ISOLATED_TEST(CallSlotsTest, WeReachTheFunctionOfAModuleThatRedirectedEarlier) {
   Open("callee", RTLD_NOW);
   const auto call = Find(Open("caller", RTLD_NOW), "Call");
-  const auto redirect =
-      Find(Open("redirecting", RTLD_NOW), "RedirectToDoubled");
+  const auto redirect = Find(Open("redirecting", RTLD_NOW), "Redirect");
   redirect(0);
-  void* original = nullptr;
-  auto redirections = Redirections();
-  redirections[0].original = &original;
-  RedirectCalls(redirections);
-  EXPECT_EQ(call(1), 1 + kRedirected);
-  EXPECT_EQ(reinterpret_cast<Function>(original)(1), 2);
+  RedirectCalls(ThatAdd());
+  EXPECT_EQ(call(1), 2 * 1 + kRedirected);
+}
+
+// After an unload, the slots of all libraries are looked at again.
+ISOLATED_TEST(CallSlotsTest, AnUnloadLeavesTheOrderOfTwoModulesAsItIs) {
+  Open("callee", RTLD_NOW);
+  const auto call = Find(Open("caller", RTLD_NOW), "Call");
+  const auto redirect = Find(Open("redirecting", RTLD_NOW), "Redirect");
+  redirect(0);
+  RedirectCalls(ThatAdd());
+  for (int i = 0; i < 2; ++i) {
+    dlclose(Open("caller_now", RTLD_NOW));
+    redirect(0);
+    RedirectCalls(ThatAdd());
+    EXPECT_EQ(call(1), 2 * 1 + kRedirected);
+    dlclose(Open("caller_now", RTLD_NOW));
+    RedirectCalls(ThatAdd());
+    redirect(0);
+    EXPECT_EQ(call(1), 2 * 1 + kRedirected);
+  }
+}
+
+ISOLATED_TEST(CallSlotsTest, ALibraryThatIsLoadedLaterReachesBothModules) {
+  Open("callee", RTLD_NOW);
+  const auto redirect = Find(Open("redirecting", RTLD_NOW), "Redirect");
+  redirect(0);
+  RedirectCalls(ThatAdd());
+  const auto call = Find(Open("caller", RTLD_NOW), "Call");
+  RedirectCalls(ThatAdd());
+  EXPECT_EQ(call(1), 2 * 1 + kRedirected);
+  redirect(0);
+  EXPECT_EQ(call(1), 2 * 1 + kRedirected);
 }
 
 ISOLATED_TEST(CallSlotsTest, SlotsInMemoryThatIsReadOnlyAreWritten) {

@@ -29,7 +29,7 @@ int Doubled(int value) {
 }  // namespace
 
 // Doubles the results of the target's calls.
-extern "C" __attribute__((visibility("default"))) int RedirectToDoubled(int) {
+extern "C" __attribute__((visibility("default"))) int Redirect(int) {
   static const std::vector<Redirection> redirections = {
       {"_ZN21call_redirection_test6TargetE",
        "i",
