@@ -183,6 +183,14 @@ def device_tests() -> set[str]:
     }
 
 
+def test_the_names_of_device_tests_show_that_they_need_the_test_device():
+    # The patterns of test/custom_runtime/host_device/CMakeLists.txt.
+    needs_device = re.compile("test_thread_.*|test_.*_device")
+    tests = device_tests()
+    assert tests
+    assert [t for t in tests if not needs_device.fullmatch(t)] == []
+
+
 def test_paddles_build_runs_tests_on_the_test_device(registered):
     tests = device_tests()
     assert tests
