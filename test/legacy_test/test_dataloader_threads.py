@@ -168,6 +168,13 @@ class TestWorkers(WorkersTestCase):
         )
         self.assertIsNone(get_worker_info())
 
+    @unittest.skipUnless(sys.platform == "linux", "workers are not forked here")
+    def test_worker_processes_that_a_worker_thread_forks_have_their_own_info(
+        self,
+    ):
+        (batch,) = load(Items(workers_of_processes, 1), num_workers=1)
+        self.assertEqual(batch.tolist(), [[[0, 2], [1, 2]]])
+
     def test_dataset_attributes_that_a_worker_sets_are_its_own(self):
         dataset = Share()
         batches = [
@@ -366,6 +373,12 @@ def number(i):
 def worker_of(i):
     info = get_worker_info()
     return np.array([info.id, info.num_workers])
+
+
+def workers_of_processes(i):
+    """Returns the info of two worker processes."""
+    batches = load(Items(worker_of, 2), num_workers=2, worker_type="process")
+    return np.concatenate([batch.numpy() for batch in batches])
 
 
 def ident(i):

@@ -44,6 +44,26 @@ SPAWN = """
 if __name__ == "__main__":
     dist.spawn(reduce, nprocs=2, backend="shm")
 """
+RETURN = """
+import sys
+import paddle
+import paddle.distributed as dist
+
+def reduce():
+    dist.init_parallel_env()
+    if dist.get_rank() == 1:
+        return
+    try:
+        dist.all_reduce(paddle.ones([1]))
+        text = "rank 1 took part"
+    except RuntimeError as error:
+        text = str(error)
+    with open(sys.argv[1], "a") as report:
+        report.write(text)
+
+if __name__ == "__main__":
+    dist.spawn(reduce, nprocs=2, backend="shm", start_method=sys.argv[2])
+"""
 REFUSE = """
 import sys
 import paddle
@@ -141,20 +161,33 @@ class TestShmStart(RanksTestCase):
         self.report = os.path.join(folder.name, "report")
         self.script = os.path.join(folder.name, "script.py")
 
-    def run_job(self, command, script, **environment):
-        """Runs a script and checks that two ranks have used the backend."""
+    def report_of(self, command, script, *arguments, **environment):
+        """Runs a script and returns the lines of its report."""
         with open(self.script, "w") as file:
             file.write(script)
         run_command(
             self,
-            [*command, self.script, self.report],
+            [*command, self.script, self.report, *arguments],
             {**pristine_environment(), **environment},
         )
         with open(self.report) as report:
-            self.assertEqual(sorted(report), ["SHM 0\n", "SHM 1\n"])
+            return list(report)
+
+    def run_job(self, command, script, **environment):
+        """Runs a script and checks that two ranks have used the backend."""
+        report = self.report_of(command, script, **environment)
+        self.assertEqual(sorted(report), ["SHM 0\n", "SHM 1\n"])
 
     def test_spawn(self):
         self.run_job([sys.executable], REDUCE + SPAWN)
+
+    def test_rank_whose_function_returns_has_left(self):
+        for method in ("fork", "spawn"):
+            with self.subTest(method):
+                (text,) = self.report_of([sys.executable], RETURN, method)
+                self.assertIn("rank 1", text.lower())
+                self.assertIn("has left", text)
+                os.remove(self.report)
 
     def test_launch(self):
         folder = os.path.dirname(self.script)

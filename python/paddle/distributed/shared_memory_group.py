@@ -24,6 +24,7 @@ import datetime
 import os
 import socket
 import time
+from multiprocessing import parent_process, util
 from typing import TYPE_CHECKING, Any
 
 from paddle.base import core
@@ -107,6 +108,10 @@ def join(
         # atexit runs the last registered function first, so this runs before
         # Paddle destroys its groups.
         atexit.register(_leave_all)
+        if parent_process() is not None:
+            # Children that multiprocessing forks skip atexit handlers. Worker
+            # threads are stopped before, with a higher priority.
+            util.Finalize(None, _leave_all, exitpriority=5)
     _joined.append(group)
     return group
 
