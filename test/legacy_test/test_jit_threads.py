@@ -546,6 +546,24 @@ class TestForks(JitTestCase):
         self.assertEqual(status, 0)
         self.assertEqual(wrong_answers(layer, 2, 3), 0)
 
+    def test_a_child_inherits_no_lock_that_another_thread_holds(self):
+        held, forked = threading.Event(), threading.Event()
+
+        def hold():
+            with programs._taking, programs._checking:
+                held.set()
+                self.assertTrue(forked.wait(WAIT_S))
+
+        def in_child() -> int:
+            locks = (programs._taking, programs._checking)
+            return not all(lock.acquire(timeout=1) for lock in locks)
+
+        worker = Worker(hold)
+        self.assertTrue(held.wait(WAIT_S))
+        self.assertEqual(self.child_result(in_child), 0)
+        forked.set()
+        worker.result()
+
     def check_build_after_fork(self, fork_in: Callable) -> None:
         """`fork_in` calls its argument while the thread builds, and returns.
         Afterwards, another thread builds, in the parent and in the child."""

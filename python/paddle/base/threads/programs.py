@@ -133,8 +133,10 @@ def _unlock_in_parent() -> None:
 
 @fork.run_in_child(fork.Step.PROGRAMS)
 def _unlock_in_child(was_main: bool) -> None:
-    global _building, _forks
+    global _building, _checking, _forks, _taking
     _forks += 1
+    # Other threads hold these only for a moment, and not while they fork.
+    _checking, _taking = threading.Lock(), threading.Lock()
     if not _unlock():
         # The threads that hold these locks are not in the child.
         _building = threading.RLock()
