@@ -470,13 +470,12 @@ void WriteSlots(Plan plan) {
   auto& slots = plan.slots;
   slots.erase(std::remove_if(slots.begin(), slots.end(), WasRedirectedSince),
               slots.end());
-  std::stable_sort(plan.slots.begin(),
-                   plan.slots.end(),
-                   [](const Slot& one, const Slot& other) {
-                     return one.redirection < other.redirection;
-                   });
+  std::stable_sort(
+      slots.begin(), slots.end(), [](const Slot& one, const Slot& other) {
+        return one.redirection < other.redirection;
+      });
   // Steps that can fail come first.
-  for (const auto& slot : plan.slots) {
+  for (const auto& slot : slots) {
     if (!slot.is_read_only || Protect(slot, PROT_READ | PROT_WRITE)) continue;
     throw std::runtime_error(
         "Cannot write to the slot of " + WholeName(*slot.redirection) + ": " +
@@ -484,13 +483,13 @@ void WriteSlots(Plan plan) {
         ". Redirecting its calls needs mprotect: please allow it.");
   }
   SetOriginals(plan);
-  for (const auto& slot : plan.slots) {
+  for (const auto& slot : slots) {
     // Release: a thread that calls through the slot sees the original, and the
     // slots of earlier redirections.
     __atomic_store_n(
         slot.address, slot.redirection->function, __ATOMIC_RELEASE);
   }
-  for (const auto& slot : plan.slots) {
+  for (const auto& slot : slots) {
     if (slot.is_read_only) Protect(slot, PROT_READ);
   }
 }

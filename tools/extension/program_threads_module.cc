@@ -149,8 +149,8 @@ class RunNumbers {
     runs_[scope] = {++last_, /*is_in_backward=*/false};
     (*attributes)[kAttribute] = last_;
   }
-  // Begins the backward pass of a node. Returns false if the node's run has no
-  // longer the scope, or is in a backward pass.
+  // Begins the backward pass of a node. Returns false if the node's run no
+  // longer has the scope, or is in a backward pass.
   bool BeginBackward(const Scope* scope, const AttributeMap& attributes) {
     const auto number = attributes.find(kAttribute);
     // The forward pass ran before this module was loaded.
@@ -228,11 +228,14 @@ bool BelongsToCopiedNode() {
   return gradient_depth > 0 && !is_in_run && PyGILState_Check() == 0;
 }
 
-void FreeVariables(Scope* scope, const void* kept) {
-  if (BelongsToCopiedNode()) return;
-  reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, kept);
+void EndRun(Scope* scope, const void* kept) {
+  reinterpret_cast<decltype(&EndRun)>(free_variables)(scope, kept);
   run_numbers()->End(scope);
   ReturnScope(scope);
+}
+
+void FreeVariables(Scope* scope, const void* kept) {
+  if (!BelongsToCopiedNode()) EndRun(scope, kept);
 }
 
 // A failed run leaves its inputs in its scope. In the mode of the flag, later
@@ -241,9 +244,7 @@ void FreeVariables(Scope* scope, const void* kept) {
 void FreeVariablesOfFailedRun(Scope* scope) {
   if (FLAGS_parameters_persistent_mode_in_dy2st) return;
   const std::unordered_set<std::string_view> kept;
-  reinterpret_cast<decltype(&FreeVariables)>(free_variables)(scope, &kept);
-  run_numbers()->End(scope);
-  ReturnScope(scope);
+  EndRun(scope, &kept);
 }
 
 // RAII guard: sets whether the thread is in a run; restores it afterwards.

@@ -264,7 +264,5 @@ for _ in range(100):
 """
 
 
-def test_one_of_two_concurrent_backward_passes_of_a_call_fails(
-    output_of,
-):
+def test_one_of_two_concurrent_backward_passes_of_a_call_fails(output_of):
     output_of(ONE_CALL)

@@ -135,7 +135,7 @@ def _unlock_in_parent() -> None:
 def _unlock_in_child(was_main: bool) -> None:
     global _building, _checking, _forks, _taking
     _forks += 1
-    # Other threads hold these only for a moment, and not while they fork.
+    # Another thread may have held these at the fork.
     _checking, _taking = threading.Lock(), threading.Lock()
     if not _unlock():
         # The threads that hold these locks are not in the child.

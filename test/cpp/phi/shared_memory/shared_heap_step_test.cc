@@ -367,8 +367,8 @@ ISOLATED_TEST(SharedHeapStepTest,
   });
 }
 
-// The process that looks has every lock for a moment. Meanwhile another one
-// that attaches finds no free slot.
+// The checking process has every lock for a moment. Meanwhile, a process that
+// attaches finds no free slot and has to wait.
 ISOLATED_TEST(SharedHeapStepTest,
               AProcessAttachesWhileAnotherChecksWhetherItIsTheLastOne) {
   AtEachStop(10, [](Stop* stop) {
