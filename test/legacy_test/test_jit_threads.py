@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -55,6 +56,10 @@ THREADS = 4
 CALLS = 25
 NONE_WRONG = [0] * THREADS
 SECOND_PASS = "second backward pass .* Call the layer again"
+
+
+def build_on_a_thread() -> None:
+    assert in_thread(square_gradient) == [6.0]
 
 
 class TestLoadedLayer(JitTestCase):
@@ -564,6 +569,23 @@ class TestForks(JitTestCase):
         forked.set()
         worker.result()
 
+    def test_a_process_that_a_hook_has_started_builds_on_any_thread(self):
+        def start_process(gradient):
+            process.start()
+
+        process = multiprocessing.get_context("fork").Process(
+            target=build_on_a_thread
+        )
+        x = paddle.ones([2])
+        x.stop_gradient = False
+        y = 2 * x
+        y.register_hook(start_process)
+        paddle.grad(y.sum(), x)
+        process.join(WAIT_S)
+        if process.exitcode is None:
+            process.kill()
+        self.assertEqual(process.exitcode, 0)
+
     def check_build_after_fork(self, fork_in: Callable) -> None:
         """`fork_in` calls its argument while the thread builds, and returns.
         Afterwards, another thread builds, in the parent and in the child."""
@@ -675,7 +697,7 @@ class TestWhereThreadsAreNotSafe(JitTestCase):
         for name, value in {
             "core": mock.Mock(wraps=core, libpaddle=_Refusing()),
             "_native": None,
-            "_refusal": None,
+            "_native_error": None,
             "_only_thread": None,
         }.items():
             patch = mock.patch.object(programs, name, value)
@@ -752,11 +774,17 @@ case.doCleanups()
 LEGACY_ONE_INTERPRETER = """
 import sys
 sys.path.insert(0, {folder!r})
+import paddle
 from concurrent_base import in_thread
 from jit_threads_base import JitTestCase, wrong_answers
 case = JitTestCase()
 case.setUp()
 layer = case.loaded()
+assert wrong_answers(layer, 0, 2) == 0
+paddle.set_flags({{
+    "FLAGS_enable_pir_in_executor": False,
+    "FLAGS_enable_pir_with_pt_in_dy2st": False,
+}})
 assert wrong_answers(layer, 0, 2) == 0
 try:
     in_thread(wrong_answers, layer, 1, 2)
@@ -831,6 +859,11 @@ class TestOldFormat(unittest.TestCase):
             FLAGS_enable_pir_in_executor="0",
             FLAGS_enable_pir_with_pt_in_dy2st="0",
         )
+        self.assertRegex(error, "FLAGS_enable_pir_in_executor.* are all off")
+        self.assertEqual(wrong, "0")
+
+    def test_flags_that_change_after_the_first_run_count(self):
+        error, wrong = self.run_legacy(LEGACY_ONE_INTERPRETER)
         self.assertRegex(error, "FLAGS_enable_pir_in_executor.* are all off")
         self.assertEqual(wrong, "0")
 

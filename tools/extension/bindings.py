@@ -48,7 +48,7 @@ _NAMES = frozenset(
     )
     if find_spec(f"{__package__}.{name}")
 )
-# Those whose import has begun.
+# Those whose import has begun, and has not failed.
 _begun: set[str] = set()
 # What _UnloadedSharedStorage keeps alive, by a reference to the user.
 _kept: dict[weakref.ref, paddle.Tensor] = {}
@@ -108,6 +108,7 @@ def _import_binding(name: str) -> ModuleType | _UnloadedSharedStorage:
     try:
         binding = importlib.import_module(f"{__package__}.{name}")
     except (ImportError, OSError) as error:
+        _begun.discard(name)
         if name != "_shared_storage":
             raise
         # Not kept: a later import may succeed.

@@ -304,3 +304,23 @@ assert os.waitpid(child, 0)[1] == 0
     done = run_paddle("-c", script)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
+
+
+def test_a_fork_does_not_repeat_a_failed_import(run_paddle):
+    check(
+        run_paddle,
+        f"""{NO_DESCRIPTOR}
+try:
+    libpaddle._program_threads
+except ImportError:
+    pass
+else:
+    raise AssertionError("loaded without a descriptor")
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert "paddle.base._program_threads" not in sys.modules
+""",
+    )

@@ -34,6 +34,7 @@ import functools
 import threading
 import time
 import warnings
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
@@ -147,13 +148,22 @@ def _unlock_in_child(was_main: bool) -> None:
 # A child must not inherit a program that another thread has half built.
 fork.before_fork(_lock, _unlock_in_parent)
 
+
+def _abandon_lock() -> None:
+    global _building
+    if _building._is_owned():
+        _building = threading.RLock()
+
+
+# A child of multiprocessing never returns to the trace or the gradient hook
+# that started it, and so never releases the lock that it inherits.
+util.register_after_fork(_abandon_lock, lambda abandon: abandon())
+
 _taking = threading.Lock()
-# If programs cannot run on several threads of this process: the reason, and the
-# only thread that may run them.
-_refusal: str | None = None
+# Why _native cannot be loaded.
+_native_error: str | None = None
+# If programs cannot run on several threads: the only thread that may run them.
 _only_thread: threading.Thread | None = None
-# Whether the first program has checked the flags.
-_checked_flags = False
 _checking = threading.Lock()
 
 
@@ -164,31 +174,22 @@ def _allow_threads() -> None:
     does. Requires: the building lock.
 
     Raises:
-        RuntimeError: as `_check_is_only_thread`.
+        RuntimeError: another thread that has run a program is still alive. The
+            message says why programs cannot run on several threads.
     """
-    global _checked_flags, _refusal
     _load_native()
-    if not _checked_flags:
-        _checked_flags = True
-        if _shares_interpreters():
-            _refusal = (
-                f"{', '.join(_PIR_FLAGS)} are all off, so that all runs of a "
-                "program use one interpreter. Set one of them, or run all "
-                "programs on one thread."
-            )
-    if _refusal is not None:
-        _check_is_only_thread()
+    _check_may_run()
 
 
 def _load_native() -> None:
     """Requires: the building lock, so that no fork occurs meanwhile."""
-    global _native, _refusal
-    if _native is not None or _refusal is not None:
+    global _native, _native_error
+    if _native is not None or _native_error is not None:
         return
     try:
         _native = core.libpaddle._program_threads
     except ImportError as error:
-        _refusal = str(error.__cause__ or error)
+        _native_error = str(error.__cause__ or error)
 
 
 def lock_building() -> object | None:
@@ -197,7 +198,7 @@ def lock_building() -> object | None:
     returned object. Threads that wait do not keep the GIL. Returns None if this
     Paddle has no such lock. Thread-safe.
     """
-    if _native is None and _refusal is None:
+    if _native is None and _native_error is None:
         # Bounded, because a hook of paddle.grad, which holds this lock, may
         # wait for the calling thread.
         locked = _building.acquire(timeout=_FORK_WAIT_S)
@@ -209,20 +210,27 @@ def lock_building() -> object | None:
     return None if _native is None else _native.BuildGuard()
 
 
-def _shares_interpreters() -> bool:
-    """Returns whether the cache of interpreters ignores the scope of a run."""
-    from paddle.base.framework import get_flags
+def _refusal() -> str | None:
+    """Returns why programs cannot run on several threads, or None if they can."""
+    if _native_error is not None:
+        return _native_error
+    flags = core.globals()
+    if any(flags[name] for name in _PIR_FLAGS):
+        return None
+    # The cache of interpreters then ignores the scope of a run.
+    return (
+        f"{', '.join(_PIR_FLAGS)} are all off, so that all runs of a program "
+        "use one interpreter. Set one of them, or run all programs on one "
+        "thread."
+    )
 
-    return not any(get_flags([*_PIR_FLAGS]).values())
 
-
-def _check_is_only_thread() -> None:
-    """
-    Raises:
-        RuntimeError: another thread that has run a program is still alive. The
-            message says why programs cannot run on several threads.
-    """
+def _check_may_run() -> None:
+    """Raises a RuntimeError as `_allow_threads`."""
     global _only_thread
+    reason = _refusal()
+    if reason is None:
+        return
     thread = threading.current_thread()
     with _checking:
         if _only_thread is None or not _only_thread.is_alive():
@@ -232,7 +240,7 @@ def _check_is_only_thread() -> None:
     raise RuntimeError(
         f"Thread {thread.name!r} cannot run a program of to_static or "
         f"jit.load, since thread {_only_thread.name!r} has run one, and "
-        f"programs cannot run on several threads of this process: {_refusal}"
+        f"programs cannot run on several threads of this process: {reason}"
     )
 
 
@@ -324,8 +332,7 @@ def take_scope(
         # threads.
         program = (program, _forks)
     scopes = scopes_of_programs.setdefault(program, [])
-    if _refusal is not None:
-        _check_is_only_thread()
+    _check_may_run()
     scope = _take_one(scopes)
     if scope is None and _native is not None:
         # The scope of a call that failed before its run began.
