@@ -103,6 +103,16 @@ class TestEventWait(unittest.TestCase):
         check_pending(event)
         self.assertEqual(early, [2.0] * 4)
 
+    @with_ample_delay
+    def test_wait_stream_orders_a_stream_of_another_device(self):
+        in_thread(self.scale_late)
+        consumer = Stream(name_of(1))
+        consumer.wait_stream(self.stream)
+        check_pending(consumer)
+        consumer.synchronize()
+        self.assertTrue(self.stream.query())
+        self.assertEqual(self.x.tolist(), [3.0] * 4)
+
     def test_elapsed_time_raises_a_clear_error(self):
         first, last = Event(enable_timing=True), Event(enable_timing=True)
         with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):

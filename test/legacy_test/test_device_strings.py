@@ -74,6 +74,7 @@ TAKERS = (
     paddle.device.get_device_properties,
     paddle.device.custom_device.get_rng_state,
     paddle.cuda.current_stream,
+    paddle.cuda.set_device,
     paddle.cuda.synchronize,
     paddle.Generator,
     paddle.device.custom_device.memory_allocated,
@@ -115,6 +116,10 @@ class TestOtherValues(ErrorTestCase):
         def tensor(device):
             return paddle.ones([1], device=device)
 
+        def operators(device):
+            with paddle.static.device_guard(device):
+                pass
+
         for value in (1.5, [1], object(), b"cpu", np.int64(0)):
             self.check_is_not_a_device(
                 value,
@@ -128,6 +133,9 @@ class TestOtherValues(ErrorTestCase):
                     device_id_of,
                     stream_from_outside,
                     tensor,
+                    paddle.ones([1]).to,
+                    paddle.nn.ReLU().to,
+                    operators,
                 ),
             )
 
@@ -139,6 +147,24 @@ class TestOtherValues(ErrorTestCase):
         for value in (True, False):
             self.check_is_not_a_device(value, (*TAKERS, device_id_of))
         self.assertEqual(framework._current_expected_place_(), before)
+
+    def test_tensor_to_takes_no_index(self):
+        for value in (0, 99, True):
+            self.check_is_not_a_device(value, [paddle.ones([1]).to])
+
+    def test_paddle_device_refuses_an_unknown_type(self):
+        for name in ("nonsense", "nonsense:0"):
+            self.check_is_refused(
+                name, f"'{name}'", converters=(paddle.device.Device,)
+            )
+
+    def test_device_guard_of_operators_refuses_an_index_that_is_no_number(self):
+        def operators(device):
+            with paddle.static.device_guard(device):
+                pass
+
+        for name in ("gpu:x", "gpu:1:2"):
+            self.check_is_refused(name, f"'{name}'", converters=(operators,))
 
     def test_negative_index_is_refused(self):
         self.check_is_refused(-1, "received -1", "0 or more", converters=TAKERS)
@@ -285,6 +311,23 @@ class TestAccelerators(ErrorTestCase):
             self.assertTrue(stream.stream_base.place._equals(place))
         paddle.device.synchronize(place)
 
+    def test_paddle_device_takes_each_device_by_name_and_by_place(self):
+        for name in self.devices[:-1]:
+            here = paddle.zeros([1]).to(name)
+            for device in (
+                paddle.device.Device(name),
+                paddle.device.Device(here.place),
+                here.device,
+            ):
+                self.assertTrue(device._to_place()._equals(here.place))
+
+    def test_get_device_of_a_tensor_is_its_index(self):
+        for index, name in enumerate(self.devices[:-1]):
+            here = paddle.zeros([1]).to(name)
+            self.assertEqual(paddle.device.get_device(here), index)
+        there = paddle.zeros([1]).to("cpu")
+        self.assertEqual(paddle.device.get_device(there), -1)
+
     def test_type_without_an_index_means_the_first_device(self):
         for convert in CONVERTERS:
             self.assertEqual(convert(self.kind).get_device_id(), 0)
@@ -334,6 +377,8 @@ class TestAccelerators(ErrorTestCase):
         if self.kind == "gpu":
             self.skipTest("GPUs have their own statistics")
         statistics = (
+            paddle.device.cuda.max_memory_allocated,
+            paddle.device.cuda.memory_reserved,
             paddle.device.custom_device.max_memory_allocated,
             paddle.device.custom_device.max_memory_reserved,
             paddle.device.custom_device.memory_allocated,
@@ -379,7 +424,7 @@ class TestAccelerators(ErrorTestCase):
             return paddle.device.extract_device_id(device, "a test")
 
         self.assertEqual(device_id_of(self.devices[0]), 0)
-        for wrong in ("nonsense:0", f"{self.kind}:x"):
+        for wrong in ("nonsense:0", f"{self.kind}:x", f"{self.kind}:99"):
             self.check_is_refused(wrong, wrong, converters=(device_id_of,))
 
     def test_error_names_a_launch_variable_that_is_not_a_number(self):
@@ -396,18 +441,23 @@ class TestAccelerators(ErrorTestCase):
 
 class TestIndicesOfOtherFunctions(ErrorTestCase):
     def test_index_that_is_not_a_number_is_refused(self):
-        def device_id_of(device):
-            return paddle.device.extract_device_id(device, "a test")
-
         self.check_is_refused(
             "gpu:x",
             "'gpu:x'",
             "must be a number",
-            converters=(
-                device_id_of,
-                paddle.device.Device,
-                paddle.device.cuda.synchronize,
-            ),
+            converters=(paddle.device.Device, paddle.device.cuda.synchronize),
+        )
+
+    def test_digits_of_other_scripts_are_not_numbers(self):
+        self.check_is_refused(
+            "gpu:\u0663", "must be a number", converters=(paddle.device.Device,)
+        )
+
+    def test_memory_info_refuses_an_index_without_a_gpu(self):
+        if core.is_compiled_with_cuda():
+            self.skipTest("GPUs have memory info")
+        self.check_is_refused(
+            0, "'gpu:0'", converters=(paddle.cuda.mem_get_info,)
         )
 
     def test_index_in_a_variable_is_its_first_number(self):

@@ -199,6 +199,61 @@ class TestStreamOfAnotherDevice(StreamTestCase):
 
 
 @on_every_device_list
+class TestEventsOfAnotherDevice(StreamTestCase):
+    def setUp(self):
+        super().setUp()
+        self.stream = Stream(self.second_accelerator())
+
+    def check_event(self):
+        event = self.stream.record_event()
+        event.synchronize()
+        self.assertTrue(event.query())
+        self.assertEqual(str(event.device), str(self.stream.device))
+
+    def test_stream_records_an_event_whatever_the_current_device(self):
+        self.check_event()
+        with paddle.device.device_guard("cpu"):
+            self.check_event()
+        in_thread(self.check_event)
+
+    def test_streams_of_two_devices_wait_for_each_other(self):
+        other = Stream()
+        other.wait_stream(self.stream)
+        self.stream.wait_stream(other)
+        other.synchronize()
+        self.stream.synchronize()
+        self.assertTrue(other.query() and self.stream.query())
+
+
+@on_every_device_list
+class TestEquality(StreamTestCase):
+    def test_objects_of_one_stream_are_equal(self):
+        stream = Stream()
+        with stream_guard(stream):
+            current = paddle.device.current_stream()
+        self.assertIsNot(current, stream)
+        self.assertEqual(current, stream)
+        self.assertEqual(hash(current), hash(stream))
+
+    def test_different_streams_and_other_objects_are_not_equal(self):
+        stream = Stream()
+        for other in (Stream(), default_stream(), None, 1):
+            self.assertNotEqual(stream, other)
+
+
+@on_every_device_list
+class TestOnTheCpu(StreamTestCase):
+    def test_streams_and_events_name_the_devices_that_have_them(self):
+        with paddle.device.device_guard("cpu"):
+            for make in (Stream, paddle.device.Event):
+                with self.assertRaisesRegex(
+                    TypeError,
+                    f"received Place\\(cpu\\). .*{self.accelerators[0]}",
+                ):
+                    make()
+
+
+@on_every_device_list
 class TestSeveralStreams(StreamTestCase):
     def setUp(self):
         super().setUp()

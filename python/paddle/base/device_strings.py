@@ -183,7 +183,7 @@ def parse_index(index: str, device: str) -> int:
     Raises:
         ValueError: it is not a number.
     """
-    if not index.strip().isdecimal():
+    if not (index.isascii() and index.strip().isdecimal()):
         raise _error(
             f"A device index must be a number such as 0, but "
             f"{device!r} has {index!r}."
@@ -207,6 +207,19 @@ def _type_named(name: str, device: str) -> str:
             f"'gpu:0', but received {device!r}."
         )
     _check_is_compiled(kind, device)
+    return kind
+
+
+def custom_type(device: str) -> str:
+    """
+    Returns the type of `device`, the name of a plugin's device.
+
+    Raises:
+        ValueError: no plugin registered the type.
+    """
+    kind = _type_named(device.partition(":")[0], device)
+    if kind not in (core.get_all_custom_device_type() or []):
+        raise _error(f"The device must be a plugin's, but received {device!r}.")
     return kind
 
 
@@ -268,6 +281,12 @@ def place_of(
     return core.CustomPlace(kind, number)
 
 
+def _place_among(kind: str, device: str | int | core.Place) -> core.Place:
+    """Returns the place of `device`. An index is one of a device of `kind`."""
+    name = name_of_index(device, kind) if isinstance(device, int) else device
+    return place_of(name) if isinstance(name, str) else checked_place(name)
+
+
 def custom_device_id(device: str | int | core.Place | None) -> int:
     """
     Returns the index of a device for `paddle.device.custom_device`. That module
@@ -281,8 +300,7 @@ def custom_device_id(device: str | int | core.Place | None) -> int:
     if device is None:
         return 0
     kind = (core.get_all_custom_device_type() or ["cpu"])[0]
-    name = name_of_index(device, kind) if isinstance(device, int) else device
-    place = place_of(name) if isinstance(name, str) else checked_place(name)
+    place = _place_among(kind, device)
     if not place.is_custom_place():
         raise _error(
             f"The device must be a plugin's device, but received {device!r}."
@@ -293,6 +311,26 @@ def custom_device_id(device: str | int | core.Place | None) -> int:
             f"paddle.device.custom_device supports, but received {device!r}."
         )
     return place.custom_device_id()
+
+
+def accelerator_id(device: str | int | core.Place | None) -> int:
+    """
+    Returns the index of a device for functions that support GPUs or, where
+    Paddle is compiled without CUDA, the devices of the first plugin. None means
+    the current GPU, or the plugin's device 0.
+
+    Raises:
+        DeviceTypeError: `device` cannot be a device.
+        ValueError: the device does not exist.
+    """
+    if not core.is_compiled_with_cuda():
+        return custom_device_id(device)
+    if device is None:
+        return core.get_cuda_current_device_id()
+    place = _place_among("gpu", device)
+    if not place.is_gpu_place():
+        raise _error(f"The device must be a GPU, but received {device!r}.")
+    return place.gpu_device_id()
 
 
 def place_of_memory(place: str) -> core.Place:

@@ -34,8 +34,12 @@ def _needs_accelerator(name: str) -> Callable[..., NoReturn]:
 create_event = _needs_accelerator("Event")
 create_stream = _needs_accelerator("Stream")
 get_device_properties = _needs_accelerator("get_device_properties")
+max_memory_allocated = _needs_accelerator("max_memory_allocated")
+max_memory_reserved = _needs_accelerator("max_memory_reserved")
 memory_allocated = _needs_accelerator("memory_allocated")
 memory_reserved = _needs_accelerator("memory_reserved")
+reset_max_memory_allocated = _needs_accelerator("reset_max_memory_allocated")
+reset_max_memory_reserved = _needs_accelerator("reset_max_memory_reserved")
 
 
 def empty_cache() -> None:

@@ -211,7 +211,7 @@ def lock_building() -> object | None:
 
 
 def _refusal() -> str | None:
-    """Returns why programs cannot run on several threads, or None if they can."""
+    """Returns why several threads cannot run programs, or None if they can."""
     if _native_error is not None:
         return _native_error
     flags = core.globals()
