@@ -126,6 +126,10 @@ class TestSameAsProcesses(unittest.TestCase):
     def test_samples_that_are_not_collated(self):
         self.check(Items(mixed, 9), batch_size=None)
 
+    def test_batches_without_tensors(self):
+        self.check(Items(str, 9), batch_size=2)
+        self.check(Items(str, 9), batch_size=None)
+
     def test_custom_collate_function(self):
         self.check(Items(mixed, 9), batch_size=2, collate_fn=first_array)
 

@@ -15,15 +15,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = []
 
 # Worker threads exist only after it was imported, which takes time.
 _WORKER_THREAD = "paddle.incubate.multiprocessing.worker_thread"
+
+
+def woken_when_stopped(
+    wake: Callable[[], object],
+) -> AbstractContextManager[None]:
+    """
+    Returns a context for a wait that only `wake` can end. If the calling thread
+    is a worker thread that is asked to stop, `wake` is called, and the thread
+    ends.
+    """
+    # Another thread may be importing it.
+    woken_by = getattr(sys.modules.get(_WORKER_THREAD), "woken_by", None)
+    return contextlib.nullcontext() if woken_by is None else woken_by(wake)
 
 
 def interruptible_next(
@@ -47,8 +64,7 @@ def interruptible_next(
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
-        woken_by = getattr(sys.modules.get(_WORKER_THREAD), "woken_by", None)
-        if woken_by is None:
+        if _WORKER_THREAD not in sys.modules:
             return next_batch(iterator)
         name = threading.current_thread().name
 
@@ -57,7 +73,7 @@ def interruptible_next(
             vars(iterator).setdefault("_stopped_thread", name)
             iterator._exit_thread_unexpectedly()
 
-        with woken_by(end_iterator):
+        with woken_when_stopped(end_iterator):
             return checked_next(iterator)
 
     return wrapped

@@ -44,8 +44,8 @@ from paddle.base.shared_storage import (
 )
 from paddle.pir.core import vartype_to_datatype
 
+from .batches_without_tensors import flatten_batch
 from .collate import default_collate_fn
-from .flat import _flatten_batch
 
 if TYPE_CHECKING:
     import paddle
@@ -261,7 +261,7 @@ class _SharedBatch:
     """
 
     def __init__(self, batch: Any, arena: _Arena) -> None:
-        fields, self.structure = _flatten_batch(batch)
+        fields, self.structure = flatten_batch(batch)
         self._separate: list[core.DenseTensor] = []
         self._order: list[int] = []
         views: dict[int, list[tuple]] = {}

@@ -44,6 +44,7 @@ from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
 from .flat import _flatten_batch, _restore_batch
 from .iterator_lifetime import enforce_same_process
+from .turns import Turns, takes_turns
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
       :class:`paddle.multiprocessing.WorkerThread`, and creates its tensors on
       that thread's device.
 
-    Only one thread at a time may take batches. The workers end with the
+    Several threads may take batches from one iterator. The workers end with the
     iteration, or when the iterator is dropped, always after a whole sample.
 
     Raises:
@@ -336,6 +337,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
+        self._turns = Turns()
         self._epoch.closed.set()
         self._epoch = self._new_epoch()
         self._exhausted: set[int] = set()
@@ -375,6 +377,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         )
         self._next_task += 1
 
+    @takes_turns
     def __next__(self) -> Any:
         if not in_profiler_mode():
             return self._next()

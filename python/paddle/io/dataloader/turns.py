@@ -1,0 +1,91 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Lets several threads take batches from one iterator over a DataLoader."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import Any, Callable
+
+from .interruption import woken_when_stopped
+
+__all__ = []
+
+
+class Turns:
+    """
+    The turns of the threads that take the batches of one epoch. A WorkerThread
+    that is stopped while it waits for its turn ends.
+    """
+
+    # Whether a thread has found the end of the epoch.
+    has_ended = False
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler may stop a waiting thread on this one.
+        self._changed = threading.Condition(threading.RLock())
+        self._is_taken = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._is_taken:
+                self._wait()
+            self._is_taken = True
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._is_taken = False
+            # All, because the one that is woken may end instead.
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        stops = []
+
+        def wake() -> None:
+            with self._changed:
+                stops.append(True)
+                self._changed.notify_all()
+
+        with woken_when_stopped(wake):
+            self._changed.wait_for(lambda: stops or not self._is_taken)
+
+
+def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """
+    Decorates the `__next__` of an iterator over a DataLoader. One thread at a
+    time takes a batch; the others wait for their turn. After the last batch,
+    each call raises StopIteration. The iterator has a new `_turns` for each
+    epoch.
+
+    The decorated function is thread-safe.
+    """
+
+    @functools.wraps(next_batch)
+    def next_in_turn(iterator: Any) -> Any:
+        if iterator._process != os.getpid():
+            # It raises. The thread whose turn it is may not exist here.
+            return next_batch(iterator)
+        turns = iterator._turns
+        with turns:
+            if turns.has_ended:
+                raise StopIteration
+            try:
+                return next_batch(iterator)
+            except StopIteration:
+                turns.has_ended = True
+                raise
+
+    return next_in_turn

@@ -1,0 +1,117 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Several threads that take batches from one iterator over a DataLoader."""
+
+from __future__ import annotations
+
+import threading
+import time
+import unittest
+from itertools import chain
+from typing import Any
+
+from concurrent_base import WAIT_S, Worker
+
+import paddle
+from paddle.io import DataLoader, Dataset, IterableDataset
+from paddle.multiprocessing import WorkerThread
+
+SAMPLES = 60
+READERS = 4
+# How a DataLoader makes its batches.
+KINDS = {
+    "no workers": {},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "worker_type": "thread"},
+    "persistent processes": {"num_workers": 2, "persistent_workers": True},
+    "persistent threads": {
+        "num_workers": 2,
+        "worker_type": "thread",
+        "persistent_workers": True,
+    },
+}
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return paddle.to_tensor([i], "int64")
+
+
+class Blocked(IterableDataset):
+    """Its sample after the first comes once `proceed` is set."""
+
+    def __init__(self):
+        self.asked, self.proceed = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        yield paddle.zeros([1])
+        self.asked.set()
+        assert self.proceed.wait(WAIT_S)
+        yield paddle.ones([1])
+
+
+def numbers_in(batches: Any) -> list[int]:
+    return [batch.item() for batch in batches]
+
+
+class TestReaders(unittest.TestCase):
+    def setUp(self):
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device("cpu")
+
+    def each_kind(self):
+        for name, arguments in KINDS.items():
+            with self.subTest(kind=name):
+                yield DataLoader(Numbers(), batch_size=None, **arguments)
+
+    def test_each_batch_goes_to_one_thread(self):
+        for loader in self.each_kind():
+            for _ in range(2):
+                iterator = iter(loader)
+                readers = [Worker(numbers_in, iterator) for _ in range(READERS)]
+                taken = [reader.result() for reader in readers]
+                self.assertEqual(sorted(chain(*taken)), list(range(SAMPLES)))
+                for numbers in taken:
+                    self.assertEqual(numbers, sorted(numbers))
+
+    def test_an_iterator_stays_at_its_end(self):
+        for loader in self.each_kind():
+            iterator = iter(loader)
+            self.assertEqual(len(numbers_in(iterator)), SAMPLES)
+            for _ in range(3):
+                self.assertRaises(StopIteration, next, iterator)
+            self.assertEqual(len(numbers_in(loader)), SAMPLES)
+
+    def test_a_worker_thread_that_waits_for_its_turn_can_be_stopped(self):
+        dataset = Blocked()
+        iterator = iter(DataLoader(dataset, batch_size=None))
+        self.assertEqual(next(iterator).item(), 0)
+        first = Worker(next, iterator)
+        self.assertTrue(dataset.asked.wait(WAIT_S))
+        second = WorkerThread(next, [iterator])
+        second.start()
+        time.sleep(0.1)  # it waits by then, most likely; if not, it ends, too
+        second.stop()
+        second.join(WAIT_S)
+        self.assertFalse(second.is_alive())
+        self.assertTrue(first.is_alive())
+        dataset.proceed.set()
+        self.assertEqual(first.result().item(), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
