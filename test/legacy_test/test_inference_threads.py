@@ -800,6 +800,29 @@ class TestPredictorMovesBetweenThreads(OtherThread):
             self.shared.run()
             np.testing.assert_array_equal(output(self.shared), X * 3 - Y)
 
+    def test_thread_that_sets_inputs_once_may_run_many_times(self):
+        for factor in (1, 2):
+            self.other(lambda: call(self.shared, X * 10, Y))
+            self.set_inputs(X * factor, Y)
+            for _ in range(3):
+                self.shared.run()
+                np.testing.assert_array_equal(self.read(), X * factor - Y)
+
+    def test_thread_that_never_sets_inputs_may_run_many_times(self):
+        for factor in (1, 2):
+            self.other(lambda x=X * factor: self.set_inputs(x, Y))
+            for _ in range(3):
+                self.shared.run()
+                np.testing.assert_array_equal(self.read(), X * factor - Y)
+
+    def test_thread_after_its_own_request_may_run_inputs_of_another_one(self):
+        call(self.shared, X, Y)  # a warm-up
+        for factor in (2, 3):
+            self.other(lambda x=X * factor: self.set_inputs(x, Y))
+            for _ in range(3):
+                self.shared.run()
+                np.testing.assert_array_equal(self.read(), X * factor - Y)
+
     def test_inputs_from_share_external_data(self):
         self.other(lambda: call(self.shared, X, Y))
         tensors = [paddle.to_tensor(X * 2), paddle.to_tensor(Y)]
@@ -858,6 +881,46 @@ class TestThreadsThatMixTheirRequests(OtherThread):
         self.shared.get_input_handle("y").copy_from_cpu(Y)
         self.shared.run()
         np.testing.assert_array_equal(self.read(), X * 2 - Y)
+
+    def assert_run_is_refused_after_a_request_of(
+        self, request: Callable[[], Any]
+    ) -> None:
+        """Checks that this thread cannot run its earlier inputs again."""
+        call(self.shared, X, Y)
+        self.other(request)
+        for _ in range(2):
+            self.assert_refused("has overwritten 'x'", self.shared.run)
+        np.testing.assert_array_equal(call(self.shared, X, Y), X - Y)
+
+    def test_running_inputs_again_that_another_thread_has_overwritten(self):
+        def set_and_run() -> None:
+            self.set_inputs(X * 10, Y)
+            self.shared.run()
+
+        x, y = paddle.to_tensor(X * 10), paddle.to_tensor(Y)
+        for name, request in (
+            ("read", lambda: call(self.shared, X * 10, Y)),
+            ("not read", set_and_run),
+            ("on tensors", lambda: self.shared.run([x, y])),
+            (
+                "one input",
+                lambda: [self.set_x(X * 10), self.shared.run(), self.read()],
+            ),
+            (
+                "only reshaped",
+                lambda: self.shared.get_input_handle("x").reshape([4]),
+            ),
+        ):
+            with self.subTest(name):
+                self.shared = self.predictor(PAIR)
+                self.assert_run_is_refused_after_a_request_of(request)
+
+    def test_running_inputs_again_after_a_run_for_another_thread(self):
+        call(self.shared, X, Y)
+        self.other(lambda: self.set_inputs(X * 10, Y))
+        self.shared.run()
+        in_thread(call, self.shared, X * 20, Y)
+        self.assert_refused("has overwritten 'x', 'y'", self.shared.run)
 
     def test_reshape_overwrites_an_input(self):
         self.set_inputs(X, Y)

@@ -380,6 +380,7 @@ class PredictorState {
     void SetInput(const std::string& name) {
       of_->Overwrite(name, me_);
       of_->writers_[name] = me_;
+      of_->inputs_ = Inputs::kSet;
       Request* const mine = of_->Mine(me_);
       mine->overwritten.erase(name);
       mine->is_open = true;
@@ -392,12 +393,15 @@ class PredictorState {
 
     // For a call that removes another thread's data from an input.
     void DropInput(const std::string& name) {
-      if (of_->Overwrite(name, me_)) of_->writers_.erase(name);
+      if (!of_->Overwrite(name, me_)) return;
+      of_->writers_.erase(name);
+      if (of_->inputs_ == Inputs::kAsRun) of_->inputs_ = Inputs::kDropped;
     }
 
     void CheckMayRun() {
       const Request* const mine = of_->Find(me_);
-      if (mine != nullptr && mine->WasOverwritten()) {
+      if (mine == nullptr || mine->overwritten.empty()) return;
+      if (mine->is_open || !of_->MayRunInputsOfOthers(me_)) {
         of_->FailOverwritten("run", *mine);
       }
     }
@@ -423,6 +427,7 @@ class PredictorState {
       }
       of_->last_run_for_ = std::move(runs_for_);
       of_->last_runner_ = me_;
+      of_->inputs_ = Inputs::kAsRun;
       of_->unread_.insert(of_->output_names_.begin(), of_->output_names_.end());
     }
 
@@ -497,6 +502,13 @@ class PredictorState {
     bool WasOverwritten() const { return is_open && !overwritten.empty(); }
   };
 
+  // The inputs since the last run.
+  enum class Inputs {
+    kAsRun,    // no thread has overwritten another thread's input
+    kSet,      // a thread has set one
+    kDropped,  // none was set, but a thread has removed another thread's data
+  };
+
   Request* Find(uint64_t id) {
     const auto found = requests_.find(id);
     return found == requests_.end() ? nullptr : &found->second;
@@ -522,6 +534,21 @@ class PredictorState {
                   : requests_.erase(entry);
     }
     most_requests_ = 2 * requests_.size() + kFewRequests;
+  }
+
+  // Returns whether a thread may run after its request has ended and other
+  // threads have overwritten its inputs. Another thread may have handed it a
+  // request that has not run yet. Otherwise the thread expects to repeat its
+  // last run, so that run must have used the present inputs.
+  bool MayRunInputsOfOthers(const Thread& me) const {
+    switch (inputs_) {
+      case Inputs::kSet:
+        return true;
+      case Inputs::kAsRun:
+        return last_run_for_.count(me.id) > 0;
+      default:
+        return false;
+    }
   }
 
   // Returns whether another thread had set the input.
@@ -570,6 +597,7 @@ class PredictorState {
   std::unordered_map<std::string, Thread> writers_;  // by input
   std::unordered_map<uint64_t, Request> requests_;   // by thread
   size_t most_requests_ = kFewRequests;
+  Inputs inputs_ = Inputs::kAsRun;
   std::unordered_set<uint64_t> last_run_for_;  // threads
   Thread last_runner_;
   std::unordered_set<std::string> unread_;  // outputs that no thread has read
