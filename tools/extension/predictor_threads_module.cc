@@ -83,6 +83,23 @@ void RecordCustomDevices(const py::object& type, const py::object& enable) {
       py::is_method(type));
 }
 
+// Warns of methods that other code has replaced, if BindPredictorThreads drops
+// the replacements. A source build binds its methods before any code can
+// replace them.
+void WarnOfLostReplacements(const py::object& type) {
+  for (const std::string name : {"__init__", "run", "clone"}) {
+    if (PyInstanceMethod_Check(type.attr(name.c_str()).ptr())) continue;
+    const std::string text =
+        "The replacement of paddle.inference.Predictor." + name +
+        " is lost, because Paddle installs its own method when the first "
+        "predictor is created. Create a predictor or import "
+        "paddle.base._predictor_threads before you replace the method.";
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
+
 // Returns whether a predictor's arguments have a config whose predictors keep
 // contexts of their own.
 bool HasContexts(const py::args& args, const py::kwargs& kwargs) {
@@ -138,6 +155,7 @@ PYBIND11_MODULE(_predictor_threads, module) {
   auto core = py::module_::import("paddle.base.core");
   const py::object enable = py::module_::import("paddle.base._thread_contexts")
                                 .attr("enable_custom_device");
+  WarnOfLostReplacements(core.attr("PaddleInferPredictor"));
   paddle::pybind::BindPredictorThreads(&core, &module);
   paddle::pybind::BindIdlePredictors(&module);
   RecordCustomDevices(core.attr("AnalysisConfig"), enable);

@@ -288,6 +288,60 @@ assert (numpy.array(inside) == 3).all()
     )
 
 
+def test_replacing_a_predictor_method_too_early_warns(run_paddle):
+    check(
+        run_paddle,
+        """
+import unittest.mock, warnings
+from paddle.inference import Config, Predictor, create_predictor
+
+init = Predictor.__init__
+Predictor.run = lambda self: None
+Predictor.clone = unittest.mock.Mock()
+Predictor.__init__ = lambda self, config: init(self, config)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    try:
+        create_predictor(Config())
+    except ValueError as error:
+        assert "names no model" in str(error), error
+assert {warning.category for warning in seen} == {RuntimeWarning}, seen
+texts = [str(warning.message) for warning in seen]
+assert len(texts) == 3, texts
+for name, text in zip(("__init__", "run", "clone"), texts):
+    assert f"paddle.inference.Predictor.{name} is lost" in text, text
+    assert "import paddle.base._predictor_threads" in text, text
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import paddle.base._predictor_threads",
+        "create_predictor(Config())",
+        "os._exit(0) if (child := os.fork()) == 0 else os.waitpid(child, 0)",
+    ],
+)
+def test_predictor_methods_may_be_replaced_later(first, run_paddle):
+    check(
+        run_paddle,
+        f"""
+import contextlib, os, warnings
+import paddle
+from paddle.inference import Config, Predictor, create_predictor
+
+warnings.simplefilter("error", RuntimeWarning)
+with contextlib.suppress(ValueError):  # the config names no model
+    {first}
+Predictor.run = run = lambda self: None
+with contextlib.suppress(ValueError):
+    create_predictor(Config())
+assert Predictor.run is run
+""",
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root")
 def test_fork_of_a_process_that_cannot_load_code_is_silent(
     run_paddle, tmp_path
