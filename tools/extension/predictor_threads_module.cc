@@ -153,13 +153,20 @@ std::string AnalysisConfig::custom_device_type() const {
 
 PYBIND11_MODULE(_predictor_threads, module) {
   auto core = py::module_::import("paddle.base.core");
-  const py::object enable = py::module_::import("paddle.base._thread_contexts")
-                                .attr("enable_custom_device");
+  const auto contexts = py::module_::import("paddle.base._thread_contexts");
+  const py::object enable = contexts.attr("enable_custom_device");
+  const py::object load_scratchpads = contexts.attr("load_onednn_scratchpads");
   WarnOfLostReplacements(core.attr("PaddleInferPredictor"));
   paddle::pybind::BindPredictorThreads(&core, &module);
   paddle::pybind::BindIdlePredictors(&module);
   RecordCustomDevices(core.attr("AnalysisConfig"), enable);
-  RedirectBefore(core.attr("PaddleInferPredictor"), "__init__", &HasContexts);
+  RedirectBefore(core.attr("PaddleInferPredictor"),
+                 "__init__",
+                 [load_scratchpads](const auto&... arguments) {
+                   // A fork loads this module without the scratchpads.
+                   load_scratchpads();
+                   return HasContexts(arguments...);
+                 });
   // The config of a C++ pool is unknown here.
   RedirectBefore(
       core.attr("PredictorPool"), "retrieve", [](auto&&...) { return true; });

@@ -244,6 +244,7 @@ PYBIND11_MODULE(_thread_contexts, module) {
   LoadReaderThreadsLazily();
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
+  module.def("load_onednn_scratchpads", [] { Import(kOneDnnScratchpads); });
   RedirectBeforeFirstContexts(module);
   RedirectBefore<py::object, py::object>(module, "HostContext");
   // Called on the main thread.

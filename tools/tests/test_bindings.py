@@ -61,6 +61,8 @@ used = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, limits[1]))
 """
 
+FORK = "os._exit(0) if (child := os.fork()) == 0 else os.waitpid(child, 0)"
+
 # A module of other code, whose objects keep others alive.
 FOREIGN = {
     "CMakeLists.txt": f"""
@@ -320,7 +322,7 @@ for name, text in zip(("__init__", "run", "clone"), texts):
     [
         "import paddle.base._predictor_threads",
         "create_predictor(Config())",
-        "os._exit(0) if (child := os.fork()) == 0 else os.waitpid(child, 0)",
+        FORK,
     ],
 )
 def test_predictor_methods_may_be_replaced_later(first, run_paddle):
@@ -338,6 +340,27 @@ Predictor.run = run = lambda self: None
 with contextlib.suppress(ValueError):
     create_predictor(Config())
 assert Predictor.run is run
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    "first", ["import paddle.base._predictor_threads", FORK]
+)
+@pytest.mark.parametrize("make", ["create_predictor", "Predictor"])
+def test_the_first_predictor_after_a_fork_or_import_loads_the_scratchpads(
+    make, first, run_paddle
+):
+    check(
+        run_paddle,
+        f"""
+import contextlib, os, sys
+import paddle
+{first}
+from paddle.inference import Config, {make}
+with contextlib.suppress(ValueError):  # the config names no model
+    {make}(Config())
+assert "paddle.base._onednn_scratchpads" in sys.modules
 """,
     )
 
