@@ -16,11 +16,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
 import unittest
+import unittest.mock
 from typing import Callable
 
 import numpy as np
@@ -38,6 +40,7 @@ from inference_threads_base import (
 import paddle
 from paddle.inference import Config, Predictor, PredictorPool
 
+CREATE = "paddle.inference.predictor_pool.create_predictor"
 ONES = np.ones([1, 3, 4, 4], "float32")
 
 X, Y = np.full([4], 5, "float32"), np.full([4], 2, "float32")
@@ -96,6 +99,18 @@ class TestPredictorPool(PredictorTestCase):
         end()
         pool.predict([X, Y], timeout=WAIT_S)
 
+    def test_timeout_that_is_no_number_costs_no_predictor(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        for timeout in ("1", [1]):
+            with self.assertRaisesRegex(
+                TypeError,
+                rf"{re.escape(repr(timeout))}, of type .*seconds.*None",
+            ):
+                pool.predict([X, Y], timeout=timeout)
+        for timeout in (1, np.float32(1), np.int64(1), None):
+            answer, _ = pool.predict([X, Y], timeout=timeout)
+            np.testing.assert_array_equal(answer, X - Y)
+
     def test_waiting_threads_get_a_predictor(self):
         pool = PredictorPool(self.config(PAIR), 1)
         end = self.hold(pool)
@@ -122,6 +137,10 @@ class TestPredictorPool(PredictorTestCase):
         for inputs, error, text in (
             ([X], ValueError, "has 2 inputs"),
             ({"x": X, "z": Y}, ValueError, r"\['x', 'z'\]"),
+            ({1: X, "x": Y}, ValueError, r"\[1, 'x'\]"),
+            (None, TypeError, r"None, of type NoneType.* list .*\['x', 'y'\]"),
+            (iter([X, Y]), TypeError, "of type list_iterator.* list .*dict"),
+            (np.array(1.5), TypeError, "of type ndarray.* list .*dict"),
             ([X, [1, 2]], TypeError, "'y' is a list"),
             ([X, Y.astype("complex64")], TypeError, "incompatible"),
             ([X, Y.astype("float64")], TypeError, "'y' .* float64.* float32"),
@@ -324,6 +343,14 @@ class TestPredictorPool(PredictorTestCase):
     def test_sizes_and_indexes_are_checked(self):
         with self.assertRaisesRegex(ValueError, "0 predictors"):
             PredictorPool(self.config(PAIR), 0)
+        with unittest.mock.patch(CREATE) as create:
+            for size in (1.5, "2", None):
+                with self.assertRaisesRegex(
+                    TypeError, f"{size!r}, of type .* integer of 1 or more"
+                ):
+                    PredictorPool(self.config(PAIR), size)
+            create.assert_not_called()
+        PredictorPool(self.config(PAIR), np.int64(1)).predict([X, Y])
         pool = PredictorPool(self.config(PAIR), 2)
         for idx in (-1, 2):
             with self.assertRaisesRegex(IndexError, f"no predictor {idx}"):

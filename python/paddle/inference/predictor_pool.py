@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class PredictorPool:
             that can run concurrently.
 
     Raises:
+        TypeError: the size is not an integer.
         ValueError: the size is less than 1.
 
     Examples:
@@ -83,6 +85,13 @@ class PredictorPool:
     """
 
     def __init__(self, config: Config, size: int) -> None:
+        try:
+            size = operator.index(size)
+        except TypeError:
+            raise TypeError(
+                f"The size of a PredictorPool is {size!r}, of type "
+                f"{type(size).__name__}. Pass an integer of 1 or more."
+            ) from None
         if size < 1:
             raise ValueError(
                 f"A PredictorPool cannot have {size} predictors. Pass a size "
@@ -159,14 +168,21 @@ class PredictorPool:
             RuntimeError: the pool has no predictors left.
             ValueError: the names, number or shapes of the inputs do not match
                 the model.
-            TypeError: an input is not a numpy array, or its type does not match
-                the model.
+            TypeError: the inputs are not a list or dict, an input is not a
+                numpy array, its type does not match the model, or the timeout
+                is not a number.
         """
         if self._idle is None:
             raise NotImplementedError(
                 "This Paddle was built without PredictorPool.predict, a part "
                 "in C++ for Linux. Give each thread a predictor: call "
                 "retrieve() once per thread."
+            )
+        if timeout is not None and not hasattr(timeout, "__float__"):
+            raise TypeError(
+                f"The timeout of predict() is {timeout!r}, of type "
+                f"{type(timeout).__name__}. Pass a number of seconds, or None "
+                "for no limit."
             )
         arrays = self._by_name(inputs)
         lease = self._idle.take(timeout)
@@ -211,16 +227,24 @@ class PredictorPool:
     ) -> dict[str, np.ndarray]:
         names = self._input_names
         if not hasattr(inputs, "keys"):
-            if len(inputs) != len(names):
+            try:
+                count = len(inputs)
+            except TypeError:  # also for an array without dimensions
+                raise TypeError(
+                    f"The inputs of predict() are {inputs!r}, of type "
+                    f"{type(inputs).__name__}. Pass a list of numpy arrays in "
+                    f"the order {names}, or a dict of them by name."
+                ) from None
+            if count != len(names):
                 raise ValueError(
                     f"The model has {len(names)} inputs, {names}, but "
-                    f"{len(inputs)} arrays were passed. Pass one per input."
+                    f"{count} arrays were passed. Pass one per input."
                 )
             inputs = dict(zip(names, inputs))
         elif set(inputs) != set(names):
             raise ValueError(
                 f"The inputs of the model are {names}, but the passed names "
-                f"are {sorted(inputs)}. Pass one array per input."
+                f"are {list(inputs)}. Pass one array per input."
             )
         for name, array in inputs.items():
             if not isinstance(array, np.ndarray):
