@@ -22,6 +22,8 @@
 #include <exception>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 namespace paddle {
 namespace framework {
@@ -39,6 +41,9 @@ struct State {
       std::make_unique<std::timed_mutex>().release();
   std::mutex scopes_mutex;
   std::unordered_map<const Scope*, ScopeUse> scopes;
+  std::mutex backward_mutex;
+  // The `executed` of the backward runs that are under way.
+  std::unordered_set<const bool*> backward_runs;
   // Relaxed: the function publishes no data.
   std::atomic<void (*)(std::timed_mutex*)> wait_for_builder{
       [](std::timed_mutex* mutex) { mutex->lock(); }};
@@ -53,21 +58,22 @@ thread_local int build_depth = 0;
 thread_local bool has_locked_for_fork = false;
 
 #ifndef _WIN32
-// No child of a fork finds these two mutexes locked by a thread that it lacks.
+void LockAll() {
+  state()->map_mutex.lock();
+  state()->scopes_mutex.lock();
+  state()->backward_mutex.lock();
+}
+
+void UnlockAll() {
+  state()->backward_mutex.unlock();
+  state()->scopes_mutex.unlock();
+  state()->map_mutex.unlock();
+}
+
+// No child of a fork finds these mutexes locked by a thread that it lacks.
 // Their holders never wait for another lock.
-[[maybe_unused]] const int at_fork = pthread_atfork(
-    [] {
-      state()->map_mutex.lock();
-      state()->scopes_mutex.lock();
-    },
-    [] {
-      state()->scopes_mutex.unlock();
-      state()->map_mutex.unlock();
-    },
-    [] {
-      state()->scopes_mutex.unlock();
-      state()->map_mutex.unlock();
-    });
+[[maybe_unused]] const int at_fork =
+    pthread_atfork(&LockAll, &UnlockAll, &UnlockAll);
 #endif
 
 }  // namespace
@@ -125,6 +131,27 @@ bool IsTakenBeforeRun(const Scope* scope) {
 void ReturnScope(const Scope* scope) {
   const std::lock_guard<std::mutex> guard(state()->scopes_mutex);
   state()->scopes.erase(scope);
+}
+
+namespace {
+
+bool BeginBackwardRun(const bool* executed) {
+  const std::lock_guard<std::mutex> guard(state()->backward_mutex);
+  // A run that is under way may write `*executed`, so look for it first.
+  return state()->backward_runs.count(executed) == 0 && !*executed &&
+         state()->backward_runs.insert(executed).second;
+}
+
+}  // namespace
+
+BackwardRun::BackwardRun(std::shared_ptr<const bool> executed)
+    : executed_(std::move(executed)),
+      is_first_(BeginBackwardRun(executed_.get())) {}
+
+BackwardRun::~BackwardRun() {
+  if (!is_first_) return;
+  const std::lock_guard<std::mutex> guard(state()->backward_mutex);
+  state()->backward_runs.erase(executed_.get());
 }
 
 ProgramRun::ProgramRun(Scope* scope, void (*free_variables)(Scope* scope))

@@ -96,6 +96,25 @@ inline constexpr char kSecondBackwardPass[] =
     "not possible: its intermediate results are freed after the first pass, "
     "even with retain_graph=True. Call the layer again.";
 
+// A backward run. The nodes that share `executed` have one backward run, also
+// if several threads begin one at once.
+class BackwardRun {
+ public:
+  // Requires: a run sets `*executed` before the end of its BackwardRun, unless
+  // it throws.
+  explicit BackwardRun(std::shared_ptr<const bool> executed);
+  ~BackwardRun();
+  BackwardRun(const BackwardRun&) = delete;
+  BackwardRun& operator=(const BackwardRun&) = delete;
+
+  // Returns whether no other run has ended, or is under way.
+  bool IsFirst() const { return is_first_; }
+
+ private:
+  const std::shared_ptr<const bool> executed_;
+  const bool is_first_;
+};
+
 // The forward run of a program in a scope, which may have been taken.
 class ProgramRun {
  public:

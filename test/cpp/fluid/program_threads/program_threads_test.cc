@@ -21,6 +21,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -178,6 +179,44 @@ TEST(ProgramRun, ScopeThatWasNotTakenStaysAvailable) {
   { const ProgramRun run(&scope, &FreeVariables); }
   EXPECT_TRUE(TakeScope(&scope));
   ReturnScope(&scope);
+}
+
+TEST(BackwardRun, IsFirstOnce) {
+  const auto executed = std::make_shared<bool>(false);
+  {
+    const BackwardRun run(executed);
+    EXPECT_TRUE(run.IsFirst());
+    *executed = true;
+  }
+  EXPECT_FALSE(BackwardRun(executed).IsFirst());
+}
+
+TEST(BackwardRun, RunThatThrewIsNotARun) {
+  const auto executed = std::make_shared<bool>(false);
+  EXPECT_TRUE(BackwardRun(executed).IsFirst());
+  EXPECT_TRUE(BackwardRun(executed).IsFirst());
+}
+
+TEST(BackwardRun, NoneIsFirstWhileAnotherIsUnderWay) {
+  const auto executed = std::make_shared<bool>(false);
+  const BackwardRun run(executed);
+  EXPECT_FALSE(BackwardRun(executed).IsFirst());
+  EXPECT_FALSE(BackwardRun(executed).IsFirst());
+  EXPECT_TRUE(BackwardRun(std::make_shared<bool>(false)).IsFirst());
+}
+
+TEST(BackwardRun, OneOfSeveralThreadsIsFirst) {
+  for (int round = 0; round < kRounds / 10; ++round) {
+    const auto executed = std::make_shared<bool>(false);
+    std::atomic<int> first{0};
+    InThreads([&] {
+      const BackwardRun run(executed);
+      if (!run.IsFirst()) return;
+      ++first;
+      *executed = true;
+    });
+    EXPECT_EQ(first, 1);
+  }
 }
 
 TEST(InterpreterMapGuard, OneThreadAtATimeUsesTheMap) {
