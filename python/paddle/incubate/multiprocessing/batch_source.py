@@ -35,6 +35,7 @@ from paddle.base.threads.streams import event_after_work, threads_have_streams
 from paddle.io import IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 from paddle.io.dataloader.collating_fetcher import ArrayPool, make_fetcher
+from paddle.io.dataloader.dataset_errors import forbid_stop_iteration
 from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 from paddle.io.dataloader.worker import _DatasetKind
@@ -93,14 +94,14 @@ class _Batches:
             self._drop_last,
             self._pool,
         )
+        fetch = fetcher.fetch
+        if not self._is_iterable:
+            fetch = forbid_stop_iteration(fetch)
         for samples in self._samples(epoch):
             try:
-                batch = fetcher.fetch(samples, stop)
+                batch = fetch(samples, stop)
             except StopIteration:
-                if self._is_iterable:
-                    return
-                # Python turns it into a RuntimeError: this is a generator.
-                raise
+                return
             if thread.should_stop():
                 return
             yield batch
