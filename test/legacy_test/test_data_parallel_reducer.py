@@ -946,6 +946,96 @@ def train_a_frozen_parameter(group) -> None:
     wrapped(paddle.ones([1, 2])).sum().backward()
 
 
+def step_with_bias(group, wrapped) -> list:
+    """Returns the gradients of a layer with one weight and one bias."""
+    for each in wrapped.parameters():
+        # clear_gradients() does not clear frozen parameters.
+        each.grad = None
+    wrapped(paddle.full([1, 1], group.rank + 1.0)).sum().backward()
+    return [
+        None if each.grad is None else each.grad.mean().item()
+        for each in wrapped.parameters()
+    ]
+
+
+def freeze_between_steps(group, options) -> list:
+    wrapped = parallel(nn.Linear(1, 1), group, **options)
+    step_with_bias(group, wrapped)
+    wrapped._layers.weight.stop_gradient = True
+    return step_with_bias(group, wrapped)
+
+
+def build_again_after_freezing(group, options) -> list:
+    layer = nn.Linear(1, 1)
+    step_with_bias(group, parallel(layer, group, **options))
+    layer.bias.stop_gradient = True
+    return step_with_bias(group, parallel(layer, group, **options))
+
+
+def freeze_before_the_first_step(group, options) -> list:
+    layer = nn.Linear(1, 1)
+    wrapped = parallel(layer, group, **options)
+    layer.bias.stop_gradient = True
+    return [step_with_bias(group, wrapped) for _ in range(2)]
+
+
+def unfreeze_after_the_error(group, options) -> list:
+    layer = nn.Linear(1, 1)
+    wrapped = parallel(layer, group, **options)
+    step_with_bias(group, wrapped)
+    layer.bias.stop_gradient = True
+    try:
+        step_with_bias(group, wrapped)
+    except RuntimeError:
+        layer.bias.stop_gradient = False
+        return step_with_bias(group, wrapped)
+
+
+def freeze_everything_in_one_step(group, options) -> list:
+    """Computes only a gradient of the inputs in the second step, as a GAN."""
+    layer = nn.Linear(1, 1)
+    wrapped = parallel(layer, group, **options)
+    step_with_bias(group, wrapped)
+    inputs = paddle.ones([1, 1])
+    inputs.stop_gradient = False
+    for each in layer.parameters():
+        each.stop_gradient = True
+    wrapped(inputs).sum().backward()
+    for each in layer.parameters():
+        each.stop_gradient = False
+    is_computed = inputs.grad.item() == layer.weight.item()
+    return [is_computed, *step_with_bias(group, wrapped)]
+
+
+def evaluate_with_a_frozen_parameter(group, options) -> list:
+    layer = nn.Linear(1, 1)
+    wrapped = parallel(layer, group, **options)
+    step_with_bias(group, wrapped)
+    layer.bias.stop_gradient = True
+    wrapped.eval()
+    wrapped(paddle.ones([1, 1]))
+    wrapped.train()
+    layer.bias.stop_gradient = False
+    return step_with_bias(group, wrapped)
+
+
+def freeze_in_every_other_step(group, options) -> list:
+    layer = nn.Linear(1, 1)
+    wrapped = parallel(layer, group, **options)
+    found = []
+    for step in range(4):
+        layer.bias.stop_gradient = step % 2 == 1
+        found.append(step_with_bias(group, wrapped))
+    return found
+
+
+def freeze_behind_opaque_outputs(group) -> None:
+    layer = WrappedBranches(OpaqueOutput)
+    wrapped = parallel(layer, group, find_unused_parameters=True)
+    layer.left.bias.stop_gradient = True
+    wrapped(paddle.ones([1, 2]), True).value.sum().backward()
+
+
 def no_sync_while_a_rank_keeps_outputs(group) -> list:
     layer = nn.Linear(1, 1, bias_attr=False)
     wrapped = parallel(layer, group)
@@ -1321,6 +1411,64 @@ class TestOverGloo(ReducerCases, RanksCase):
                 error,
                 r"^RuntimeError: 'bias' \(of a Linear\) has a gradient, but "
                 "was frozen .* before you build DataParallel",
+            )
+
+    def test_freezing_a_parameter_between_steps_is_an_error(self):
+        for options in OPTIONS:
+            if options.get("find_unused_parameters"):
+                continue
+            with self.subTest(options=options):
+                for error in self.errors(freeze_between_steps, options):
+                    self.assertRegex(
+                        error,
+                        r"^RuntimeError: 'weight' \(of a Linear\) had "
+                        "stop_gradient=True .* Build DataParallel again after "
+                        "freezing.* find_unused_parameters=True",
+                    )
+
+    def test_a_wrapper_that_is_built_after_freezing_averages_the_rest(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                found = self.call(build_again_after_freezing, options)
+                self.assertEqual(found, [[1.5, None]] * 2)
+
+    def test_a_parameter_that_is_frozen_before_the_first_step_is_left_out(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                found = self.call(freeze_before_the_first_step, options)
+                self.assertEqual(found, [[[1.5, None]] * 2] * 2)
+
+    def test_a_step_after_unfreezing_is_correct(self):
+        for options in (*OPTIONS[:2], *OPTIONS[4:]):
+            with self.subTest(options=options):
+                found = self.call(unfreeze_after_the_error, options)
+                self.assertEqual(found, [[1.5, 1.0]] * 2)
+
+    def test_a_step_may_freeze_all_parameters(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                found = self.call(freeze_everything_in_one_step, options)
+                self.assertEqual(found, [[True, 1.5, 1.0]] * 2)
+
+    def test_an_evaluation_may_freeze_parameters(self):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                found = self.call(evaluate_with_a_frozen_parameter, options)
+                self.assertEqual(found, [[1.5, 1.0]] * 2)
+
+    def test_steps_that_find_unused_parameters_may_freeze_them(self):
+        for options in OPTIONS[2:4]:
+            with self.subTest(options=options):
+                found = self.call(freeze_in_every_other_step, options)
+                self.assertEqual(found, [[[1.5, 1.0], [1.5, None]] * 2] * 2)
+
+    def test_freezing_parameters_of_opaque_outputs_is_an_error(self):
+        for error in self.errors(freeze_behind_opaque_outputs):
+            self.assertRegex(
+                error,
+                r"^RuntimeError: 'left.bias' .* had stop_gradient=True .* "
+                "return the tensors of forward in a tuple, list, dict or "
+                "dataclass",
             )
 
     def test_a_new_wrapper_trains_parameters_that_an_older_one_saw_frozen(self):

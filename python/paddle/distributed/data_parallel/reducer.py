@@ -35,7 +35,7 @@ from .statistics import StepTimes
 from .unused_parameters import find_tensors, find_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paddle import Tensor
     from paddle.distributed.communication.group import Group
@@ -135,6 +135,9 @@ class Reducer:
         # In the first step: parameters that the outputs do not depend on. They
         # may still get gradients, such as those of a penalty term.
         self._optional: set[int] = set()
+        # Parameters that were frozen in the last forward pass, but not when the
+        # reducer was built.
+        self._frozen: list[int] = []
         self._used_locally = [False] * len(parameters)
         self._use_flags: tuple[Tensor, object] | None = None
         self._arrivals: list[int] = []
@@ -235,6 +238,13 @@ class Reducer:
         self._start_step()
         self._optional = self._find_optional(tensors)
         unused = self._find_unused(tensors)
+        # Forward decides which gradients backward computes: freezing or
+        # unfreezing a parameter in between has no effect.
+        self._frozen = [
+            index
+            for index, tensor in enumerate(self._tensors)
+            if tensor.stop_gradient
+        ]
         for index in range(len(self._parameters)):
             if self._hooks_per_step is not None:
                 self._expected_hook_calls[index] = self._hooks_per_step[index]
@@ -399,6 +409,8 @@ class Reducer:
 
     def _begin(self) -> None:
         """Starts the communication of a step."""
+        if self._frozen and not self._is_learning:
+            self._refuse_frozen()
         self._has_begun = True
         self.times.mark("backward")
         if self._steps_may_differ:
@@ -415,6 +427,47 @@ class Reducer:
                     self._used_locally[index] = True
             if self._finds_unused_in_each_step:
                 self._start_exchange_of_use()
+
+    def _refuse_frozen(self) -> None:
+        """Raises if a bucket would wait for the gradient of a frozen parameter.
+
+        This is not checked in forward: a forward pass whose parameters are all
+        frozen, or that is an evaluation, starts no communication.
+        """
+        lacking = [
+            index
+            for index in self._frozen
+            if self._expected_hook_calls[index] > 0
+            and index not in self._optional
+        ]
+        if lacking:
+            raise RuntimeError(
+                f"{self._names_of(lacking)} had stop_gradient=True in the last "
+                "forward pass, but not when DataParallel was built, so the "
+                "gradients of this step cannot be averaged. Build DataParallel "
+                f"again after freezing. {self._cure_of_changing_freezes()}"
+            )
+
+    def _cure_of_changing_freezes(self) -> str:
+        options = self._options
+        if options.static_graph:
+            return (
+                "If steps freeze different parameters, also replace "
+                "static_graph=True by find_unused_parameters=True."
+            )
+        if options.find_unused_parameters:
+            return (
+                "If steps freeze different parameters, return the tensors of "
+                "forward in a tuple, list, dict or dataclass: DataParallel "
+                "finds none in the object that it returned."
+            )
+        return (
+            "If steps freeze different parameters, also pass "
+            "find_unused_parameters=True."
+        )
+
+    def _names_of(self, indices: Iterable[int]) -> str:
+        return ", ".join(str(self._parameters[index]) for index in indices)
 
     def _check_ranks_in_same_step(self) -> None:
         """Raises unless all ranks failed in the same step.
@@ -682,8 +735,7 @@ class Reducer:
 
     def _raise_missing(self) -> None:
         missing = set().union(*(bucket.missing for bucket in self._buckets))
-        missing = sorted(missing - self._optional)
-        names = ", ".join(str(self._parameters[index]) for index in missing)
+        names = self._names_of(sorted(missing - self._optional))
         self._abandon_step()
         cure = (
             "static_graph=True requires that every step uses the same "
