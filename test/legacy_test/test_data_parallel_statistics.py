@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import unittest
 from unittest import mock
@@ -22,6 +23,7 @@ from unittest import mock
 from data_parallel_base import ONE_PER_BUCKET, RanksCase, loss_of, new_layer
 
 import paddle
+from paddle import nn
 from paddle.distributed.data_parallel import statistics
 
 
@@ -37,7 +39,53 @@ def train(group, steps) -> list:
     return [layer.statistics(), layer.statistics_table()]
 
 
+class Classifier(nn.Layer):
+    """In eval mode, its outputs need no gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs)
+        return outputs if self.training else outputs.argmax(-1)
+
+
+def evaluate(wrapped) -> None:
+    wrapped.eval()
+    wrapped(paddle.ones([2, 6]))
+    wrapped.train()
+
+
+def fail(wrapped) -> None:
+    try:
+        wrapped(paddle.ones([2, 7]))
+    except ValueError:
+        return
+    raise AssertionError("no error in forward")
+
+
+def forward_time_after(group, forward) -> float:
+    """Returns the time of the forward of a step, after another forward.
+
+    The clock counts its readings, and jumps to an hour after that forward.
+    """
+    readings = itertools.count()
+    with mock.patch.object(time, "perf_counter", lambda: next(readings)):
+        wrapped = paddle.DataParallel(Classifier(), group=group)
+        forward(wrapped)
+        readings = itertools.count(3600)
+        loss_of(wrapped, paddle.ones([2, 6])).backward()
+    return wrapped.statistics()["forward_ms"]
+
+
 class TestRanks(RanksCase):
+    def test_the_time_after_an_evaluation_or_an_error_is_not_forward(self):
+        for forward in (evaluate, fail):
+            with self.subTest(forward=forward.__name__):
+                found = self.call(forward_time_after, forward)
+                self.assertEqual(found, [1000.0] * 2)
+
     def test_buckets_are_listed_in_the_order_of_communication(self):
         for found, _ in self.call(train, 1):
             self.assertEqual(

@@ -244,6 +244,8 @@ class ReducerMethods:
         """
         if not self._synchronizes():
             return
+        # A forward that raised, or was an evaluation, has left its mark.
+        self._reducer.times.drop("forward")
         self._reducer.times.mark("forward")
         source = 0
         if self._join is not None:

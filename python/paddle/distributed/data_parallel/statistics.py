@@ -51,6 +51,10 @@ class StepTimes:
             passed = time.perf_counter() - begin
             setattr(self, name, getattr(self, name) + passed)
 
+    def drop(self, name: str) -> None:
+        """Drops the mark of a part, if there is one."""
+        self._marks.pop(name, None)
+
     def forget(self) -> None:
         """Drops the marks of an incomplete step."""
         self._marks.clear()
