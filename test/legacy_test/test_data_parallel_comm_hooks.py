@@ -19,6 +19,7 @@ import concurrent.futures
 import contextlib
 import functools
 import tempfile
+import time
 import unittest
 import warnings
 from pathlib import Path
@@ -45,6 +46,8 @@ from paddle.distributed import comm_hooks
 from paddle.distributed.data_parallel import communication
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from paddle.distributed.communication.group import Group
 
 
@@ -461,6 +464,130 @@ def continue_after_an_error_on_one_rank(group) -> list:
     return found
 
 
+class OnAThread:
+    """A hook that averages on a thread.
+
+    On the last rank the thread is late, and on the others the hook. So their
+    operations on the two threads have another order, unless one thread waits.
+    """
+
+    def __init__(self, group):
+        self._is_late = group.rank == group.nranks - 1
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def __call__(self, _, bucket) -> concurrent.futures.Future:
+        future = self._thread.submit(self._average, bucket)
+        if not self._is_late:
+            time.sleep(0.02)
+        return future
+
+    def _average(self, bucket) -> paddle.Tensor:
+        if self._is_late:
+            time.sleep(0.02)
+        dist.all_reduce(bucket.buffer(), group=bucket.group)
+        return bucket.buffer() / bucket.group.nranks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._thread.shutdown()
+
+
+def average_on_a_thread(group, options, steps) -> list:
+    """Returns whether the averages of each step were correct."""
+    layer = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias_attr=False))
+    layer[1].weight.set_value(paddle.ones([1, 1]))
+    sizes = dict.fromkeys(
+        ("comm_buffer_size", "last_comm_buffer_size"), ONE_PER_BUCKET
+    )
+    wrapped = paddle.DataParallel(layer, group=group, **sizes, **options)
+    found = []
+    with OnAThread(group) as hook:
+        wrapped.register_comm_hook(None, hook)
+        for step in range(steps):
+            layer.clear_gradients()
+            wrapped(paddle.full([1, 1], step + group.rank)).sum().backward()
+            mean = step + (group.nranks - 1) / 2
+            found.append(layer[0].weight.grad.item() == mean)
+    return found
+
+
+def average_sparse_gradients_beside_a_thread(group) -> list:
+    layer = nn.Sequential(
+        nn.Linear(1, 1), nn.Linear(1, 1), nn.Embedding(3, 1, sparse=True)
+    )
+    wrapped = paddle.DataParallel(
+        nn.LayerList(layer), group=group, comm_buffer_size=ONE_PER_BUCKET
+    )
+    found = []
+    with OnAThread(group) as hook:
+        wrapped.register_comm_hook(None, hook)
+        for _ in range(3):
+            wrapped.clear_gradients()
+            rows = layer[2](paddle.to_tensor([group.rank]))
+            outputs = layer[0](rows) * 0 + layer[1](rows) * 0 + rows
+            wrapped._after_forward(outputs * (group.rank + 1.0))
+            (outputs * (group.rank + 1.0)).sum().backward()
+            gradient = layer[2].weight.grad
+            found.append(gradient.get_selected_rows().rows())
+    return found
+
+
+def continue_on_a_thread_after_an_error(group) -> list:
+    """Backward fails on all ranks while the thread may communicate."""
+    layer = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    wrapped = paddle.DataParallel(
+        layer,
+        group=group,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
+    )
+    failing = [1]
+
+    def fail_once():
+        if failing:
+            failing.clear()
+            raise KeyError("of all ranks")
+
+    layer[0].weight._register_backward_hook(fail_once)
+    with OnAThread(group) as hook:
+        wrapped.register_comm_hook(None, hook)
+        for _ in range(2):
+            layer.clear_gradients()
+            with contextlib.suppress(KeyError):
+                outputs = wrapped(paddle.ones([1, 1])) * (group.rank + 1.0)
+                outputs.sum().backward()
+    return layer[1].bias.grad.tolist()
+
+
+class ThreadedHookCases:
+    def test_a_future_may_communicate_on_a_thread(self):
+        for options in (
+            {},
+            {"gradient_as_bucket_view": True},
+            {"find_unused_parameters": True},
+            {"static_graph": True},
+        ):
+            with self.subTest(options=options):
+                found = self.call(average_on_a_thread, options, 3)
+                self.assertEqual(found, [[True] * 3] * self.size)
+
+    def test_a_thread_may_communicate_when_skipped_passes_are_exchanged(self):
+        found = self.call(average_on_a_thread, {}, 18)
+        self.assertEqual(found, [[True] * 18] * self.size)
+
+    def test_sparse_gradients_are_gathered_when_the_threads_are_done(self):
+        found = self.call(average_sparse_gradients_beside_a_thread)
+        rows = [*range(self.size)]
+        self.assertEqual(found, [[rows] * 3] * self.size)
+
+    def test_a_step_waits_for_the_threads_of_a_failed_step(self):
+        mean = (self.size + 1) / 2
+        found = self.call(continue_on_a_thread_after_an_error)
+        self.assertEqual(found, [[mean]] * self.size)
+
+
 class HookCases:
     def test_allreduce_hook_equals_the_default(self):
         for found in self.call(with_hook, "allreduce_hook"):
@@ -577,7 +704,7 @@ class HookCases:
                 self.assertGreater(np.abs(found[0]).max(), 0)
 
 
-class TestOverGloo(HookCases, RanksCase):
+class TestOverGloo(HookCases, ThreadedHookCases, RanksCase):
     def test_a_hook_receives_the_state_and_each_bucket(self):
         for seen, found in self.call(see_buckets):
             self.assertEqual(
@@ -670,7 +797,7 @@ class TestOverGloo(HookCases, RanksCase):
 
 
 @has_shared_memory_groups
-class TestOverSharedMemory(HookCases, RanksCase):
+class TestOverSharedMemory(HookCases, ThreadedHookCases, RanksCase):
     kind = "shm"
 
     def test_ranks_in_different_steps_after_an_error_do_not_average(self):

@@ -171,7 +171,8 @@ class Bucket:
         self._group = group
         self.members = members
         self.missing = set(members)
-        self._result: Future | Tensor | None = None
+        # What the communication hook returned, until `finish` waits for it.
+        self.result: Future | Tensor | None = None
         parameters = [member.tensor for member in members.values()]
         # Copied from the parameters, for their device and data type.
         self._buffer = paddle.concat(
@@ -253,7 +254,7 @@ class Bucket:
 
     def start(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
         """Starts to average the buffer with a communication hook."""
-        self._result = hook(self)
+        self.result = hook(self)
 
     def take_zeros(self) -> None:
         """Contributes zeros.
@@ -265,7 +266,7 @@ class Bucket:
 
     def finish(self, factor: float) -> None:
         """Waits until the buffer has the averages, times `factor`."""
-        result, self._result = self._result, None
+        result, self.result = self.result, None
         if not isinstance(result, paddle.Tensor):
             result = _wait(result)
         self._accept(result)

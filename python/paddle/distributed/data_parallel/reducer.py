@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import enum
 import functools
 import threading
@@ -35,7 +36,7 @@ from .statistics import StepTimes
 from .unused_parameters import find_tensors, find_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from paddle import Tensor
     from paddle.distributed.communication.group import Group
@@ -149,6 +150,8 @@ class Reducer:
         self._error: Exception | None = None
         # Whether ranks may be in different steps, after an error on some ranks.
         self._steps_may_differ = False
+        # Futures of the last failed step, whose threads may communicate.
+        self._abandoned: list[concurrent.futures.Future] = []
         # Completed steps, including those without inputs in a Join.
         self._steps = 0
         self._outputs: Callable[[], _Outputs | None] = lambda: None
@@ -476,6 +479,8 @@ class Reducer:
         the mismatch. Without this exchange, buckets of different steps could
         be averaged.
         """
+        concurrent.futures.wait(self._abandoned)
+        self._abandoned.clear()
         steps = paddle.to_tensor([self._steps], "int64", self.place)
         by_rank = [each.item() for each in gather(steps, self._group)]
         if len(set(by_rank)) > 1:
@@ -569,6 +574,14 @@ class Reducer:
         self._has_begun = False
         self._use_flags = None
         self.skipped_passes.forget()
+        # Waiting for them here could delay the error until the group's timeout:
+        # other ranks may have failed before they started these buckets.
+        self._abandoned += [
+            bucket.result
+            for bucket in self._buckets
+            if isinstance(bucket, Bucket)
+            and isinstance(bucket.result, concurrent.futures.Future)
+        ]
         # Operations in flight keep the old buffers. Gradients that are views of
         # them are invalid until the next step. All ranks have these buckets;
         # other ranks may not have failed, so the division must not change.
@@ -588,12 +601,9 @@ class Reducer:
             elif not self._finds_unused_in_each_step and self._unused is None:
                 self._record_unused()
             self._start_full_buckets(including_delayed=True)
-            self._start_first_exchange_of_use()
             self.times.add("backward")
             self.times.mark("waiting")
-            used = self._find_used_anywhere()
-            for bucket in self._buckets:
-                bucket.finish(self.factor)
+            for bucket, used in self._finish_buckets():
                 for index in bucket.members:
                     if used[index]:
                         self._copy_average_out(bucket, index)
@@ -621,10 +631,8 @@ class Reducer:
             if self._finds_unused_in_each_step:
                 self._start_exchange_of_use(has_inputs=False)
             self._start_full_buckets(including_delayed=True)
-            self._start_first_exchange_of_use(has_inputs=False)
-            self._find_used_anywhere()
-            for bucket in self._buckets:
-                bucket.finish(self.factor)
+            for _ in self._finish_buckets(has_inputs=False):
+                pass
             self.skipped_passes.finish_exchange()
             self._rebuild_buckets()
         self.skipped_passes.end_step()
@@ -648,14 +656,40 @@ class Reducer:
         for index in self._unused:
             self._contribute_zeros_or_local(index)
 
-    def _start_first_exchange_of_use(self, has_inputs: bool = True) -> None:
-        """Starts to exchange which parameters are used in all later steps.
+    def _finish_buckets(
+        self, has_inputs: bool = True
+    ) -> Iterator[tuple[Bucket | SparseBucket, list[bool]]]:
+        """Yields each averaged bucket, and which parameters any rank uses.
 
-        Which buckets start before the end of backward differs between ranks,
-        so this follows all buckets.
+        The reducer starts no operation of its own until all hooks are done: a
+        hook may communicate on its own thread, so the order of its operations
+        and the reducer's would differ between ranks.
         """
-        if not self._finds_unused_in_each_step and self._used_anywhere is None:
+        with_hook = [each for each in self._buckets if isinstance(each, Bucket)]
+        used = None if self._must_learn_use else self._find_used_anywhere()
+        for bucket in with_hook:
+            bucket.finish(self.factor)
+            if used is not None:
+                yield bucket, used
+        if used is None:
             self._start_exchange_of_use(has_inputs)
+            used = self._find_used_anywhere()
+            yield from ((bucket, used) for bucket in with_hook)
+        for bucket in self._buckets:
+            if isinstance(bucket, SparseBucket):
+                bucket.finish(self.factor)
+                yield bucket, used
+
+    @property
+    def _must_learn_use(self) -> bool:
+        """Whether this step finds which parameters all later steps use.
+
+        Only the end of backward shows this, so the ranks cannot exchange it
+        before the first bucket.
+        """
+        return not self._finds_unused_in_each_step and (
+            self._used_anywhere is None
+        )
 
     def _find_used_anywhere(self) -> list[bool]:
         """Returns for each parameter whether any rank has its gradient."""
