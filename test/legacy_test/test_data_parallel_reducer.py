@@ -239,6 +239,21 @@ class OpaqueOutput:
         self.value = value
 
 
+class PartlyOpaqueBranches(Branches):
+    """DataParallel finds only one of the two tensors that this returns."""
+
+    def forward(self, x):
+        return self.left(x), OpaqueOutput(self.right(x))
+
+
+def use_partly_opaque_outputs(group) -> None:
+    wrapped = parallel(
+        PartlyOpaqueBranches(), group, find_unused_parameters=True
+    )
+    found, hidden = wrapped(paddle.ones([1, 2]))
+    (found + hidden.value).sum().backward()
+
+
 class SlottedOutput:
     """A dataclass without `__dict__`; one of its fields is not set."""
 
@@ -817,6 +832,11 @@ def recompute_a_part(group) -> list:
     return found
 
 
+def recompute_a_part_with_unused_parameters(group) -> None:
+    wrapped = parallel(PartlyRecomputed(), group, find_unused_parameters=True)
+    wrapped(paddle.ones([1, 2])).sum().backward()
+
+
 def leave_parameters_alone(group) -> list:
     layer = nn.LayerList([nn.Linear(1, 1, bias_attr=False) for _ in range(3)])
     layer[0].weight.stop_gradient = True
@@ -1212,7 +1232,19 @@ class ReducerCases(CoreCases):
 
     def test_opaque_outputs_count_as_using_all_parameters(self):
         for error in self.errors(use_wrapped_branches, OpaqueOutput):
-            self.assertRegex(error, "got no gradient for 'never.weight'")
+            self.assertRegex(
+                error,
+                "got no gradient for 'never.weight'.* Use the whole output .*"
+                "finds output tensors only in tuples, lists, dicts and data",
+            )
+
+    def test_a_gradient_of_an_opaque_output_beside_others_is_an_error(self):
+        for error in self.errors(use_partly_opaque_outputs):
+            self.assertRegex(
+                error,
+                r"'right\.\w+' \(of a Linear\) has a gradient, but no output "
+                ".* finds output tensors only in tuples, lists, dicts and data",
+            )
 
     def test_parameters_may_be_cast_after_construction(self):
         mean = (self.size + 1) / 2
@@ -1324,6 +1356,14 @@ class TestOverGloo(ReducerCases, RanksCase):
         expected = [[[1.5] * 2] * 2] * 2
         for found in self.call(recompute_a_part):
             self.assertEqual(found, [expected] * 2)
+
+    def test_unused_parameters_cannot_be_found_in_a_recomputed_layer(self):
+        for error in self.errors(recompute_a_part_with_unused_parameters):
+            self.assertRegex(
+                error,
+                r"'right\.\w+' \(of a Linear\) has a gradient, but no output "
+                ".* recomputes its activations, .* static_graph=True",
+            )
 
     def test_frozen_and_no_sync_parameters_are_not_averaged(self):
         self.assertEqual(
@@ -1467,8 +1507,7 @@ class TestOverGloo(ReducerCases, RanksCase):
             self.assertRegex(
                 error,
                 r"^RuntimeError: 'left.bias' .* had stop_gradient=True .* "
-                "return the tensors of forward in a tuple, list, dict or "
-                "dataclass",
+                "finds output tensors only in tuples, lists, dicts and data",
             )
 
     def test_a_new_wrapper_trains_parameters_that_an_older_one_saw_frozen(self):

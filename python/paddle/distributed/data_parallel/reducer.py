@@ -66,6 +66,13 @@ _reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _reducers_mutex = threading.Lock()
 
 
+# How to let `find_unused_parameters` see all outputs.
+_HOW_OUTPUTS_ARE_FOUND = (
+    "DataParallel finds output tensors only in tuples, lists, dicts and "
+    "dataclasses, so forward must return them in one of these"
+)
+
+
 class _NextGradients(enum.Enum):
     """How to treat the next gradients."""
 
@@ -459,11 +466,8 @@ class Reducer:
                 "static_graph=True by find_unused_parameters=True."
             )
         if options.find_unused_parameters:
-            return (
-                "If steps freeze different parameters, return the tensors of "
-                "forward in a tuple, list, dict or dataclass: DataParallel "
-                "finds none in the object that it returned."
-            )
+            # Otherwise it would not expect their gradients.
+            return f"{_HOW_OUTPUTS_ARE_FOUND}."
         return (
             "If steps freeze different parameters, also pass "
             "find_unused_parameters=True."
@@ -775,7 +779,8 @@ class Reducer:
             "static_graph=True requires that every step uses the same "
             "parameters; leave it out"
             if self._options.static_graph
-            else "Use the whole output of the layer in the loss"
+            else "Use the whole output of the layer in the loss. "
+            f"{_HOW_OUTPUTS_ARE_FOUND}"
             if self._options.find_unused_parameters
             else "If steps may leave out parameters, build DataParallel with "
             "find_unused_parameters=True"
@@ -819,6 +824,14 @@ class Reducer:
                 "the first step, so the gradient cannot be averaged. If steps "
                 "use different parameters, build DataParallel with "
                 "find_unused_parameters=True."
+            )
+        if self._finds_unused_in_each_step and index not in self._arrivals:
+            return (
+                f"{self._parameters[index]} has a gradient, but no output that "
+                f"DataParallel found depends on it. {_HOW_OUTPUTS_ARE_FOUND}. "
+                "If the layer recomputes its activations, build DataParallel "
+                "with static_graph=True. If the loss uses the parameter "
+                "outside forward, use it in forward instead."
             )
         return (
             f"The gradient of {self._parameters[index]} was computed a second "
