@@ -21,6 +21,8 @@ import functools
 import gc
 import inspect
 import operator
+import pickle
+import re
 import threading
 import unittest
 import warnings
@@ -732,6 +734,25 @@ def delay_an_unknown_name(group) -> None:
     parallel(new_layer(0), group, delay_all_reduce_named_params=delayed)
 
 
+def delay(group, delayed) -> None:
+    parallel(new_layer(0), group, delay_all_reduce_named_params=delayed)
+
+
+def pickle_a_wrapper(group) -> None:
+    pickle.dumps(parallel(new_layer(0), group))
+
+
+def train_a_shallow_copy(group) -> list:
+    """Returns whether the layer is shared, and its gradient."""
+    wrapped = parallel(nn.Linear(1, 1, bias_attr=False), group)
+    copied = copy.copy(wrapped)
+    copied(paddle.full([1, 1], group.rank + 1.0)).sum().backward()
+    return [
+        copied._layers is wrapped._layers,
+        wrapped._layers.weight.grad.item(),
+    ]
+
+
 def gradients_are_views(group, options) -> bool:
     layer = parallel(new_layer(0), group, **options)
     for _ in range(3):
@@ -1146,6 +1167,41 @@ class TestOneRank(unittest.TestCase):
         copied(paddle.ones([1, 1])).sum().backward()
         self.assertIsNone(wrapped.parameters()[0].grad)
         self.assertEqual(copied.parameters()[0].grad.item(), 1.0)
+
+    def test_a_buffer_size_must_be_a_number(self):
+        for name in ("comm_buffer_size", "last_comm_buffer_size"):
+            for value in ("25", None, [1]):
+                with self.assertRaisesRegex(
+                    TypeError,
+                    rf"^{name} must be a number, but received "
+                    rf"{re.escape(repr(value))}. Pass a size in MiB",
+                ):
+                    paddle.DataParallel(nn.Linear(1, 1), **{name: value})
+
+    def test_a_buffer_size_must_be_positive_and_finite(self):
+        for name in ("comm_buffer_size", "last_comm_buffer_size"):
+            for value in (0, -0.5, float("inf"), float("nan")):
+                with self.assertRaisesRegex(
+                    ValueError,
+                    f"^{name} must be positive and finite, but received "
+                    f"{value}. Pass a size in MiB",
+                ):
+                    paddle.DataParallel(nn.Linear(1, 1), **{name: value})
+
+    def test_positional_buffer_sizes_are_checked(self):
+        with self.assertRaisesRegex(ValueError, "^last_comm_buffer_size .* -3"):
+            paddle.DataParallel(nn.Linear(1, 1), None, 25, -3)
+
+    def test_a_buffer_size_may_be_any_type_of_number(self):
+        for value in (1, 0.5, np.float32(2), np.int64(3), paddle.ones([])):
+            paddle.DataParallel(nn.Linear(1, 1), comm_buffer_size=value)
+
+    def test_a_subclass_may_have_other_arguments(self):
+        class Renamed(paddle.DataParallel):
+            def __init__(self, comment, layer):
+                super().__init__(layer)
+
+        Renamed("zero", nn.Linear(1, 1))
 
 
 class CoreCases:
@@ -1605,6 +1661,28 @@ class TestOverGloo(ReducerCases, RanksCase):
     def test_unknown_delayed_parameters_are_an_error(self):
         for error in self.errors(delay_an_unknown_name):
             self.assertRegex(error, r"but has \['no.such'\]")
+
+    def test_delayed_parameters_must_be_pairs(self):
+        for delayed, pattern in (
+            (5, r"be a list of \(name, tensor\) pairs, but received 5"),
+            (["x"], r"contain \(name, tensor\) pairs, but contains 'x'"),
+            (["ab"], r"contain \(name, tensor\) pairs, but contains 'ab'"),
+            ([("x", 1)], r"contains \('x', 1\)"),
+        ):
+            for error in self.errors(delay, delayed):
+                self.assertRegex(error, "TypeError: .*" + pattern)
+                self.assertRegex(error, r"Pass pairs of named_parameters\(\)")
+
+    def test_a_wrapper_cannot_be_pickled(self):
+        for error in self.errors(pickle_a_wrapper):
+            self.assertRegex(
+                error,
+                r"^TypeError: A DataParallel cannot be pickled.* Pickle or "
+                r"send the layer .*_layers\) or its state_dict\(\)",
+            )
+
+    def test_a_shallow_copy_shares_the_layer_and_averages(self):
+        self.assertEqual(self.call(train_a_shallow_copy), [[True, 1.5]] * 2)
 
     def test_the_reducer_is_freed_with_its_data_parallel(self):
         self.assertEqual(self.call(is_freed), [[True, 0.0], [True, 3.0]])

@@ -20,6 +20,8 @@ imports this module, also in programs without a reducer.
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -42,14 +44,22 @@ class ReducerMethods:
     `DataParallel` sets the attributes that are used here.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # `DataParallel` converts the sizes to bytes before `init_reducer` runs.
+        names = [*inspect.signature(cls.__init__).parameters][1:]
+        given = {**dict(zip(names, args)), **kwargs}
+        for name in ("comm_buffer_size", "last_comm_buffer_size"):
+            if name in given:
+                _check_size(name, given[name])
+        return super().__new__(cls)
+
     def init_reducer(self) -> None:
         """Checks that the ranks' models are equal, and builds the reducer."""
         from paddle.framework import _current_expected_place
 
         from .model_sync import check_models_equal
 
-        # An iterator can be read only once.
-        delayed = dict(self._delay_all_reduce_named_params or ())
+        delayed = _named_tensors(self._delay_all_reduce_named_params or ())
         self._delay_all_reduce_named_params = delayed
         found = list(_reduced_parameters(self._layers, delayed))
         trainable = _trainable(found)
@@ -107,6 +117,20 @@ class ReducerMethods:
             if _trainable(parameters):
                 copied._build_reducer(parameters)
         return copied
+
+    def __copy__(self) -> Self:
+        # By default, copying would call `__getstate__`.
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "A DataParallel cannot be pickled, because it communicates over a "
+            "group of this process. Pickle or send the layer that it wraps "
+            "(its attribute _layers) or its state_dict(), and wrap the layer "
+            "again."
+        )
 
     def register_comm_hook(
         self,
@@ -285,6 +309,52 @@ class ReducerMethods:
             and self.grad_need_sync
             and paddle.is_grad_enabled()
         )
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Raises unless `value` is a positive number, which is in MiB."""
+    how_to_fix = "Pass a size in MiB, such as 25 or 0.5."
+    try:
+        # `float` alone would also accept a string.
+        size = float(value + 0)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a number, but received {value!r}. {how_to_fix}"
+        ) from None
+    if not 0 < size < math.inf:
+        raise ValueError(
+            f"{name} must be positive and finite, but received {value!r}. "
+            f"{how_to_fix}"
+        )
+
+
+def _named_tensors(pairs: Any) -> dict[str, Tensor]:
+    """Returns a dict of the pairs, which may also be a dict or an iterator."""
+    name = "delay_all_reduce_named_params"
+    how_to_fix = "Pass pairs of named_parameters()."
+    try:
+        found = list(pairs.items() if isinstance(pairs, dict) else pairs)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a list of (name, tensor) pairs, but received "
+            f"{pairs!r}. {how_to_fix}"
+        ) from None
+    for each in found:
+        if not _is_named_tensor(each):
+            raise TypeError(
+                f"{name} must contain (name, tensor) pairs, but contains "
+                f"{each!r}. {how_to_fix}"
+            )
+    return dict(found)
+
+
+def _is_named_tensor(value: object) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], paddle.Tensor)
+    )
 
 
 def _need_no_gradients(outputs: object) -> bool:
