@@ -870,6 +870,21 @@ def leave_parameters_alone(group) -> list:
     return [gradient.item() for gradient in gradients(layer)]
 
 
+def compute_gradients_between_steps(group, options, is_wrapped) -> list:
+    """Returns the results of paddle.grad, and the gradients of each step."""
+    layer = nn.Linear(1, 1, bias_attr=False)
+    wrapped = parallel(layer, group, **options)
+    x = paddle.full([1, 1], group.rank + 1.0)
+    found = []
+    for _ in range(3):
+        wrapped(x).sum().backward()
+        outputs = (wrapped if is_wrapped else layer)(10 * x)
+        (local,) = paddle.grad(outputs.sum(), layer.parameters())
+        found.append([layer.weight.grad.item(), local.item()])
+        layer.clear_gradients()
+    return found
+
+
 def is_freed(group) -> bool:
     wrapped = parallel(new_layer(0), group)
     loss_of(wrapped, random_batches(1, group.nranks)[0][group.rank]).backward()
@@ -1565,6 +1580,16 @@ class TestOverGloo(ReducerCases, RanksCase):
                 r"^RuntimeError: 'left.bias' .* had stop_gradient=True .* "
                 "finds output tensors only in tuples, lists, dicts and data",
             )
+
+    def test_paddle_grad_is_local_and_does_not_change_the_next_step(self):
+        for options in OPTIONS:
+            for is_wrapped in (True, False):
+                with self.subTest(options=options, is_wrapped=is_wrapped):
+                    first, second = self.call(
+                        compute_gradients_between_steps, options, is_wrapped
+                    )
+                    self.assertEqual(first, [[1.5, 10.0]] * 3)
+                    self.assertEqual(second, [[1.5, 20.0]] * 3)
 
     def test_a_new_wrapper_trains_parameters_that_an_older_one_saw_frozen(self):
         self.assertEqual(self.call(train_after_unfreezing), [[1.5, 1.0]] * 2)
