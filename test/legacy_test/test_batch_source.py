@@ -330,7 +330,9 @@ class TestErrors(SourceTestCase):
             raise StopIteration
 
         for dataset in (Numbers(3), Stream()):
-            with self.assertRaisesRegex(RuntimeError, "dataset or the collate_fn"):
+            with self.assertRaisesRegex(
+                RuntimeError, "dataset or the collate_fn"
+            ):
                 list(BatchSource(dataset, 1, collate_fn=collate).reader(0))
 
     def test_iter_that_raises_stop_iteration_does_not_end_the_epoch(self):
