@@ -393,10 +393,122 @@ def call_what_is_missing() -> dict[str, str]:
     )
 
 
+def send_to(dst: int, value: float = 1.0, size: int = 4) -> None:
+    dist.send(paddle.full([size], value), dst)
+
+
+def receive_from(src: int, size: int = 4) -> list[float]:
+    x = paddle.zeros([size])
+    dist.recv(x, src)
+    return x.tolist()
+
+
+def receive_without_waiting(src: int) -> None:
+    x = paddle.zeros([4])
+    _begun[:] = [dist.irecv(x, src), x]
+
+
+def wait_for_received(
+    timeout: datetime.timedelta | None = None,
+) -> tuple[bool, list[float]]:
+    task, x = _begun
+    return task.wait(timeout), x.tolist()
+
+
+def exchange_with(peer: int, batch: bool) -> list[float]:
+    """Sends to a rank before it receives from it."""
+    mine = paddle.full([400001], float(dist.get_rank()))
+    theirs = paddle.zeros_like(mine)
+    if batch:
+        tasks = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, mine, peer),
+                dist.P2POp(dist.irecv, theirs, peer),
+            ]
+        )
+    else:
+        tasks = [dist.isend(mine, peer), dist.irecv(theirs, peer)]
+    for task in tasks:
+        task.wait()
+        assert task.is_completed()
+        assert not task.is_sync()
+    return [float(theirs.min()), float(theirs.max())]
+
+
+def exchange_objects_with(peer: int) -> list:
+    mine, theirs = [{"from": dist.get_rank()}], [None]
+    if dist.get_rank() < peer:
+        dist.send_object_list(mine, peer)
+        dist.recv_object_list(theirs, peer)
+    else:
+        dist.recv_object_list(theirs, peer)
+        dist.send_object_list(mine, peer)
+    return theirs
+
+
 def send_in_batch() -> None:
     dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, paddle.ones([1]), 1 - dist.get_rank())]
     )
+
+
+def receive() -> None:
+    receive_from((dist.get_rank() + 1) % dist.get_world_size())
+
+
+def leave_group() -> None:
+    own_group().leave()
+
+
+def leave_while_receiving(src: int) -> str:
+    """Returns the error of a receive when another thread leaves."""
+    task = dist.irecv(paddle.zeros([4]), src)
+    leaver = threading.Timer(0.2, own_group().leave)
+    leaver.start()
+    try:
+        task.wait()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        leaver.join()
+    return "nothing"
+
+
+def send_where_it_is_refused(
+    calls: list[tuple[str, tuple]],
+) -> list[str]:
+    """Returns the ValueErrors of sends and receives of one rank alone."""
+    found = []
+    for name, args in calls:
+        try:
+            getattr(dist, name)(paddle.ones([2, 3]), *args)
+            found.append("nothing")
+        except ValueError as error:
+            found.append(str(error))
+    try:
+        dist.send(paddle.ones([2, 3]).transpose([1, 0]), 2)
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+
+def wait_for_received_in_forked_child() -> str:
+    return in_forked_child(_begun[0].wait)
+
+
+def send_in_forked_child(dst: int) -> str:
+    return in_forked_child(lambda: send_to(dst))
+
+
+def send_in_group_over_gloo() -> list[float]:
+    """Sends to the other rank as the error of a send between machines says."""
+    group = dist.new_group([0, 1], backend="gloo")
+    x = paddle.full([2], 5.0 + dist.get_rank())
+    if dist.get_rank() == 0:
+        dist.send(x, 1, group)
+    else:
+        dist.recv(x, 0, group)
+    return x.tolist()
 
 
 def exchange_often() -> None:
@@ -937,6 +1049,7 @@ class TestShmMachines(RanksTestCase):
         for function in (
             send_in_batch,
             send,
+            receive,
             reduce_on_calculation_stream,
             broadcast_on_calculation_stream,
             gather_on_calculation_stream,
@@ -945,6 +1058,180 @@ class TestShmMachines(RanksTestCase):
             for outcome in ranks.outcomes():
                 self.assertEqual(outcome.kind, "NotImplementedError")
                 self.assertIn("gloo", outcome.text)
+
+    def test_send_and_receive_within_each_machine(self):
+        # Rank 2 of machine a has the index 1 there, as rank 3 of machine b.
+        ranks = self.start_on(["a", "b", "a", "b", "a"])
+        ranks.begin(send_to, 2, 5.0, ranks=[0])
+        ranks.begin(send_to, 3, 6.0, ranks=[1])
+        ranks.begin(receive_from, 0, ranks=[2])
+        ranks.begin(receive_from, 1, ranks=[3])
+        self.assertEqual(
+            ranks.outcomes([2, 3, 0, 1]), [[5.0] * 4, [6.0] * 4, None, None]
+        )
+
+    def test_ranks_of_a_machine_may_send_before_they_receive(self):
+        for batch in (False, True):
+            with self.subTest(batch=batch):
+                ranks = self.start_on(["a", "b", "a"])
+                ranks.begin(exchange_with, 2, batch, ranks=[0])
+                ranks.begin(exchange_with, 0, batch, ranks=[2])
+                self.assertEqual(
+                    ranks.outcomes([0, 2]), [[2.0, 2.0], [0.0, 0.0]]
+                )
+
+    def test_objects_are_sent_within_a_machine(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.begin(exchange_objects_with, 2, ranks=[0])
+        ranks.begin(exchange_objects_with, 0, ranks=[2])
+        self.assertEqual(ranks.outcomes([0, 2]), [[{"from": 2}], [{"from": 0}]])
+
+    def test_transfers_do_not_wait_for_pending_collective_operations(self):
+        # The timeout is longer than the test waits for a transfer.
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.call(begin, ranks=[0, 2])
+        ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(ranks.call(receive_from, 0, ranks=[2]), [[5.0] * 4])
+        self.assertEqual(ranks.outcomes([0]), [None])
+        self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [3.0])
+        for found in ranks.call(wait_again, ranks=[0, 2]):
+            self.assertEqual(found, [True, True, [3.0] * 10])
+
+    def test_collective_operations_do_not_wait_for_pending_transfers(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.call(receive_without_waiting, 0, ranks=[2])
+        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+        ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        ranks.outcomes([0])
+
+    def test_wait_with_a_timeout_leaves_a_transfer_in_flight(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.call(receive_without_waiting, 0, ranks=[2])
+        brief = datetime.timedelta(milliseconds=10)
+        self.assertEqual(
+            ranks.call(wait_for_received, brief, ranks=[2]),
+            [(False, [0.0] * 4)],
+        )
+        ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        ranks.outcomes([0])
+
+    def test_transfer_between_machines_names_both_ranks_and_alternatives(self):
+        ranks = self.start_on(["a", "b", "a"])
+        for function in (send_to, receive_from):
+            with self.subTest(function=function.__name__):
+                ranks.begin(function, 1, ranks=[2])
+                (outcome,) = ranks.outcomes([2])
+                self.assertEqual(outcome.kind, "NotImplementedError")
+                for part in ("Rank 2 cannot", "rank 1", "[[0, 2], [1]]"):
+                    self.assertIn(part, outcome.text)
+                self.assertIn("new_group([1, 2], backend='gloo')", outcome.text)
+        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+
+    def test_group_over_gloo_sends_between_machines(self):
+        self.assertEqual(
+            self.start_on(["a", "b"]).call(send_in_group_over_gloo),
+            [[5.0, 5.0], [5.0, 5.0]],
+        )
+
+    def test_wrong_arguments_of_a_transfer_are_refused_on_that_rank_alone(self):
+        ranks = self.start_on(["a", "b", "a"])
+        calls = [("send", (0,)), ("irecv", (0,))]
+        ((sent, received, strided),) = ranks.call(
+            send_where_it_is_refused, calls, ranks=[0]
+        )
+        self.assertIn("send got rank 0, which is the caller", sent)
+        self.assertIn("recv got rank 0, which is the caller", received)
+        self.assertIn("contiguous()", strided)
+        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+
+    def test_death_during_a_transfer_names_the_rank_of_the_whole_group(self):
+        ranks = self.start_on(["a", "b", "b", "a"])
+        ranks.begin(receive_from, 2, ranks=[1])
+        ranks.signal(2, signal.SIGKILL)
+        self.assert_all_raise(
+            ranks.outcomes([1]),
+            "recv from rank 2 failed on rank 1",
+            f"ank 2 (process {ranks.pids[2]}) has died",
+        )
+        # The group has failed, also on the other machine.
+        ranks.begin(all_reduce_ones, ranks=[0, 1, 3])
+        self.assert_all_raise(
+            ranks.outcomes([0, 1, 3])[:2],
+            f"ank 2 (process {ranks.pids[2]}) has died",
+        )
+
+    def test_transfer_that_times_out_names_the_rank_of_the_whole_group(self):
+        ranks = self.start_on(["a", "b", "a"], PADDLE_PG_TIMEOUT="1000")
+        ranks.begin(send_to, 2, ranks=[0])
+        self.assert_all_raise(
+            ranks.outcomes([0]),
+            "send to rank 2 failed on rank 0",
+            "waited 1000 ms in send",
+            f"for rank 2 (process {ranks.pids[2]})",
+        )
+
+    def test_asynchronous_transfer_that_times_out_raises_in_its_wait(self):
+        ranks = self.start_on(["b", "a", "a"], PADDLE_PG_TIMEOUT="1000")
+        ranks.call(receive_without_waiting, 2, ranks=[1])
+        ranks.begin(wait_for_received, ranks=[1])
+        self.assert_all_raise(
+            ranks.outcomes([1]),
+            "recv from rank 2 failed on rank 1",
+            f"for rank 2 (process {ranks.pids[2]})",
+        )
+
+    def test_transfers_of_different_sizes_are_an_error_on_both_ranks(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.begin(send_to, 2, 1.0, 4, ranks=[0])
+        ranks.begin(receive_from, 0, 3, ranks=[2])
+        self.assert_all_raise(
+            ranks.outcomes([0, 2]), "rank 0 to rank 2", "16 bytes", "12 bytes"
+        )
+
+    def test_transfer_fails_when_the_group_fails(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.call(receive_without_waiting, 0, ranks=[2])
+        ranks.call(fail_to_reduce, ranks=[1])
+        ranks.begin(all_reduce_ones)
+        self.assert_all_raise(ranks.outcomes([0, 1]), "no memory is left")
+        ranks.outcomes([2])
+        ranks.begin(wait_for_received, ranks=[2])
+        ranks.begin(send_to, 2, ranks=[0])
+        self.assert_all_raise(ranks.outcomes([0]), "no memory is left")
+        self.assert_all_raise(ranks.outcomes([2]), "new group")
+
+    def test_transfer_in_flight_fails_when_its_rank_leaves(self):
+        ranks = self.start_on(["a", "b", "a"])
+        (text,) = ranks.call(leave_while_receiving, 2, ranks=[0])
+        self.assertIn("Rank 0 has left the group, through", text)
+
+    def test_transfer_after_leaving(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.call(leave_group, ranks=[0])
+        ranks.begin(send_to, 2, ranks=[0])
+        self.assert_all_raise(ranks.outcomes([0]), "Rank 0 has left the group")
+
+    def test_transfers_of_a_forked_child_are_refused(self):
+        ranks = self.start_on(["a", "b", "a"])
+        for text in ranks.call(send_in_forked_child, 2, ranks=[0]):
+            self.assertIn("forked", text)
+        ranks.call(receive_without_waiting, 0, ranks=[2])
+        for text in ranks.call(wait_for_received_in_forked_child, ranks=[2]):
+            self.assertIn("forked", text)
+        ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        ranks.outcomes([0])
+
+    def test_transfer_tasks_have_the_methods_of_paddles_tasks(self):
+        check_task(self, hierarchical_group.TransferTask)
 
     def test_operation_after_leaving(self):
         ranks = self.start_on(["a", "b"])
@@ -1126,7 +1413,7 @@ class TestShmMachines(RanksTestCase):
 
     def test_rank_that_dies_while_leaders_exchange_data(self):
         # Gloo would wait for 30 seconds, and its error would name no rank.
-        for victim, text in ((3, "Rank 3, the leader"), (2, "Rank 1 (process")):
+        for victim, text in ((3, "Rank 3, the leader"), (2, "Rank 2 (process")):
             with self.subTest(victim=victim):
                 ranks = self.start_on(["a", "b", "b", "c"])
                 ranks.call(die_after_agreement, ranks=[victim])

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import queue
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
@@ -35,6 +37,8 @@ from .leader_links import LONGEST_CALL_S, LinkError
 from .python_process_group import PythonProcessGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paddle import Tensor
     from paddle.base.core import ProcessGroup
 
@@ -59,6 +63,9 @@ _FAILURE = "!"
 # waits for its own ranks does not watch the other leaders meanwhile.
 _NOT_YET = "?"
 _LONGEST_INTERVAL = datetime.timedelta(seconds=0.5)
+
+# A rank in the error texts of a machine's group.
+_RANK = re.compile(r"\b([Rr]ank |root )(\d+)\b")
 
 
 class Topology(NamedTuple):
@@ -136,6 +143,32 @@ class Task:
         if self._failure is not None:
             raise RuntimeError(self._failure)
         return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+class TransferTask:
+    """A send or a receive between two ranks of a machine."""
+
+    def __init__(
+        self,
+        task: Any,
+        naming_ranks: Callable[[], contextlib.AbstractContextManager],
+    ):
+        self._task = task
+        self._naming_ranks = naming_ranks
+
+    def is_completed(self) -> bool:
+        return self._task.is_completed()
+
+    def is_sync(self) -> bool:
+        return self._task.is_sync()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Like `Task.wait`."""
+        with self._naming_ranks():
+            return self._task.wait(timeout or datetime.timedelta(0))
 
     def synchronize(self) -> None:
         self.wait()
@@ -297,11 +330,12 @@ def _no_operation() -> None:
 class HierarchicalGroup(PythonProcessGroup):
     """One rank of a group whose ranks are on several machines.
 
-    Operations run one at a time, in call order, on a group thread. The first
-    error fails the group: later operations raise it too. The other ranks of
-    this machine get an error immediately, because this rank leaves the local
-    group. Operations on other machines fail when this machine's leader reports
-    the failure, reports that it leaves, or dies.
+    A send or a receive is one of this machine's group, so it does not wait for
+    other operations. These run one at a time, in call order, on a group thread.
+    The first error fails the group: later operations raise it too. The other
+    ranks of this machine get an error immediately, because this rank leaves the
+    local group. Operations on other machines fail when this machine's leader
+    reports the failure, reports that it leaves, or dies.
 
     Leaders exchange texts repeatedly, also between operations, until the texts
     of all leaders say that their machines' ranks have arrived at an operation.
@@ -365,11 +399,88 @@ class HierarchicalGroup(PythonProcessGroup):
         """
         if os.getpid() != self._process:
             return
-        self._local.leave()
         with self._mutex:
             self._left = True
-            self._calls.put(None)
+        # Now the errors of operations in flight can say that this rank left.
+        self._local.leave()
+        self._calls.put(None)
         self._thread.join()
+
+    def send(
+        self, tensor: Tensor, dst: int, sync_op: bool = False
+    ) -> TransferTask:
+        return self._transfer("send", "to", tensor, dst, sync_op)
+
+    def recv(
+        self, tensor: Tensor, src: int, sync_op: bool = False
+    ) -> TransferTask:
+        return self._transfer("recv", "from", tensor, src, sync_op)
+
+    def _transfer(
+        self, name: str, way: str, tensor: Tensor, peer: int, sync_op: bool
+    ) -> TransferTask:
+        """Calls `send` or `recv` of this machine's group."""
+        _enforce_not_forked(self._process)
+        machine, index = self.topology.locate(peer)
+        self._enforce_transfer(name, way, peer, machine)
+        naming_ranks = functools.partial(
+            self._naming_ranks, f"{name} {way} rank {peer}"
+        )
+        with naming_ranks():
+            task = getattr(self._local, name)(tensor, index, sync_op)
+        return TransferTask(task, naming_ranks)
+
+    def _enforce_transfer(
+        self, name: str, way: str, peer: int, machine: int
+    ) -> None:
+        if peer == self._rank:
+            raise ValueError(
+                f"{name} got rank {peer}, which is the caller. Pass the rank "
+                "of another process."
+            )
+        if machine != self.topology.machine:
+            raise NotImplementedError(
+                f"Rank {self._rank} cannot {name} {way} rank {peer}, because "
+                f"rank {peer} is on another machine: the ranks of each machine "
+                f"are {self.topology.machines}. Use broadcast or alltoall, or "
+                "send in a group with the backend gloo, such as "
+                "paddle.distributed.new_group("
+                f"{sorted((self._rank, peer))}, backend='gloo')."
+            )
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    @contextlib.contextmanager
+    def _naming_ranks(self, call: str) -> Iterator[None]:
+        """Replaces errors of this machine's group, whose ranks have other
+        numbers there."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if self._failure is not None:
+                # The group's thread has left this machine's group.
+                text = self._failure
+            elif self._left:
+                text = self._text_of_leaving()
+            else:
+                text = (
+                    f"{call} failed on rank {self._rank}. "
+                    f"{self._with_group_ranks(error)}"
+                )
+            # An invalid argument does not fail the group.
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            raise kind(text) from error
+
+    def _with_group_ranks(self, error: Exception) -> str:
+        """Returns the text of an error of this machine's group with the ranks
+        of the whole group."""
+        here = self.topology.ranks_here()
+
+        def replaced(match: re.Match) -> str:
+            index = int(match[2])
+            return match[1] + str(here[index] if index < len(here) else index)
+
+        return _RANK.sub(replaced, str(error))
 
     def all_reduce(
         self,
@@ -561,15 +672,18 @@ class HierarchicalGroup(PythonProcessGroup):
             operation = _no_operation
         with self._mutex:
             if self._left:
-                raise RuntimeError(
-                    f"Rank {self._rank} has left the group, through "
-                    "destroy_process_group or at exit. Create a new group with "
-                    "paddle.distributed.new_group."
-                )
+                raise RuntimeError(self._text_of_leaving())
             self._calls.put((task, description, operation))
         if sync_op:
             task.wait()
         return task
+
+    def _text_of_leaving(self) -> str:
+        return (
+            f"Rank {self._rank} has left the group, through "
+            "destroy_process_group or at exit. Create a new group with "
+            "paddle.distributed.new_group."
+        )
 
     @paddle.no_grad()
     def _run_calls(self) -> None:
@@ -625,8 +739,8 @@ class HierarchicalGroup(PythonProcessGroup):
 
     def _name_ranks(self, error: Exception) -> str:
         return (
-            f"On the machine of the ranks {self.topology.ranks_here()}, which "
-            f"are numbered from 0 in the following error: {error}"
+            f"On the machine of the ranks {self.topology.ranks_here()}: "
+            f"{self._with_group_ranks(error)}"
         )
 
     def _agree(self, description: str) -> None:
