@@ -257,6 +257,108 @@ def scatter_objects() -> list:
     return found
 
 
+def elements_sent(sender: int, receiver: int) -> int:
+    """Returns how many elements `all_to_all` sends; none between some ranks."""
+    return 3 * (sender + 2 * receiver) % 4
+
+
+def all_to_all(dtype: str) -> list[list]:
+    """Sends different numbers of elements to each rank, in lists."""
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    parts = [
+        paddle.to_tensor(numbers_of(10 * rank + r, [elements_sent(rank, r)]))
+        for r in ranks
+    ]
+    out = [paddle.zeros([elements_sent(r, rank)], dtype) for r in ranks]
+    dist.alltoall(out, [part.astype(dtype) for part in parts])
+    return [as_list(part) for part in out]
+
+
+def all_to_all_of_rows(dtype: str, columns: int, sync_op: bool) -> list:
+    """Like `all_to_all`, with rows of one tensor; their number is given."""
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    rows = [elements_sent(rank, r) for r in ranks]
+    out_rows = [elements_sent(r, rank) for r in ranks]
+    x = paddle.concat(
+        [
+            paddle.to_tensor(numbers_of(10 * rank + r, [n, columns]))
+            for r, n in zip(ranks, rows)
+        ]
+    ).astype(dtype)
+    out = paddle.zeros([sum(out_rows), columns]).astype(dtype)
+    dist.alltoall_single(out, x, rows, out_rows, sync_op=sync_op).wait()
+    return as_list(out)
+
+
+def all_to_all_equally(shape: list[int]) -> list:
+    """Returns what the tensor form, the single form and older code receive."""
+    x = paddle.full(shape, 1.0 * dist.get_rank())
+    outs = [paddle.zeros(shape) for _ in range(4)]
+    dist.stream.alltoall(outs[0], x)
+    dist.alltoall_single(outs[1], x)
+    own_group().alltoall(x, outs[2]).wait()
+    own_group().alltoall_single(x, outs[3], [], []).wait()
+    return [as_list(out) for out in outs]
+
+
+def all_to_all_into_lists_that_change() -> list:
+    """Returns the received scalars; the lists are cleared before the wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parts = [paddle.to_tensor(10.0 * rank + r) for r in range(size)]
+    out: list = []
+    task = dist.alltoall(out, parts, sync_op=False)
+    kept = list(out)
+    parts.clear()
+    out.clear()
+    task.wait()
+    return [part.item() for part in kept]
+
+
+def all_to_all_of_sizes(sizes: list[list[int]]) -> None:
+    """Calls alltoall_single with four rows sent and received; `sizes` has each
+    rank's sizes of the output."""
+    out_rows = sizes[dist.get_rank()]
+    size = dist.get_world_size()
+    dist.alltoall_single(
+        paddle.zeros([sum(out_rows), 2]),
+        paddle.ones([2 * size, 2]),
+        [2] * size,
+        out_rows,
+    )
+
+
+def all_to_all_of_types(dtypes: list[str]) -> None:
+    x = paddle.ones([dist.get_world_size()], dtypes[dist.get_rank()])
+    dist.alltoall_single(paddle.zeros_like(x), x)
+
+
+def all_to_all_of_ones() -> None:
+    all_to_all_of_types(["float32"] * dist.get_world_size())
+
+
+def refuse_to_send_to_all() -> list[str]:
+    """Returns the errors of wrong arguments in a group of three ranks."""
+    six, found = paddle.ones([6]), []
+    for call in (
+        lambda: dist.alltoall_single(six, paddle.ones([7])),
+        lambda: dist.alltoall_single(six, six, [1, 2], [2, 2, 2]),
+        lambda: dist.alltoall_single(six, six, [2, 2, 2], [7, 0, -1]),
+        lambda: dist.alltoall_single(six, six, [2, 2, 2], [2, 2, 1]),
+        lambda: dist.alltoall_single(six, paddle.ones([6], "int32")),
+        lambda: dist.alltoall([], [six, six]),
+        lambda: dist.alltoall([six.clone()], [six] * 3),
+        lambda: dist.alltoall([], [paddle.ones([2, 3]).transpose([1, 0])] * 3),
+    ):
+        try:
+            call()
+            found.append("nothing")
+        except ValueError as error:
+            found.append(str(error))
+    # No rank waits for a refused operation.
+    dist.barrier()
+    return found
+
+
 def gather_to(roots: list[int]) -> None:
     gather(roots[dist.get_rank()], "float32", [4])
 
@@ -961,6 +1063,106 @@ class TestShmMachines(RanksTestCase):
             ranks.call(scatter_objects), [[{"to": r}] for r in range(3)]
         )
 
+    def test_each_rank_sends_another_number_of_elements_to_each_rank(self):
+        ranks = self.start_on(MACHINES)
+        size = len(MACHINES)
+        for dtype in MOVED_TYPES:
+            sent = [
+                [
+                    numbers_of(10 * r + s, [elements_sent(r, s)])
+                    for s in range(size)
+                ]
+                for r in range(size)
+            ]
+            if dtype == "bool":
+                sent = [[part != 0 for part in parts] for parts in sent]
+            with self.subTest(dtype=dtype):
+                found = ranks.call(all_to_all, dtype)
+                for rank in range(size):
+                    self.assertEqual(
+                        found[rank],
+                        [sent[r][rank].tolist() for r in range(size)],
+                    )
+
+    def test_each_rank_sends_another_number_of_rows_to_each_rank(self):
+        ranks = self.start_on(MACHINES)
+        size = len(MACHINES)
+        for columns, sync_op in ((3, True), (1, False), (0, True)):
+            with self.subTest(columns=columns):
+                found = ranks.call(
+                    all_to_all_of_rows, "int64", columns, sync_op
+                )
+                for rank in range(size):
+                    expected = [
+                        numbers_of(
+                            10 * r + rank, [elements_sent(r, rank), columns]
+                        )
+                        for r in range(size)
+                    ]
+                    self.assertEqual(
+                        found[rank], np.concatenate(expected).tolist()
+                    )
+
+    def test_all_ranks_send_equal_parts(self):
+        ranks = self.start_on(["a", "b", "a"])
+        for shape in ([6, 2], [3], [0, 2]):
+            with self.subTest(shape=shape):
+                rows = shape[0] // 3
+                expected = np.repeat(np.arange(3.0), rows)
+                expected = np.broadcast_to(
+                    expected.reshape([-1] + [1] * (len(shape) - 1)), shape
+                ).tolist()
+                for found in ranks.call(all_to_all_equally, shape):
+                    self.assertEqual(found, [expected] * 4)
+
+    def test_lists_may_change_after_an_asynchronous_all_to_all(self):
+        found = self.start_on(["a", "b", "a"]).call(
+            all_to_all_into_lists_that_change
+        )
+        for rank in range(3):
+            self.assertEqual(found[rank], [10.0 * r + rank for r in range(3)])
+
+    def test_sizes_of_all_to_all_that_do_not_match_are_named_on_all_ranks(self):
+        for sizes, text in (
+            # The rows have two elements.
+            (
+                [[2, 2, 2], [2, 2, 2], [2, 3, 2]],
+                "rank 1 sends 4 elements to rank 2, which expects 6",
+            ),
+            # The sum is right.
+            (
+                [[2, 2, 2], [3, 1, 2], [2, 2, 2]],
+                "rank 0 sends 4 elements to rank 1, which expects 6",
+            ),
+        ):
+            with self.subTest(sizes=sizes):
+                ranks = self.start_on(["a", "b", "a"])
+                ranks.begin(all_to_all_of_sizes, sizes)
+                self.assert_all_raise(ranks.outcomes(), text)
+
+    def test_types_of_all_to_all_that_differ_are_an_error_on_all_ranks(self):
+        ranks = self.start_on(["a", "b", "a"])
+        ranks.begin(all_to_all_of_types, ["int32", "float32", "int32"])
+        self.assert_all_raise(ranks.outcomes(), "alltoall", "int32", "float32")
+
+    def test_wrong_arguments_of_all_to_all_are_refused_on_each_rank_alone(self):
+        ranks = self.start_on(["a", "b", "a"])
+        for found in ranks.call(refuse_to_send_to_all):
+            for text, part in zip(
+                found,
+                (
+                    "7 rows, which cannot be divided equally among 3 ranks",
+                    "6 rows and the sizes [1, 2]",
+                    "sizes [7, 0, -1]",
+                    "sizes [2, 2, 1]",
+                    "same type",
+                    "list of 2 tensors, but the group has 3 ranks",
+                    "list of 1 tensors, but the group has 3 ranks",
+                    "contiguous()",
+                ),
+            ):
+                self.assertIn(part, text)
+
     def test_results_are_the_same_bits_on_all_ranks_and_in_each_run(self):
         found = []
         for _ in range(2):
@@ -1473,6 +1675,12 @@ class TestShmMachines(RanksTestCase):
             ),
             ("aabb", broadcast_from, [2, 3, 2, 2], ["rank 2", "rank 3"]),
             ("aabb", gather_to, [2, 3, 2, 2], ["rank 2", "rank 3"]),
+            (
+                "aab",
+                call_one,
+                ["all_to_all_of_ones", "all_reduce_six", "all_to_all_of_ones"],
+                ["alltoall", "all_reduce"],
+            ),
         ):
             with self.subTest(machines=machines, argument=argument):
                 ranks = self.start_on(list(machines))

@@ -299,6 +299,49 @@ def _enforce_list(
         _enforce_elements(name, tensor, like, 1)
 
 
+def _counts_per_rank(tensor: Tensor, rows: list[int], ranks: int) -> list[int]:
+    """Returns how many elements the rows of each rank have.
+
+    Args:
+        tensor: the rows of all ranks.
+        rows: how many of the rows belong to each rank; equally many if empty.
+        ranks: the number of ranks.
+    """
+    total = tensor.shape[0] if tensor.shape else 1
+    if not rows:
+        if total % ranks != 0:
+            raise ValueError(
+                f"alltoall got a tensor of {total} rows, which cannot be "
+                f"divided equally among {ranks} ranks. Pass the number of rows "
+                "of each rank."
+            )
+        rows = [total // ranks] * ranks
+    if len(rows) != ranks or sum(rows) != total or min(rows) < 0:
+        raise ValueError(
+            f"alltoall got a tensor of {total} rows and the sizes {rows}. Pass "
+            f"one size, not negative, for each of the {ranks} ranks; their sum "
+            "must be the number of rows."
+        )
+    return [count * tensor.size // max(total, 1) for count in rows]
+
+
+def _enforce_matching_counts(
+    sent: list[list[int]], received: list[list[int]]
+) -> None:
+    """Raises the same error on all ranks if one of them sends another number of
+    elements than the receiver expects."""
+    for sender, counts in enumerate(sent):
+        for receiver, count in enumerate(counts):
+            expected = received[receiver][sender]
+            if count != expected:
+                raise _SharedError(
+                    f"In alltoall, rank {sender} sends {count} elements to rank"
+                    f" {receiver}, which expects {expected}. Pass an output on "
+                    f"rank {receiver} with the size of what rank {sender} "
+                    "sends."
+                )
+
+
 def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
     if tensor.dtype not in _REDUCED_TYPES + _HALF_TYPES:
         raise ValueError(
@@ -659,17 +702,152 @@ class HierarchicalGroup(PythonProcessGroup):
 
         return self._submit(f"{name}{to}", tensor, run, sync_op)
 
+    def all_to_all(
+        self, outputs: list[Tensor], tensors: list[Tensor], sync_op: bool
+    ) -> Task:
+        """Sends one tensor to each rank, and receives one from each."""
+        # The caller may change its lists before an asynchronous task runs.
+        sent, received = list(tensors), list(outputs)
+        for parts in (sent, received):
+            _enforce_one_per_rank("alltoall", parts, self._size)
+        _enforce_usable("alltoall", *sent, *received)
+
+        def store(parts: list[Tensor]) -> None:
+            for out, data in zip(received, parts):
+                if out.size != 0:
+                    _assign(out, data)
+
+        return self._all_to_all(
+            sent,
+            [part.size for part in sent],
+            [part.size for part in received],
+            store,
+            sync_op,
+        )
+
+    def all_to_all_single(
+        self,
+        out: Tensor,
+        tensor: Tensor,
+        out_rows: list[int],
+        rows: list[int],
+        sync_op: bool,
+    ) -> Task:
+        """Like `all_to_all`, but with the rows of one tensor. Empty lists of
+        row numbers mean equal parts."""
+        _enforce_usable("alltoall", tensor, out)
+
+        def store(parts: list[Tensor]) -> None:
+            if out.size != 0:
+                _assign(out, paddle.concat(parts))
+
+        return self._all_to_all(
+            [tensor],
+            _counts_per_rank(tensor, rows, self._size),
+            _counts_per_rank(out, out_rows, self._size),
+            store,
+            sync_op,
+        )
+
+    def all_to_all_tensor(
+        self, out: Tensor, tensor: Tensor, sync_op: bool
+    ) -> Task:
+        return self.all_to_all_single(out, tensor, [], [], sync_op)
+
+    def alltoall(self, tensor: Tensor, out: Tensor) -> Task:
+        return self.all_to_all_tensor(out, tensor, False)
+
+    def alltoall_single(
+        self,
+        tensor: Tensor,
+        out: Tensor,
+        rows: list[int],
+        out_rows: list[int],
+    ) -> Task:
+        return self.all_to_all_single(out, tensor, out_rows, rows, False)
+
+    def _all_to_all(
+        self,
+        tensors: list[Tensor],
+        sent: list[int],
+        received: list[int],
+        store: Callable[[list[Tensor]], None],
+        sync_op: bool,
+    ) -> Task:
+        """Sends the elements of the tensors, which are joined.
+
+        Args:
+            tensors: this rank's input.
+            sent: how many elements to send to each rank.
+            received: how many elements each rank sends to this one.
+            store: gets the bytes from each rank.
+            sync_op: whether to wait.
+        """
+
+        def run() -> None:
+            sizes = paddle.to_tensor(
+                sent + received, "int64", paddle.CPUPlace()
+            )
+            counts = [
+                data.view("int64").tolist() for data in self._gathered(sizes)
+            ]
+            everyone_sends = [row[: self._size] for row in counts]
+            _enforce_matching_counts(
+                everyone_sends, [row[self._size :] for row in counts]
+            )
+            store(self._parts_for_this_rank(tensors, everyone_sends))
+
+        # Not the number of elements, which may differ between ranks.
+        return self._enqueue(
+            f"alltoall of elements of {tensors[0].dtype}", run, sync_op
+        )
+
+    def _parts_for_this_rank(
+        self, tensors: list[Tensor], counts: list[list[int]]
+    ) -> list[Tensor]:
+        """Returns the bytes that each rank sends to this one.
+
+        Args:
+            tensors: this rank's input.
+            counts: how many elements each rank sends to each other one.
+        """
+        element = tensors[0].element_size()
+        # All ranks get all parts, as in scatter.
+        padded = _empty(element * max(map(sum, counts)))
+        if padded.size == 0:
+            return [_empty(0)] * self._size
+        own = [tensor for tensor in tensors if tensor.size != 0]
+        if own:
+            data = _joined_bytes_of(own)
+            padded[: data.size] = data
+        parts = []
+        for row, sizes in zip(self._gathered_rows(padded), counts):
+            begin = element * sum(sizes[: self._rank])
+            end = begin + element * sizes[self._rank]
+            parts.append(row[begin:end].clone())
+        return parts
+
     def barrier(self, device_id: int = -1) -> Task:
         return self._submit("barrier", _empty(0), _no_operation, True)
 
     def _submit(
         self, name: str, tensor: Tensor, operation: Callable, sync_op: bool
     ) -> Task:
-        _enforce_not_forked(self._process)
-        task = Task(sync_op)
-        description = f"{name} of {tensor.size} elements of {tensor.dtype}"
         if tensor.size == 0:
             operation = _no_operation
+        return self._enqueue(
+            f"{name} of {tensor.size} elements of {tensor.dtype}",
+            operation,
+            sync_op,
+        )
+
+    def _enqueue(
+        self, description: str, operation: Callable, sync_op: bool
+    ) -> Task:
+        """Runs an operation on the group thread, once all ranks have called
+        operations with the same description."""
+        _enforce_not_forked(self._process)
+        task = Task(sync_op)
         with self._mutex:
             if self._left:
                 raise RuntimeError(self._text_of_leaving())
@@ -880,7 +1058,12 @@ class HierarchicalGroup(PythonProcessGroup):
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         """Returns the bytes of each rank's tensor."""
-        data = _bytes_of(tensor)
+        rows = self._gathered_rows(_bytes_of(tensor))
+        # Copy, because view ignores the offset of a row in its storage.
+        return [row.clone() for row in rows]
+
+    def _gathered_rows(self, data: Tensor) -> list[Tensor]:
+        """Returns the bytes of each rank, which are parts of one tensor."""
         machines = self.topology.machines
         largest = max(map(len, machines))
         everything = _empty(len(machines) * largest * data.size)
@@ -899,4 +1082,4 @@ class HierarchicalGroup(PythonProcessGroup):
         self._local.broadcast(everything, 0, True).wait()
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))
-        return [rows[machine, index].clone() for machine, index in places]
+        return [rows[machine, index] for machine, index in places]
