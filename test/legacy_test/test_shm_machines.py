@@ -162,6 +162,62 @@ def all_reduce_bits(size: int) -> bytes:
     return x.numpy().tobytes()
 
 
+def random_values(dtype: str, shape: list[int]) -> paddle.Tensor:
+    """Returns any values of the type, different on each rank."""
+    random = np.random.RandomState(dist.get_rank())
+    data = random.standard_normal([*shape, 2]).astype("float64")
+    if dtype.startswith("complex"):
+        return paddle.as_complex(paddle.to_tensor(data)).astype(dtype)
+    if dtype == "bool":
+        return paddle.to_tensor(data[..., 0]) > 0
+    limits = np.iinfo(dtype)
+    return paddle.to_tensor(
+        random.randint(limits.min, limits.max + 1, shape).astype(dtype)
+    )
+
+
+@functools.cache
+def group_of_one_machine() -> dist.communication.group.Group:
+    with mock.patch.object(shared_memory_group, "machine", lambda: "one"):
+        return dist.new_group(backend="shm")
+
+
+def outcome_of(function: Callable, *args) -> bytes | str:
+    """Returns the bytes of a tensor, or the type of the error."""
+    try:
+        return function(*args).numpy().tobytes()
+    except (ValueError, NotImplementedError) as error:
+        return type(error).__name__
+
+
+def reduce_everywhere(
+    name: str, dtype: str, op: str, shape: list[int]
+) -> list[bytes | str]:
+    """Runs one reduction over the machines, and one within a machine."""
+    used = getattr(dist.ReduceOp, op)
+
+    def run(group, x: paddle.Tensor) -> paddle.Tensor:
+        if name == "all_reduce":
+            dist.all_reduce(x, used, group)
+        elif name == "reduce":
+            dist.reduce(x, 1, used, group)
+        else:
+            out = paddle.empty([shape[0] // dist.get_world_size(), *shape[1:]])
+            out = out.astype(dtype)
+            dist.stream.reduce_scatter(out, x, used, group)
+            return out
+        return x
+
+    return [
+        outcome_of(run, group, random_values(dtype, shape))
+        for group in (None, group_of_one_machine())
+    ]
+
+
+def all_reduce_float8() -> None:
+    dist.all_reduce(paddle.ones([2]).astype("float8_e4m3fn"))
+
+
 def move_rows() -> list:
     """Broadcasts and gathers the second row of a tensor."""
     x = paddle.to_tensor([[-1.0], [float(dist.get_rank())]])
@@ -714,7 +770,9 @@ def refuse_bad_tensors() -> list[str]:
     found = []
     for call in (
         lambda: dist.all_reduce(paddle.ones([2, 3]).transpose([1, 0])),
-        lambda: dist.all_reduce(paddle.ones([2], "int16")),
+        lambda: dist.all_reduce(
+            paddle.ones([2], "complex64"), dist.ReduceOp.MAX
+        ),
         lambda: dist.all_reduce(paddle.ones([2], "int32"), dist.ReduceOp.AVG),
         lambda: dist.stream.all_gather(paddle.ones([7]), paddle.ones([2])),
         lambda: dist.stream.reduce_scatter(
@@ -998,6 +1056,54 @@ class TestShmMachines(RanksTestCase):
                             ranks.call(gather, root, dtype, shape), expected
                         )
 
+    def assert_reduced_as_on_one_machine(self, ranks, *call, refused=False):
+        with self.subTest(call=call):
+            for found, expected in ranks.call(reduce_everywhere, *call):
+                self.assertEqual(found, expected)
+                self.assertEqual(found == "ValueError", refused)
+
+    def test_integers_and_booleans_are_reduced_as_on_one_machine(self):
+        # Sums and products wrap around.
+        for machines in (MACHINES, ["a", "b"]):
+            ranks = self.start_on(machines)
+            for dtype in ("bool", "int8", "int16"):
+                for op in ("SUM", "PROD", "MAX", "MIN", "AVG"):
+                    self.assert_reduced_as_on_one_machine(
+                        *(ranks, "all_reduce", dtype, op, [3, 50]),
+                        refused=op == "AVG",
+                    )
+
+    def test_complex_numbers_are_reduced_in_the_order_of_one_machine(self):
+        # The order of ranks equals the order of machines.
+        ranks = self.start_on(["a", "b", "c"])
+        for dtype in ("complex64", "complex128"):
+            for op in ("SUM", "PROD", "AVG", "MAX", "MIN"):
+                for shape in ([7, 50], []):
+                    self.assert_reduced_as_on_one_machine(
+                        *(ranks, "all_reduce", dtype, op, shape),
+                        refused=op in ("MAX", "MIN"),
+                    )
+
+    def test_all_reductions_have_the_types_of_one_machine(self):
+        ranks = self.start_on(["a", "b", "b"])
+        for name in ("reduce", "reduce_scatter"):
+            for dtype in ("bool", "int8", "int16"):
+                self.assert_reduced_as_on_one_machine(
+                    ranks, name, dtype, "SUM", [6, 5]
+                )
+        for dtype in ("complex64", "complex128"):
+            for found in ranks.call(all_reduce, "SUM", dtype, [4]):
+                expected = sum(numbers_of(r, [4]) for r in range(3))
+                self.assertEqual(found, expected.tolist())
+
+    def test_types_that_cannot_be_reduced_on_one_machine_are_refused(self):
+        ranks = self.start_on(["a", "b"])
+        ranks.begin(all_reduce_float8)
+        for outcome in ranks.outcomes():
+            self.assertEqual(outcome.kind, "NotImplementedError")
+            self.assertIn("float8_e4m3fn", outcome.text)
+        self.assertEqual(ranks.call(all_reduce_ones), [2.0, 2.0])
+
     def test_average_divides_by_the_number_of_all_ranks(self):
         ranks = self.start_on(["a", "b", "b", "b"])
         expected = (sum(numbers_of(r, [6]) for r in range(4)) / 4).tolist()
@@ -1219,7 +1325,7 @@ class TestShmMachines(RanksTestCase):
                 found,
                 (
                     "contiguous()",
-                    "int16",
+                    "MAX of elements of type paddle.complex64",
                     "average",
                     "7 elements",
                     "int32",

@@ -54,6 +54,9 @@ _REDUCED_TYPES = (
     paddle.uint8,
 )
 _HALF_TYPES = (paddle.float16, paddle.bfloat16)
+# Types that gloo does not reduce. Leaders exchange their machines' results.
+_COMPLEX_TYPES = (paddle.complex64, paddle.complex128)
+_EXCHANGED_TYPES = (paddle.bool, paddle.int8, paddle.int16, *_COMPLEX_TYPES)
 # The size of the texts about operations that ranks exchange. A text that begins
 # with the failure mark says why the operation fails on all ranks.
 _TEXT_BYTES = 1024
@@ -343,27 +346,63 @@ def _enforce_matching_counts(
 
 
 def _enforce_reducible(name: str, tensor: Tensor, op: ReduceOp) -> None:
-    if tensor.dtype not in _REDUCED_TYPES + _HALF_TYPES:
-        raise ValueError(
-            f"The backend shm cannot {name} elements of type {tensor.dtype} on "
-            "several machines. Cast the tensor to float32 or int64, for "
-            "example."
+    if tensor.dtype not in _REDUCED_TYPES + _HALF_TYPES + _EXCHANGED_TYPES:
+        raise NotImplementedError(
+            f"The backend shm cannot {name} elements of type {tensor.dtype}. "
+            "Cast the tensor to float32, for example."
         )
-    if op == ReduceOp.AVG and not tensor.is_floating_point():
+    is_complex = tensor.dtype in _COMPLEX_TYPES
+    if op == ReduceOp.AVG and not (tensor.is_floating_point() or is_complex):
         raise ValueError(
             f"The backend shm cannot average elements of type {tensor.dtype}. "
             "Cast the tensor to float32, or choose ReduceOp.SUM."
+        )
+    if op in (ReduceOp.MAX, ReduceOp.MIN) and is_complex:
+        raise ValueError(
+            f"The backend shm cannot compute the {op.name} of elements of type "
+            f"{tensor.dtype}, which have no order. Pass tensor.abs(), for "
+            "example, or choose ReduceOp.SUM."
         )
 
 
 def _divide(total: Tensor, divisor: int) -> None:
     """Divides a tensor in place, rounded like a division."""
-    if divisor & (divisor - 1) == 0:
+    if total.dtype in _COMPLEX_TYPES:
+        # A division by a complex number would round several times.
+        parts = paddle.as_real(total)
+        _divide(parts, divisor)
+        total.copy_(paddle.as_complex(parts), False)
+    elif divisor & (divisor - 1) == 0:
         # The inverse of a power of two is exact, and scale_ is much faster.
         total.scale_(1 / divisor)
     else:
         # On the CPU, like the tensor: the current device may be another one.
         total.divide_(paddle.full([], divisor, total.dtype, device="cpu"))
+
+
+def _multiply_complex(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiplies complex numbers as the group of one machine does.
+
+    np.multiply may round differently on other processors.
+    """
+    product = np.empty_like(a)
+    product.real = a.real * b.real - a.imag * b.imag
+    product.imag = a.real * b.imag + a.imag * b.real
+    return product
+
+
+def _combine(parts: list[np.ndarray], op: ReduceOp) -> np.ndarray:
+    """Returns the reduction of arrays of one of the exchanged types. Integers
+    wrap around; the sum of booleans is or, and their product is and."""
+    if op == ReduceOp.PRODUCT and np.iscomplexobj(parts[0]):
+        return functools.reduce(_multiply_complex, parts)
+    functions = {
+        ReduceOp.SUM: np.add,
+        ReduceOp.PRODUCT: np.multiply,
+        ReduceOp.MAX: np.maximum,
+        ReduceOp.MIN: np.minimum,
+    }
+    return functools.reduce(functions[op], parts)
 
 
 def _no_operation() -> None:
@@ -1030,18 +1069,45 @@ class HierarchicalGroup(PythonProcessGroup):
     def _reduce_in_place(self, total: Tensor, op: ReduceOp) -> None:
         """
         Overwrites a tensor on each rank with the reduction over all ranks.
-        Requires a type that gloo reduces.
+        Requires a type that this machine's group reduces without rounding.
         """
         inner = ReduceOp.SUM if op == ReduceOp.AVG else op
         self._local.reduce(total, 0, inner, True).wait()
         if self._leaders is not None:
-            self._run_between(
-                lambda: self._leaders.all_reduce(total, inner, True).wait(),
-                self._timeout.total_seconds(),
-            )
+            self._reduce_between(total, inner)
             if op == ReduceOp.AVG:
                 _divide(total, self._size)
         self._local.broadcast(total, 0, True).wait()
+
+    def _reduce_between(self, total: Tensor, op: ReduceOp) -> None:
+        """Overwrites the tensors of the leaders with their reduction."""
+        if total.dtype not in _EXCHANGED_TYPES:
+            self._run_between(
+                lambda: self._leaders.all_reduce(total, op, True).wait(),
+                self._timeout.total_seconds(),
+            )
+            return
+        data = _bytes_of(total)
+        machines = len(self.topology.machines)
+        gathered = self._gathered_between(data, machines * data.size)
+        rows = [
+            row.clone().view(total.dtype).numpy()
+            for row in gathered.reshape([machines, -1])
+        ]
+        # All leaders combine the same rows in the same order.
+        combined = paddle.to_tensor(_combine(rows, op), place=paddle.CPUPlace())
+        total.copy_(combined.reshape(total.shape), False)
+
+    def _gathered_between(self, data: Tensor, size: int) -> Tensor:
+        """Returns the bytes of all leaders, in a tensor of this size."""
+        everything = _empty(size)
+        self._run_between(
+            lambda: self._leaders.all_gather_into_tensor(
+                everything, data, True
+            ).wait(),
+            self._timeout.total_seconds(),
+        )
+        return everything
 
     def _broadcast(self, data: Tensor, machine: int, index: int) -> None:
         """Overwrites bytes with those of a rank, given its machine and its
@@ -1066,19 +1132,16 @@ class HierarchicalGroup(PythonProcessGroup):
         """Returns the bytes of each rank, which are parts of one tensor."""
         machines = self.topology.machines
         largest = max(map(len, machines))
-        everything = _empty(len(machines) * largest * data.size)
-        # Gloo gathers the same size from each leader.
-        padded = _empty(largest * data.size)
+        size = len(machines) * largest * data.size
         here = _empty(len(self.topology.ranks_here()) * data.size)
         self._local.all_gather_into_tensor(here, data, True).wait()
-        if self._leaders is not None:
+        if self._leaders is None:
+            everything = _empty(size)
+        else:
+            # Gloo gathers the same size from each leader.
+            padded = _empty(largest * data.size)
             padded[: here.size] = here
-            self._run_between(
-                lambda: self._leaders.all_gather_into_tensor(
-                    everything, padded, True
-                ).wait(),
-                self._timeout.total_seconds(),
-            )
+            everything = self._gathered_between(padded, size)
         self._local.broadcast(everything, 0, True).wait()
         rows = everything.reshape([len(machines), largest, data.size])
         places = map(self.topology.locate, range(self._size))
