@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import datetime
 import functools
+import multiprocessing
 import os
 import pathlib
 import resource
@@ -29,6 +30,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -692,6 +694,68 @@ def fork_a_child() -> int:
     if child == 0:
         signal.pause()
     return child
+
+
+def status_of(child: int) -> int:
+    """Returns the exit status of a child, which is killed if it does not
+    end."""
+    found = []
+
+    def has_ended() -> bool:
+        process, status = os.waitpid(child, os.WNOHANG)
+        found.append(status)
+        return process == child
+
+    try:
+        wait_until(has_ended, "the child ends")
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(found[-1])
+
+
+def exit_in_forked_child() -> int:
+    """Returns the exit status of a child that ends like a script."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    return status_of(child)
+
+
+def raise_in_forked_child() -> int:
+    """Returns the exit status of a child that an exception ends."""
+    child = os.fork()
+    if child == 0:
+        # Do not return to the code that serves the test.
+        sys.exit("an error that is printed")
+    return status_of(child)
+
+
+def run_forked_process() -> int:
+    """Returns the exit status of a process that multiprocessing forks."""
+    # Daemons may have no children.
+    with mock.patch.dict(
+        multiprocessing.current_process()._config, daemon=False
+    ):
+        process = multiprocessing.get_context("fork").Process(target=os.getpid)
+        process.start()
+    process.join(WAIT_S)
+    return process.exitcode
+
+
+def write_in_forked_child(path: str) -> str:
+    """Returns what a child writes to a C file, whose buffer it does not
+    flush."""
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None)
+        libc.fopen.restype = ctypes.c_void_p
+        file = libc.fopen(path.encode(), b"w")
+        libc.fputs(b"written at exit", ctypes.c_void_p(file))
+        sys.exit(0)
+    status_of(child)
+    return pathlib.Path(path).read_text()
 
 
 def die_after_agreement() -> None:
@@ -1557,6 +1621,39 @@ class TestShmMachines(RanksTestCase):
         ranks = self.start_on(["a", "b"])
         for text in ranks.call(reduce_in_forked_child):
             self.assertIn("forked", text)
+
+    def test_forked_child_that_exits_does_not_disturb_the_group(self):
+        for function, status in (
+            (exit_in_forked_child, 3),
+            (raise_in_forked_child, 1),
+            (run_forked_process, 0),
+        ):
+            for forking in ([0], [2], [0, 1, 2]):
+                with self.subTest(function=function.__name__, forking=forking):
+                    ranks = self.start_on(["a", "b", "b"])
+                    self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+                    self.assertEqual(
+                        ranks.call(function, ranks=forking),
+                        [status] * len(forking),
+                    )
+                    self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+                    ranks.call(exchange_often)
+                    ranks.call(wait_for_exchanges, 5, ranks=[0])
+                    self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
+
+    def test_forked_child_that_exits_after_the_group_was_left(self):
+        # Paddle keeps gloo's connections until the process exits.
+        ranks = self.start_on(["a", "b"])
+        ranks.call(dist.destroy_process_group)
+        self.assertEqual(ranks.call(exit_in_forked_child), [3, 3])
+
+    def test_forked_child_writes_the_buffers_of_c_files_at_its_exit(self):
+        ranks = self.start_on(["a", "b"])
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(
+                ranks.call(write_in_forked_child, f"{folder}/c", ranks=[0]),
+                ["written at exit"],
+            )
 
     def test_forked_child_cannot_wait_for_an_operation(self):
         ranks = self.start_on(["a", "b"])

@@ -18,7 +18,9 @@ immediately that another one has died or failed. Gloo would wait for 30 seconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import functools
 import os
 import queue
 import select
@@ -29,8 +31,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
+from paddle.base import core
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from paddle.base.core import ProcessGroup, Store
 
 _SIOCGIFADDR = 0x8915
 _KEY_BYTES = 16
@@ -53,6 +59,8 @@ _PROBE_INTERVAL_S = 5
 _PROBES = 3
 
 _open: weakref.WeakSet[LeaderLinks] = weakref.WeakSet()
+# Paddle itself keeps gloo's connections until the process exits.
+_gloo_groups: list[ProcessGroup] = []
 
 
 class LinkError(RuntimeError):
@@ -317,6 +325,42 @@ class LeaderLinks:
             # Already closed if the call was abandoned for too long.
             with contextlib.suppress(OSError):
                 self._ends.send(b".")
+
+
+def create_gloo_group(
+    store: Store, rank: int, size: int, group_id: int
+) -> ProcessGroup:
+    """Creates a group over gloo that forked children of this process do not
+    disturb when they exit."""
+    _protect_from_children()
+    group = core.ProcessGroupGloo.create(store, rank, size, group_id)
+    _gloo_groups.append(group)
+    return group
+
+
+@functools.cache
+def _protect_from_children() -> None:
+    os.register_at_fork(after_in_child=_keep_gloo_at_exit)
+
+
+def _keep_gloo_at_exit() -> None:
+    """Makes this forked process exit without destroying gloo's connections.
+
+    Destroying them would remove them from the epoll instance of the parent,
+    whose operations would then wait forever. And it waits for gloo's thread,
+    which this process does not have.
+    """
+    for group in _gloo_groups:
+        # A reference that even the end of Python does not drop.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    libc = ctypes.CDLL(None)
+    libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    # Paddle has further connections, which a C++ destructor destroys. So end
+    # the process before that, but after Python. The function that is registered
+    # last runs first: fcloseall writes what the buffers of C files still
+    # contain, as exit() does at its end.
+    for function in (libc["_exit"], libc.fcloseall):
+        libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)
 
 
 def _close_in_child() -> None:

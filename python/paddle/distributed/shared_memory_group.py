@@ -329,7 +329,7 @@ def _join_machines(
     locator: Any,
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
-    from .leader_links import LeaderLinks, Listener
+    from .leader_links import LeaderLinks, Listener, create_gloo_group
 
     if group_id > _LARGEST_ID:
         raise ValueError(
@@ -391,7 +391,7 @@ def _join_machines(
         _watch(store, {})
         if listener is not None:
             number = leaders.index(rank)
-            between = core.ProcessGroupGloo.create(
+            between = create_gloo_group(
                 store, number, len(leaders), inner_id(0)
             )
             addresses = [outcomes[leader][len(_JOINED) :] for leader in leaders]
