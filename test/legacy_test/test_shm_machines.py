@@ -49,6 +49,7 @@ from shared_tensor_leaks import shared_files
 from shm_group_base import (
     ON_LINUX,
     Error,
+    Ranks,
     RanksTestCase,
     join_default_group,
 )
@@ -723,15 +724,6 @@ def exit_in_forked_child() -> int:
     return status_of(child)
 
 
-def raise_in_forked_child() -> int:
-    """Returns the exit status of a child that an exception ends."""
-    child = os.fork()
-    if child == 0:
-        # Do not return to the code that serves the test.
-        sys.exit("an error that is printed")
-    return status_of(child)
-
-
 def run_forked_process() -> int:
     """Returns the exit status of a process that multiprocessing forks."""
     # Daemons may have no children.
@@ -1273,25 +1265,6 @@ class TestShmMachines(RanksTestCase):
                         found[rank], np.concatenate(expected).tolist()
                     )
 
-    def test_all_ranks_send_equal_parts(self):
-        ranks = self.start_on(["a", "b", "a"])
-        for shape in ([6, 2], [3], [0, 2]):
-            with self.subTest(shape=shape):
-                rows = shape[0] // 3
-                expected = np.repeat(np.arange(3.0), rows)
-                expected = np.broadcast_to(
-                    expected.reshape([-1] + [1] * (len(shape) - 1)), shape
-                ).tolist()
-                for found in ranks.call(all_to_all_equally, shape):
-                    self.assertEqual(found, [expected] * 4)
-
-    def test_lists_may_change_after_an_asynchronous_all_to_all(self):
-        found = self.start_on(["a", "b", "a"]).call(
-            all_to_all_into_lists_that_change
-        )
-        for rank in range(3):
-            self.assertEqual(found[rank], [10.0 * r + rank for r in range(3)])
-
     def test_sizes_of_all_to_all_that_do_not_match_are_named_on_all_ranks(self):
         for sizes, text in (
             # The rows have two elements.
@@ -1314,24 +1287,6 @@ class TestShmMachines(RanksTestCase):
         ranks = self.start_on(["a", "b", "a"])
         ranks.begin(all_to_all_of_types, ["int32", "float32", "int32"])
         self.assert_all_raise(ranks.outcomes(), "alltoall", "int32", "float32")
-
-    def test_wrong_arguments_of_all_to_all_are_refused_on_each_rank_alone(self):
-        ranks = self.start_on(["a", "b", "a"])
-        for found in ranks.call(refuse_to_send_to_all):
-            for text, part in zip(
-                found,
-                (
-                    "7 rows, which cannot be divided equally among 3 ranks",
-                    "6 rows and the sizes [1, 2]",
-                    "sizes [7, 0, -1]",
-                    "sizes [2, 2, 1]",
-                    "same type",
-                    "list of 2 tensors, but the group has 3 ranks",
-                    "list of 1 tensors, but the group has 3 ranks",
-                    "contiguous()",
-                ),
-            ):
-                self.assertIn(part, text)
 
     def test_results_are_the_same_bits_on_all_ranks_and_in_each_run(self):
         found = []
@@ -1442,85 +1397,11 @@ class TestShmMachines(RanksTestCase):
             ranks.outcomes([2, 3, 0, 1]), [[5.0] * 4, [6.0] * 4, None, None]
         )
 
-    def test_ranks_of_a_machine_may_send_before_they_receive(self):
-        for batch in (False, True):
-            with self.subTest(batch=batch):
-                ranks = self.start_on(["a", "b", "a"])
-                ranks.begin(exchange_with, 2, batch, ranks=[0])
-                ranks.begin(exchange_with, 0, batch, ranks=[2])
-                self.assertEqual(
-                    ranks.outcomes([0, 2]), [[2.0, 2.0], [0.0, 0.0]]
-                )
-
-    def test_objects_are_sent_within_a_machine(self):
-        ranks = self.start_on(["a", "b", "a"])
-        ranks.begin(exchange_objects_with, 2, ranks=[0])
-        ranks.begin(exchange_objects_with, 0, ranks=[2])
-        self.assertEqual(ranks.outcomes([0, 2]), [[{"from": 2}], [{"from": 0}]])
-
-    def test_transfers_do_not_wait_for_pending_collective_operations(self):
-        # The timeout is longer than the test waits for a transfer.
-        ranks = self.start_on(["a", "b", "a"])
-        ranks.call(begin, ranks=[0, 2])
-        ranks.begin(send_to, 2, 5.0, ranks=[0])
-        self.assertEqual(ranks.call(receive_from, 0, ranks=[2]), [[5.0] * 4])
-        self.assertEqual(ranks.outcomes([0]), [None])
-        self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [3.0])
-        for found in ranks.call(wait_again, ranks=[0, 2]):
-            self.assertEqual(found, [True, True, [3.0] * 10])
-
-    def test_collective_operations_do_not_wait_for_pending_transfers(self):
-        ranks = self.start_on(["a", "b", "a"])
-        ranks.call(receive_without_waiting, 0, ranks=[2])
-        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
-        ranks.begin(send_to, 2, 5.0, ranks=[0])
-        self.assertEqual(
-            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
-        )
-        ranks.outcomes([0])
-
-    def test_wait_with_a_timeout_leaves_a_transfer_in_flight(self):
-        ranks = self.start_on(["a", "b", "a"])
-        ranks.call(receive_without_waiting, 0, ranks=[2])
-        brief = datetime.timedelta(milliseconds=10)
-        self.assertEqual(
-            ranks.call(wait_for_received, brief, ranks=[2]),
-            [(False, [0.0] * 4)],
-        )
-        ranks.begin(send_to, 2, 5.0, ranks=[0])
-        self.assertEqual(
-            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
-        )
-        ranks.outcomes([0])
-
-    def test_transfer_between_machines_names_both_ranks_and_alternatives(self):
-        ranks = self.start_on(["a", "b", "a"])
-        for function in (send_to, receive_from):
-            with self.subTest(function=function.__name__):
-                ranks.begin(function, 1, ranks=[2])
-                (outcome,) = ranks.outcomes([2])
-                self.assertEqual(outcome.kind, "NotImplementedError")
-                for part in ("Rank 2 cannot", "rank 1", "[[0, 2], [1]]"):
-                    self.assertIn(part, outcome.text)
-                self.assertIn("new_group([1, 2], backend='gloo')", outcome.text)
-        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
-
     def test_group_over_gloo_sends_between_machines(self):
         self.assertEqual(
             self.start_on(["a", "b"]).call(send_in_group_over_gloo),
             [[5.0, 5.0], [5.0, 5.0]],
         )
-
-    def test_wrong_arguments_of_a_transfer_are_refused_on_that_rank_alone(self):
-        ranks = self.start_on(["a", "b", "a"])
-        calls = [("send", (0,)), ("irecv", (0,))]
-        ((sent, received, strided),) = ranks.call(
-            send_where_it_is_refused, calls, ranks=[0]
-        )
-        self.assertIn("send got rank 0, which is the caller", sent)
-        self.assertIn("recv got rank 0, which is the caller", received)
-        self.assertIn("contiguous()", strided)
-        self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
 
     def test_death_during_a_transfer_names_the_rank_of_the_whole_group(self):
         ranks = self.start_on(["a", "b", "b", "a"])
@@ -1589,19 +1470,6 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(send_to, 2, ranks=[0])
         self.assert_all_raise(ranks.outcomes([0]), "Rank 0 has left the group")
 
-    def test_transfers_of_a_forked_child_are_refused(self):
-        ranks = self.start_on(["a", "b", "a"])
-        for text in ranks.call(send_in_forked_child, 2, ranks=[0]):
-            self.assertIn("forked", text)
-        ranks.call(receive_without_waiting, 0, ranks=[2])
-        for text in ranks.call(wait_for_received_in_forked_child, ranks=[2]):
-            self.assertIn("forked", text)
-        ranks.begin(send_to, 2, 5.0, ranks=[0])
-        self.assertEqual(
-            ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
-        )
-        ranks.outcomes([0])
-
     def test_transfer_tasks_have_the_methods_of_paddles_tasks(self):
         check_task(self, hierarchical_group.TransferTask)
 
@@ -1623,21 +1491,19 @@ class TestShmMachines(RanksTestCase):
             self.assertIn("forked", text)
 
     def test_forked_child_that_exits_does_not_disturb_the_group(self):
+        ranks = self.start_on(["a", "b", "b"])
+        ranks.call(exchange_often)
         for function, status in (
             (exit_in_forked_child, 3),
-            (raise_in_forked_child, 1),
             (run_forked_process, 0),
         ):
             for forking in ([0], [2], [0, 1, 2]):
                 with self.subTest(function=function.__name__, forking=forking):
-                    ranks = self.start_on(["a", "b", "b"])
-                    self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
                     self.assertEqual(
                         ranks.call(function, ranks=forking),
                         [status] * len(forking),
                     )
                     self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
-                    ranks.call(exchange_often)
                     ranks.call(wait_for_exchanges, 5, ranks=[0])
                     self.assertEqual(ranks.call(all_reduce_ones), [3.0] * 3)
 
@@ -1899,6 +1765,136 @@ class TestShmMachines(RanksTestCase):
         ranks.call(join_default_group)
         self.assertEqual(ranks.call(machines_in_use), [[[0, 2], [1, 3]]] * 4)
         self.assertEqual(len(set(ranks.call(all_reduce_bits, 1000))), 1)
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestOneGroupOfMachines(RanksTestCase):
+    """The tests have a group in common, which no test may let fail. Ranks 0 and
+    2 are on one machine, and rank 1 on another."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.ranks = Ranks(3)
+        cls.addClassCleanup(cls.ranks.end)
+        cls.ranks.call(join_on, ["a", "b", "a"])
+
+    def test_all_ranks_send_equal_parts(self):
+        for shape in ([6, 2], [3], [0, 2]):
+            with self.subTest(shape=shape):
+                rows = shape[0] // 3
+                expected = np.repeat(np.arange(3.0), rows)
+                expected = np.broadcast_to(
+                    expected.reshape([-1] + [1] * (len(shape) - 1)), shape
+                ).tolist()
+                for found in self.ranks.call(all_to_all_equally, shape):
+                    self.assertEqual(found, [expected] * 4)
+
+    def test_lists_may_change_after_an_asynchronous_all_to_all(self):
+        found = self.ranks.call(all_to_all_into_lists_that_change)
+        for rank in range(3):
+            self.assertEqual(found[rank], [10.0 * r + rank for r in range(3)])
+
+    def test_wrong_arguments_of_all_to_all_are_refused_on_each_rank_alone(self):
+        for found in self.ranks.call(refuse_to_send_to_all):
+            for text, part in zip(
+                found,
+                (
+                    "7 rows, which cannot be divided equally among 3 ranks",
+                    "6 rows and the sizes [1, 2]",
+                    "sizes [7, 0, -1]",
+                    "sizes [2, 2, 1]",
+                    "same type",
+                    "list of 2 tensors, but the group has 3 ranks",
+                    "list of 1 tensors, but the group has 3 ranks",
+                    "contiguous()",
+                ),
+            ):
+                self.assertIn(part, text)
+
+    def test_ranks_of_a_machine_may_send_before_they_receive(self):
+        for batch in (False, True):
+            with self.subTest(batch=batch):
+                self.ranks.begin(exchange_with, 2, batch, ranks=[0])
+                self.ranks.begin(exchange_with, 0, batch, ranks=[2])
+                self.assertEqual(
+                    self.ranks.outcomes([0, 2]), [[2.0, 2.0], [0.0, 0.0]]
+                )
+
+    def test_objects_are_sent_within_a_machine(self):
+        self.ranks.begin(exchange_objects_with, 2, ranks=[0])
+        self.ranks.begin(exchange_objects_with, 0, ranks=[2])
+        self.assertEqual(
+            self.ranks.outcomes([0, 2]), [[{"from": 2}], [{"from": 0}]]
+        )
+
+    def test_transfers_do_not_wait_for_pending_collective_operations(self):
+        # The timeout is longer than the test waits for a transfer.
+        self.ranks.call(begin, ranks=[0, 2])
+        self.ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            self.ranks.call(receive_from, 0, ranks=[2]), [[5.0] * 4]
+        )
+        self.assertEqual(self.ranks.outcomes([0]), [None])
+        self.assertEqual(self.ranks.call(all_reduce_ones, ranks=[1]), [3.0])
+        for found in self.ranks.call(wait_again, ranks=[0, 2]):
+            self.assertEqual(found, [True, True, [3.0] * 10])
+
+    def test_collective_operations_do_not_wait_for_pending_transfers(self):
+        self.ranks.call(receive_without_waiting, 0, ranks=[2])
+        self.assertEqual(self.ranks.call(all_reduce_ones), [3.0] * 3)
+        self.ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            self.ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        self.ranks.outcomes([0])
+
+    def test_wait_with_a_timeout_leaves_a_transfer_in_flight(self):
+        self.ranks.call(receive_without_waiting, 0, ranks=[2])
+        brief = datetime.timedelta(milliseconds=10)
+        self.assertEqual(
+            self.ranks.call(wait_for_received, brief, ranks=[2]),
+            [(False, [0.0] * 4)],
+        )
+        self.ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            self.ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        self.ranks.outcomes([0])
+
+    def test_transfer_between_machines_names_both_ranks_and_alternatives(self):
+        for function in (send_to, receive_from):
+            with self.subTest(function=function.__name__):
+                self.ranks.begin(function, 1, ranks=[2])
+                (outcome,) = self.ranks.outcomes([2])
+                self.assertEqual(outcome.kind, "NotImplementedError")
+                for part in ("Rank 2 cannot", "rank 1", "[[0, 2], [1]]"):
+                    self.assertIn(part, outcome.text)
+                self.assertIn("new_group([1, 2], backend='gloo')", outcome.text)
+        self.assertEqual(self.ranks.call(all_reduce_ones), [3.0] * 3)
+
+    def test_wrong_arguments_of_a_transfer_are_refused_on_that_rank_alone(self):
+        calls = [("send", (0,)), ("irecv", (0,))]
+        ((sent, received, strided),) = self.ranks.call(
+            send_where_it_is_refused, calls, ranks=[0]
+        )
+        self.assertIn("send got rank 0, which is the caller", sent)
+        self.assertIn("recv got rank 0, which is the caller", received)
+        self.assertIn("contiguous()", strided)
+        self.assertEqual(self.ranks.call(all_reduce_ones), [3.0] * 3)
+
+    def test_transfers_of_a_forked_child_are_refused(self):
+        for text in self.ranks.call(send_in_forked_child, 2, ranks=[0]):
+            self.assertIn("forked", text)
+        self.ranks.call(receive_without_waiting, 0, ranks=[2])
+        for text in self.ranks.call(
+            wait_for_received_in_forked_child, ranks=[2]
+        ):
+            self.assertIn("forked", text)
+        self.ranks.begin(send_to, 2, 5.0, ranks=[0])
+        self.assertEqual(
+            self.ranks.call(wait_for_received, ranks=[2]), [(True, [5.0] * 4)]
+        )
+        self.ranks.outcomes([0])
 
 
 @unittest.skipIf(_WHY_NO_NETWORKS, _WHY_NO_NETWORKS)

@@ -459,8 +459,8 @@ class HierarchicalGroup(PythonProcessGroup):
         self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
-        self._mutex = threading.Lock()  # held so that None is the last call
-        self._left = False
+        self._mutex = threading.Lock()
+        self._left = False  # guarded by _mutex, so that None is the last call
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_calls, daemon=True)
         self._thread.start()
