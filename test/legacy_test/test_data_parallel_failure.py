@@ -34,6 +34,7 @@ from data_parallel_base import (
 )
 
 import paddle
+import paddle.distributed as dist
 
 SIZE = 3
 
@@ -85,8 +86,11 @@ def error_of_next_step(wrapped, part) -> str:
 
 def kill_rank_2_in_the_middle(group, layer, step) -> None:
     """Kills rank 2 in backward, after the gradients of the last layer."""
-    if group.rank == 2 and step == 3:
-        layer[2].weight.register_hook(kill_this_process)
+    if step == 3:
+        # A slower rank may not have completed the step before.
+        dist.all_reduce(paddle.ones([1]), group=group)
+        if group.rank == 2:
+            layer[2].weight.register_hook(kill_this_process)
 
 
 class KillRank1Later:
