@@ -35,21 +35,27 @@ class Turns:
     has_ended = False
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler may stop a waiting thread on this one.
+        # Reentrant: a signal handler on this thread may call stop() for a
+        # WorkerThread that waits here.
         self._changed = threading.Condition(threading.RLock())
-        self._is_taken = False
+        # The thread whose turn it is.
+        self._owner: int | None = None
 
     def __enter__(self) -> None:
         with self._changed:
-            while self._is_taken:
+            while not self._is_free():
                 self._wait()
-            self._is_taken = True
+            self._owner = threading.get_ident()
 
     def __exit__(self, *error: object) -> None:
         with self._changed:
-            self._is_taken = False
+            self._owner = None
             # All, because the one that is woken may end instead.
             self._changed.notify_all()
+
+    def _is_free(self) -> bool:
+        # A signal handler that raised may have left this thread its turn.
+        return self._owner in (None, threading.get_ident())
 
     def _wait(self) -> None:
         stops = []
@@ -60,7 +66,7 @@ class Turns:
                 self._changed.notify_all()
 
         with woken_when_stopped(wake):
-            self._changed.wait_for(lambda: stops or not self._is_taken)
+            self._changed.wait_for(lambda: stops or self._is_free())
 
 
 def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -85,7 +91,10 @@ def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             try:
                 return next_batch(iterator)
             except StopIteration:
-                turns.has_ended = True
+                # Only the C++ reader of an iterator that has shut down may not
+                # be read again. Persistent workers begin another epoch, maybe
+                # at this moment on another thread.
+                turns.has_ended = vars(iterator).get("_shutdown", False)
                 raise
 
     return next_in_turn
