@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 import threading
 import time
@@ -41,7 +40,6 @@ from host_device_control import (
 from test_host_device import name_of, setUpModule
 from test_thread_stream_order import (
     SIZE,
-    WAIT_S,
     StreamTest,
     handle,
     in_thread,
@@ -52,6 +50,7 @@ from test_thread_stream_programs import PredictorTest
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
+from concurrent_base import in_fork
 from inference_threads_base import save_legacy
 
 import paddle
@@ -502,26 +501,6 @@ class TestDroppedClones(PredictorsOfThreadsTest):
 
 
 class TestForks(PredictorsOfThreadsTest):
-    def check_child(self, function: Callable[[], object]) -> None:
-        """Checks that a function returns in a forked child."""
-        child = os.fork()
-        if child == 0:
-            try:
-                function()
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
-        end = time.monotonic() + WAIT_S
-        pid = 0
-        while pid == 0 and time.monotonic() < end:
-            time.sleep(0.01)
-            pid, status = os.waitpid(child, os.WNOHANG)
-        if pid == 0:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            self.fail(f"the child has not ended after {WAIT_S} s")
-        self.assertEqual(status, 0)
-
     def test_child_drops_a_predictor_of_a_thread(self):
         predictors = [self.made_on(Stream(), create_predictor)]
         self.check(predictors[0])
@@ -530,14 +509,14 @@ class TestForks(PredictorsOfThreadsTest):
             predictors.clear()
             gc.collect()
 
-        self.check_child(drop)
+        in_fork(drop)
         self.check(predictors[0])
 
     def test_child_moves_a_predictor_from_a_stream_that_only_it_keeps(self):
         with stream_guard(Stream()):
             self.check(self.predictor)
         gc.collect()
-        self.check_child(lambda: self.check(self.predictor))
+        in_fork(self.check, self.predictor)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,27 @@ def rounds_until(condition: Callable[[], bool], at_least: int) -> Iterator[int]:
         yield i
 
 
+def wait_for_child(pid: int) -> int:
+    """
+    Returns the wait status of a forked child. Kills a child that does not end,
+    and raises AssertionError.
+    """
+    status = 0
+
+    def has_ended() -> bool:
+        nonlocal status
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return ended == pid
+
+    try:
+        wait_until(has_ended, "the forked child has ended")
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return status
+
+
 def in_fork(function: Callable, *args: Any) -> None:
     """
     Calls `function` in a child that the calling thread forks. Raises
@@ -137,19 +158,7 @@ def in_fork(function: Callable, *args: Any) -> None:
             sys.stderr.flush()
         finally:
             os._exit(code)
-    status = 0
-
-    def has_ended() -> bool:
-        nonlocal status
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        return ended == pid
-
-    try:
-        wait_until(has_ended, "the forked child has ended")
-    except AssertionError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+    status = wait_for_child(pid)
     if status != 0:
         raise AssertionError(
             f"the forked child ended with the wait status {status}: stderr has "

@@ -39,7 +39,7 @@ from typing import Callable
 from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_threads, wait_until
+from concurrent_base import WAIT_S, in_threads, wait_for_child, wait_until
 from process_group_methods import (
     call_missing_methods,
     check_refusals,
@@ -395,10 +395,22 @@ def all_to_all_of_ones() -> None:
     all_to_all_of_types(["float32"] * dist.get_world_size())
 
 
+def value_errors_of(*calls: Callable[[], object]) -> list[str]:
+    """Returns the text of each call's ValueError, or "nothing"."""
+    found = []
+    for call in calls:
+        try:
+            call()
+            found.append("nothing")
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
 def refuse_to_send_to_all() -> list[str]:
     """Returns the errors of wrong arguments in a group of three ranks."""
-    six, found = paddle.ones([6]), []
-    for call in (
+    six = paddle.ones([6])
+    found = value_errors_of(
         lambda: dist.alltoall_single(six, paddle.ones([7])),
         lambda: dist.alltoall_single(six, six, [1, 2], [2, 2, 2]),
         lambda: dist.alltoall_single(six, six, [2, 2, 2], [7, 0, -1]),
@@ -407,12 +419,7 @@ def refuse_to_send_to_all() -> list[str]:
         lambda: dist.alltoall([], [six, six]),
         lambda: dist.alltoall([six.clone()], [six] * 3),
         lambda: dist.alltoall([], [paddle.ones([2, 3]).transpose([1, 0])] * 3),
-    ):
-        try:
-            call()
-            found.append("nothing")
-        except ValueError as error:
-            found.append(str(error))
+    )
     # No rank waits for a refused operation.
     dist.barrier()
     return found
@@ -639,18 +646,13 @@ def send_where_it_is_refused(
     calls: list[tuple[str, tuple]],
 ) -> list[str]:
     """Returns the ValueErrors of sends and receives of one rank alone."""
-    found = []
-    for name, args in calls:
-        try:
-            getattr(dist, name)(paddle.ones([2, 3]), *args)
-            found.append("nothing")
-        except ValueError as error:
-            found.append(str(error))
-    try:
-        dist.send(paddle.ones([2, 3]).transpose([1, 0]), 2)
-    except ValueError as error:
-        found.append(str(error))
-    return found
+    return value_errors_of(
+        *(
+            functools.partial(getattr(dist, name), paddle.ones([2, 3]), *args)
+            for name, args in calls
+        ),
+        lambda: dist.send(paddle.ones([2, 3]).transpose([1, 0]), 2),
+    )
 
 
 def wait_for_received_in_forked_child() -> str:
@@ -697,31 +699,12 @@ def fork_a_child() -> int:
     return child
 
 
-def status_of(child: int) -> int:
-    """Returns the exit status of a child, which is killed if it does not
-    end."""
-    found = []
-
-    def has_ended() -> bool:
-        process, status = os.waitpid(child, os.WNOHANG)
-        found.append(status)
-        return process == child
-
-    try:
-        wait_until(has_ended, "the child ends")
-    except AssertionError:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    return os.waitstatus_to_exitcode(found[-1])
-
-
 def exit_in_forked_child() -> int:
     """Returns the exit status of a child that ends like a script."""
     child = os.fork()
     if child == 0:
         sys.exit(3)
-    return status_of(child)
+    return os.waitstatus_to_exitcode(wait_for_child(child))
 
 
 def run_forked_process() -> int:
@@ -746,7 +729,7 @@ def write_in_forked_child(path: str) -> str:
         file = libc.fopen(path.encode(), b"w")
         libc.fputs(b"written at exit", ctypes.c_void_p(file))
         sys.exit(0)
-    status_of(child)
+    wait_for_child(child)
     return pathlib.Path(path).read_text()
 
 
@@ -823,8 +806,7 @@ def in_forked_child(function: Callable) -> str:
 
 
 def refuse_bad_tensors() -> list[str]:
-    found = []
-    for call in (
+    found = value_errors_of(
         lambda: dist.all_reduce(paddle.ones([2, 3]).transpose([1, 0])),
         lambda: dist.all_reduce(
             paddle.ones([2], "complex64"), dist.ReduceOp.MAX
@@ -838,12 +820,7 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.reduce_scatter(
             paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
         ),
-    ):
-        try:
-            call()
-            found.append("nothing")
-        except ValueError as error:
-            found.append(str(error))
+    )
     # No rank waits for a refused operation.
     dist.barrier()
     return found

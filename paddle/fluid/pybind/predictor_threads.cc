@@ -502,9 +502,9 @@ class PredictorState {
     bool WasOverwritten() const { return is_open && !overwritten.empty(); }
   };
 
-  // The inputs since the last run.
+  // What threads have done to the inputs since the last run.
   enum class Inputs {
-    kAsRun,    // no thread has overwritten another thread's input
+    kAsRun,    // none has overwritten another thread's input
     kSet,      // a thread has set one
     kDropped,  // none was set, but a thread has removed another thread's data
   };

@@ -20,7 +20,6 @@ imports this module, also in programs without a reducer.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +42,6 @@ class ReducerMethods:
 
     `DataParallel` sets the attributes that are used here.
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        # `DataParallel` converts the sizes to bytes before `init_reducer` runs.
-        names = [*inspect.signature(cls.__init__).parameters][1:]
-        given = {**dict(zip(names, args)), **kwargs}
-        for name in ("comm_buffer_size", "last_comm_buffer_size"):
-            if name in given:
-                _check_size(name, given[name])
-        return super().__new__(cls)
 
     def init_reducer(self) -> None:
         """Checks that the ranks' models are equal, and builds the reducer."""
@@ -311,7 +301,7 @@ class ReducerMethods:
         )
 
 
-def _check_size(name: str, value: Any) -> None:
+def check_buffer_size(name: str, value: Any) -> None:
     """Raises unless `value` is a positive number, which is in MiB."""
     how_to_fix = "Pass a size in MiB, such as 25 or 0.5."
     try:

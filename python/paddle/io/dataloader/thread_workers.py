@@ -43,8 +43,7 @@ from .collate import default_collate_fn
 from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
 from .flat import _flatten_batch, _restore_batch
-from .iterator_lifetime import enforce_same_process
-from .turns import Turns, takes_turns
+from .turns import takes_turns
 from .worker import WorkerInfo, _DatasetKind, _of_thread
 
 if TYPE_CHECKING:
@@ -337,7 +336,6 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self._turns = Turns()
         self._epoch.closed.set()
         self._epoch = self._new_epoch()
         self._exhausted: set[int] = set()
@@ -389,7 +387,6 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def _next(self) -> Any:
         benchmark().check_if_need_record(self)
         benchmark().before_reader()
-        enforce_same_process(self)
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)

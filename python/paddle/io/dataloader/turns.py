@@ -16,22 +16,22 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from typing import Any, Callable
 
 from .interruption import woken_when_stopped
+from .iterator_lifetime import enforce_same_process
 
 __all__ = []
 
 
 class Turns:
     """
-    The turns of the threads that take the batches of one epoch. A WorkerThread
+    The turns of the threads that take batches from one iterator. A WorkerThread
     that is stopped while it waits for its turn ends.
     """
 
-    # Whether a thread has found the end of the epoch.
+    # Whether a thread has found the end of an iterator that has shut down.
     has_ended = False
 
     def __init__(self) -> None:
@@ -73,17 +73,15 @@ def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     Decorates the `__next__` of an iterator over a DataLoader. One thread at a
     time takes a batch; the others wait for their turn. After the last batch,
-    each call raises StopIteration. The iterator has a new `_turns` for each
-    epoch.
+    each call raises StopIteration.
 
     The decorated function is thread-safe.
     """
 
     @functools.wraps(next_batch)
     def next_in_turn(iterator: Any) -> Any:
-        if iterator._process != os.getpid():
-            # It raises. The thread whose turn it is may not exist here.
-            return next_batch(iterator)
+        # First, since the thread whose turn it is may not exist here.
+        enforce_same_process(iterator)
         turns = iterator._turns
         with turns:
             if turns.has_ended:
