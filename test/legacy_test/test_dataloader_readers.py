@@ -18,10 +18,10 @@ from __future__ import annotations
 import threading
 import time
 import unittest
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
-from concurrent_base import WAIT_S, Worker
+from concurrent_base import WAIT_S, Worker, in_thread
 
 import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
@@ -95,6 +95,29 @@ class TestReaders(unittest.TestCase):
             for _ in range(3):
                 self.assertRaises(StopIteration, next, iterator)
             self.assertEqual(len(numbers_in(loader)), SAMPLES)
+
+    def test_a_thread_at_the_end_of_an_epoch_does_not_end_the_next_one(self):
+        loader = DataLoader(
+            Numbers(), batch_size=None, **KINDS["persistent processes"]
+        )
+        iterator = iter(loader)
+        numbers_in(iterator)
+        begins = Worker(iter, loader)
+        time.sleep(0.1)  # beginning an epoch takes half a second
+        taken = numbers_in(islice(iterator, 1))
+        begins.result()
+        taken += numbers_in(iterator)
+        self.assertEqual(taken, list(range(SAMPLES)))
+
+    def test_a_thread_does_not_wait_for_itself(self):
+        iterator = iter(DataLoader(Numbers(), batch_size=None))
+
+        def take_after_an_interrupted_call() -> int:
+            # A signal handler that raises may skip the end of the turn.
+            iterator._turns.__enter__()
+            return next(iterator).item()
+
+        self.assertEqual(in_thread(take_after_an_interrupted_call), 0)
 
     def test_a_worker_thread_that_waits_for_its_turn_can_be_stopped(self):
         dataset = Blocked()
