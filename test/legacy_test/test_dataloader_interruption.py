@@ -149,13 +149,15 @@ class TestDataLoader(StopTestCase):
 
     def test_the_reader_of_an_ended_iterator_is_not_entered_again(self):
         gate = threading.Event()
-        gate.set()
+        self.addCleanup(gate.set)
         batches = iter(DataLoader(Held(gate)))
-        for name in ("first", "second"):
-            worker = WorkerThread(lambda: next(batches), name=name)
-            worker.stop()
-            worker.start()
-            end(worker)
+        worker = WorkerThread(lambda: next(batches), name="first")
+        worker.start()
+        wait_until(lambda: worker._wake, "the worker waits")
+        worker.stop()
+        end(worker)
+        # The destructor of the reader waits for its thread.
+        gate.set()
         batches._reader = mock.Mock()
         with self.assertRaisesRegex(RuntimeError, "WorkerThread 'first'"):
             next(batches)

@@ -435,8 +435,8 @@ class WorkerThread(threading.Thread):
         """
         Makes `stop` call `wake`, which must end the wait in the body. After
         that, an exception of the body ends this thread, which must be the
-        calling thread. If the thread was already asked to stop, this calls
-        `wake` and ends the thread without running the body.
+        calling thread. If the thread was already asked to stop, it ends without
+        running the body.
         """
         outer = self._wake
         # `stop` sets its flag before it reads `_wake`, and this thread sets
@@ -444,7 +444,6 @@ class WorkerThread(threading.Thread):
         self._wake = wake
         try:
             if self._stop_requested:
-                wake()
                 raise _Stopped
             yield
         except BaseException:

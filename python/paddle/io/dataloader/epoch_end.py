@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Waits for a batch of persistent workers, or for the end of the epoch."""
+"""Waits for what the reader thread of persistent workers has received."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ __all__ = []
 _CHECK_S = 0.1
 
 
-class BatchOrEnd:
-    """Lets the thread that iterates wait until the next batch has arrived, or
-    all workers of an iterable dataset have ended.
+class EpochProgress:
+    """Lets the thread that iterates over persistent workers wait for events
+    that only the reader thread sees: a batch, the end of all workers of an
+    iterable dataset, the begin of all workers with the next epoch.
 
     Workers may report their ends long after their last batches. The C++ queue
     of batches cannot report an end: it stays open for the next epoch.
@@ -39,7 +40,7 @@ class BatchOrEnd:
         self._changed = threading.Condition()
 
     def notify(self) -> None:
-        """Called after a batch has arrived or a worker has ended."""
+        """Called by the reader thread after an event."""
         with self._changed:
             self._changed.notify_all()
 
@@ -52,4 +53,18 @@ class BatchOrEnd:
                 and iterator._batches_outstanding >= needed
                 and not iterator._thread_done_event.is_set()
             ):
+                self._changed.wait(_CHECK_S)
+
+    def wait_for_workers(self, iterator: _DataLoaderIterMultiProcess) -> None:
+        """Returns when all workers have left the last epoch. Raises
+        RuntimeError after a shutdown, for example if a worker has failed."""
+        with self._changed:
+            while iterator._resume_worker_cnt > 0:
+                if iterator._thread_done_event.is_set():
+                    raise RuntimeError(
+                        "The workers of the DataLoader ended before the next "
+                        "epoch began, because one of them failed or was "
+                        "killed; its error was logged. Iterate over the loader "
+                        "again to start new ones."
+                    )
                 self._changed.wait(_CHECK_S)

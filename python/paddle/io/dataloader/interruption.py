@@ -43,29 +43,27 @@ def woken_when_stopped(
     return contextlib.nullcontext() if woken_by is None else woken_by(wake)
 
 
-def interruptible_next(
-    next_batch: Callable[[Any], Any],
-) -> Callable[[Any], Any]:
+def interruptible(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Decorates the `__next__` of an iterator that reads from a blocking C++
-    queue: the wait ends when the calling `paddle.multiprocessing.WorkerThread`
-    is asked to stop. That ends the iterator: other threads get an error.
+    Decorates a method of an iterator that waits for its reader thread: the wait
+    ends when the calling `paddle.multiprocessing.WorkerThread` is asked to
+    stop. That ends the iterator: other threads get an error.
     """
 
-    def checked_next(iterator: Any) -> Any:
+    def checked(iterator: Any) -> Any:
         # The C++ reader must not be entered again: it would read the same
         # std::future twice, which is undefined.
         _enforce_not_ended(iterator)
         try:
-            return next_batch(iterator)
+            return method(iterator)
         except Exception as error:
             _enforce_not_ended(iterator, error)
             raise
 
-    @functools.wraps(next_batch)
+    @functools.wraps(method)
     def wrapped(iterator: Any) -> Any:
         if _WORKER_THREAD not in sys.modules:
-            return next_batch(iterator)
+            return method(iterator)
         name = threading.current_thread().name
 
         def end_iterator() -> None:
@@ -74,7 +72,7 @@ def interruptible_next(
             iterator._exit_thread_unexpectedly()
 
         with woken_when_stopped(end_iterator):
-            return checked_next(iterator)
+            return checked(iterator)
 
     return wrapped
 

@@ -348,6 +348,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def _new_epoch(self) -> Epoch:
         return Epoch()
 
+    @takes_turns
     def _reset(self) -> None:
         """Starts another epoch with the same workers."""
         self._sampler_iter = iter(self._index_sampler)

@@ -69,17 +69,17 @@ class Turns:
             self._changed.wait_for(lambda: stops or self._is_free())
 
 
-def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def takes_turns(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
-    Decorates the `__next__` of an iterator over a DataLoader. One thread at a
-    time takes a batch; the others wait for their turn. After the last batch,
-    each call raises StopIteration.
+    Decorates a method of an iterator over a DataLoader that takes a batch or
+    begins an epoch. One thread at a time runs it; the others wait for their
+    turn. After the last batch, each call raises StopIteration.
 
     The decorated function is thread-safe.
     """
 
-    @functools.wraps(next_batch)
-    def next_in_turn(iterator: Any) -> Any:
+    @functools.wraps(method)
+    def in_turn(iterator: Any) -> Any:
         # First, since the thread whose turn it is may not exist here.
         enforce_same_process(iterator)
         turns = iterator._turns
@@ -87,12 +87,11 @@ def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if turns.has_ended:
                 raise StopIteration
             try:
-                return next_batch(iterator)
+                return method(iterator)
             except StopIteration:
                 # Only the C++ reader of an iterator that has shut down may not
-                # be read again. Persistent workers begin another epoch, maybe
-                # at this moment on another thread.
+                # be read again.
                 turns.has_ended = vars(iterator).get("_shutdown", False)
                 raise
 
-    return next_in_turn
+    return in_turn

@@ -1,0 +1,88 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Persistent workers begin a new epoch after an epoch that was left early."""
+"""How an epoch of persistent worker processes begins."""
+
+import pathlib
+import signal
+import tempfile
+import time
+import unittest
+
+import numpy as np
+from concurrent_base import Worker, wait_until
+
+from paddle.io import DataLoader, Dataset
+
+
+class Held(Dataset):
+    """Its samples after the first wait for the file `gate`. A process killed
+    in `wait` of a `multiprocessing.Event` would make its `set` wait forever."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index > 0:
+            wait_until(self.gate.exists, "the gate opens")
+        return np.array([index])
+
+
+class TestBeginOfEpoch(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.gate = pathlib.Path(folder.name, "gate")
+        self.addCleanup(self.gate.touch)
+        self.loader = DataLoader(
+            Held(self.gate), num_workers=2, persistent_workers=True
+        )
+        self.iterator = iter(self.loader)
+        self.assertEqual(next(self.iterator).item(), 0)
+
+    def begin_epoch(self) -> Worker:
+        begin = Worker(iter, self.loader)
+        wait_until(
+            lambda: self.iterator._resume_worker_cnt, "the epoch begins"
+        )
+        return begin
+
+    def test_it_waits_for_a_worker_that_makes_a_sample_of_the_last_epoch(self):
+        begin = self.begin_epoch()
+        time.sleep(0.1)
+        self.assertTrue(begin.is_alive())
+        self.gate.touch()
+        self.assertIs(begin.result(), self.iterator)
+        self.assertEqual([b.item() for b in self.iterator], [*range(4)])
+
+    def test_a_worker_that_is_killed_meanwhile_is_an_error(self):
+        # Paddle's raises an error in the main thread only.
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.addCleanup(signal.signal, signal.SIGCHLD, handler)
+        begin = self.begin_epoch()
+        worker = self.iterator._workers[1]
+        worker.kill()
+        # Paddle 3.3.0 waits forever.
+        with self.assertRaisesRegex(RuntimeError, "one of them failed or was"):
+            begin.result()
+        self.assertEqual(worker.exitcode, -signal.SIGKILL)
+        self.gate.touch()
+        self.assertEqual([b.item() for b in self.loader], [*range(4)])
+
+
+if __name__ == "__main__":
+    unittest.main()
