@@ -32,16 +32,65 @@ CONVERTERS = (
 )
 
 
+class StandInPlace(core.Place):
+    """A place that equals the tuple of its type and its index."""
+
+    def __init__(self, *name):
+        super().__init__()
+        self.name = name
+
+    def __eq__(self, other):
+        return self.name == other
+
+    def is_gpu_place(self):
+        return self.name[0] == "gpu"
+
+    def is_xpu_place(self):
+        return self.name[0] == "xpu"
+
+    def get_device_id(self):
+        return self.name[1]
+
+
 @contextlib.contextmanager
 def on_a_machine_with_gpus(count):
-    """Makes Paddle see `count` GPUs, whose places are ("gpu", index)."""
+    """
+    Makes Paddle see `count` GPUs, of which the last one is CUDA's current one.
+    """
     with (
         mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
         mock.patch.object(
             core, "get_cuda_device_count", lambda: count, create=True
         ),
-        mock.patch.object(core, "CUDAPlace", lambda index: ("gpu", index)),
-        mock.patch.object(core, "CUDAPinnedPlace", lambda: ("gpu", "pinned")),
+        mock.patch.object(
+            core, "get_cuda_current_device_id", lambda: count - 1, create=True
+        ),
+        mock.patch.object(
+            core, "CUDAPlace", lambda index: StandInPlace("gpu", index)
+        ),
+        mock.patch.object(
+            core, "CUDAPinnedPlace", lambda: StandInPlace("gpu", "pinned")
+        ),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def on_a_machine_with_xpus(count):
+    """
+    Makes Paddle see `count` XPUs, of which the last one is the current one.
+    """
+    with (
+        mock.patch.object(core, "is_compiled_with_xpu", lambda: True),
+        mock.patch.object(
+            core, "get_xpu_device_count", lambda: count, create=True
+        ),
+        mock.patch.object(
+            core, "get_xpu_current_device_id", lambda: count - 1, create=True
+        ),
+        mock.patch.object(
+            core, "XPUPlace", lambda index: StandInPlace("xpu", index)
+        ),
     ):
         yield
 
@@ -87,6 +136,24 @@ TAKERS = (
     paddle.device.custom_device.synchronize,
 )
 
+# Functions that take a device of one type, which this Paddle may lack.
+TAKERS_OF_ONE_TYPE = (
+    paddle.device.cpu.get_rng_state,
+    paddle.device.cuda.current_stream,
+    paddle.device.cuda.get_rng_state,
+    paddle.device.cuda.synchronize,
+    paddle.device.xpu.current_stream,
+    paddle.device.xpu.get_rng_state,
+    paddle.device.xpu.synchronize,
+    paddle.cuda.mem_get_info,
+    paddle.get_rng_state,
+)
+
+
+def operators(device):
+    with paddle.static.device_guard(device):
+        pass
+
 
 def name_of(function):
     return getattr(function, "__name__", repr(function))
@@ -116,20 +183,14 @@ class TestOtherValues(ErrorTestCase):
         def tensor(device):
             return paddle.ones([1], device=device)
 
-        def operators(device):
-            with paddle.static.device_guard(device):
-                pass
-
         for value in (1.5, [1], object(), b"cpu", np.int64(0)):
             self.check_is_not_a_device(
                 value,
                 (
                     *TAKERS,
+                    *TAKERS_OF_ONE_TYPE,
                     framework._get_paddle_place,
                     paddle.device.device_guard,
-                    paddle.device.cuda.current_stream,
-                    paddle.device.cuda.synchronize,
-                    paddle.device.xpu.synchronize,
                     device_id_of,
                     stream_from_outside,
                     tensor,
@@ -145,7 +206,9 @@ class TestOtherValues(ErrorTestCase):
 
         before = framework._current_expected_place_()
         for value in (True, False):
-            self.check_is_not_a_device(value, (*TAKERS, device_id_of))
+            self.check_is_not_a_device(
+                value, (*TAKERS, *TAKERS_OF_ONE_TYPE, device_id_of)
+            )
         self.assertEqual(framework._current_expected_place_(), before)
 
     def test_tensor_to_takes_no_index(self):
@@ -158,13 +221,47 @@ class TestOtherValues(ErrorTestCase):
                 name, f"'{name}'", converters=(paddle.device.Device,)
             )
 
-    def test_device_guard_of_operators_refuses_an_index_that_is_no_number(self):
-        def operators(device):
-            with paddle.static.device_guard(device):
-                pass
-
-        for name in ("gpu:x", "gpu:1:2"):
+    def test_device_guard_of_operators_refuses_what_is_no_device(self):
+        for name in ("gpu:x", "gpu:1:2", "cpu:0", "nonsense", "nonsense:0"):
             self.check_is_refused(name, f"'{name}'", converters=(operators,))
+
+    def test_device_guard_of_operators_takes_devices_of_other_machines(self):
+        for name in ("gpu", "gpu:99", "dcu:1", "xpu", "cpu", "", None):
+            operators(name)
+
+    def test_module_of_a_device_that_does_not_exist_is_refused(self):
+        for name in ("", "nonsense", "nonsense:0", "ipu"):
+            with self.assertRaises(RuntimeError) as caught:
+                paddle.device.get_device_module(name)
+            for part in (repr(name), "The devices of this process are cpu"):
+                self.assertIn(part, str(caught.exception))
+        with self.assertRaisesRegex(RuntimeError, "undefined.*are cpu"):
+            paddle.device.get_device_module(core.Place())
+
+    def test_module_of_an_index_that_is_not_a_number_is_refused(self):
+        for name in ("gpu:x", "cpu:-1"):
+            self.check_is_refused(
+                name,
+                f"'{name}'",
+                "must be a number",
+                converters=(paddle.device.get_device_module,),
+            )
+
+    def test_module_of_a_type_of_other_machines_is_returned(self):
+        for name in ("gpu", "gpu:99", "cuda:0", " GPU "):
+            self.assertIs(paddle.device.get_device_module(name), paddle.cuda)
+
+    def test_properties_of_a_device_that_does_not_exist_are_refused(self):
+        for name in ("nonsense", "gpu:x"):
+            self.check_is_refused(
+                name,
+                f"'{name}'",
+                converters=(
+                    paddle.device.get_device_properties,
+                    paddle.device.get_device_name,
+                    paddle.device.get_device_capability,
+                ),
+            )
 
     def test_negative_index_is_refused(self):
         self.check_is_refused(-1, "received -1", "0 or more", converters=TAKERS)
@@ -205,12 +302,95 @@ class TestOtherValues(ErrorTestCase):
             self.assertIs(device_strings.checked_place(place), place)
 
     def test_error_names_a_place_that_the_function_does_not_support(self):
-        for take in (
-            paddle.device.cuda.synchronize,
-            paddle.device.xpu.synchronize,
-        ):
+        for take in (paddle.cuda.set_device, operators):
             with self.assertRaisesRegex(TypeError, "this function.*Place.cpu"):
                 take(core.CPUPlace())
+
+    def test_error_names_a_device_of_another_type(self):
+        def stream_from_outside(device):
+            return paddle.device.get_stream_from_external(0, device)
+
+        for cpu in ("cpu", core.CPUPlace()):
+            self.check_is_refused(
+                cpu,
+                "must be of type 'gpu'",
+                "cpu",
+                converters=(
+                    paddle.device.cuda.current_stream,
+                    paddle.device.cuda.synchronize,
+                    paddle.cuda.mem_get_info,
+                    stream_from_outside,
+                ),
+            )
+            self.check_is_refused(
+                cpu,
+                "must be of type 'xpu'",
+                "cpu",
+                converters=(
+                    paddle.device.xpu.current_stream,
+                    paddle.device.xpu.synchronize,
+                ),
+            )
+
+
+class TestIndexOfPaddleDevice(ErrorTestCase):
+    """The second argument of paddle.device(type, index)."""
+
+    def test_value_that_is_not_an_integer_is_refused(self):
+        for index in (True, False, 1.5, "0", b"0", [0]):
+            for kind in ("gpu", "cuda", "xpu"):
+                with (
+                    self.subTest(kind=kind, index=index),
+                    self.assertRaisesRegex(
+                        device_strings.DeviceTypeError,
+                        "index must be an integer, but received .* of type "
+                        f"{type(index).__name__}. The devices",
+                    ),
+                ):
+                    paddle.device(kind, index)
+
+    def test_negative_index_is_refused(self):
+        def gpu(index):
+            return paddle.device("gpu", index)
+
+        self.check_is_refused(-1, "0 or more", "-1", converters=(gpu,))
+
+    def test_second_index_is_refused(self):
+        def gpu_0(index):
+            return paddle.device("gpu:0", index)
+
+        for index in (0, 1):
+            self.check_is_refused(
+                index, "'gpu:0'", f"index {index}", converters=(gpu_0,)
+            )
+
+    def test_index_of_the_cpu_is_ignored(self):
+        for index in (0, -1, 5):
+            self.assertEqual(paddle.device("cpu", index), "cpu")
+
+    def test_gpus_and_xpus_need_not_exist(self):
+        for index in (2, np.int64(2)):
+            for kind in ("cuda", "gpu", "xpu"):
+                device = paddle.device(kind, index)
+                self.assertEqual(device, f"{kind}:2")
+                self.assertIs(type(device.index), int)
+        self.assertEqual(paddle.device("cuda:99").index, 99)
+
+
+class TestStateOfTheCpu(ErrorTestCase):
+    def test_the_cpu_has_a_state(self):
+        cpu = paddle.device.cpu
+        for device in (None, "cpu", 0, core.CPUPlace()):
+            cpu.set_rng_state(cpu.get_rng_state(device), device)
+
+    def test_other_devices_are_refused(self):
+        def set_state(device):
+            paddle.device.cpu.set_rng_state(None, device)
+
+        for device in ("gpu", "gpu:99", "nonsense", 1, -1, core.Place()):
+            self.check_is_refused(
+                device, converters=(paddle.device.cpu.get_rng_state, set_state)
+            )
 
 
 class TestCpu(ErrorTestCase):
@@ -218,6 +398,8 @@ class TestCpu(ErrorTestCase):
         for name in ("cpu", "CPU", " cpu", "Cpu "):
             for convert in CONVERTERS:
                 self.assertTrue(convert(name).is_cpu_place())
+            self.assertEqual(paddle.device(name), "cpu")
+            operators(name)
 
     def test_has_no_index(self):
         self.check_is_refused("cpu:0", "'cpu:0'", "Please pass 'cpu'")
@@ -234,12 +416,26 @@ class TestWithoutGpus(ErrorTestCase):
             self.check_is_refused(device, f"'{device}'", "with CUDA")
         self.check_is_refused("ipu", "'ipu'", "with IPU")
 
-    def test_there_is_no_current_stream(self):
+    def test_functions_of_gpus_name_the_missing_toolkit(self):
         for device in (None, -1, 0, 99, "gpu"):
             self.check_is_refused(
                 device,
                 "with CUDA",
-                converters=(paddle.device.cuda.current_stream,),
+                converters=(
+                    paddle.device.cuda.current_stream,
+                    paddle.device.cuda.synchronize,
+                ),
+            )
+
+    def test_functions_of_xpus_name_the_missing_toolkit(self):
+        for device in (None, -1, 0, 99, "xpu"):
+            self.check_is_refused(
+                device,
+                "with XPU",
+                converters=(
+                    paddle.device.xpu.current_stream,
+                    paddle.device.xpu.synchronize,
+                ),
             )
 
     def test_pinned_memory_is_refused_like_the_device(self):
@@ -279,11 +475,73 @@ class TestGpus(ErrorTestCase):
         self.assertEqual(by_device, ("gpu", 1))
         self.assertEqual(by_place, ("gpu", 0))
 
+    def test_functions_of_gpus_take_each_gpu(self):
+        for name, index in {
+            None: 1,
+            -1: 1,
+            0: 0,
+            1: 1,
+            "gpu": 0,
+            "gpu:1": 1,
+            "cuda:1": 1,
+        }.items():
+            with mock.patch.object(core, "_device_synchronize") as synchronize:
+                paddle.device.cuda.synchronize(name)
+            synchronize.assert_called_once_with(index)
+            with mock.patch.object(core, "_get_current_stream") as current:
+                paddle.device.cuda.current_stream(name)
+            current.assert_called_once_with(index)
+
+    def test_functions_of_gpus_refuse_a_gpu_that_does_not_exist(self):
+        for device in (2, "gpu:2"):
+            self.check_is_refused(
+                device,
+                "'gpu:2'",
+                "2 of type 'gpu'",
+                converters=(
+                    paddle.device.cuda.current_stream,
+                    paddle.device.cuda.get_device_properties,
+                    paddle.device.cuda.max_memory_allocated,
+                    paddle.device.cuda.synchronize,
+                ),
+            )
+
     def test_pinned_memory_is_a_place_but_not_a_device(self):
         pinned = ("gpu", "pinned")
         for name in ("gpu_pinned", "GPU_pinned", "cuda_pinned", " gpu_pinned"):
             self.assertEqual(framework._get_paddle_place(name), pinned)
         self.check_is_refused("gpu_pinned", converters=CONVERTERS[:2])
+
+
+class TestXpus(ErrorTestCase):
+    def setUp(self):
+        xpus = on_a_machine_with_xpus(2)
+        xpus.__enter__()
+        self.addCleanup(xpus.__exit__, None, None, None)
+
+    def test_functions_of_xpus_take_each_xpu(self):
+        for name, index in {None: 1, -1: 1, 0: 0, "xpu": 0, "xpu:1": 1}.items():
+            with mock.patch.object(core, "_xpu_device_synchronize") as called:
+                paddle.device.xpu.synchronize(name)
+            called.assert_called_once_with(index)
+            with mock.patch.object(core, "_xpu_get_current_stream") as called:
+                paddle.device.xpu.current_stream(name)
+            called.assert_called_once_with(index)
+            found = paddle.device.xpu.extract_xpu_device_id(name, "a test")
+            self.assertEqual(found, index)
+
+    def test_functions_of_xpus_refuse_an_xpu_that_does_not_exist(self):
+        for device in (2, "xpu:2"):
+            self.check_is_refused(
+                device,
+                "'xpu:2'",
+                "2 of type 'xpu'",
+                converters=(
+                    paddle.device.xpu.current_stream,
+                    paddle.device.xpu.max_memory_allocated,
+                    paddle.device.xpu.synchronize,
+                ),
+            )
 
 
 @on_every_device_list
@@ -310,6 +568,9 @@ class TestAccelerators(ErrorTestCase):
             stream = function(place)
             self.assertTrue(stream.stream_base.place._equals(place))
         paddle.device.synchronize(place)
+        paddle.set_rng_state(paddle.get_rng_state(place), place)
+        paddle.cuda.set_device(place)
+        self.assertEqual(paddle.get_device(), self.devices[0])
 
     def test_paddle_device_takes_each_device_by_name_and_by_place(self):
         for name in self.devices[:-1]:
@@ -320,6 +581,56 @@ class TestAccelerators(ErrorTestCase):
                 here.device,
             ):
                 self.assertTrue(device._to_place()._equals(here.place))
+
+    def test_paddle_device_refuses_a_device_that_a_plugin_lacks(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs need not exist")
+
+        def device_of_kind(index):
+            return paddle.device(self.kind, index)
+
+        count = len(self.devices) - 1
+        named = (f"'{self.kind}:{count}'", f"{count} of type '{self.kind}'")
+        self.check_is_refused(count, *named, converters=(device_of_kind,))
+        self.check_is_refused(
+            f"{self.kind}:{count}", *named, converters=(paddle.device,)
+        )
+        self.check_is_refused(-1, "0 or more", converters=(device_of_kind,))
+        for index in (True, 1.5, "0"):
+            with self.assertRaisesRegex(TypeError, f"received {index!r} of"):
+                device_of_kind(index)
+
+    def test_case_and_spaces_around_a_name_are_ignored(self):
+        for name in self.devices:
+            written = f" {name.upper()} "
+            self.assertEqual(paddle.device(written), name)
+            operators(written)
+            with paddle.device.device(written):
+                self.assertEqual(paddle.get_device(), name)
+
+    def test_tensor_cuda_takes_the_index_of_an_accelerator(self):
+        for index, name in enumerate(self.devices[:-1]):
+            there = paddle.zeros([1]).to("cpu").cuda(index)
+            self.assertEqual(str(there.place), f"Place({name})")
+
+    def test_tensor_cuda_without_an_index_means_the_current_device(self):
+        tensor = paddle.zeros([1]).to("cpu")
+        for current in self.devices:
+            with paddle.device.device(current):
+                there = tensor.cuda()
+            expected = self.devices[0] if current == "cpu" else current
+            self.assertEqual(str(there.place), f"Place({expected})")
+
+    def test_tensor_cuda_refuses_what_is_no_index(self):
+        cuda = paddle.zeros([1]).cuda
+        count = len(self.devices) - 1
+        self.check_is_refused(
+            count, f"'{self.kind}:{count}'", converters=(cuda,)
+        )
+        self.check_is_refused(-1, "0 or more", converters=(cuda,))
+        for index in (True, 1.5, self.devices[0]):
+            with self.assertRaisesRegex(ValueError, f"received {index!r} of"):
+                cuda(index)
 
     def test_get_device_of_a_tensor_is_its_index(self):
         for index, name in enumerate(self.devices[:-1]):
@@ -445,7 +756,7 @@ class TestIndicesOfOtherFunctions(ErrorTestCase):
             "gpu:x",
             "'gpu:x'",
             "must be a number",
-            converters=(paddle.device.Device, paddle.device.cuda.synchronize),
+            converters=(paddle.device.Device,),
         )
 
     def test_digits_of_other_scripts_are_not_numbers(self):
@@ -459,6 +770,17 @@ class TestIndicesOfOtherFunctions(ErrorTestCase):
         self.check_is_refused(
             0, "'gpu:0'", converters=(paddle.cuda.mem_get_info,)
         )
+
+    def test_tensor_cuda_without_an_accelerator_is_refused(self):
+        if core.is_compiled_with_cuda():
+            self.skipTest("this Paddle has GPUs")
+        no_plugin = mock.patch.object(core, "get_all_custom_device_type", list)
+        tensor = paddle.zeros([1])
+        with no_plugin, paddle.device.device("cpu"):
+            for index in (None, 0):
+                self.check_is_refused(
+                    index, "'gpu:0'", "with CUDA", converters=(tensor.cuda,)
+                )
 
     def test_index_in_a_variable_is_its_first_number(self):
         with mock.patch.dict(os.environ, FLAGS_selected_xpus="3,1"):

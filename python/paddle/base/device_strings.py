@@ -13,22 +13,31 @@
 # limitations under the License.
 """Converts device strings, indices and other values to places.
 
+Also checks other arguments that choose a device or a stream.
+
 A device string is 'cpu', or a type with or without an index: 'gpu' or 'gpu:0',
 'xpu', 'ipu', or a type that a plugin registered. 'cuda' and 'dcu' mean 'gpu'.
 Every error names the value and the devices that exist. It is a ValueError, and
 also a TypeError for a value that is not a string, an index or a place.
 All functions are thread-safe.
+
+`paddle.device`, `static.device_guard` and `get_device_module` also take GPUs
+and XPUs that are not here: a program may be built for another machine.
 """
 
 from __future__ import annotations
 
+import operator
 import os
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 import paddle
 
 from . import core
 from .device_counts import device_count, device_names
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = []
 
@@ -45,11 +54,13 @@ class _Type:
         is_compiled: Callable[[], bool],
         place: Callable[[int], core.Place],
         pinned_place: Callable[[], core.Place] | None = None,
+        current_index: Callable[[], int] | None = None,
     ) -> None:
         self.toolkit = toolkit
         self.is_compiled = is_compiled
         self.place = place
         self.pinned_place = pinned_place
+        self.current_index = current_index
 
 
 # Each entry looks its functions up late: a Paddle without the type lacks some.
@@ -59,12 +70,14 @@ _TYPES = {
         lambda: core.is_compiled_with_cuda(),
         lambda index: core.CUDAPlace(index),
         lambda: core.CUDAPinnedPlace(),
+        lambda: core.get_cuda_current_device_id(),
     ),
     "xpu": _Type(
         "XPU",
         lambda: core.is_compiled_with_xpu(),
         lambda index: core.XPUPlace(index),
         lambda: core.XPUPinnedPlace(),
+        lambda: core.get_xpu_current_device_id(),
     ),
     "ipu": _Type(
         "IPU",
@@ -130,19 +143,29 @@ def checked_place(device: object) -> core.Place:
 
 def checked_index(index: int) -> int:
     """
-    Returns `index`, a device index.
+    Returns `index`, a device index, as an int.
 
     Raises:
-        DeviceTypeError: it is True or False, which are integers in Python.
+        DeviceTypeError: it is not an integer, or is True or False, which are
+            integers in Python.
         ValueError: it is negative.
     """
-    if isinstance(index, bool):
-        raise error_of_type(index)
-    if index < 0:
+    try:
+        number = None if isinstance(index, bool) else operator.index(index)
+    except TypeError:
+        number = None
+    if number is None:
+        raise DeviceTypeError(
+            _with_devices(
+                "A device index must be an integer, but received "
+                f"{index!r} of type {type(index).__name__}."
+            )
+        )
+    if number < 0:
         raise _error(
             f"A device index must be 0 or more, but received {index!r}."
         )
-    return index
+    return number
 
 
 def name_of_index(index: int, current: str) -> str:
@@ -154,11 +177,11 @@ def name_of_index(index: int, current: str) -> str:
         DeviceTypeError: see `checked_index`.
         ValueError: the index is negative, or not 0 for the CPU.
     """
-    checked_index(index)
+    number = checked_index(index)
     kind = current.partition(":")[0]
     if kind != "cpu":
-        return f"{kind}:{index}"
-    if index:
+        return f"{kind}:{number}"
+    if number:
         raise _error(
             "The current device is the CPU, which only has index 0, but "
             f"received {index!r}. Please pass the name of a device."
@@ -174,6 +197,44 @@ def error_of_streams(place: object) -> TypeError:
             f"streams, but received {place!r}."
         )
     )
+
+
+def check_has_streams(place: core.Place) -> None:
+    """
+    Checks that `place` is of a type that has streams.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(place, (core.CUDAPlace, core.XPUPlace, core.CustomPlace)):
+        raise error_of_streams(place)
+
+
+def error_of_module(device: object) -> RuntimeError:
+    """Returns the error for a device that `paddle` has no module for."""
+    return RuntimeError(
+        _with_devices(f"Paddle has no module for the device {device!r}.")
+    )
+
+
+def stream_priority(priority: int, levels: dict[int, int]) -> int:
+    """
+    Returns the level that Paddle creates a stream of a priority with. `levels`
+    has the levels of all priorities: 1 is high, 2 is normal.
+
+    Raises:
+        ValueError: there is no such priority.
+    """
+    try:
+        level = levels.get(priority)
+    except TypeError:  # It cannot be hashed.
+        level = None
+    if level is None:
+        raise ValueError(
+            "The priority of a stream must be 1 or -1 (high), or 0 or 2 "
+            f"(normal), but received {priority!r}."
+        )
+    return level
 
 
 def parse_index(index: str, device: str) -> int:
@@ -210,17 +271,97 @@ def _type_named(name: str, device: str) -> str:
     return kind
 
 
-def custom_type(device: str) -> str:
+def split(device: str) -> tuple[str, int | None]:
     """
-    Returns the type of `device`, the name of a plugin's device.
+    Returns the type in the device string `device`, as it is written there, and
+    the index, or None if there is none. The device need not exist.
 
     Raises:
-        ValueError: no plugin registered the type.
+        ValueError: the index is not a number.
     """
-    kind = _type_named(device.partition(":")[0], device)
+    kind, colon, index = device.strip().partition(":")
+    return kind, parse_index(index, device) if colon else None
+
+
+def _type_of_any_machine(
+    name: str, device: str, of_any_machine: Collection[str]
+) -> str:
+    """
+    Returns the device type for `name`, the first part of `device`: one of the
+    types that the machine of a program may have, or one that a plugin here
+    registered.
+    """
+    lower = name.lower()
+    if lower in of_any_machine:
+        return lower
+    kind = _type_named(name, device)
     if kind not in (core.get_all_custom_device_type() or []):
         raise _error(f"The device must be a plugin's, but received {device!r}.")
     return kind
+
+
+def type_and_index(
+    device: str, index: int | None, of_any_machine: Collection[str]
+) -> tuple[str, int | None]:
+    """
+    Returns the type and the index for `paddle.device(device, index)`. They are
+    "cpu" and None for the CPU, whatever the index. Without an index, it is 0.
+
+    Args:
+        device (str): the type, with or without an index.
+        index (int|None): the index, if `device` has none.
+        of_any_machine (Collection): the types whose devices need not exist.
+
+    Raises:
+        DeviceTypeError: see `checked_index`.
+        ValueError: `device` has an index although there is another, the index
+            is not a number, or the device of a plugin does not exist.
+    """
+    name, own_index = split(device)
+    kind = _type_of_any_machine(name, device, of_any_machine)
+    if kind == "cpu":
+        return kind, None
+    if own_index is None:
+        number = 0 if index is None else checked_index(index)
+    elif index is None:
+        number = own_index
+    else:
+        raise _error(
+            f"The device {device!r} already has an index, but received the "
+            f"index {index!r}. Please pass only one of them."
+        )
+    if kind not in of_any_machine:
+        place_of(f"{kind}:{number}")
+    return kind, number
+
+
+def device_of_operators(device: str) -> str:
+    """
+    Returns the name that operators keep of the device for
+    `static.device_guard`. The device need not exist here. The name "" means any
+    device.
+
+    Raises:
+        DeviceTypeError: `device` is not a string.
+        ValueError: there is no such type, or the index is not a number.
+    """
+    if not isinstance(device, str):
+        raise error_of_type(device)
+    if not device:
+        return device
+    name, index = split(device)
+    kind = _type_of_any_machine(name, device, ("cpu", "gpu", "dcu", "xpu"))
+    if index is None:
+        return kind
+    if kind == "cpu":
+        raise _error_of_cpu_index(device)
+    return f"{kind}:{index}"
+
+
+def _error_of_cpu_index(device: str) -> ValueError:
+    return _error(
+        f"The CPU has no index, but received {device!r}. Please pass 'cpu'."
+    )
 
 
 def _check_is_compiled(kind: str, device: str) -> None:
@@ -264,10 +405,7 @@ def place_of(
     kind = _type_named(name, device)
     if kind == "cpu":
         if colon:
-            raise _error(
-                f"The CPU has no index, but received {device!r}. Please pass "
-                "'cpu'."
-            )
+            raise _error_of_cpu_index(device)
         return core.CPUPlace()
     number = parse_index(index, device) if colon else default_index(kind)
     count = device_count(kind)
@@ -313,6 +451,27 @@ def custom_device_id(device: str | int | core.Place | None) -> int:
     return place.custom_device_id()
 
 
+def id_of_type(kind: str, device: str | int | core.Place | None) -> int:
+    """
+    Returns the index of a device for functions that support one type, "gpu" or
+    "xpu". None means the current device of that type, and so does -1, as in
+    Paddle 3.3.0.
+
+    Raises:
+        DeviceTypeError: `device` cannot be a device.
+        ValueError: there is no such device of that type.
+    """
+    if device is None or (isinstance(device, int) and device == -1):
+        place = place_of(kind, lambda kind: _TYPES[kind].current_index())
+        return place.get_device_id()
+    place = _place_among(kind, device)
+    if not getattr(place, f"is_{kind}_place")():
+        raise _error(
+            f"The device must be of type {kind!r}, but received {device!r}."
+        )
+    return place.get_device_id()
+
+
 def accelerator_id(device: str | int | core.Place | None) -> int:
     """
     Returns the index of a device for functions that support GPUs or, where
@@ -323,14 +482,43 @@ def accelerator_id(device: str | int | core.Place | None) -> int:
         DeviceTypeError: `device` cannot be a device.
         ValueError: the device does not exist.
     """
-    if not core.is_compiled_with_cuda():
-        return custom_device_id(device)
-    if device is None:
-        return core.get_cuda_current_device_id()
-    place = _place_among("gpu", device)
-    if not place.is_gpu_place():
-        raise _error(f"The device must be a GPU, but received {device!r}.")
-    return place.gpu_device_id()
+    if core.is_compiled_with_cuda():
+        return id_of_type("gpu", device)
+    return custom_device_id(device)
+
+
+def accelerator_place(index: int | None) -> core.Place:
+    """
+    Returns the place for `Tensor.cuda(index)`, which means the devices of the
+    last plugin, else XPUs, else GPUs. None means the current device, or device
+    0 if the current device is the CPU.
+
+    Raises:
+        DeviceTypeError: see `checked_index`.
+        ValueError: the device does not exist.
+    """
+    if index is None:
+        current = paddle.framework._current_expected_place()
+        if not current.is_cpu_place():
+            return current
+    custom_types = core.get_all_custom_device_type()
+    if custom_types:
+        kind = custom_types[-1]
+    else:
+        kind = "xpu" if core.is_compiled_with_xpu() else "gpu"
+    return place_of(name_of_index(0 if index is None else index, kind))
+
+
+def check_is_cpu(device: str | int | core.Place | None) -> None:
+    """
+    Checks that `device` is None or the CPU.
+
+    Raises:
+        DeviceTypeError: `device` cannot be a device.
+        ValueError: it is another device, or does not exist.
+    """
+    if device is not None and not _place_among("cpu", device).is_cpu_place():
+        raise _error(f"The device must be the CPU, but received {device!r}.")
 
 
 def place_of_memory(place: str) -> core.Place:
