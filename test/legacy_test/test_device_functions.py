@@ -23,6 +23,8 @@ import paddle
 from paddle import device
 
 CPU_ALONE = """
+import re
+
 import paddle
 from paddle import device
 
@@ -41,14 +43,29 @@ def fails(call, error, *parts):
         raise AssertionError(f"{call} does not fail")
 
 for name in (
-    "Event", "Stream", "get_device_properties", "memory_allocated",
-    "memory_reserved",
+    "Event", "Stream", "get_device_properties", "get_device_name",
+    "get_device_capability", "memory_allocated", "memory_reserved",
+    "max_memory_allocated", "max_memory_reserved",
+    "reset_max_memory_allocated", "reset_max_memory_reserved",
+    "reset_peak_memory_stats",
 ):
-    fails(getattr(device, name), ValueError, f"paddle.device.{name}", "CPU")
-fails(device.get_device_capability, ValueError, "get_device_properties", "CPU")
-fails(lambda: device.Stream("cpu"), ValueError, "paddle.device.Stream")
-for name in ("max_memory_allocated", "max_memory_reserved"):
-    fails(getattr(device, name), ValueError, name)
+    function = getattr(device, name)
+    fails(function, ValueError, "needs a GPU", "only device", "CPU")
+    # No function that the caller has not called.
+    try:
+        function()
+    except ValueError as caught:
+        named = re.findall(r"paddle[.]device[.](\\w+)", str(caught))
+        assert named == ["is_available"], caught
+fails(lambda: device.Stream("cpu"), ValueError, "needs a GPU")
+for name in ("get_device_properties", "get_device_name"):
+    fails(lambda: getattr(device, name)("gpu:x"), ValueError, "'gpu:x'")
+fails(lambda: device.Stream(priority=7), ValueError, "received 7")
+state = device.get_rng_state()
+device.set_rng_state(state, "cpu")
+for wrong in ("gpu", "gpu:x", "nonsense", True, 1.5, 1):
+    fails(lambda: device.get_rng_state(wrong), ValueError, str(wrong))
+    fails(lambda: device.set_rng_state(state, wrong), ValueError, str(wrong))
 for name in ("current_stream", "default_stream", "synchronize"):
     fails(getattr(device, name), TypeError, "streams", "Place(cpu)")
     fails(lambda: getattr(device, name)(5), ValueError, "index 0", "5")

@@ -15,31 +15,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 __all__ = []
 
 
-def _needs_accelerator(name: str) -> Callable[..., NoReturn]:
-    def needs_accelerator(*args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError(
-            f"paddle.device.{name} needs a GPU, an XPU or a plugin's device, "
-            "but the only device of this process is the CPU. Call "
-            "paddle.device.is_available() first."
-        )
-
-    return needs_accelerator
+# Paddle's functions call each other, so the error names none of them.
+def _needs_accelerator(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ValueError(
+        "This function of paddle.device needs a GPU, an XPU or a plugin's "
+        "device, but the only device of this process is the CPU. Call "
+        "paddle.device.is_available() first."
+    )
 
 
-create_event = _needs_accelerator("Event")
-create_stream = _needs_accelerator("Stream")
-get_device_properties = _needs_accelerator("get_device_properties")
-max_memory_allocated = _needs_accelerator("max_memory_allocated")
-max_memory_reserved = _needs_accelerator("max_memory_reserved")
-memory_allocated = _needs_accelerator("memory_allocated")
-memory_reserved = _needs_accelerator("memory_reserved")
-reset_max_memory_allocated = _needs_accelerator("reset_max_memory_allocated")
-reset_max_memory_reserved = _needs_accelerator("reset_max_memory_reserved")
+create_event = _needs_accelerator
+create_stream = _needs_accelerator
+get_device_properties = _needs_accelerator
+max_memory_allocated = _needs_accelerator
+max_memory_reserved = _needs_accelerator
+memory_allocated = _needs_accelerator
+memory_reserved = _needs_accelerator
+reset_max_memory_allocated = _needs_accelerator
+reset_max_memory_reserved = _needs_accelerator
 
 
 def empty_cache() -> None:
