@@ -31,6 +31,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.base import core
 from paddle.base.threads import devices, stream_scope, streams
 from paddle.base.threads.thread_value import UNSET
 from paddle.device import Stream, default_stream, set_stream, stream_guard
@@ -79,9 +80,14 @@ class TestDefaultStream(StreamTestCase):
 
         self.assertEqual(in_thread(own), self.defaults)
 
-    def test_cpu_has_no_default_stream(self):
-        with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
-            default_stream("cpu")
+    def test_error_for_the_cpu_names_the_devices_that_have_streams(self):
+        for device in ("cpu", core.CPUPlace(), core.Place()):
+            for function in (default_stream, Stream):
+                with self.assertRaisesRegex(
+                    TypeError,
+                    f"received Place\\(.*\\). .*{self.accelerators[0]}",
+                ):
+                    function(device)
 
     def test_value_that_is_not_a_device_is_named(self):
         with self.assertRaisesRegex(TypeError, "received 1.5 of type float"):

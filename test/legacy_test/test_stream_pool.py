@@ -91,14 +91,16 @@ class TestStreamPool(StreamTestCase):
         taken = self.take(SIZE, paddle.zeros([1]).place)
         self.assertEqual(self.take(SIZE), taken)
 
-    def test_priorities_have_the_meaning_that_stream_gives_them(self):
+    def test_priorities_are_high_and_normal(self):
         made = self.counted(FUNCTIONS, "_create_stream_base")
-        for priority in (-1, 1, 0, 2):
-            get_stream_from_pool(priority=priority)
-        self.assertEqual(
-            [call.kwargs["priority"] for call in made.call_args_list],
-            [1, 1, 2, 2],
-        )
+        for make in (get_stream_from_pool, Stream):
+            made.reset_mock()
+            for priority in (-1, 1, 0, 2):
+                make(priority=priority)
+            self.assertEqual(
+                [call.kwargs["priority"] for call in made.call_args_list],
+                [1, 1, 2, 2],
+            )
         self.assertEqual(len(stream_pool._pools), 2)
 
     def test_stream_created_by_a_program_is_in_no_pool(self):
@@ -134,12 +136,19 @@ class TestStreamPool(StreamTestCase):
         self.assertEqual(len({*self.take(SIZE)}), SIZE)
 
     def test_priority_that_does_not_exist_is_refused(self):
-        for wrong in (3, -2, "high", None, []):
-            with self.assertRaisesRegex(ValueError, re.escape(repr(wrong))):
-                get_stream_from_pool(priority=wrong)
+        for make in (get_stream_from_pool, Stream):
+            for wrong in (3, 7, -2, "high", None, []):
+                with self.assertRaisesRegex(
+                    ValueError,
+                    r"must be 1 or -1 \(high\), or 0 or 2 \(normal\), but "
+                    f"received {re.escape(repr(wrong))}",
+                ):
+                    make(priority=wrong)
 
     def test_cpu_has_no_pool(self):
-        with self.assertRaisesRegex(TypeError, r"received Place\(cpu\)"):
+        with self.assertRaisesRegex(
+            TypeError, f"received Place\\(cpu\\). .*{self.accelerators[0]}"
+        ):
             get_stream_from_pool("cpu")
 
     def test_value_that_is_not_a_device_is_named(self):
