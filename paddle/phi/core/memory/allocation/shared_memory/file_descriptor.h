@@ -14,12 +14,35 @@
 
 #pragma once
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <string>
 #include <utility>
+
+// Linux has these, but the headers of glibc 2.17 do not. Paddle's wheels are
+// built with such headers.
+#ifndef O_TMPFILE
+#define O_TMPFILE (020000000 | O_DIRECTORY)
+#endif
+#ifndef F_OFD_SETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_GET_SEALS 1034
+#define F_SEAL_SEAL 0x0001
+#define F_SEAL_SHRINK 0x0002
+#define F_SEAL_GROW 0x0004
+#endif
+#ifndef MFD_CLOEXEC
+#define MFD_CLOEXEC 0x0001U
+#define MFD_ALLOW_SEALING 0x0002U
+#endif
 
 namespace paddle {
 namespace memory {
