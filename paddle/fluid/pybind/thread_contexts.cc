@@ -129,10 +129,10 @@ void BindThreadContexts(py::module* m) {
     phi::UseHostContext(host == nullptr ? nullptr : host->context.get());
   });
   // Makes the contexts of `by_place`, a dictionary of pairs of a stream and its
-  // StreamContext, the calling thread's own. Stores what has to live while the
-  // thread uses them in `owner`, a Python object that lives as long as the
-  // thread's state: no exception that another thread raises in this one, such
-  // as PyThreadState_SetAsyncExc does, can come between.
+  // StreamContext, the calling thread's own. `owner`, a Python object that
+  // lives as long as the thread's state, keeps the contexts and streams alive.
+  // All of this is one call, so that an exception that another thread raises in
+  // this one (PyThreadState_SetAsyncExc) cannot interrupt it.
   m->def("use_thread_contexts",
          [](const py::object& owner, const py::dict& by_place) {
            auto contexts = std::make_unique<phi::ThreadContexts>();
@@ -149,7 +149,8 @@ void BindThreadContexts(py::module* m) {
                contexts->empty() ? nullptr : contexts.get();
            py::object kept = py::none();
            if (used != nullptr) kept = Keep(std::move(contexts));
-           const py::object before = owner.attr("_in_use");
+           // Lookups use the previous contexts until UseThreadContexts returns.
+           const py::object previous = owner.attr("_in_use");
            owner.attr("_in_use") = kept;
            phi::UseThreadContexts(used);
            owner.attr("by_place") = by_place;

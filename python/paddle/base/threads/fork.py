@@ -53,10 +53,10 @@ _steps_in_parent: list[Callable[[], None]] = []
 def run_in_child(
     step: int,
 ) -> Callable[[Callable[[bool], None]], Callable[[bool], None]]:
-    """Registers the decorated function as a step of the child.
+    """Returns a decorator that registers a function as a step of the child.
 
-    It is called on the forking thread, the only thread of the child. Its
-    argument says whether that thread was the main thread before the fork.
+    The function is called on the forking thread, the only thread of the child.
+    Its argument says whether that thread was the main thread before the fork.
     """
 
     def add(function: Callable[[bool], None]) -> Callable[[bool], None]:

@@ -68,8 +68,8 @@ _set_by_main_thread: set[int] = set()
 
 class _KnownStream:
     """
-    What `set_stream` needs of a stream. To ask C++ each time would take longer
-    than the rest of `set_stream`.
+    The properties of a stream that `set_stream` uses. They are cached because
+    asking C++ for them takes longer than the rest of `set_stream`.
     """
 
     _context = None
@@ -92,7 +92,7 @@ class _KnownStream:
         return self._context
 
 
-# What is known of a stream, its context included, lives as long as the stream.
+# An entry, with its context, is removed together with its stream.
 _known: weakref.WeakKeyDictionary[StreamBase, _KnownStream] = (
     weakref.WeakKeyDictionary()
 )

@@ -49,7 +49,7 @@ class ThreadValue(_Base, Generic[T]):
     """A value that each thread can set for itself.
 
     A thread without its own value, such as a new thread, uses the process's
-    value, live.
+    value, and sees each change of it.
 
     Thread-safe: a thread writes only its own value, and the process's value is
     a single attribute.
@@ -77,8 +77,8 @@ class MainThreadValue(ThreadValue[T]):
 
     def __init__(self, process: T) -> None:
         super().__init__(process)
-        # A context that the forking thread entered before the fork saved UNSET,
-        # which meant the process's value then. This is that value.
+        # The process's value at the fork. A context that the forking thread
+        # entered before the fork may have saved UNSET, which stood for it.
         self.before_fork: OrUnset[T] = UNSET
         self._all.append(self)
 
