@@ -197,6 +197,25 @@ class TestStaticGraph(unittest.TestCase):
             self.devices,
         )
 
+    def test_disable_static_inside_a_guard_does_not_invert_the_modes(self):
+        run_script(
+            self,
+            """
+            import paddle
+
+            paddle.enable_static()
+            with paddle.base.dygraph.guard():
+                paddle.disable_static()
+                assert paddle.in_dynamic_mode()
+            assert not paddle.in_dynamic_mode()
+            paddle.disable_static()
+            assert paddle.in_dynamic_mode()
+            paddle.enable_static()
+            assert not paddle.in_dynamic_mode()
+            """,
+            self.devices,
+        )
+
 
 class TestFork(ForkTestCase):
     @needs_another_device
