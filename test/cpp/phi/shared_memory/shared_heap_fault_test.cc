@@ -426,6 +426,15 @@ ISOLATED_TEST(SharedHeapFaultTest, WithoutHandlersOfForkThereIsNoHeap) {
   Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
 }
 
+ISOLATED_TEST(SharedHeapFaultTest, ASystemWithoutDescriptionLocksIsExplained) {
+  const Interception failing(
+      "fcntl", 1, Calls::kAllFromThenOn, [] { return EINVAL; });
+  const auto error =
+      ErrorOf([] { Heap().Allocate(SharingStrategy::kFileSystem, 100); });
+  ASSERT_EQ(KindOf(error), Kind::kUnavailable);
+  EXPECT_NE(std::strstr(error->what(), "use_shared_memory=False"), nullptr);
+}
+
 ISOLATED_TEST(SharedHeapFaultTest, AFullFolderIsExplained) {
   Heap().Release(AllocateFilled(SharingStrategy::kFileSystem, 100, 1));
   const auto interception =

@@ -56,6 +56,15 @@ bool IsEnding(uint32_t process) {
   return false;
 }
 
+[[noreturn]] void ThrowNoLocks() {
+  throw SharedMemoryError(
+      SharedMemoryError::Kind::kUnavailable,
+      "Cannot put tensors into shared memory: this system has no open file "
+      "description locks, which Linux has since version 3.15. Update it; or "
+      "send tensor.numpy() instead, and pass use_shared_memory=False to "
+      "paddle.io.DataLoader.");
+}
+
 // Returns whether a process has ended and its parent has not collected it.
 bool IsZombie(uint32_t process) {
   std::optional<ProcessStat> stat =
@@ -89,6 +98,7 @@ std::optional<uint32_t> SharedSlots::TakeSlot(uint32_t first,
     for (uint32_t slot = first; slot < SharedLedger::kSlots; ++slot) {
       if (!TryLock(slot, slot + 1)) {
         if (errno == EAGAIN || errno == EACCES) continue;
+        if (errno == EINVAL) ThrowNoLocks();
         ThrowErrno("Locking a slot of " + name);
       }
       if (was_detached()) return std::nullopt;
