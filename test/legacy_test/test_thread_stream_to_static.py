@@ -21,6 +21,7 @@ from concurrent_base import in_thread
 from thread_device_base import StreamTestCase, on_every_device_list
 
 import paddle
+from paddle.device import Stream, stream_guard
 
 
 @on_every_device_list
@@ -60,6 +61,22 @@ class TestProgramsOfToStatic(StreamTestCase):
 
         for _ in range(20):
             self.assertEqual(in_thread(self.on_new_stream, run), [2.0, 2.0])
+
+    def test_thread_back_on_the_default_stream_runs_the_process_s_program(self):
+        @paddle.jit.to_static(full_graph=True)
+        def program(x):
+            return x * 2
+
+        _, layer = program.get_concrete_program(paddle.ones([2]))
+
+        def ids():
+            with stream_guard(Stream()):
+                inside = layer.program_id
+            return inside, layer.program_id
+
+        inside, afterwards = in_thread(ids)
+        self.assertNotEqual(inside, layer.program_id)
+        self.assertEqual(afterwards, layer.program_id)
 
 
 if __name__ == "__main__":
