@@ -25,7 +25,7 @@ namespace paddle {
 namespace pybind {
 
 #if defined(__GLIBCXX__)
-// Stops the calling thread for ever. Thread-safe.
+// Stops the calling thread forever. Thread-safe.
 [[noreturn]] inline void StopThread() {
   while (true) pause();
 }

@@ -276,9 +276,9 @@ ISOLATED_TEST(SharedHeapProcessTreeTest,
   collector.Finish();
 }
 
-// Joins tree 1 when it is told to. Then it looks like a process that lists the
-// folder to complete this: it has the lock, and the folder open twice, like a
-// process that has left. Receives a message.
+// Joins tree 1 when the test signals it, and receives a message. Meanwhile it
+// looks like a process that still lists the folder: it has the lock, and it has
+// the folder open twice, like a process that has left.
 void JoinLate(const Channel& channel) {
   LookStartedWith(VariableOf(TreeId(1)));
   channel.Signal();

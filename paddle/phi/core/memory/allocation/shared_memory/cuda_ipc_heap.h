@@ -134,8 +134,8 @@ class CudaIPCHeap {
 
   // Creates a record for memory of this process, so that it can be sent.
   // `take_over` arranges that ReleaseOwned is called before `storage` frees the
-  // memory; it is not called if another thread was faster. Returns false if the
-  // driver does not export the memory.
+  // memory; it is not called if another thread has already created the record.
+  // Returns false if the driver does not export the memory.
   //
   // Thread-safe. Requires: the caller keeps `storage` alive meanwhile.
   bool Share(SharingStrategy strategy,
