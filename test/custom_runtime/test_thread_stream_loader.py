@@ -197,6 +197,54 @@ print(len(processes))
         )
         self.assertEqual((done.stdout, done.returncode), ("1\n", 0))
 
+    def test_any_thread_keeps_the_workers_while_no_thread_has_set_a_stream(
+        self,
+    ):
+        # A new process, in which no thread has set a stream yet.
+        done = run_python(
+            """
+import threading
+from test_thread_stream_loader import WorkerProcesses, loader_of
+loader = loader_of(WorkerProcesses(), num_workers=1, persistent_workers=True)
+processes = {int(batch) for batch in loader}
+thread = threading.Thread(
+    target=lambda: processes.update(int(batch) for batch in loader)
+)
+thread.start()
+thread.join()
+print(len(processes))
+""",
+            PYTHONPATH=os.pathsep.join(sys.path),
+        )
+        self.assertEqual((done.stdout, done.returncode), ("1\n", 0))
+
+    def test_main_thread_sets_its_first_stream_after_it_created_a_loader(self):
+        # A new process, in which another thread has imported Paddle.
+        done = run_python(
+            """
+import threading
+importing = threading.Thread(target=__import__, args=("paddle",))
+importing.start()
+importing.join()
+import paddle
+from paddle.device import Stream, current_stream, set_stream
+from test_thread_stream_loader import Arrays, loader_of, slow
+paddle.set_device("custom_cpu:0")
+batches = iter(loader_of(Arrays()))
+set_stream(Stream())
+used = []
+with slow(current_stream()):
+    for batch in batches:
+        used.append(batch * 1)
+        del batch
+    current_stream().synchronize()
+print([each.numpy().tolist()[0] for each in used])
+""",
+            PYTHONPATH=os.pathsep.join(sys.path),
+        )
+        expected = f"{[float(i) for i in range(COUNT)]}\n"
+        self.assertEqual((done.stdout, done.returncode), (expected, 0))
+
     def test_static_mode(self):
         def batches() -> None:
             paddle.enable_static()

@@ -32,6 +32,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.base.threads import streams
 from paddle.device import Stream, set_stream, stream_guard
 
 
@@ -130,6 +131,14 @@ class TestCurrentStream(StreamTestCase):
             self.assertIs(current.stream_base, stream.stream_base)
 
         in_thread(own)
+
+    def test_error_in_creating_a_context_reaches_the_creator_of_a_thread(self):
+        with stream_guard(Stream()):
+            with mock.patch.object(
+                streams.native, "StreamContext", side_effect=KeyError
+            ):
+                with self.assertRaises(KeyError):
+                    streams.CreatorsThread(target=self.current)
 
 
 @on_every_device_list
