@@ -11,7 +11,6 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Persistent workers begin a new epoch after an epoch that was left early."""
 """How an epoch of persistent worker processes begins."""
 
 import pathlib
@@ -56,9 +55,7 @@ class TestBeginOfEpoch(unittest.TestCase):
 
     def begin_epoch(self) -> Worker:
         begin = Worker(iter, self.loader)
-        wait_until(
-            lambda: self.iterator._resume_worker_cnt, "the epoch begins"
-        )
+        wait_until(lambda: self.iterator._resume_worker_cnt, "the epoch begins")
         return begin
 
     def test_it_waits_for_a_worker_that_makes_a_sample_of_the_last_epoch(self):

@@ -398,13 +398,7 @@ def on_process_contexts(function: Callable[..., Any]) -> Callable[..., Any]:
     def function_on_process_contexts(*args: Any, **kwargs: Any) -> Any:
         if is_main_thread():
             return function(*args, **kwargs)
-        # The contexts that are current now must outlive the call, which waits
-        # for them at its end: `function` may set another stream.
-        kept = _own_streams.get().by_place
-        try:
-            return native.with_process_contexts(function, *args, **kwargs)
-        finally:
-            del kept
+        return native.with_process_contexts(function, *args, **kwargs)
 
     return function_on_process_contexts
 
@@ -428,11 +422,12 @@ def enforce_process_streams(process_group: Any) -> None:
         or process_group.name() in _BACKENDS_WITHOUT_STREAMS
     ):
         return
-    for place in native.places_on_other_streams():
+    places = native.places_on_other_streams()
+    if places:
         raise RuntimeError(
             "A process group waits for the stream of the process, but thread "
             f"{threading.current_thread().name!r} is on another stream of "
-            f"{place}, whose work it would not wait for. Call "
+            f"{places[0]}, whose work it would not wait for. Call "
             "stream.synchronize() and leave stream_guard first, here and on "
             "the main thread."
         )
