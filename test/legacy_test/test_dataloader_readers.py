@@ -138,17 +138,16 @@ class TestReaders(unittest.TestCase):
     def test_a_worker_thread_stopped_between_batches_leaves_the_others_theirs(
         self,
     ):
+        def take_two(iterator, took, proceed):
+            next(iterator)
+            took.set()
+            proceed.wait(WAIT_S)
+            next(iterator)
+
         for loader in self.each_kind():
             iterator = iter(loader)
             took, proceed = threading.Event(), threading.Event()
-
-            def take_two() -> None:
-                next(iterator)
-                took.set()
-                proceed.wait(WAIT_S)
-                next(iterator)
-
-            worker = WorkerThread(take_two)
+            worker = WorkerThread(take_two, [iterator, took, proceed])
             worker.start()
             self.assertTrue(took.wait(WAIT_S))
             worker.stop()
