@@ -44,7 +44,7 @@ _KEY_BYTES = 16
 # empty text means that the leader leaves.
 _UINT32 = struct.Struct("!I")
 # poll() takes a C int.
-_MAX_POLL_MS = 2**31 - 1
+MAX_POLL_MS = 2**31 - 1
 # A leader that is not stopped answers within this time. A text fits into the
 # socket buffers.
 _REPLY_TIMEOUT_S = 5.0
@@ -58,7 +58,8 @@ _IDLE_S = 10
 _PROBE_INTERVAL_S = 5
 _PROBES = 3
 
-_open: weakref.WeakSet[LeaderLinks] = weakref.WeakSet()
+# The objects whose descriptors a forked process closes.
+_open: weakref.WeakSet = weakref.WeakSet()
 # Paddle itself keeps gloo's connections until the process exits.
 _gloo_groups: list[ProcessGroup] = []
 
@@ -97,7 +98,7 @@ def _listen() -> socket.socket:
 
 
 class Listener:
-    """The socket to which other leaders connect.
+    """The socket to which ranks of other machines connect.
 
     Attributes:
         address (str): the text that they need to connect.
@@ -105,28 +106,36 @@ class Listener:
 
     def __init__(self):
         self._socket = _listen()
-        # Distinguishes leaders from other clients, which do not know it.
+        # Distinguishes ranks from other clients, which do not know it.
         self._key = os.urandom(_KEY_BYTES)
         host, port = self._socket.getsockname()[:2]
         self.address = f"{host} {port} {self._key.hex()}"
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def close(self) -> None:
         self._socket.close()
 
+    def shut_down(self) -> None:
+        """Wakes a thread that waits for connections."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def accept(self, deadline: float) -> tuple[int, socket.socket]:
-        """Accepts one leader. Returns its number and the connection."""
+        """Accepts one rank. Returns its number and the connection."""
         while True:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             found, _ = self._socket.accept()
             with contextlib.suppress(OSError):
                 found.settimeout(_REPLY_TIMEOUT_S)
-                if _receive(found, _KEY_BYTES) == self._key:
-                    (number,) = _UINT32.unpack(_receive(found, _UINT32.size))
+                if receive(found, _KEY_BYTES) == self._key:
+                    (number,) = _UINT32.unpack(receive(found, _UINT32.size))
                     return number, found
             found.close()
 
 
-def _connect(address: str, number: int, deadline: float) -> socket.socket:
+def connect(address: str, number: int, deadline: float) -> socket.socket:
     host, port, key = address.split()
     found = socket.create_connection(
         (host, int(port)), max(deadline - time.monotonic(), 0.001)
@@ -136,7 +145,7 @@ def _connect(address: str, number: int, deadline: float) -> socket.socket:
     return found
 
 
-def _probe_when_idle(connection: socket.socket) -> None:
+def probe_when_idle(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _IDLE_S),
@@ -146,7 +155,7 @@ def _probe_when_idle(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
@@ -191,11 +200,11 @@ class LeaderLinks:
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._outcome: tuple[Any, BaseException | None] = (None, None)
         self._is_running = False
-        _open.add(self)
+        close_when_forked(self)
         deadline = time.monotonic() + timeout
         try:
             for other in range(number):
-                self._add(other, _connect(addresses[other], number, deadline))
+                self._add(other, connect(addresses[other], number, deadline))
             for _ in range(number + 1, len(addresses)):
                 self._add(*listener.accept(deadline))
         except OSError as error:
@@ -212,7 +221,7 @@ class LeaderLinks:
         self._thread.start()
 
     def _add(self, number: int, connection: socket.socket) -> None:
-        _probe_when_idle(connection)
+        probe_when_idle(connection)
         self._peers[connection.fileno()] = self._ranks[number], connection
         self._poll.register(connection, select.POLLIN)
 
@@ -288,7 +297,7 @@ class LeaderLinks:
 
     def _poll_once(self, seconds: float) -> None:
         """Waits until the call returns or a peer fails, or for the seconds."""
-        milliseconds = min(seconds * 1000, _MAX_POLL_MS)
+        milliseconds = min(seconds * 1000, MAX_POLL_MS)
         found = [number for number, _ in self._poll.poll(milliseconds)]
         if self._ended.fileno() in found:
             self._ended.recv(1)
@@ -300,8 +309,8 @@ class LeaderLinks:
     def _receive_text(self, number: int) -> None:
         rank, connection = self._peers[number]
         try:
-            (length,) = _UINT32.unpack(_receive(connection, _UINT32.size))
-            text = _receive(connection, length).decode()
+            (length,) = _UINT32.unpack(receive(connection, _UINT32.size))
+            text = receive(connection, length).decode()
         except OSError as error:
             raise LinkError(
                 f"Rank {rank}, the leader of its machine, has died, or its "
@@ -361,6 +370,12 @@ def _keep_gloo_at_exit() -> None:
     # contain, as exit() does at its end.
     for function in (libc["_exit"], libc.fcloseall):
         libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)
+
+
+def close_when_forked(links: Any) -> None:
+    """Calls `links.close_in_child()` in processes that are forked from now on,
+    as long as the object lives."""
+    _open.add(links)
 
 
 def _close_in_child() -> None:
