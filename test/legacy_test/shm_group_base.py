@@ -214,6 +214,15 @@ class RanksTestCase(unittest.TestCase):
         ranks.call(join_default_group)
         return ranks
 
+    def assert_all_raise(self, outcomes: list[Any], *parts: str) -> None:
+        """Asserts that each outcome is a RuntimeError whose text has all
+        parts."""
+        for outcome in outcomes:
+            self.assertIsInstance(outcome, Error)
+            self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
+            for part in parts:
+                self.assertIn(part, outcome.text)
+
 
 def join_default_group() -> None:
     """

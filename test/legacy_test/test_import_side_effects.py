@@ -70,6 +70,7 @@ LATER = {
     "paddle.base.process_tree",
     "paddle.base.threads.stream_pool",
     "paddle.distributed.hierarchical_group",
+    "paddle.distributed.machine_transfers",
     "paddle.distributed.python_process_group",
     "paddle.distributed.thread_process_group",
     "paddle.incubate.multiprocessing.feeder_errors",

@@ -614,16 +614,6 @@ def exchange_objects_with(peer: int) -> list:
     return theirs
 
 
-def send_in_batch() -> None:
-    dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, paddle.ones([1]), 1 - dist.get_rank())]
-    )
-
-
-def receive() -> None:
-    receive_from((dist.get_rank() + 1) % dist.get_world_size())
-
-
 def leave_group() -> None:
     own_group().leave()
 
@@ -661,17 +651,6 @@ def wait_for_received_in_forked_child() -> str:
 
 def send_in_forked_child(dst: int) -> str:
     return in_forked_child(lambda: send_to(dst))
-
-
-def send_in_group_over_gloo() -> list[float]:
-    """Sends to the other rank as the error of a send between machines says."""
-    group = dist.new_group([0, 1], backend="gloo")
-    x = paddle.full([2], 5.0 + dist.get_rank())
-    if dist.get_rank() == 0:
-        dist.send(x, 1, group)
-    else:
-        dist.recv(x, 0, group)
-    return x.tolist()
 
 
 def exchange_often() -> None:
@@ -757,10 +736,6 @@ def fail_to_gather() -> None:
 def wait_for_exchanges(count: int) -> None:
     expected = len(_exchanged) + count
     wait_until(lambda: len(_exchanged) >= expected, "exchanges of leaders")
-
-
-def send() -> None:
-    dist.send(paddle.ones([1]), (dist.get_rank() + 1) % dist.get_world_size())
 
 
 def reduce_on_calculation_stream() -> None:
@@ -901,17 +876,22 @@ def connect_networks(processes: list[int]) -> None:
             run_in_network(process, "ip", *command)
 
 
+def probing_often() -> contextlib.AbstractContextManager:
+    """Ranks that connect in this context detect after two seconds that they
+    cannot reach each other."""
+    return mock.patch.multiple(
+        leader_links, _IDLE_S=1, _PROBE_INTERVAL_S=1, _PROBES=1
+    )
+
+
 def join_and_probe_often(machines: list[str]) -> None:
-    """
-    Joins as if on machines of these names. The leaders detect after two seconds
-    that they cannot reach each other.
-    """
-    with (
-        mock.patch.object(leader_links, "_IDLE_S", 1),
-        mock.patch.object(leader_links, "_PROBE_INTERVAL_S", 1),
-        mock.patch.object(leader_links, "_PROBES", 1),
-    ):
+    with probing_often():
         join_on(machines)
+
+
+def receive_twice_and_probe_often(src: int) -> list[list[float]]:
+    with probing_often():
+        return [receive_from(src), receive_from(src)]
 
 
 def all_reduce_until_it_fails(folder: str) -> None:
@@ -1351,9 +1331,6 @@ class TestShmMachines(RanksTestCase):
     def test_unsupported_operations_raise_not_implemented(self):
         ranks = self.start_on(["a", "b"])
         for function in (
-            send_in_batch,
-            send,
-            receive,
             reduce_on_calculation_stream,
             broadcast_on_calculation_stream,
             gather_on_calculation_stream,
@@ -1372,12 +1349,6 @@ class TestShmMachines(RanksTestCase):
         ranks.begin(receive_from, 1, ranks=[3])
         self.assertEqual(
             ranks.outcomes([2, 3, 0, 1]), [[5.0] * 4, [6.0] * 4, None, None]
-        )
-
-    def test_group_over_gloo_sends_between_machines(self):
-        self.assertEqual(
-            self.start_on(["a", "b"]).call(send_in_group_over_gloo),
-            [[5.0, 5.0], [5.0, 5.0]],
         )
 
     def test_death_during_a_transfer_names_the_rank_of_the_whole_group(self):
@@ -1502,13 +1473,6 @@ class TestShmMachines(RanksTestCase):
         ranks = self.start_on(["a", "b"])
         for text in ranks.call(wait_in_forked_child, ranks=[0]):
             self.assertIn("forked", text)
-
-    def assert_all_raise(self, outcomes, *parts):
-        for outcome in outcomes:
-            self.assertIsInstance(outcome, Error)
-            self.assertEqual(outcome.kind, "RuntimeError", outcome.trace)
-            for part in parts:
-                self.assertIn(part, outcome.text)
 
     def test_rank_that_fails_to_join_fails_the_ranks_of_all_machines(self):
         for failing, machines in ((0, "abb"), (2, "aab")):
@@ -1838,17 +1802,6 @@ class TestOneGroupOfMachines(RanksTestCase):
         )
         self.ranks.outcomes([0])
 
-    def test_transfer_between_machines_names_both_ranks_and_alternatives(self):
-        for function in (send_to, receive_from):
-            with self.subTest(function=function.__name__):
-                self.ranks.begin(function, 1, ranks=[2])
-                (outcome,) = self.ranks.outcomes([2])
-                self.assertEqual(outcome.kind, "NotImplementedError")
-                for part in ("Rank 2 cannot", "rank 1", "[[0, 2], [1]]"):
-                    self.assertIn(part, outcome.text)
-                self.assertIn("new_group([1, 2], backend='gloo')", outcome.text)
-        self.assertEqual(self.ranks.call(all_reduce_ones), [3.0] * 3)
-
     def test_wrong_arguments_of_a_transfer_are_refused_on_that_rank_alone(self):
         calls = [("send", (0,)), ("irecv", (0,))]
         ((sent, received, strided),) = self.ranks.call(
@@ -1878,8 +1831,7 @@ class TestOneGroupOfMachines(RanksTestCase):
 class TestFailingNetwork(RanksTestCase):
     """Rank 0 is in a different network from ranks 1 and 2."""
 
-    def reduce_until_the_network_fails(self, join, **environment):
-        """Returns the ranks' errors after the network of a machine fails."""
+    def start_on_networks(self, join, **environment):
         ranks = self.start(
             3,
             GLOO_SOCKET_IFNAME=INTERFACE,
@@ -1893,14 +1845,20 @@ class TestFailingNetwork(RanksTestCase):
         ranks.call(enter_namespace, ranks.pids[1], "net", ranks=[2])
         connect_networks(ranks.pids[:2])
         ranks.call(join, ["a", "b", "b"])
+        return ranks
+
+    def disconnect(self, ranks):
+        run_in_network(ranks.pids[1], "ip", "link", "set", INTERFACE, "down")
+
+    def reduce_until_the_network_fails(self, join, **environment):
+        """Returns the ranks' errors after the network of a machine fails."""
+        ranks = self.start_on_networks(join, **environment)
         with tempfile.TemporaryDirectory() as folder:
             ranks.begin(all_reduce_until_it_fails, folder)
             wait_until(
                 lambda: len(os.listdir(folder)) == 3, "the first operation"
             )
-            run_in_network(
-                ranks.pids[1], "ip", "link", "set", INTERFACE, "down"
-            )
+            self.disconnect(ranks)
             outcomes = ranks.outcomes()
         for outcome in outcomes:
             self.assertIsInstance(outcome, Error)
@@ -1922,6 +1880,16 @@ class TestFailingNetwork(RanksTestCase):
             self.assertIn(named, texts[rank])
         for text in texts[:2]:
             self.assertIn("cannot be reached: ", text)
+
+    def test_receiver_names_the_unreachable_rank_before_the_timeout(self):
+        # Rank 2 is no leader.
+        ranks = self.start_on_networks(join_on)
+        ranks.begin(receive_twice_and_probe_often, 0, ranks=[2])
+        ranks.call(send_to, 2, ranks=[0])
+        self.disconnect(ranks)
+        self.assert_all_raise(
+            ranks.outcomes([2]), "Rank 0 has died", "cannot be reached: [Errno"
+        )
 
 
 if __name__ == "__main__":

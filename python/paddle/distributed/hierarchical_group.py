@@ -13,7 +13,8 @@
 # limitations under the License.
 """A group whose ranks are on several machines. The ranks of a machine
 communicate through shared memory. One rank per machine, its leader,
-communicates with the other leaders through gloo.
+communicates with the other leaders through gloo. A send between machines uses
+a connection of the two ranks.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paddle.base.core import ProcessGroup
 
     from .leader_links import LeaderLinks
+    from .machine_transfers import MachineTransfers
 
 # Types that gloo reduces, and types that are reduced as float32 because gloo's
 # sums of float16 are infinite.
@@ -412,8 +414,9 @@ def _no_operation() -> None:
 class HierarchicalGroup(PythonProcessGroup):
     """One rank of a group whose ranks are on several machines.
 
-    A send or a receive is one of this machine's group, so it does not wait for
-    other operations. These run one at a time, in call order, on a group thread.
+    A send or a receive is one of this machine's group, or uses a connection to
+    the other machine's rank, so it does not wait for other operations. These
+    run one at a time, in call order, on a group thread.
     The first error fails the group: later operations raise it too. The other
     ranks of this machine get an error immediately, because this rank leaves the
     local group. Operations on other machines fail when this machine's leader
@@ -429,6 +432,7 @@ class HierarchicalGroup(PythonProcessGroup):
         local: the group of this machine's ranks.
         leaders: the group of the leaders; None if this rank is not a leader.
         links: this leader's connections to the others; None like `leaders`.
+        transfers: the sends and receives between this rank and other machines.
         timeout: how long an operation waits for other ranks.
     """
 
@@ -439,6 +443,7 @@ class HierarchicalGroup(PythonProcessGroup):
         local: ProcessGroup,
         leaders: ProcessGroup | None,
         links: LeaderLinks | None,
+        transfers: MachineTransfers,
         timeout: datetime.timedelta,
     ):
         self.topology = topology
@@ -454,6 +459,7 @@ class HierarchicalGroup(PythonProcessGroup):
         self._local = local
         self._leaders = leaders
         self._links = links
+        self._transfers = transfers
         self._timeout = timeout
         self._longest_call = min(timeout.total_seconds(), LONGEST_CALL_S)
         self._interval = min(timeout / 4, _LONGEST_INTERVAL)
@@ -485,52 +491,42 @@ class HierarchicalGroup(PythonProcessGroup):
             self._left = True
         # Now the errors of operations in flight can say that this rank left.
         self._local.leave()
+        self._transfers.close(self._text_of_leaving())
         self._calls.put(None)
         self._thread.join()
 
     def send(
         self, tensor: Tensor, dst: int, sync_op: bool = False
-    ) -> TransferTask:
+    ) -> Task | TransferTask:
         return self._transfer("send", "to", tensor, dst, sync_op)
 
     def recv(
         self, tensor: Tensor, src: int, sync_op: bool = False
-    ) -> TransferTask:
+    ) -> Task | TransferTask:
         return self._transfer("recv", "from", tensor, src, sync_op)
 
     def _transfer(
         self, name: str, way: str, tensor: Tensor, peer: int, sync_op: bool
-    ) -> TransferTask:
-        """Calls `send` or `recv` of this machine's group."""
+    ) -> Task | TransferTask:
+        """Begins a transfer within this machine or between machines."""
         _enforce_not_forked(self._process)
         machine, index = self.topology.locate(peer)
-        self._enforce_transfer(name, way, peer, machine)
+        if peer == self._rank:
+            raise ValueError(
+                f"{name} got rank {peer}, which is the caller. Pass the rank "
+                "of another process."
+            )
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+        if machine != self.topology.machine:
+            _enforce_usable(name, tensor)
+            return self._transfers.run(name, tensor, peer, sync_op)
         naming_ranks = functools.partial(
             self._naming_ranks, f"{name} {way} rank {peer}"
         )
         with naming_ranks():
             task = getattr(self._local, name)(tensor, index, sync_op)
         return TransferTask(task, naming_ranks)
-
-    def _enforce_transfer(
-        self, name: str, way: str, peer: int, machine: int
-    ) -> None:
-        if peer == self._rank:
-            raise ValueError(
-                f"{name} got rank {peer}, which is the caller. Pass the rank "
-                "of another process."
-            )
-        if machine != self.topology.machine:
-            raise NotImplementedError(
-                f"Rank {self._rank} cannot {name} {way} rank {peer}, because "
-                f"rank {peer} is on another machine: the ranks of each machine "
-                f"are {self.topology.machines}. Use broadcast or alltoall, or "
-                "send in a group with the backend gloo, such as "
-                "paddle.distributed.new_group("
-                f"{sorted((self._rank, peer))}, backend='gloo')."
-            )
-        if self._failure is not None:
-            raise RuntimeError(self._failure)
 
     @contextlib.contextmanager
     def _naming_ranks(self, call: str) -> Iterator[None]:
@@ -953,6 +949,7 @@ class HierarchicalGroup(PythonProcessGroup):
             self._links.send_failure(text)
         # Leaving makes the other ranks of this machine fail immediately.
         self._local.leave()
+        self._transfers.close(self._failure)
 
     def _name_ranks(self, error: Exception) -> str:
         return (

@@ -330,6 +330,7 @@ def _join_machines(
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
     from .leader_links import LeaderLinks, Listener, create_gloo_group
+    from .machine_transfers import MachineTransfers
 
     if group_id > _LARGEST_ID:
         raise ValueError(
@@ -344,7 +345,8 @@ def _join_machines(
         # Programs look up groups by id, and never by a negative one.
         return -(group_id << 12 | number) - 1
 
-    local = listener = links = between = None
+    local = links = between = None
+    listeners = []  # for sends between machines, and then for leaders
     try:
         # Errors on this machine have the numbers of the ranks here.
         _watch(
@@ -359,11 +361,13 @@ def _join_machines(
             timeout,
             locator,
         )
-        # Create the listener only now: before, the ranks here would not be
-        # notified of its error.
-        if rank in leaders:
-            listener = Listener()
+        # Create the listeners only now: before, the ranks here would not be
+        # notified of an error.
+        for _ in range(2 if rank in leaders else 1):
+            listeners.append(Listener())
     except Exception as error:
+        for listener in listeners:
+            listener.close()
         if local is not None:
             local.leave()
         text = (
@@ -375,12 +379,8 @@ def _join_machines(
     try:
         # Collect the outcomes before creating the gloo group: a leader that
         # waits in gloo would not detect a failed rank.
-        _publish(
-            store,
-            "joined",
-            rank,
-            f"{_JOINED} {listener.address if listener else ''}",
-        )
+        texts = [_JOINED, *(listener.address for listener in listeners)]
+        _publish(store, "joined", rank, ",".join(texts))
         _watch(store, processes)
         outcomes = dict(
             _collect(
@@ -389,25 +389,39 @@ def _join_machines(
         )
         # From here on, ranks that are not leaders may leave the group.
         _watch(store, {})
-        if listener is not None:
+        addresses = {
+            other: text.split(",")[1:] for other, text in outcomes.items()
+        }
+        if rank in leaders:
             number = leaders.index(rank)
             between = create_gloo_group(
                 store, number, len(leaders), inner_id(0)
             )
-            addresses = [outcomes[leader][len(_JOINED) :] for leader in leaders]
             links = LeaderLinks(
-                listener,
+                listeners[1],
                 leaders,
-                addresses,
+                [addresses[leader][1] for leader in leaders],
                 number,
                 time_to_join.total_seconds(),
             )
     except BaseException:
-        if listener is not None:
+        for listener in listeners:
             listener.close()
         local.leave()
         raise
-    return HierarchicalGroup(rank, topology, local, between, links, timeout)
+    transfers = MachineTransfers(
+        rank,
+        listeners[0],
+        {
+            other: addresses[other][0]
+            for other in addresses
+            if other not in here
+        },
+        timeout,
+    )
+    return HierarchicalGroup(
+        rank, topology, local, between, links, transfers, timeout
+    )
 
 
 def leave(groups: Iterable[Group]) -> None:
