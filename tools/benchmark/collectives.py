@@ -62,6 +62,7 @@ class Contestant(NamedTuple):
 CONTESTANTS = {
     "shm, shared tensor": Contestant("ours", "shm", True),
     "shm": Contestant("ours", "shm"),
+    "shm between machines": Contestant("ours", "shm between machines"),
     "Paddle's gloo": Contestant("stock", "gloo"),
     "torch's gloo": Contestant("here", "torch"),
     "process_vm_readv": Contestant("ours", "readv"),
@@ -89,6 +90,12 @@ TABLES = (
     Table("all_reduce, 2 ranks on one core", "all_reduce", 2, one_core=True),
     Table("send, 2 ranks", "send", 2, (*GROUPS, "process_vm_readv")),
     Table("send, 16 ranks, 14 of which are idle", "send", 16),
+    Table(
+        "send, 2 ranks that report two machines",
+        "send",
+        2,
+        ("shm between machines", "Paddle's gloo"),
+    ),
     Table("gather, 4 ranks", "gather", 4),
     Table("scatter, 4 ranks", "scatter", 4),
 )
@@ -265,8 +272,9 @@ def tables(results: Results) -> list[str]:
                     f"{_microseconds(_percentile(seconds))}"
                 )
             lines.append(f"| {name} | {' | '.join(cells)} |")
+        first = table.contestants[0]
         rounds = [
-            f"{len(results.seconds.get((table, 'shm', m), [])):,}"
+            f"{len(results.seconds.get((table, first, m), [])):,}"
             for m in MESSAGES
         ]
         lines += [f"| rounds | {' | '.join(rounds)} |", ""]

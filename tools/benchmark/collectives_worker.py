@@ -95,6 +95,17 @@ class PaddleRank(Rank):
         return found.share_memory_() if shared else found
 
 
+class MachineRank(PaddleRank):
+    """A rank of the backend shm that reports a machine of its own."""
+
+    def __init__(self):
+        from paddle.distributed import shared_memory_group
+
+        os.environ["PADDLE_DISTRI_BACKEND"] = "shm"
+        shared_memory_group.machine = lambda: os.environ["RANK"]
+        super().__init__()
+
+
 class TorchRank(Rank):
     """A rank of torch, with torch's gloo."""
 
@@ -198,6 +209,7 @@ class DirectRead:
 
 RANKS = {
     "shm": PaddleRank,
+    "shm between machines": MachineRank,
     "gloo": PaddleRank,
     "torch": TorchRank,
     "readv": DirectRead,
