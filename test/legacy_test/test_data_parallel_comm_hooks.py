@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import datetime
 import functools
 import tempfile
+import threading
 import time
 import unittest
 import warnings
@@ -43,6 +45,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import comm_hooks
+from paddle.distributed.collective import _get_global_env
 from paddle.distributed.data_parallel import communication
 
 if TYPE_CHECKING:
@@ -534,8 +537,7 @@ def average_sparse_gradients_beside_a_thread(group) -> list:
     return found
 
 
-def continue_on_a_thread_after_an_error(group) -> list:
-    """Backward fails on all ranks while the thread may communicate."""
+def new_wrapped_that_fails_once(group):
     layer = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     wrapped = paddle.DataParallel(
         layer,
@@ -551,17 +553,94 @@ def continue_on_a_thread_after_an_error(group) -> list:
             raise KeyError("of all ranks")
 
     layer[0].weight._register_backward_hook(fail_once)
+    return layer, wrapped
+
+
+def loss_of_rank(wrapped, group):
+    return wrapped(paddle.ones([1, 1])).sum() * (group.rank + 1.0)
+
+
+def continue_on_a_thread_after_an_error(group) -> list:
+    """Backward fails on all ranks while the thread may communicate."""
+    layer, wrapped = new_wrapped_that_fails_once(group)
     with OnAThread(group) as hook:
         wrapped.register_comm_hook(None, hook)
         for _ in range(2):
             layer.clear_gradients()
             with contextlib.suppress(KeyError):
-                outputs = wrapped(paddle.ones([1, 1])) * (group.rank + 1.0)
-                outputs.sum().backward()
+                loss_of_rank(wrapped, group).backward()
     return layer[1].bias.grad.tolist()
 
 
+class ThenAverages:
+    """A hook that returns `first`'s futures until `averages` is set."""
+
+    averages = False
+
+    def __init__(self, first):
+        self._first = first
+
+    def __call__(self, _, bucket):
+        if not self.averages:
+            return self._first()
+        return comm_hooks.allreduce_hook(None, bucket)
+
+
+def continue_after_a_shutdown(group) -> list:
+    """An executor cancels the futures of the failed step."""
+    layer, wrapped = new_wrapped_that_fails_once(group)
+    busy = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        executor.submit(busy.wait)
+        hook = ThenAverages(lambda: executor.submit(int))
+        wrapped.register_comm_hook(None, hook)
+        with contextlib.suppress(KeyError):
+            loss_of_rank(wrapped, group).backward()
+        executor.shutdown(wait=False, cancel_futures=True)
+        busy.set()
+    hook.averages = True
+    layer.clear_gradients()
+    loss_of_rank(wrapped, group).backward()
+    return layer[1].bias.grad.tolist()
+
+
+def continue_beside_an_endless_hook(group) -> list:
+    """Returns the error of the second step, and the gradient of the third."""
+    layer, wrapped = new_wrapped_that_fails_once(group)
+    future = concurrent.futures.Future()
+    hook = ThenAverages(lambda: future)
+    wrapped.register_comm_hook(None, hook)
+    with contextlib.suppress(KeyError):
+        loss_of_rank(wrapped, group).backward()
+    hook.averages = True
+    try:
+        loss_of_rank(wrapped, group).backward()
+    except RuntimeError as raised:
+        error = str(raised)
+    future.cancel()
+    layer.clear_gradients()
+    loss_of_rank(wrapped, group).backward()
+    return [error, layer[1].bias.grad.item()]
+
+
+def continue_with_the_timeout_of_a_group(_) -> list:
+    timeout = datetime.timedelta(seconds=3)
+    return continue_beside_an_endless_hook(
+        dist.new_group(backend="shm", timeout=timeout)
+    )
+
+
+def continue_with_the_timeout_of_the_environment(group) -> list:
+    with mock.patch.object(_get_global_env(), "_pg_timeout", 3000):
+        return continue_beside_an_endless_hook(group)
+
+
 class ThreadedHookCases:
+    def assert_error_names_endless_hook(self, continue_beside):
+        for error, gradient in self.call(continue_beside):
+            self.assertRegex(error, r"waited 3 s, .* for '1\.bias'")
+            self.assertEqual(gradient, (self.size + 1) / 2)
+
     def test_a_future_may_communicate_on_a_thread(self):
         for options in (
             {},
@@ -585,6 +664,11 @@ class ThreadedHookCases:
     def test_a_step_waits_for_the_threads_of_a_failed_step(self):
         mean = (self.size + 1) / 2
         found = self.call(continue_on_a_thread_after_an_error)
+        self.assertEqual(found, [[mean]] * self.size)
+
+    def test_a_step_does_not_wait_for_futures_that_a_shutdown_cancelled(self):
+        mean = (self.size + 1) / 2
+        found = self.call(continue_after_a_shutdown)
         self.assertEqual(found, [[mean]] * self.size)
 
 
@@ -705,6 +789,11 @@ class HookCases:
 
 
 class TestOverGloo(HookCases, ThreadedHookCases, RanksCase):
+    def test_an_endless_hook_is_an_error_after_the_default_timeout(self):
+        self.assert_error_names_endless_hook(
+            continue_with_the_timeout_of_the_environment
+        )
+
     def test_a_hook_receives_the_state_and_each_bucket(self):
         for seen, found in self.call(see_buckets):
             self.assertEqual(
@@ -799,6 +888,11 @@ class TestOverGloo(HookCases, ThreadedHookCases, RanksCase):
 @has_shared_memory_groups
 class TestOverSharedMemory(HookCases, ThreadedHookCases, RanksCase):
     kind = "shm"
+
+    def test_an_endless_hook_is_an_error_after_the_timeout_of_its_group(self):
+        self.assert_error_names_endless_hook(
+            continue_with_the_timeout_of_a_group
+        )
 
     def test_ranks_in_different_steps_after_an_error_do_not_average(self):
         # All buckets have the same size, so the group cannot tell them apart.

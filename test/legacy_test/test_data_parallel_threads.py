@@ -30,6 +30,7 @@ from process_group_methods import (
     check_refusals,
     check_task,
 )
+from test_data_parallel_comm_hooks import continue_beside_an_endless_hook
 from test_data_parallel_devices import DeviceCases
 from test_data_parallel_join import JoinCases
 from test_data_parallel_reducer import CoreCases, ReducerCases
@@ -257,6 +258,20 @@ class TestThreads(unittest.TestCase):
             r"paddle.float32 of shape \[2\] within 0.1 s",
         ):
             all_reduce(groups[0], paddle.ones([2]))
+
+    def test_an_endless_hook_is_an_error_after_the_timeout_of_its_group(self):
+        groups = dist.new_thread_groups(2, timeout=3)
+        found = []
+        mp.start_threads(
+            lambda rank: found.append(
+                continue_beside_an_endless_hook(groups[rank])
+            ),
+            nthreads=2,
+            devices="cpu",
+        )
+        for error, gradient in found:
+            self.assertIn("waited 3 s", error)
+            self.assertEqual(gradient, 1.5)
 
     def test_an_error_names_ranks_that_call_different_operations(self):
         groups = dist.new_thread_groups(2)

@@ -55,8 +55,8 @@ _UNKNOWN = (0, 0)
 # more bits.
 _LARGEST_ID = (1 << 19) - 1
 
-# The groups that this process has joined and not left.
-_joined: list[ProcessGroup | HierarchicalGroup] = []
+# The groups that this process has joined and not left, and their timeouts.
+_joined: dict[ProcessGroup | HierarchicalGroup, datetime.timedelta] = {}
 
 
 def check_mode(backend: str) -> None:
@@ -112,7 +112,7 @@ def join(
             # Children that multiprocessing forks skip atexit handlers. Worker
             # threads are stopped before, with a higher priority.
             util.Finalize(None, _leave_all, exitpriority=5)
-    _joined.append(group)
+    _joined[group] = timeout
     return group
 
 
@@ -428,10 +428,16 @@ def leave(groups: Iterable[Group]) -> None:
     """Leaves those of `groups` that belong to this backend."""
     for group in groups:
         if group.process_group in _joined:
-            _joined.remove(group.process_group)
+            del _joined[group.process_group]
             group.process_group.leave()
+
+
+def timeout_of(process_group: object) -> datetime.timedelta | None:
+    """Returns the timeout of a group; None if another backend created it."""
+    return _joined.get(process_group)
 
 
 def _leave_all() -> None:
     while _joined:
-        _joined.pop().leave()
+        group, _ = _joined.popitem()
+        group.leave()

@@ -95,7 +95,7 @@ class _Exchange:
 
     def __init__(self, size: int, timeout: float):
         self.size = size
-        self._timeout = timeout
+        self.timeout = timeout
         # Guards the members below and all operations.
         self._changed = threading.Condition()
         # The key counts the operations of a rank.
@@ -169,7 +169,7 @@ class _Exchange:
 
         start = time.monotonic()
         with self._changed:
-            while not self.is_done(found, start + self._timeout):
+            while not self.is_done(found, start + self.timeout):
                 # Raises in a worker thread that is asked to stop.
                 wait_for(Waiters(), lambda: True)
                 remaining = start + seconds - time.monotonic()
@@ -214,7 +214,7 @@ class _Exchange:
         if missing and time.monotonic() > deadline:
             self._fail(
                 f"Ranks {missing} did not call {found.call} within "
-                f"{self._timeout} s. Give all ranks the same number of steps, "
+                f"{self.timeout} s. Give all ranks the same number of steps, "
                 "or create the groups with a longer timeout."
             )
 
@@ -245,6 +245,9 @@ class ThreadProcessGroup(PythonProcessGroup):
 
     def size(self) -> int:
         return self._exchange.size
+
+    def timeout(self) -> float:
+        return self._exchange.timeout
 
     def all_reduce(
         self,

@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed import shared_memory_group
+from paddle.distributed.collective import _get_global_env
+from paddle.distributed.thread_rank_groups import is_thread_group
 
 from .future import Future
 
@@ -56,6 +59,16 @@ def move_to_shared_memory(buffer: Tensor, group: Group) -> None:
         # This process's limit on shared memory may be lower.
         with contextlib.suppress(MemoryError):
             buffer.share_memory_()
+
+
+def timeout_of(group: Group) -> float:
+    """Returns how many seconds an operation waits for the other ranks."""
+    if is_thread_group(group):
+        return group.process_group.timeout()
+    timeout = shared_memory_group.timeout_of(group.process_group)
+    if timeout is not None:
+        return timeout.total_seconds()
+    return _get_global_env().pg_timeout / 1000
 
 
 def allreduce_hook(group: Group | None, bucket: Bucket) -> Future:

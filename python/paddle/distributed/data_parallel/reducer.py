@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import enum
 import functools
 import threading
+import time
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ import paddle.distributed as dist
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 from .buckets import Bucket, assign_buckets
-from .communication import allreduce_hook, gather, gather_integers
+from .communication import allreduce_hook, gather, gather_integers, timeout_of
 from .skipped_passes import SkippedPasses
 from .sparse_bucket import SparseBucket
 from .statistics import StepTimes
@@ -157,8 +159,8 @@ class Reducer:
         self._error: Exception | None = None
         # Whether ranks may be in different steps, after an error on some ranks.
         self._steps_may_differ = False
-        # Futures of the last failed step, whose threads may communicate.
-        self._abandoned: list[concurrent.futures.Future] = []
+        # Buckets of failed steps, whose hooks may communicate on threads.
+        self._abandoned: list[Bucket] = []
         # Completed steps, including those without inputs in a Join.
         self._steps = 0
         self._outputs: Callable[[], _Outputs | None] = lambda: None
@@ -483,8 +485,7 @@ class Reducer:
         the mismatch. Without this exchange, buckets of different steps could
         be averaged.
         """
-        concurrent.futures.wait(self._abandoned)
-        self._abandoned.clear()
+        self._wait_for_abandoned()
         steps = paddle.to_tensor([self._steps], "int64", self.place)
         by_rank = [each.item() for each in gather(steps, self._group)]
         if len(set(by_rank)) > 1:
@@ -494,6 +495,28 @@ class Reducer:
                 "all ranks."
             )
         self._steps_may_differ = False
+
+    def _wait_for_abandoned(self) -> None:
+        timeout = timeout_of(self._group)
+        deadline = time.monotonic() + timeout
+        while self._abandoned:
+            bucket = self._abandoned[0]
+            remaining = max(0, deadline - time.monotonic())
+            remaining = min(remaining, threading.TIMEOUT_MAX)
+            try:
+                # Unlike concurrent.futures.wait, this returns when an executor
+                # cancels the future in its shutdown().
+                with contextlib.suppress(concurrent.futures.CancelledError):
+                    bucket.result.exception(remaining)
+            except concurrent.futures.TimeoutError:
+                raise RuntimeError(
+                    f"After an error in backward, rank {self._group.rank} "
+                    f"waited {timeout:g} s, the timeout of its group, for the "
+                    "communication hook of the failed step, whose future for "
+                    f"{self._names_of(bucket.members)} is not done. Let the "
+                    "hook complete or cancel its futures, or restart all ranks."
+                ) from None
+            del self._abandoned[0]
 
     def _contribute_zeros_or_local(self, index: int) -> None:
         """Takes zeros, or the local gradient of steps under `no_sync()`."""
@@ -581,7 +604,7 @@ class Reducer:
         # Waiting for them here could delay the error until the group's timeout:
         # other ranks may have failed before they started these buckets.
         self._abandoned += [
-            bucket.result
+            bucket
             for bucket in self._buckets
             if isinstance(bucket, Bucket)
             and isinstance(bucket.result, concurrent.futures.Future)
