@@ -48,8 +48,8 @@ _NAMES = frozenset(
     )
     if find_spec(f"{__package__}.{name}")
 )
-# Those whose import has begun, and has not failed.
-_begun: set[str] = set()
+# Those whose import has begun, and has not failed, once for each thread.
+_begun: list[str] = []
 # What _UnloadedSharedStorage keeps alive, by a reference to the user.
 _kept: dict[weakref.ref, paddle.Tensor] = {}
 
@@ -104,11 +104,11 @@ def _import_binding(name: str) -> ModuleType | _UnloadedSharedStorage:
         raise AttributeError(
             f"module {libpaddle.__name__!r} has no attribute {name!r}"
         )
-    _begun.add(name)
+    _begun.append(name)
     try:
         binding = importlib.import_module(f"{__package__}.{name}")
     except (ImportError, OSError) as error:
-        _begun.discard(name)
+        _begun.remove(name)
         if name != "_shared_storage":
             raise
         # Not kept: a later import may succeed.
@@ -119,7 +119,7 @@ def _import_binding(name: str) -> ModuleType | _UnloadedSharedStorage:
 
 def _finish_imports() -> None:
     # A child must not inherit the import lock of a thread that it lacks.
-    for name in tuple(_begun):
+    for name in set(_begun):
         # The thread that imports the module gets the error.
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module(f"{__package__}.{name}")

@@ -44,6 +44,44 @@ thread.start()
 assert begun.wait(60)
 """
 
+# The import of a binding has failed on one thread. Another thread, which waited
+# for it, is in the middle of its own import.
+WHILE_IMPORTED_AGAIN = """
+import importlib, importlib._bootstrap as bootstrap, os, signal, threading
+import paddle
+from paddle.base import libpaddle
+
+begun, failures = threading.Semaphore(0), ["first"]
+failed, retried, proceed = (threading.Event() for _ in range(3))
+import_module = importlib.import_module
+module_from_spec = bootstrap.module_from_spec
+
+def counting(name):
+    begun.release()
+    return import_module(name)
+
+def failing_once(spec):
+    if spec.name == "paddle.base._program_threads":
+        if failures:
+            assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
+            raise ImportError(failures.pop())
+        retried.set()
+        assert proceed.wait(60)
+    return module_from_spec(spec)
+
+def read_binding():
+    try:
+        libpaddle._program_threads
+    except ImportError:
+        failed.set()
+
+importlib.import_module = counting
+bootstrap.module_from_spec = failing_once
+for _ in range(2):
+    threading.Thread(target=read_binding).start()
+assert retried.wait(60) and failed.wait(60)
+"""
+
 # No file descriptor is free from here on, so no module can be loaded.
 NO_DESCRIPTOR = """
 import gc, os, resource, sys, weakref
@@ -149,6 +187,22 @@ if child == 0:
     os._exit(not hasattr(core.libpaddle._shared_storage, "is_shared"))
 proceed.set()
 thread.join()
+assert os.waitpid(child, 0)[1] == 0
+""",
+    )
+
+
+def test_a_fork_waits_for_an_import_after_one_that_failed(run_paddle):
+    check(
+        run_paddle,
+        f"""{WHILE_IMPORTED_AGAIN}
+threading.Timer(0.5, proceed.set).start()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    libpaddle._program_threads
+    os._exit(0)
+proceed.set()
 assert os.waitpid(child, 0)[1] == 0
 """,
     )
