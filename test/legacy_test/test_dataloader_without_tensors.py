@@ -18,6 +18,8 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
+import numpy as np
+
 import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
 
@@ -99,6 +101,32 @@ class TestBatchesWithoutTensors(unittest.TestCase):
                 self.assertEqual(between, "between")
                 self.assertEqual(zeros.tolist(), [0.0, 0.0])
                 self.assertEqual(ones.tolist(), [1.0, 1.0])
+
+    def test_a_program_is_not_fed_with_a_batch_without_tensors(self):
+        paddle.enable_static()
+        self.addCleanup(paddle.disable_static)
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program):
+            fed = paddle.static.data("fed", [-1], "uint8")
+        ones = np.ones([2], "uint8")
+        for kind, workers in KINDS.items():
+            with self.subTest(kind=kind):
+                loader = DataLoader(
+                    Samples([ones, "a string", ones]),
+                    feed_list=[fed],
+                    places=[paddle.CPUPlace()],
+                    batch_size=None,
+                    return_list=False,
+                    **workers,
+                )
+                iterator = iter(loader)
+                next(iterator)
+                with self.assertRaisesRegex(
+                    TypeError, r"\['fed'\] .* no tensors: 'a string'"
+                ):
+                    next(iterator)
+                (feed,) = next(iterator)
+                self.assertEqual(np.array(feed["fed"]).tolist(), [1, 1])
 
 
 if __name__ == "__main__":

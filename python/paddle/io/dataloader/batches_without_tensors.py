@@ -51,6 +51,26 @@ def flatten_batch(batch: Any) -> tuple[list[np.ndarray | paddle.Tensor], Any]:
     return [np.zeros([1], "uint8")], _WithoutTensors(structure)
 
 
+def read_feed(iterator: Any) -> list[dict[str, Any]]:
+    """
+    Returns what an iterator without `return_list` feeds to a program next: a
+    dict for each place. Raises TypeError if a batch has no tensors.
+    """
+    feed = iterator._reader.read_next()
+    places = len(iterator._places)
+    structures = iterator._structure_infos[:places]
+    del iterator._structure_infos[:places]
+    for structure in structures:
+        if isinstance(structure, _WithoutTensors):
+            raise TypeError(
+                "A DataLoader cannot feed the variables "
+                f"{iterator._var_names} with a batch that has no tensors: "
+                f"{structure.batch!r}. Return tensors or arrays from the "
+                "dataset, or create the DataLoader with return_list=True."
+            )
+    return feed
+
+
 def restore_batch(tensors: list[paddle.Tensor], structure: Any) -> Any:
     """Returns the batch of a structure, with the given tensors in it."""
     if isinstance(structure, _WithoutTensors):
