@@ -18,10 +18,11 @@ from __future__ import annotations
 import threading
 import time
 import unittest
+from collections import Counter
 from itertools import chain
 from typing import Any
 
-from concurrent_base import WAIT_S, Worker, in_thread
+from concurrent_base import WAIT_S, Worker, in_thread, rounds_until
 
 import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
@@ -51,6 +52,12 @@ class Numbers(Dataset):
         return paddle.to_tensor([i], "int64")
 
 
+class SlowNumbers(Numbers):
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return super().__getitem__(i)
+
+
 class Blocked(IterableDataset):
     """Its sample after the first comes once `proceed` is set."""
 
@@ -73,10 +80,8 @@ class TestReaders(unittest.TestCase):
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device("cpu")
 
-    def each_kind(self, prefix: str = ""):
+    def each_kind(self):
         for name, arguments in KINDS.items():
-            if not name.startswith(prefix):
-                continue
             with self.subTest(kind=name):
                 yield DataLoader(Numbers(), batch_size=None, **arguments)
 
@@ -98,16 +103,44 @@ class TestReaders(unittest.TestCase):
                 self.assertRaises(StopIteration, next, iterator)
             self.assertEqual(len(numbers_in(loader)), SAMPLES)
 
-    def test_an_epoch_that_begins_while_threads_read_is_complete(self):
-        for loader in self.each_kind("persistent"):
-            iterator = iter(loader)
-            readers = [Worker(numbers_in, iterator) for _ in range(READERS)]
-            iter(loader)
-            taken = [*chain(*(reader.result() for reader in readers))]
-            left = len(taken) - SAMPLES
-            self.assertEqual(
-                sorted(taken), sorted([*range(left), *range(SAMPLES)])
+    def test_threads_that_read_continue_with_an_epoch_that_another_begins(self):
+        for workers in ({}, {"worker_type": "thread"}):
+            loader = DataLoader(
+                SlowNumbers(),
+                batch_size=None,
+                num_workers=2,
+                persistent_workers=True,
+                **workers,
             )
+            with self.subTest(**workers):
+                first = iter(loader)
+                readers = [Worker(numbers_in, first) for _ in range(READERS)]
+                time.sleep(0.1)  # they are in the middle of an epoch then
+                self.assertIs(iter(loader), first)
+                taken = Counter(numbers_in(first))
+                for reader in readers:
+                    taken.update(reader.result())
+                # The batches of the epoch that was left, and a whole epoch.
+                taken.subtract(range(SAMPLES))
+                left = list(taken.elements())
+                self.assertEqual(sorted(left), list(range(len(left))))
+                self.assertGreaterEqual(min(taken.values()), 0)
+
+    def test_an_epoch_begins_before_waiting_threads_take_batches(self):
+        loader = DataLoader(
+            Numbers(), batch_size=None, **KINDS["persistent threads"]
+        )
+        iterator = iter(loader)
+        next(iterator)
+        turns = iterator._turns
+        with turns:
+            reader = Worker(next, iterator)
+            time.sleep(0.1)  # it waits by then, most likely
+            begins = Worker(iter, loader)
+            for _ in rounds_until(lambda: turns._beginning, at_least=1):
+                time.sleep(0.01)
+        begins.result()
+        self.assertEqual(reader.result().item(), 0)
 
     def test_a_thread_does_not_wait_for_itself(self):
         iterator = iter(DataLoader(Numbers(), batch_size=None))

@@ -276,8 +276,10 @@ class ThreadWorkersIter(_DataLoaderIterBase):
       :class:`paddle.multiprocessing.WorkerThread`, and creates its tensors on
       that thread's device.
 
-    Several threads may take batches from one iterator. The workers end with the
-    iteration, or when the iterator is dropped, always after a whole sample.
+    Several threads may take batches from one iterator. With persistent workers,
+    it is the iterator of all epochs: threads that still read it when another
+    one calls ``iter(loader)`` continue with the new epoch. The workers end with
+    the iteration, or when the iterator is dropped, always after a whole sample.
 
     Raises:
         ValueError: in static mode, or for several places.
@@ -348,7 +350,6 @@ class ThreadWorkersIter(_DataLoaderIterBase):
     def _new_epoch(self) -> Epoch:
         return Epoch()
 
-    @takes_turns
     def _reset(self) -> None:
         """Starts another epoch with the same workers."""
         self._sampler_iter = iter(self._index_sampler)

@@ -15,12 +15,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from .interruption import woken_when_stopped
 from .iterator_lifetime import enforce_same_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = []
 
@@ -40,6 +44,8 @@ class Turns:
         self._changed = threading.Condition(threading.RLock())
         # The thread whose turn it is.
         self._owner: int | None = None
+        # Threads that wait to begin an epoch, which precede all others.
+        self._beginning: set[int] = set()
 
     def __enter__(self) -> None:
         with self._changed:
@@ -53,9 +59,29 @@ class Turns:
             # All, because the one that is woken may end instead.
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def to_begin(self) -> Iterator[None]:
+        """Takes the next turn, which is not for a batch but for an epoch.
+
+        Otherwise, a thread that takes batch after batch could have all turns.
+        """
+        thread = threading.get_ident()
+        self._beginning.add(thread)
+        try:
+            self.__enter__()
+        finally:
+            with self._changed:
+                self._beginning.discard(thread)
+                self._changed.notify_all()
+        with self:
+            yield
+
     def _is_free(self) -> bool:
+        thread = threading.get_ident()
+        if self._owner is None:
+            return not self._beginning or thread in self._beginning
         # A signal handler that raised may have left this thread its turn.
-        return self._owner in (None, threading.get_ident())
+        return self._owner == thread
 
     def _wait(self) -> None:
         stops = []
@@ -69,17 +95,31 @@ class Turns:
             self._changed.wait_for(lambda: stops or self._is_free())
 
 
-def takes_turns(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def begin_epoch(iterator: Any) -> bool:
     """
-    Decorates a method of an iterator over a DataLoader that takes a batch or
-    begins an epoch. One thread at a time runs it; the others wait for their
-    turn. After the last batch, each call raises StopIteration.
+    Begins another epoch of an iterator with persistent workers. Threads that
+    read the iterator at this time continue with the new epoch: it is one
+    iterator for all epochs. Returns False if the iterator has ended.
+    """
+    with iterator._turns.to_begin():
+        # Only now: another thread may have ended it during this thread's wait.
+        if iterator._thread_done_event.is_set():
+            return False
+        iterator._reset()
+        return True
+
+
+def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """
+    Decorates the `__next__` of an iterator over a DataLoader. One thread at a
+    time takes a batch; the others wait for their turn. After the last batch,
+    each call raises StopIteration.
 
     The decorated function is thread-safe.
     """
 
-    @functools.wraps(method)
-    def in_turn(iterator: Any) -> Any:
+    @functools.wraps(next_batch)
+    def next_in_turn(iterator: Any) -> Any:
         # First, since the thread whose turn it is may not exist here.
         enforce_same_process(iterator)
         turns = iterator._turns
@@ -87,11 +127,11 @@ def takes_turns(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if turns.has_ended:
                 raise StopIteration
             try:
-                return method(iterator)
+                return next_batch(iterator)
             except StopIteration:
                 # Only the C++ reader of an iterator that has shut down may not
                 # be read again.
                 turns.has_ended = vars(iterator).get("_shutdown", False)
                 raise
 
-    return in_turn
+    return next_in_turn
