@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 import random
+import threading
 import time
 import unittest
 import weakref
+from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker
+from concurrent_base import WAIT_S, Worker, in_fork
 from data_parallel_base import RanksCase, loss_of, new_layer
 from process_group_methods import (
     call_missing_methods,
@@ -41,6 +44,7 @@ import paddle
 import paddle.distributed as dist
 import paddle.multiprocessing as mp
 from paddle.distributed import thread_process_group
+from paddle.distributed.data_parallel import reducer
 
 DEVICES = device_lists().get("custom_cpu", ["cpu"])[:-1]
 
@@ -187,6 +191,39 @@ class TestThreads(unittest.TestCase):
             mp.start_threads(
                 lambda rank: fail_in_second_step(groups[rank]), nthreads=3
             )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_process_forked_while_a_model_is_wrapped_can_wrap_one(self):
+        adding, proceed = threading.Event(), threading.Event()
+
+        class Pausing(type(reducer._reducers)):
+            def add(self, item):
+                super().add(item)
+                adding.set()
+                assert proceed.wait(WAIT_S)
+
+        def wrap_models() -> None:
+            groups = dist.new_thread_groups(2)
+            mp.start_threads(
+                lambda rank: paddle.DataParallel(
+                    paddle.nn.Linear(1, 1), group=groups[rank]
+                ),
+                nthreads=2,
+                devices="cpu",
+            )
+
+        def proceed_in_child() -> None:
+            proceed.set()
+            wrap_models()
+
+        with mock.patch.object(reducer, "_reducers", Pausing()):
+            wraps = Worker(wrap_models)
+            self.assertTrue(adding.wait(WAIT_S))
+            try:
+                in_fork(proceed_in_child)
+            finally:
+                proceed.set()
+                wraps.result()
 
     def test_a_model_with_an_empty_parameter_is_trained(self):
         class WithEmpty(paddle.nn.Layer):

@@ -63,9 +63,10 @@ class ReducerOptions:
 # that are parameters or are hidden in objects of other types.
 _expecting_gradients: set[Reducer] = set()
 
-# All reducers; several of them may have the same parameters.
-_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-_reducers_mutex = threading.Lock()
+# All reducers; several of them may have the same parameters. Not a WeakSet,
+# which needs a lock: a child could inherit it locked, from a fork on another
+# thread.
+_reducers: set[weakref.ref[Reducer]] = set()
 
 
 # How to let `find_unused_parameters` see all outputs.
@@ -188,16 +189,16 @@ class Reducer:
         )
 
     def _others(self) -> list[Reducer]:
-        with _reducers_mutex:
-            return [each for each in _reducers if each is not self]
+        # Nothing runs during the copy that could change the set.
+        every = (reference() for reference in _reducers.copy())
+        return [each for each in every if each is not None and each is not self]
 
     def _add_to_reducers(self) -> None:
         """Finds reducers that would make the same gradients their views.
 
         Raises if one of them belongs to another rank, which is a thread.
         """
-        with _reducers_mutex:
-            _reducers.add(self)
+        _reducers.add(weakref.ref(self, _reducers.discard))
         for other in self._others():
             shared = self._first_shared_parameter(other)
             if shared is None:
@@ -208,8 +209,7 @@ class Reducer:
                 other._group.ranks is self._group.ranks
                 and other._group.rank != self._group.rank
             ):
-                with _reducers_mutex:
-                    _reducers.discard(self)
+                _reducers.discard(weakref.ref(self))
                 raise ValueError(
                     f"Rank {self._group.rank} got the model of rank "
                     f"{other._group.rank}: both train the same tensor, "
