@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import paddle
+from paddle.base import process_tree
 from paddle.base.shared_storage import native
 
 WAIT_S = 180
@@ -76,6 +79,58 @@ class TestSharedStorage(unittest.TestCase):
         self.assertGreater(native.stats()["used"], before)
         del tensor
         self.assertEqual(native.stats()["used"], before)
+
+
+class RecordedBinding:
+    """Stands in for the binding, and sends the names of calls."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    def random_bits(self):
+        return 1
+
+    def join(self, tree_id):
+        pass
+
+    def leave(self):
+        self._calls.send("leave")
+
+    def leave_cuda(self):
+        self._calls.send("leave_cuda")
+
+
+def end_after_threads(calls):
+    process_tree.join(RecordedBinding(calls), "PADDLE_TREE_OF_TEST")
+    main_ended, executor = threading.Event(), ThreadPoolExecutor(1)
+    # Python ends the executor's thread only when it joins all threads.
+    executor.submit(main_ended.wait, WAIT_S)
+
+    def end() -> None:
+        main_ended.wait(WAIT_S)
+        calls.send("a thread ends")
+
+    threading.Thread(target=end).start()
+    threading.Timer(0.5, main_ended.set).start()
+
+
+class TestProcessTree(unittest.TestCase):
+    def test_children_leave_gpu_memory_when_their_threads_have_ended(self):
+        for method in multiprocessing.get_all_start_methods():
+            with self.subTest(method=method):
+                context = multiprocessing.get_context(method)
+                calls, theirs = context.Pipe(duplex=False)
+                child = context.Process(target=end_after_threads, args=[theirs])
+                child.start()
+                self.addCleanup(child.kill)
+                theirs.close()
+                seen = []
+                with self.assertRaises(EOFError):
+                    while calls.poll(WAIT_S):
+                        seen.append(calls.recv())
+                self.assertEqual(seen, ["leave", "a thread ends", "leave_cuda"])
+                child.join(WAIT_S)
+                self.assertEqual(child.exitcode, 0)
 
 
 if __name__ == "__main__":

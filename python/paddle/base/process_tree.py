@@ -19,9 +19,10 @@ has ended. The tree's files in /dev/shm are removed when its last process ends.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import multiprocessing
 import os
+import threading
 from multiprocessing import util
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,23 @@ if TYPE_CHECKING:
 
 # Runs after multiprocessing has joined its queues' feeder threads (-5).
 _LAST = -100
+
+
+class _AfterOtherThreads(threading.Thread):
+    """Calls its target when all other threads that Python joins have ended."""
+
+    def run(self) -> None:
+        while others := [
+            thread
+            for thread in threading.enumerate()
+            if not (thread.daemon or isinstance(thread, _AfterOtherThreads))
+            and thread is not threading.main_thread()
+        ]:
+            for thread in others:
+                # Another thread may be about to start it.
+                with contextlib.suppress(RuntimeError):
+                    thread.join()
+        super().run()
 
 
 def join(binding: ModuleType, variable: str) -> str:
@@ -44,8 +62,9 @@ def join(binding: ModuleType, variable: str) -> str:
         if multiprocessing.parent_process() is None:
             binding.leave_cuda()
         else:
-            # multiprocessing calls this before it joins a child's threads.
-            atexit.register(binding.leave_cuda)
+            # multiprocessing calls this before it joins a child's threads, and
+            # a forked child calls nothing after that, not even atexit handlers.
+            _AfterOtherThreads(target=binding.leave_cuda).start()
 
     def leave_at_exit() -> None:
         util.Finalize(None, leave, exitpriority=_LAST)
