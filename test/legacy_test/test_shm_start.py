@@ -22,7 +22,7 @@ import unittest
 
 from concurrent_base import pristine_environment, run_command, script_command
 from shared_tensor_leaks import shared_files
-from shm_group_base import ON_LINUX, Error, RanksTestCase
+from shm_group_base import ON_LINUX, Error, RanksTestCase, free_port
 
 import paddle
 import paddle.distributed as dist
@@ -63,6 +63,38 @@ def reduce():
 
 if __name__ == "__main__":
     dist.spawn(reduce, nprocs=2, backend="shm", start_method=sys.argv[2])
+"""
+STOP = """
+import datetime, sys, threading
+import paddle
+from paddle.base import core
+from paddle.distributed import shared_memory_group
+
+def join():
+    store = core.TCPStore("127.0.0.1", int(sys.argv[2]), True, 1, 60)
+    timeout = datetime.timedelta(minutes=1)
+    return shared_memory_group.join(store, 0, 1, 1, timeout)
+
+def import_workers():
+    from paddle.multiprocessing import WorkerThread
+    return WorkerThread
+
+def work():
+    begun.set()
+    while not worker.should_stop():
+        ended.wait(0.01)
+    group.barrier().wait()
+    with open(sys.argv[1], "w") as report:
+        report.write("used the group")
+
+if sys.argv[3] == "workers first":
+    WorkerThread, group = import_workers(), join()
+else:
+    group, WorkerThread = join(), import_workers()
+begun, ended = threading.Event(), threading.Event()
+worker = WorkerThread(work, daemon=True)
+worker.start()
+assert begun.wait(60)
 """
 REFUSE = """
 import sys
@@ -187,6 +219,16 @@ class TestShmStart(RanksTestCase):
                 (text,) = self.report_of([sys.executable], RETURN, method)
                 self.assertIn("rank 1", text.lower())
                 self.assertIn("has left", text)
+                os.remove(self.report)
+
+    def test_worker_threads_are_stopped_before_groups_are_left(self):
+        for order in ("workers first", "groups first"):
+            with self.subTest(order):
+                port = str(free_port())
+                report = self.report_of(
+                    [sys.executable], STOP, port, order, PADDLE_TRAINER_ID="0"
+                )
+                self.assertEqual(report, ["used the group"])
                 os.remove(self.report)
 
     def test_launch(self):

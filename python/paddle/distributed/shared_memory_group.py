@@ -23,6 +23,7 @@ import contextlib
 import datetime
 import os
 import socket
+import sys
 import time
 from multiprocessing import parent_process, util
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 # The shortest timeout for joining, however short the group's timeout is: ranks
 # need time to start.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
+_WORKER_THREAD = "paddle.incubate.multiprocessing.worker_thread"
 _JOINED = "joined"
 # The prefix of the text that a failed rank publishes; the reason follows.
 _FAILURE = "!"
@@ -108,6 +110,7 @@ def join(
         # atexit runs the last registered function first, so this runs before
         # Paddle destroys its groups.
         atexit.register(_leave_all)
+        _stop_workers_before_leaving()
         if parent_process() is not None:
             # Children that multiprocessing forks skip atexit handlers. Worker
             # threads are stopped before, with a higher priority.
@@ -435,6 +438,20 @@ def leave(groups: Iterable[Group]) -> None:
 def timeout_of(process_group: object) -> datetime.timedelta | None:
     """Returns the timeout of a group; None if another backend created it."""
     return _joined.get(process_group)
+
+
+def _stop_workers_before_leaving() -> None:
+    """Makes worker threads, which may use the groups, stop before `_leave_all`.
+
+    A module of worker threads that is imported later does so by itself.
+    """
+    # Another thread may be importing it.
+    stop_workers = getattr(
+        sys.modules.get(_WORKER_THREAD), "stop_workers", None
+    )
+    if stop_workers is not None:
+        atexit.unregister(stop_workers)
+        atexit.register(stop_workers)
 
 
 def _leave_all() -> None:

@@ -525,7 +525,8 @@ def _join(thread: WorkerThread, timeout: float | None = None) -> None:
         threading.Thread.join(thread, timeout)
 
 
-def _stop_workers() -> None:
+def stop_workers() -> None:
+    """Stops all worker threads at exit, and reports their errors."""
     # A thread that is ended inside an operator may crash the process.
     workers = _other_workers()
     for thread in workers:
@@ -546,7 +547,7 @@ def _leave_child() -> None:
         while others := [t for t in _other_workers() if not t.daemon]:
             for thread in others:
                 _join(thread)
-    _stop_workers()
+    stop_workers()
 
 
 def _leave_at_exit_of_child() -> None:
@@ -555,7 +556,7 @@ def _leave_at_exit_of_child() -> None:
 
 # Here Python has joined the threads that are not daemons, unless Ctrl-C has
 # interrupted it.
-atexit.register(_stop_workers)
+atexit.register(stop_workers)
 # Children of multiprocessing skip atexit handlers.
 util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
 if parent_process() is not None:
