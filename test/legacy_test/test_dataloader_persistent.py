@@ -29,7 +29,7 @@ from paddle.io.dataloader.worker import (
     _worker_loop,
 )
 
-WAIT_S = 180
+WAIT_S = 100
 
 
 class Five(IterableDataset):

@@ -27,7 +27,7 @@ import paddle
 from paddle.base import process_tree
 from paddle.base.shared_storage import native
 
-WAIT_S = 180
+WAIT_S = 100
 
 
 def no_stream(device):
