@@ -18,6 +18,7 @@ import signal
 import tempfile
 import time
 import unittest
+from typing import Callable
 
 import numpy as np
 from concurrent_base import Worker, wait_until
@@ -53,29 +54,39 @@ class TestBeginOfEpoch(unittest.TestCase):
         self.iterator = iter(self.loader)
         self.assertEqual(next(self.iterator).item(), 0)
 
-    def begin_epoch(self) -> Worker:
-        begin = Worker(iter, self.loader)
-        wait_until(lambda: self.iterator._resume_worker_cnt, "the epoch begins")
-        return begin
+    def once_an_epoch_begins(self, function: Callable[[], None]) -> None:
+        """Calls `function` on another thread, because only this one is on the
+        streams of the iterator."""
+
+        def wait_and_call() -> None:
+            wait_until(
+                lambda: self.iterator._resume_worker_cnt, "the epoch begins"
+            )
+            function()
+
+        self.addCleanup(Worker(wait_and_call).result)
 
     def test_it_waits_for_a_worker_that_makes_a_sample_of_the_last_epoch(self):
-        begin = self.begin_epoch()
-        time.sleep(0.1)
-        self.assertTrue(begin.is_alive())
-        self.gate.touch()
-        self.assertIs(begin.result(), self.iterator)
+        def open_gate():
+            time.sleep(0.1)
+            was_waiting.append(self.iterator._resume_worker_cnt > 0)
+            self.gate.touch()
+
+        was_waiting = []
+        self.once_an_epoch_begins(open_gate)
+        self.assertIs(iter(self.loader), self.iterator)
+        self.assertEqual(was_waiting, [True])
         self.assertEqual([b.item() for b in self.iterator], [*range(4)])
 
     def test_a_worker_that_is_killed_meanwhile_is_an_error(self):
-        # Paddle's raises an error in the main thread only.
+        # Paddle's handler raises an error, but in the main thread only.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.addCleanup(signal.signal, signal.SIGCHLD, handler)
-        begin = self.begin_epoch()
         worker = self.iterator._workers[1]
-        worker.kill()
+        self.once_an_epoch_begins(worker.kill)
         # Paddle 3.3.0 waits forever.
         with self.assertRaisesRegex(RuntimeError, "one of them failed or was"):
-            begin.result()
+            iter(self.loader)
         self.assertEqual(worker.exitcode, -signal.SIGKILL)
         self.gate.touch()
         self.assertEqual([b.item() for b in self.loader], [*range(4)])

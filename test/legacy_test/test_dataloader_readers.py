@@ -136,10 +136,12 @@ class TestReaders(unittest.TestCase):
         with turns:
             reader = Worker(next, iterator)
             time.sleep(0.1)  # it waits by then, most likely
-            begins = Worker(iter, loader)
+            # On the streams of this thread, where the iterator was created.
+            begins = WorkerThread(iter, [loader])
+            begins.start()
             for _ in rounds_until(lambda: turns._beginning, at_least=1):
                 time.sleep(0.01)
-        begins.result()
+        begins.join(WAIT_S)
         self.assertEqual(reader.result().item(), 0)
 
     def test_a_thread_does_not_wait_for_itself(self):

@@ -62,7 +62,7 @@ class TestProgramsOfToStatic(StreamTestCase):
         for _ in range(20):
             self.assertEqual(in_thread(self.on_new_stream, run), [2.0, 2.0])
 
-    def test_thread_back_on_the_default_stream_runs_the_process_s_program(self):
+    def test_thread_that_leaves_a_stream_runs_its_earlier_program(self):
         @paddle.jit.to_static(full_graph=True)
         def program(x):
             return x * 2
@@ -70,13 +70,14 @@ class TestProgramsOfToStatic(StreamTestCase):
         _, layer = program.get_concrete_program(paddle.ones([2]))
 
         def ids():
+            before = layer.program_id
             with stream_guard(Stream()):
                 inside = layer.program_id
-            return inside, layer.program_id
+            return before, inside, layer.program_id
 
-        inside, afterwards = in_thread(ids)
-        self.assertNotEqual(inside, layer.program_id)
-        self.assertEqual(afterwards, layer.program_id)
+        before, inside, afterwards = in_thread(ids)
+        self.assertNotEqual(inside, before)
+        self.assertEqual(afterwards, before)
 
 
 if __name__ == "__main__":
