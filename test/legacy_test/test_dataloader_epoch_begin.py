@@ -88,8 +88,6 @@ class TestBeginOfEpoch(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "one of them failed or was"):
             iter(self.loader)
         self.assertEqual(worker.exitcode, -signal.SIGKILL)
-        self.gate.touch()
-        self.assertEqual([b.item() for b in self.loader], [*range(4)])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-from concurrent_base import WAIT_S, Worker, in_thread, rounds_until
+from concurrent_base import WAIT_S, Worker, in_thread, wait_until
 
 import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
@@ -133,15 +133,19 @@ class TestReaders(unittest.TestCase):
         iterator = iter(loader)
         next(iterator)
         turns = iterator._turns
-        with turns:
-            reader = Worker(next, iterator)
-            time.sleep(0.1)  # it waits by then, most likely
-            # On the streams of this thread, where the iterator was created.
-            begins = WorkerThread(iter, [loader])
-            begins.start()
-            for _ in rounds_until(lambda: turns._beginning, at_least=1):
-                time.sleep(0.01)
-        begins.join(WAIT_S)
+        held = threading.Event()
+
+        def hold_the_turn():
+            with turns:
+                held.set()
+                wait_until(lambda: turns._beginning, "an epoch is to begin")
+
+        holder = Worker(hold_the_turn)
+        self.assertTrue(held.wait(WAIT_S))
+        reader = Worker(next, iterator)
+        time.sleep(0.1)  # it waits by then, most likely
+        self.assertIs(iter(loader), iterator)
+        holder.result()
         self.assertEqual(reader.result().item(), 0)
 
     def test_a_thread_does_not_wait_for_itself(self):
