@@ -76,6 +76,15 @@ class HeldSampler(BatchSampler):
         return 8
 
 
+def stop_waiting_reader(batches, name):
+    """Stops a worker thread of that name while it waits for a batch."""
+    worker = WorkerThread(lambda: next(batches), name=name)
+    worker.start()
+    wait_until(lambda: worker._wake, "the worker waits")
+    worker.stop()
+    end(worker)
+
+
 class TestDataLoader(StopTestCase):
     def check_loader(self, gate, **options):
         """Checks that a worker that waits for a sample ends when it is stopped.
@@ -120,11 +129,7 @@ class TestDataLoader(StopTestCase):
         worker that waited for it was stopped."""
         self.addCleanup(gate.set)
         batches = iter(DataLoader(Held(gate), **options))
-        worker = WorkerThread(lambda: next(batches), name="reader")
-        worker.start()
-        wait_until(lambda: worker._wake, "the worker waits")
-        worker.stop()
-        end(worker)
+        stop_waiting_reader(batches, "reader")
         gate.set()
         other = WorkerThread(lambda: next(batches), name="other")
         other.start()
@@ -151,11 +156,7 @@ class TestDataLoader(StopTestCase):
         gate = threading.Event()
         self.addCleanup(gate.set)
         batches = iter(DataLoader(Held(gate)))
-        worker = WorkerThread(lambda: next(batches), name="first")
-        worker.start()
-        wait_until(lambda: worker._wake, "the worker waits")
-        worker.stop()
-        end(worker)
+        stop_waiting_reader(batches, "first")
         # The destructor of the reader waits for its thread.
         gate.set()
         batches._reader = mock.Mock()
@@ -171,11 +172,7 @@ class TestDataLoader(StopTestCase):
         batches = iter(
             DataLoader(Held(gate), num_workers=2, worker_type="thread")
         )
-        worker = WorkerThread(lambda: next(batches))
-        worker.start()
-        wait_until(lambda: worker._wake, "the worker waits")
-        worker.stop()
-        end(worker)
+        stop_waiting_reader(batches, "reader")
         gate.set()
         self.assertEqual([batch.item() for batch in batches], [*range(8)])
 

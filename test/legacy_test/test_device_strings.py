@@ -13,7 +13,6 @@
 # limitations under the License.
 """Device strings, indices and places, and the errors for other values."""
 
-import contextlib
 import os
 import unittest
 from unittest import mock
@@ -52,27 +51,20 @@ class StandInPlace(core.Place):
         return self.name[1]
 
 
-@contextlib.contextmanager
-def on_a_machine_with_gpus(count):
+def machine_with(kind, count):
     """
-    Makes Paddle see `count` GPUs, of which the last one is CUDA's current one.
+    Returns a patch that makes Paddle see `count` devices of the type "gpu" or
+    "xpu", of which the last one is the current one.
     """
-    with (
-        mock.patch.object(core, "is_compiled_with_cuda", lambda: True),
-        mock.patch.object(
-            core, "get_cuda_device_count", lambda: count, create=True
-        ),
-        mock.patch.object(
-            core, "get_cuda_current_device_id", lambda: count - 1, create=True
-        ),
-        mock.patch.object(
-            core, "CUDAPlace", lambda index: StandInPlace("gpu", index)
-        ),
-        mock.patch.object(
-            core, "CUDAPinnedPlace", lambda: StandInPlace("gpu", "pinned")
-        ),
-    ):
-        yield
+    toolkit = {"gpu": "cuda", "xpu": "xpu"}[kind]
+    stand_ins = {
+        f"is_compiled_with_{toolkit}": lambda: True,
+        f"get_{toolkit}_device_count": lambda: count,
+        f"get_{toolkit}_current_device_id": lambda: count - 1,
+        f"{toolkit.upper()}Place": lambda index: StandInPlace(kind, index),
+        f"{toolkit.upper()}PinnedPlace": lambda: StandInPlace(kind, "pinned"),
+    }
+    return mock.patch.multiple(core, create=True, **stand_ins)
 
 
 def name_of(function):
@@ -362,9 +354,9 @@ class TestWithoutGpus(ErrorTestCase):
 
 class TestGpus(ErrorTestCase):
     def setUp(self):
-        gpus = on_a_machine_with_gpus(2)
-        gpus.__enter__()
-        self.addCleanup(gpus.__exit__, None, None, None)
+        gpus = machine_with("gpu", 2)
+        gpus.start()
+        self.addCleanup(gpus.stop)
 
     def test_cuda_and_dcu_are_names_of_gpus(self):
         for convert in CONVERTERS:

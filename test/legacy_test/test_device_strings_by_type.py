@@ -13,16 +13,11 @@
 # limitations under the License.
 """Functions of one type of device name the value and the devices that exist."""
 
-import contextlib
 import unittest
 from unittest import mock
 
 import numpy as np
-from test_device_strings import (
-    ErrorTestCase,
-    StandInPlace,
-    on_a_machine_with_gpus,
-)
+from test_device_strings import ErrorTestCase, machine_with
 from thread_device_base import on_every_device_list
 
 import paddle
@@ -41,51 +36,10 @@ TAKERS_OF_ONE_TYPE = (
 )
 
 
-@contextlib.contextmanager
-def on_a_machine_with_xpus(count):
-    """
-    Makes Paddle see `count` XPUs, of which the last one is the current one.
-    """
-    with (
-        mock.patch.object(core, "is_compiled_with_xpu", lambda: True),
-        mock.patch.object(
-            core, "get_xpu_device_count", lambda: count, create=True
-        ),
-        mock.patch.object(
-            core, "get_xpu_current_device_id", lambda: count - 1, create=True
-        ),
-        mock.patch.object(
-            core, "XPUPlace", lambda index: StandInPlace("xpu", index)
-        ),
-    ):
-        yield
-
-
 class TestOtherValues(ErrorTestCase):
     def test_error_names_the_value(self):
         for value in (1.5, [1], object(), b"cpu", np.int64(0), True, False):
             self.check_is_not_a_device(value, TAKERS_OF_ONE_TYPE)
-
-    def test_error_names_a_device_of_another_type(self):
-        for cpu in ("cpu", core.CPUPlace()):
-            self.check_is_refused(
-                cpu,
-                "must be of type 'gpu'",
-                "cpu",
-                converters=(
-                    paddle.device.cuda.current_stream,
-                    paddle.device.cuda.synchronize,
-                ),
-            )
-            self.check_is_refused(
-                cpu,
-                "must be of type 'xpu'",
-                "cpu",
-                converters=(
-                    paddle.device.xpu.current_stream,
-                    paddle.device.xpu.synchronize,
-                ),
-            )
 
 
 class TestStateOfTheCpu(ErrorTestCase):
@@ -104,107 +58,85 @@ class TestStateOfTheCpu(ErrorTestCase):
             )
 
 
-@unittest.skipIf(core.is_compiled_with_cuda(), "this Paddle has GPUs")
-class TestWithoutGpus(ErrorTestCase):
-    def test_functions_of_gpus_name_the_missing_toolkit(self):
-        for device in (None, -1, 0, 99, "gpu"):
+class OneType:
+    """The tests of the functions of `paddle.device.cuda` and of
+    `paddle.device.xpu`."""
+
+    def converters(self):
+        return self.module.current_stream, self.module.synchronize
+
+    def test_error_names_a_device_of_another_type(self):
+        for cpu in ("cpu", core.CPUPlace()):
             self.check_is_refused(
-                device,
-                "with CUDA",
-                converters=(
-                    paddle.device.cuda.current_stream,
-                    paddle.device.cuda.synchronize,
-                ),
+                cpu,
+                f"must be of type '{self.kind}'",
+                "cpu",
+                converters=self.converters(),
             )
 
-    def test_functions_of_xpus_name_the_missing_toolkit(self):
-        for device in (None, -1, 0, 99, "xpu"):
+    def test_error_names_the_missing_toolkit(self):
+        toolkit = self.toolkit
+        if getattr(core, f"is_compiled_with_{toolkit.lower()}")():
+            self.skipTest(f"this Paddle was built with {toolkit}")
+        for device in (None, -1, 0, 99, self.kind):
             self.check_is_refused(
-                device,
-                "with XPU",
-                converters=(
-                    paddle.device.xpu.current_stream,
-                    paddle.device.xpu.synchronize,
-                ),
+                device, f"with {toolkit}", converters=self.converters()
             )
 
-    def test_tensor_cuda_without_an_accelerator_is_refused(self):
-        no_plugin = mock.patch.object(core, "get_all_custom_device_type", list)
-        tensor = paddle.zeros([1])
-        with no_plugin, paddle.device.device("cpu"):
-            for index in (None, 0):
+    def test_each_device_is_taken(self):
+        indices = {None: 1, -1: 1, 0: 0, 1: 1, self.kind: 0}
+        indices |= {f"{alias}:1": 1 for alias in (self.kind, *self.aliases)}
+        for device, index in indices.items():
+            for convert, binding in zip(self.converters(), self.bindings):
+                with (
+                    self.subTest(device=device, binding=binding),
+                    machine_with(self.kind, 2),
+                    mock.patch.object(core, binding) as called,
+                ):
+                    convert(device)
+                    called.assert_called_once_with(index)
+
+    def test_device_that_does_not_exist_is_refused(self):
+        with machine_with(self.kind, 2):
+            for device in (2, f"{self.kind}:2"):
                 self.check_is_refused(
-                    index, "'gpu:0'", "with CUDA", converters=(tensor.cuda,)
+                    device,
+                    f"'{self.kind}:2'",
+                    f"2 of type '{self.kind}'",
+                    converters=(
+                        *self.converters(),
+                        self.module.max_memory_allocated,
+                    ),
                 )
 
 
-class TestGpus(ErrorTestCase):
-    def setUp(self):
-        gpus = on_a_machine_with_gpus(2)
-        gpus.__enter__()
-        self.addCleanup(gpus.__exit__, None, None, None)
+class TestGpus(OneType, ErrorTestCase):
+    kind, aliases, toolkit = "gpu", ("cuda",), "CUDA"
+    module = paddle.device.cuda
+    bindings = ("_get_current_stream", "_device_synchronize")
 
-    def test_functions_of_gpus_take_each_gpu(self):
-        for name, index in {
-            None: 1,
-            -1: 1,
-            0: 0,
-            1: 1,
-            "gpu": 0,
-            "gpu:1": 1,
-            "cuda:1": 1,
-        }.items():
-            with mock.patch.object(core, "_device_synchronize") as synchronize:
-                paddle.device.cuda.synchronize(name)
-            synchronize.assert_called_once_with(index)
-            with mock.patch.object(core, "_get_current_stream") as current:
-                paddle.device.cuda.current_stream(name)
-            current.assert_called_once_with(index)
-
-    def test_functions_of_gpus_refuse_a_gpu_that_does_not_exist(self):
-        for device in (2, "gpu:2"):
-            self.check_is_refused(
-                device,
-                "'gpu:2'",
-                "2 of type 'gpu'",
-                converters=(
-                    paddle.device.cuda.current_stream,
-                    paddle.device.cuda.get_device_properties,
-                    paddle.device.cuda.max_memory_allocated,
-                    paddle.device.cuda.synchronize,
-                ),
-            )
+    def test_properties_of_a_gpu_that_does_not_exist_are_refused(self):
+        with machine_with("gpu", 2):
+            for device in (2, "gpu:2"):
+                self.check_is_refused(
+                    device,
+                    "'gpu:2'",
+                    "2 of type 'gpu'",
+                    converters=(paddle.device.cuda.get_device_properties,),
+                )
 
 
-class TestXpus(ErrorTestCase):
-    def setUp(self):
-        xpus = on_a_machine_with_xpus(2)
-        xpus.__enter__()
-        self.addCleanup(xpus.__exit__, None, None, None)
+class TestXpus(OneType, ErrorTestCase):
+    kind, aliases, toolkit = "xpu", (), "XPU"
+    module = paddle.device.xpu
+    bindings = ("_xpu_get_current_stream", "_xpu_device_synchronize")
 
-    def test_functions_of_xpus_take_each_xpu(self):
-        for name, index in {None: 1, -1: 1, 0: 0, "xpu": 0, "xpu:1": 1}.items():
-            with mock.patch.object(core, "_xpu_device_synchronize") as called:
-                paddle.device.xpu.synchronize(name)
-            called.assert_called_once_with(index)
-            with mock.patch.object(core, "_xpu_get_current_stream") as called:
-                paddle.device.xpu.current_stream(name)
-            called.assert_called_once_with(index)
-            found = paddle.device.xpu.extract_xpu_device_id(name, "a test")
-            self.assertEqual(found, index)
-
-    def test_functions_of_xpus_refuse_an_xpu_that_does_not_exist(self):
-        for device in (2, "xpu:2"):
-            self.check_is_refused(
-                device,
-                "'xpu:2'",
-                "2 of type 'xpu'",
-                converters=(
-                    paddle.device.xpu.current_stream,
-                    paddle.device.xpu.max_memory_allocated,
-                    paddle.device.xpu.synchronize,
-                ),
-            )
+    def test_extract_xpu_device_id_takes_each_xpu(self):
+        id_of = paddle.device.xpu.extract_xpu_device_id
+        indices = {None: 1, -1: 1, 0: 0, "xpu": 0, "xpu:1": 1}
+        with machine_with("xpu", 2):
+            for device, index in indices.items():
+                self.assertEqual(id_of(device, "a test"), index)
 
 
 @on_every_device_list
@@ -238,6 +170,18 @@ class TestTensorCuda(ErrorTestCase):
         for index in (True, 1.5, self.devices[0]):
             with self.assertRaisesRegex(ValueError, f"received {index!r} of"):
                 cuda(index)
+
+
+class TestWithoutAccelerators(ErrorTestCase):
+    @unittest.skipIf(core.is_compiled_with_cuda(), "this Paddle has GPUs")
+    def test_tensor_cuda_is_refused(self):
+        no_plugin = mock.patch.object(core, "get_all_custom_device_type", list)
+        tensor = paddle.zeros([1])
+        with no_plugin, paddle.device.device("cpu"):
+            for index in (None, 0):
+                self.check_is_refused(
+                    index, "'gpu:0'", "with CUDA", converters=(tensor.cuda,)
+                )
 
 
 if __name__ == "__main__":

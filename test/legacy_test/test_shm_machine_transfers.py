@@ -30,10 +30,11 @@ from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S, descriptors, in_threads
-from shared_tensor_leaks import shared_files
-from shm_group_base import ON_LINUX, Ranks, RanksTestCase
+from shm_group_base import ON_LINUX
 from test_shm_machines import (
     MOVED_TYPES,
+    MachinesTestCase,
+    OneGroupOfMachines,
     all_reduce_ones,
     as_list,
     begin,
@@ -42,7 +43,6 @@ from test_shm_machines import (
     exit_in_forked_child,
     fail_to_reduce,
     fork_a_child,
-    join_on,
     kill_this_process,
     leave_group,
     leave_while_receiving,
@@ -250,16 +250,7 @@ class TestTransfersInOneProcess(unittest.TestCase):
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
-class TestTransfersOfOneGroup(RanksTestCase):
-    """The tests have a group in common, which no test may let fail. Ranks 0 and
-    2 are on one machine, and rank 1 on another."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.ranks = Ranks(3)
-        cls.addClassCleanup(cls.ranks.end)
-        cls.ranks.call(join_on, ["a", "b", "a"])
-
+class TestTransfersOfOneGroup(OneGroupOfMachines):
     def transfer(self, src, dst, send, receive):
         """Returns what `receive` returns on rank `dst`, while `send` runs on
         rank `src`; each is a function and its arguments."""
@@ -436,15 +427,7 @@ class TestTransfersOfOneGroup(RanksTestCase):
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
-class TestFailingTransfers(RanksTestCase):
-    def setUp(self):
-        self.addCleanup(self.assertEqual, shared_files(), shared_files())
-
-    def start_on(self, machines, **environment):
-        ranks = self.start(len(machines), **environment)
-        ranks.call(join_on, list(machines))
-        return ranks
-
+class TestFailingTransfers(MachinesTestCase):
     def exchange(self, ranks, first, second):
         """Transfers a tensor in each direction between two ranks."""
         for src, dst in ((first, second), (second, first)):

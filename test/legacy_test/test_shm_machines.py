@@ -1022,16 +1022,31 @@ class TestLeaderLinks(unittest.TestCase):
             self.assertIn(found, text)
 
 
-@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
-class TestShmMachines(RanksTestCase):
+class MachinesTestCase(RanksTestCase):
+    """A test whose ranks report machines of given names."""
+
     def setUp(self):
         self.addCleanup(self.assertEqual, shared_files(), shared_files())
 
     def start_on(self, machines, **environment):
         ranks = self.start(len(machines), **environment)
-        ranks.call(join_on, machines)
+        ranks.call(join_on, [*machines])
         return ranks
 
+
+class OneGroupOfMachines(RanksTestCase):
+    """The tests have a group in common, which no test may let fail. Ranks 0 and
+    2 are on one machine, and rank 1 on another."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.ranks = Ranks(3)
+        cls.addClassCleanup(cls.ranks.end)
+        cls.ranks.call(join_on, ["a", "b", "a"])
+
+
+@unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
+class TestShmMachines(MachinesTestCase):
     def test_operations_equal_those_of_numpy(self):
         ranks = self.start_on(MACHINES)
         size = len(MACHINES)
@@ -1709,16 +1724,7 @@ class TestShmMachines(RanksTestCase):
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
-class TestOneGroupOfMachines(RanksTestCase):
-    """The tests have a group in common, which no test may let fail. Ranks 0 and
-    2 are on one machine, and rank 1 on another."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.ranks = Ranks(3)
-        cls.addClassCleanup(cls.ranks.end)
-        cls.ranks.call(join_on, ["a", "b", "a"])
-
+class TestOneGroupOfMachines(OneGroupOfMachines):
     def test_all_ranks_send_equal_parts(self):
         for shape in ([6, 2], [3], [0, 2]):
             with self.subTest(shape=shape):

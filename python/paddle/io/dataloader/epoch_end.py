@@ -29,8 +29,8 @@ _CHECK_S = 0.1
 
 class EpochProgress:
     """Lets the thread that iterates over persistent workers wait for events
-    that only the reader thread sees: a batch, the end of all workers of an
-    iterable dataset, the begin of all workers with the next epoch.
+    that only the reader thread sees: a batch has arrived, all workers of an
+    iterable dataset have ended, or all workers have left the last epoch.
 
     Workers may report their ends long after their last batches. The C++ queue
     of batches cannot report an end: it stays open for the next epoch.
