@@ -140,12 +140,26 @@ class TestXpus(OneType, ErrorTestCase):
 
 
 @on_every_device_list
-class TestTensorCuda(ErrorTestCase):
+class TestAccelerators(ErrorTestCase):
     def setUp(self):
         super().setUp()
         if len(self.devices) == 1:
             self.skipTest("no accelerator here")
         self.kind, _, _ = self.devices[0].partition(":")
+
+    def test_random_state_takes_the_place_of_a_tensor(self):
+        place = paddle.zeros([1]).to(self.devices[0]).place
+        paddle.set_rng_state(paddle.get_rng_state(place), place)
+
+    def test_memory_statistics_refuse_devices_of_no_plugin(self):
+        if self.kind == "gpu":
+            self.skipTest("GPUs have their own statistics")
+        statistics = (
+            paddle.device.cuda.max_memory_allocated,
+            paddle.device.cuda.memory_reserved,
+        )
+        for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
+            self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
 
     def test_tensor_cuda_takes_the_index_of_an_accelerator(self):
         for index, name in enumerate(self.devices[:-1]):

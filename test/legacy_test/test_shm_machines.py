@@ -680,6 +680,9 @@ def fork_a_child() -> int:
 
 def exit_in_forked_child() -> int:
     """Returns the exit status of a child that ends like a script."""
+    # A child that is forked while a thread ends may wait at its exit for a lock
+    # of Paddle's, which that thread held.
+    time.sleep(0.2)
     child = os.fork()
     if child == 0:
         sys.exit(3)
