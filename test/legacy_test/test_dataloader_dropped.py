@@ -254,6 +254,19 @@ class TestExit(unittest.TestCase):
         for workers in (0, 2) if HAS_FORK else (0,):
             self.run_script(workers)
 
+    def test_the_thread_of_an_iterator_without_a_length_ends_at_exit(self):
+        # Handlers run in the reverse order, so this one after Paddle's.
+        check = """
+import atexit
+atexit.register(lambda: batches._thread.is_alive() and os._exit(1))
+"""
+        batches = """
+batches = iter(paddle.io.DataLoader(Numbers(), batch_size=None))
+next(batches)
+"""
+        script = check + SCRIPT.format(workers=0) + batches
+        run_command(self, script_command(script), pristine_environment())
+
     @unittest.skipUnless(hasattr(os, "fork"), "no fork here")
     def test_a_forked_child_exits_with_an_iterator_of_its_parent(self):
         # Without worker processes: Python itself terminates those of the

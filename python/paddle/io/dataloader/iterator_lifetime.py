@@ -195,7 +195,9 @@ def join_workers(iterator: Any, timeout: float | None) -> None:
 
 
 def _end_reader_threads() -> None:
-    sides = [side for reference in list(_sides) if (side := reference())]
+    sides = [reference() for reference in list(_sides)]
+    # Not by truth: the length of a side may be 0 or undefined.
+    sides = [side for side in sides if side is not None]
     sides = [side for side in sides if side._process == os.getpid()]
     for side in sides:
         side._shutdown = True
