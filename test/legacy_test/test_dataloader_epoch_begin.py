@@ -21,7 +21,7 @@ import unittest
 from typing import Callable
 
 import numpy as np
-from concurrent_base import Worker, wait_until
+from concurrent_base import Worker, in_thread, wait_until
 
 from paddle.io import DataLoader, Dataset
 
@@ -88,6 +88,22 @@ class TestBeginOfEpoch(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "one of them failed or was"):
             iter(self.loader)
         self.assertEqual(worker.exitcode, -signal.SIGKILL)
+
+    def test_an_epoch_can_begin_after_the_begin_of_another_was_interrupted(
+        self,
+    ):
+        handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with self.assertRaises(KeyboardInterrupt):
+            iter(self.loader)
+        begin = Worker(iter, self.loader)
+        time.sleep(0.1)  # the workers cannot begin yet
+        self.gate.touch()
+        batches = in_thread(list, begin.result())
+        # A reader thread that failed may have passed on all of the first epoch.
+        batches += in_thread(list, self.loader)
+        self.assertEqual([b.item() for b in batches], [*range(4)] * 2)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,9 @@ class Turns:
         Otherwise, a thread that takes batch after batch could have all turns.
         """
         thread = threading.get_ident()
-        self._beginning.add(thread)
         try:
+            # Here, because a signal handler may raise after it.
+            self._beginning.add(thread)
             self.__enter__()
         finally:
             with self._changed:
@@ -99,13 +100,20 @@ def begin_epoch(iterator: Any) -> bool:
     """
     Begins another epoch of an iterator with persistent workers. Threads that
     read the iterator at this time continue with the new epoch: it is one
-    iterator for all epochs. Returns False if the iterator has ended.
+    iterator for all epochs. Returns False if the iterator has ended. An error
+    ends it.
     """
     with iterator._turns.to_begin():
         # Only now: another thread may have ended it during this thread's wait.
         if iterator._thread_done_event.is_set():
             return False
-        iterator._reset()
+        try:
+            iterator._reset()
+        except BaseException:
+            # For example Ctrl-C. Workers may still report that they have begun,
+            # which must not count for another epoch.
+            iterator._exit_thread_unexpectedly()
+            raise
         return True
 
 
