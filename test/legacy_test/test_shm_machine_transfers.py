@@ -222,31 +222,54 @@ def sockets_left_by_a_group(transfers: bool) -> int:
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestTransfersInOneProcess(unittest.TestCase):
-    def test_connection_without_the_key_is_ignored(self):
+    def start(self, *timeouts):
+        """Starts two ranks, whose transfers have these timeouts in seconds. The
+        address of the second one is `self.address`."""
         listeners = [Listener() for _ in range(2)]
         addresses = [listener.address for listener in listeners]
-        first, second = [
-            machine_transfers.MachineTransfers(
+        host, port, _ = addresses[1].split()
+        self.address = host, int(port)
+        for rank, seconds in enumerate(timeouts or (WAIT_S, WAIT_S)):
+            transfers = machine_transfers.MachineTransfers(
                 rank,
                 listeners[rank],
                 {1 - rank: addresses[1 - rank]},
-                datetime.timedelta(seconds=WAIT_S),
+                datetime.timedelta(seconds=seconds),
             )
-            for rank in range(2)
-        ]
-        self.addCleanup(first.close, "the test has ended")
-        self.addCleanup(second.close, "the test has ended")
+            self.addCleanup(transfers.close, "the test has ended")
+            yield transfers
+
+    def check_send(self, first, second):
         x = paddle.zeros([4])
         task = second.run("recv", x, 0, False)
-        host, port, _ = addresses[1].split()
-        with socket.create_connection((host, int(port)), WAIT_S) as stranger:
-            stranger.sendall(bytes(20))
-            with contextlib.suppress(ConnectionResetError):
-                self.assertEqual(stranger.recv(1), b"")
-        time.sleep(0.1)  # until the accepting thread waits again
         first.run("send", paddle.ones([4]), 1, True)
         self.assertTrue(task.wait(datetime.timedelta(seconds=WAIT_S)))
         self.assertEqual(x.tolist(), [1.0] * 4)
+
+    def test_connection_without_the_key_is_ignored(self):
+        first, second = self.start()
+        second.run("recv", paddle.zeros([4]), 0, False)
+        with socket.create_connection(self.address, WAIT_S) as stranger:
+            stranger.sendall(bytes(20))
+            with contextlib.suppress(ConnectionResetError):
+                self.assertEqual(stranger.recv(1), b"")
+        first.run("send", paddle.zeros([4]), 1, True)
+        self.check_send(first, second)
+
+    def test_send_does_not_continue_after_its_timeout(self):
+        first, second = self.start(1, WAIT_S)
+        read_answer = machine_transfers._read_answer
+
+        def late(*args):
+            read_answer(*args)
+            time.sleep(1)
+
+        second.run("recv", paddle.zeros([LARGE]), 0, False)
+        with (
+            mock.patch.object(machine_transfers, "_read_answer", late),
+            self.assertRaisesRegex(RuntimeError, "It waited 0:00:01"),
+        ):
+            first.run("send", paddle.ones([LARGE]), 1, True)
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")

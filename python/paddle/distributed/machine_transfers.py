@@ -350,15 +350,14 @@ class MachineTransfers:
     ) -> None:
         connection = self._connected(peer, deadline)
         header = _HEADER.pack(len(message.data), message.dtype.encode())
-        connection.settimeout(_seconds_until(deadline))
         if len(message.data) <= _IMMEDIATE_BYTES:
-            connection.sendall(header + message.data)
+            _send_all(connection, header + message.data, deadline)
         else:
-            connection.sendall(header)
-            _read_answer(connection)
-            connection.sendall(message.data)
+            _send_all(connection, header, deadline)
+            _read_answer(connection, deadline)
+            _send_all(connection, message.data, deadline)
         # Wait until all data have been received, so that this rank may leave.
-        _read_answer(connection)
+        _read_answer(connection, deadline)
 
     def _receive(
         self, rank: int, peer: _Peer, message: _Message, deadline: float
@@ -430,7 +429,15 @@ def _shut_down(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _read_answer(connection: socket.socket) -> None:
+def _send_all(
+    connection: socket.socket, data: bytes | memoryview, deadline: float
+) -> None:
+    connection.settimeout(_seconds_until(deadline))
+    connection.sendall(data)
+
+
+def _read_answer(connection: socket.socket, deadline: float) -> None:
+    connection.settimeout(_seconds_until(deadline))
     (length,) = _LENGTH.unpack(receive(connection, _LENGTH.size))
     if length != 0:
         raise _RefusedError(receive(connection, length).decode())
