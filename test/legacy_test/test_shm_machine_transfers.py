@@ -61,7 +61,11 @@ from test_shm_machines import (
 import paddle
 import paddle.distributed as dist
 from paddle.base import core
-from paddle.distributed import machine_transfers, shared_memory_group
+from paddle.distributed import (
+    leader_links,
+    machine_transfers,
+    shared_memory_group,
+)
 from paddle.distributed.leader_links import Listener
 
 # float8 and int8 are moved, but not by every collective operation.
@@ -255,6 +259,14 @@ class TestTransfersInOneProcess(unittest.TestCase):
                 self.assertEqual(stranger.recv(1), b"")
         first.run("send", paddle.zeros([4]), 1, True)
         self.check_send(first, second)
+
+    def test_transfers_do_not_wait_for_a_silent_stranger(self):
+        first, second = self.start()
+        with (
+            mock.patch.object(leader_links, "_REPLY_TIMEOUT_S", 2 * WAIT_S),
+            socket.create_connection(self.address, WAIT_S),
+        ):
+            self.check_send(first, second)
 
     def test_send_does_not_continue_after_its_timeout(self):
         first, second = self.start(1, WAIT_S)

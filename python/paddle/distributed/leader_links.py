@@ -122,17 +122,21 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def accept(self, deadline: float) -> tuple[int, socket.socket]:
-        """Accepts one rank. Returns its number and the connection."""
-        while True:
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            found, _ = self._socket.accept()
-            with contextlib.suppress(OSError):
-                found.settimeout(_REPLY_TIMEOUT_S)
-                if receive(found, _KEY_BYTES) == self._key:
-                    (number,) = _UINT32.unpack(receive(found, _UINT32.size))
-                    return number, found
-            found.close()
+    def accept(self, deadline: float) -> socket.socket:
+        """Accepts a client, which may be a stranger."""
+        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        return self._socket.accept()[0]
+
+    def number_of(self, client: socket.socket) -> int | None:
+        """Returns the number of the rank that has connected. Closes the
+        connection of a stranger, and returns None."""
+        with contextlib.suppress(OSError):
+            client.settimeout(_REPLY_TIMEOUT_S)
+            if receive(client, _KEY_BYTES) == self._key:
+                (number,) = _UINT32.unpack(receive(client, _UINT32.size))
+                return number
+        client.close()
+        return None
 
 
 def connect(address: str, number: int, deadline: float) -> socket.socket:
@@ -205,8 +209,11 @@ class LeaderLinks:
         try:
             for other in range(number):
                 self._add(other, connect(addresses[other], number, deadline))
-            for _ in range(number + 1, len(addresses)):
-                self._add(*listener.accept(deadline))
+            while len(self._peers) < len(addresses) - 1:
+                client = listener.accept(deadline)
+                other = listener.number_of(client)
+                if other is not None:
+                    self._add(other, client)
         except OSError as error:
             self._close_descriptors()
             raise RuntimeError(

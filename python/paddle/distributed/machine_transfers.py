@@ -277,11 +277,19 @@ class MachineTransfers:
 
     def _accept(self) -> None:
         try:
-            rank, connection = self._listener.accept(time.monotonic())
+            client = self._listener.accept(time.monotonic())
         except socket.timeout:
-            return  # closed by the client, which may be a stranger
-        _prepare(connection)
-        self._add("recv", self._peers[rank], connection)
+            return  # closed by the client
+        # On its own thread, since a stranger may send nothing.
+        threading.Thread(
+            target=self._admit, args=(client,), daemon=True
+        ).start()
+
+    def _admit(self, client: socket.socket) -> None:
+        rank = self._listener.number_of(client)
+        if rank is not None:
+            _prepare(client)
+            self._add("recv", self._peers[rank], client)
 
     def _add(self, name: str, peer: _Peer, connection: socket.socket) -> None:
         """Uses a connection for transfers, unless they have failed already."""
