@@ -243,10 +243,10 @@ class TestTransfersInOneProcess(unittest.TestCase):
             self.addCleanup(transfers.close, "the test has ended")
             yield transfers
 
-    def check_send(self, first, second):
+    def check_send(self, sender, receiver, src=0, dst=1):
         x = paddle.zeros([4])
-        task = second.run("recv", x, 0, False)
-        first.run("send", paddle.ones([4]), 1, True)
+        task = receiver.run("recv", x, src, False)
+        sender.run("send", paddle.ones([4]), dst, True)
         self.assertTrue(task.wait(datetime.timedelta(seconds=WAIT_S)))
         self.assertEqual(x.tolist(), [1.0] * 4)
 
@@ -282,6 +282,12 @@ class TestTransfersInOneProcess(unittest.TestCase):
             self.assertRaisesRegex(RuntimeError, "It waited 0:00:01"),
         ):
             first.run("send", paddle.ones([LARGE]), 1, True)
+
+    def test_a_rank_that_receives_nothing_can_still_send(self):
+        first, second = self.start(1, WAIT_S)
+        with self.assertRaisesRegex(RuntimeError, "It waited 0:00:01"):
+            first.run("send", paddle.ones([LARGE]), 1, True)
+        self.check_send(second, first, 1, 0)
 
 
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")

@@ -316,7 +316,7 @@ class MachineTransfers:
             return str(error)
         except BaseException as error:
             reason = self._reason(name, rank, deadline, error)
-            self._fail(channel, reason)
+            self._fail(name, channel, reason)
             if not isinstance(error, Exception):
                 raise
             return reason
@@ -346,12 +346,15 @@ class MachineTransfers:
             )
         return f"{text}{type(error).__name__}: {error}"
 
-    def _fail(self, channel: _Channel, reason: str) -> None:
+    def _fail(self, name: str, channel: _Channel, reason: str) -> None:
         """Makes later transfers fail, too, on both ranks."""
         with self._changed:
             channel.failure = reason
             if channel.connection is not None:
-                _shut_down(channel.connection)
+                # A connection for sending stays open for reading: its end
+                # means that the other rank has left.
+                how = socket.SHUT_WR if name == "send" else socket.SHUT_RDWR
+                _shut_down(channel.connection, how)
 
     def _send(
         self, rank: int, peer: _Peer, message: _Message, deadline: float
@@ -431,10 +434,12 @@ def _prepare(connection: socket.socket) -> None:
     probe_when_idle(connection)
 
 
-def _shut_down(connection: socket.socket) -> None:
+def _shut_down(
+    connection: socket.socket, how: int = socket.SHUT_RDWR
+) -> None:
     """Ends the calls of other threads that use a connection."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)
 
 
 def _send_all(
