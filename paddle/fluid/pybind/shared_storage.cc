@@ -344,6 +344,7 @@ void BindSharedStorage(py::module* m) {
     const ReleasedGil released;
     CudaIPCHeap::Instance().Leave();
   });
+  m->def("can_make_segments", &memory::allocation::CanMakeSegments);
   m->def("random_bits", [] {
     return RaisingPaddleErrors([] { return memory::allocation::RandomBits(); });
   });

@@ -20,6 +20,7 @@ process tree. Importing Paddle does neither.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from multiprocessing.process import AuthenticationString
@@ -42,9 +43,14 @@ def _binding() -> Any:
     return getattr(libpaddle, "_shared_storage", None)
 
 
+@functools.cache
 def is_available() -> bool:
-    """Returns whether this Paddle was built with shared memory."""
-    return _binding() is not None
+    """
+    Returns whether this Paddle was built with shared memory, and this system
+    has what it needs.
+    """
+    binding = _binding()
+    return binding is not None and binding.can_make_segments()
 
 
 class _Native:
@@ -88,14 +94,12 @@ def join_process_tree() -> None:
     global _tree_id
     if is_in_use():
         return
-    binding = _binding()
-    if binding is None:
-        return
     with _joining:
         if is_in_use():
             return
         from . import process_tree
 
+        binding = _binding()
         _tree_id = process_tree.join(binding, _TREE_VARIABLE)
         # From now on, attribute lookup does not reach __getattr__.
         vars(native).update(
@@ -107,7 +111,8 @@ def join_process_tree() -> None:
 
 def _before_child() -> None:
     """Ensures that a child that starts now belongs to this process tree."""
-    join_process_tree()
+    if is_available():
+        join_process_tree()
     # The program may have restored an older environment.
     if _tree_id:
         os.environ.setdefault(_TREE_VARIABLE, _tree_id)
@@ -131,7 +136,7 @@ def join_before_first_child() -> None:
     so that the child inherits the tree; or now, if it has inherited one itself.
     """
     if _TREE_VARIABLE in os.environ:
-        join_process_tree()
+        _before_child()
     os.register_at_fork(before=_before_fork)
     # multiprocessing pickles this key for each child that it does not fork.
     ForkingPickler.register(AuthenticationString, _reduce_key)

@@ -60,8 +60,6 @@ from .shared_allocator import shared_copy
 if TYPE_CHECKING:
     from paddle._typing import PlaceLike
 
-_IS_AVAILABLE = is_available()
-
 
 def _in_dynamic_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """
@@ -87,10 +85,8 @@ def _reduction(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(reduce)
     def reduction(value: Any) -> tuple | None:
-        if not _IS_AVAILABLE:
-            return None
         try:
-            return reduce(value)
+            return reduce(value) if is_available() else None
         except Exception as error:
             from .feeder_errors import reduce_error
 

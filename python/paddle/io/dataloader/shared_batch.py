@@ -90,8 +90,9 @@ def is_enabled() -> bool:
     """Returns whether workers send batches with this module.
 
     They do, unless the environment variable ``PADDLE_DATALOADER_SHARED_BATCH``
-    is ``0`` or ``false``, or this Paddle was built without shared memory. Then
-    each tensor of a batch is sent separately, as in Paddle 3.3.0.
+    is ``0`` or ``false``, or there is no shared memory, see ``is_available`` of
+    ``paddle.base.shared_storage``. Then each tensor of a batch is sent
+    separately, as in Paddle 3.3.0.
     """
     switch = os.environ.get(_SWITCH, "")
     return is_available() and switch.lower() not in _OFF

@@ -30,12 +30,14 @@
 #include <thread>
 #include <vector>
 
+#include "paddle/phi/core/memory/allocation/shared_memory/shared_segment_file.h"
 #include "test/cpp/phi/shared_memory/intercepted_calls.h"
 #include "test/cpp/phi/shared_memory/processes.h"
 
 namespace {
 
 using namespace shared_memory_test;  // NOLINT(build/namespaces)
+using paddle::memory::allocation::CanMakeSegments;
 
 class SharedHeapFaultTest : public shared_memory_test::SharedMemoryTestCase {};
 
@@ -432,7 +434,16 @@ ISOLATED_TEST(SharedHeapFaultTest, ASystemWithoutDescriptionLocksIsExplained) {
   const auto error =
       ErrorOf([] { Heap().Allocate(SharingStrategy::kFileSystem, 100); });
   ASSERT_EQ(KindOf(error), Kind::kUnavailable);
-  EXPECT_NE(std::strstr(error->what(), "use_shared_memory=False"), nullptr);
+  EXPECT_NE(std::strstr(error->what(), "tensor.numpy()"), nullptr);
+  EXPECT_FALSE(CanMakeSegments());
+}
+
+ISOLATED_TEST(SharedHeapFaultTest, AFailureIsNotTakenForASystemWithoutSegments) {
+  EXPECT_TRUE(CanMakeSegments());
+  const Interception failing(
+      "fcntl", 1, Calls::kAllFromThenOn, [] { return ENOLCK; });
+  EXPECT_TRUE(CanMakeSegments());
+  EXPECT_TRUE(failing.Happened());
 }
 
 ISOLATED_TEST(SharedHeapFaultTest, AFullFolderIsExplained) {

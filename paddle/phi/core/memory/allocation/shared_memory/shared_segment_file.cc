@@ -107,6 +107,12 @@ FileDescriptor MakeMemfd(const std::string& name) {
   return FileDescriptor(static_cast<int>(fd));
 }
 
+bool CanMakeSegments() {
+  FileDescriptor file = MakeMemfd("paddle");
+  if (!file) return errno != ENOSYS;
+  return SetLock(file.get(), F_WRLCK, 0, 1) || errno != EINVAL;
+}
+
 FileDescriptor OpenMemfdOf(uint32_t pid, uint32_t fd) {
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);

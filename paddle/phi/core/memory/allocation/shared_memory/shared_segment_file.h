@@ -59,6 +59,11 @@ std::vector<std::string> SegmentFilesOfUser();
 // Creates an empty memfd that can be sealed. Returns an empty descriptor on
 // failure, with the reason in errno.
 FileDescriptor MakeMemfd(const std::string& name);
+// Returns whether this system has what segments need: memfds and open file
+// description locks. Returns true if that is unknown.
+//
+// Thread-safe.
+bool CanMakeSegments();
 // Opens /proc/<pid>/fd/<fd> if it is a regular file of this user. Opens nothing
 // else, since opening a device or a pipe can have side effects. Returns an
 // empty descriptor on failure, with the reason in errno.

@@ -60,9 +60,8 @@ bool IsEnding(uint32_t process) {
   throw SharedMemoryError(
       SharedMemoryError::Kind::kUnavailable,
       "Cannot put tensors into shared memory: this system has no open file "
-      "description locks, which Linux has since version 3.15. Update it; or "
-      "send tensor.numpy() instead, and pass use_shared_memory=False to "
-      "paddle.io.DataLoader.");
+      "description locks, which Linux has since version 3.15. Update it, or "
+      "send a copy, for example tensor.numpy().");
 }
 
 // Returns whether a process has ended and its parent has not collected it.
