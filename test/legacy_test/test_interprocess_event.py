@@ -345,7 +345,9 @@ class TestRefusals(GpuTestCase):
         event.device = None
         event.event_base = core.CUDAEvent.__new__(core.CUDAEvent)
         place, handle = vector().place, new_event().ipc_handle()
-        with mock.patch.object(shared_storage, "_binding", return_value=None):
+        with mock.patch.object(
+            shared_storage, "is_available", return_value=False
+        ):
             for use in (
                 event.ipc_handle,
                 lambda: Event.from_ipc_handle(place, handle),

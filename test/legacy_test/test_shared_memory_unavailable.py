@@ -75,6 +75,8 @@ _SEND = """
 import paddle
 from paddle import multiprocessing
 
+paddle.set_device("cpu")
+
 def send(queue):
     queue.put(paddle.full([5], 7.0))
     acknowledged.get()
@@ -108,6 +110,7 @@ assert sums == [1.0, 13.0, 41.0, 85.0], sums
 _SHARE = """
 import paddle
 
+paddle.set_device("cpu")
 x = paddle.ones([3])
 try:
     x.share_memory_()

@@ -129,9 +129,10 @@ class InterprocessEvent:
 def _enforce_available() -> None:
     if not shared_storage.is_available():
         raise NotImplementedError(
-            "This Paddle cannot send events to other processes, because it was "
-            "built without shared memory, a C++ part for Linux. Call the "
-            "event's synchronize() instead, and then notify the other process."
+            "This Paddle cannot send events to other processes: it was built "
+            "without shared memory, a C++ part for Linux, or this system lacks "
+            "what shared memory needs. Call the event's synchronize() instead, "
+            "and then notify the other process."
         )
 
 
@@ -141,8 +142,8 @@ def ipc_handle(event: Event | _EventBase) -> bytes:
     is opened.
 
     Raises:
-        NotImplementedError: the event is not on a GPU, or this Paddle was built
-            without shared memory.
+        NotImplementedError: the event is not on a GPU, or there is no shared
+            memory.
         RuntimeError: the process that created the event has ended.
         ValueError: the event was created without interprocess=True.
     """
@@ -171,7 +172,7 @@ def event_of(
     Opens another process's event, or finds this process's own event.
 
     Raises:
-        NotImplementedError: this Paddle was built without shared memory.
+        NotImplementedError: there is no shared memory.
         RuntimeError: the event no longer exists, the process that created it
             has ended, or this process cannot use its GPU.
         ValueError: the handle is invalid, or the event is not on the device.
