@@ -168,6 +168,30 @@ class TestErrors(unittest.TestCase):
             )
 
 
+class Unreadable:
+    """Unpickling it raises FileNotFoundError."""
+
+    def __reduce__(self):
+        return open, ("/no/such/file",)
+
+
+@unittest.skipUnless(sys.platform == "linux", "no worker processes here")
+class TestWorkerProcesses(unittest.TestCase):
+    def test_a_batch_that_cannot_be_unpickled_ends_the_loop(self):
+        def collate(samples):
+            return np.stack(samples), Unreadable()
+
+        for shared in (True, False):
+            loader = DataLoader(
+                Numbers(),
+                collate_fn=collate,
+                num_workers=1,
+                use_shared_memory=shared,
+            )
+            with self.assertRaisesRegex(SystemError, "reader raises"):
+                in_thread(list, loader)
+
+
 @unittest.skipUnless(sys.platform == "linux", "no worker processes here")
 class TestReferenceCycles(unittest.TestCase):
     def test_garbage_collection_of_a_failed_iterator_ends_its_workers(self):
