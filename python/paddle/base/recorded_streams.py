@@ -47,7 +47,9 @@ def record_stream(self: Tensor, stream: Stream) -> None:
         TypeError: `stream` is not a Stream.
         ValueError: the stream is not on the tensor's device, or Paddle did not
             allocate the memory.
-        RuntimeError: the allocators of this process do not wait for streams.
+        RuntimeError: the allocators of this process do not wait for streams, or
+            Paddle is built for CUDA and FLAGS_alloc_fill_value or
+            FLAGS_sync_after_alloc is set.
 
     Examples:
         .. code-block:: python

@@ -132,6 +132,10 @@ void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
           "FLAGS_allocator_strategy=auto_growth, FLAGS_use_system_allocator=0 "
           "and FLAGS_use_stream_safe_cuda_allocator=1 before Paddle starts.",
           storage->place()));
+#ifdef PADDLE_WITH_CUDA
+  StorageWatcher::EnforceFlagsAllowStart("Cannot record a stream for a tensor",
+                                         storage->place());
+#endif
   auto& all = RecordedStorages::Instance();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.by_allocation.find(storage.get());

@@ -48,7 +48,9 @@ using RawStream = phi::stream::stream_t;
 // storage is freed.
 //
 // Throws InvalidArgument for memory that Paddle did not allocate, and
-// PreconditionNotMet if Paddle's allocators do not wait for events.
+// PreconditionNotMet if Paddle's allocators do not wait for events or, in a
+// build for CUDA, if FLAGS_alloc_fill_value or FLAGS_sync_after_alloc is set,
+// see StorageWatcher.
 void RecordStream(const std::shared_ptr<phi::Allocation>& storage,
                   RawStream stream,
                   std::shared_ptr<void> stream_owner);

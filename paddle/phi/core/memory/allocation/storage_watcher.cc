@@ -14,6 +14,7 @@
 
 #include "paddle/phi/core/memory/allocation/storage_watcher.h"
 
+#include "paddle/phi/core/enforce.h"
 #include "paddle/phi/core/memory/allocation/allocator_facade.h"
 
 namespace paddle {
@@ -45,6 +46,21 @@ bool StorageWatcher::CanWatch(
   return dynamic_cast<Allocation*>(allocation.get()) != nullptr &&
          FunctionOf(std::get_deleter<Deleter>(allocation)) ==
              through_allocators;
+}
+
+void StorageWatcher::EnforceFlagsAllowStart(const char* failed,
+                                            const phi::Place& place) {
+  PADDLE_ENFORCE_EQ(
+      FLAGS_alloc_fill_value >= 0 || FLAGS_sync_after_alloc,
+      false,
+      common::errors::PreconditionNotMet(
+          "%s on %s with FLAGS_alloc_fill_value=%d and "
+          "FLAGS_sync_after_alloc=%d: the first flag would overwrite the "
+          "tensor, and the second could wait forever. Set them to -1 and 0.",
+          failed,
+          place,
+          FLAGS_alloc_fill_value,
+          FLAGS_sync_after_alloc));
 }
 
 void StorageWatcher::Start(std::unique_ptr<StorageWatcher> watcher) {

@@ -40,6 +40,14 @@ class StorageWatcher : public Allocator {
   //
   // Thread-safe.
   static bool CanWatch(const std::shared_ptr<phi::Allocation>& allocation);
+  // Throws PreconditionNotMet, with `failed` as the first words of its message,
+  // if FLAGS_alloc_fill_value or FLAGS_sync_after_alloc is set. In a build for
+  // CUDA, Start obeys these flags, because it calls Allocator::Allocate: it
+  // would overwrite the tensor, or wait for its device.
+  //
+  // Thread-safe.
+  static void EnforceFlagsAllowStart(const char* failed,
+                                     const phi::Place& place);
   // Starts to watch.
   //
   // Registers through a side effect: Allocator::Allocate pushes the allocator

@@ -120,15 +120,8 @@ bool Share(const std::shared_ptr<phi::Allocation>& holder,
         "tensor.clone() instead.",
         holder->place()));
   }
-  PADDLE_ENFORCE_EQ(
-      FLAGS_alloc_fill_value >= 0 || FLAGS_sync_after_alloc,
-      false,
-      common::errors::PreconditionNotMet(
-          "Cannot send a tensor on %s for the first time: "
-          "FLAGS_alloc_fill_value=%d would overwrite it, or "
-          "FLAGS_sync_after_alloc could wait forever. Unset both flags.",
-          holder->place(),
-          FLAGS_alloc_fill_value));
+  StorageWatcher::EnforceFlagsAllowStart(
+      "Cannot send a tensor for the first time", holder->place());
   PADDLE_ENFORCE_EQ(
       FLAGS_native_compact || FLAGS_enable_compact_mem,
       false,
