@@ -39,6 +39,7 @@ from extension_base import load_extension
 from thread_device_base import current_handles, handle
 
 import paddle
+from paddle.base.threads.streams import native
 from paddle.device import Stream, current_stream, stream_guard
 
 if TYPE_CHECKING:
@@ -216,6 +217,17 @@ class TestPython(GuardTestCase):
             before = current_handles([name_of(1)])
             self.assertEqual(run(1, check), [2.0] * 4)
             self.assertEqual(current_handles([name_of(1)]), before)
+
+    def test_stream_of_a_guard_is_current_on_the_process_contexts(self):
+        # As in code that predictors and gradients of programs call.
+        def check(stream: int) -> None:
+            current = handle(current_stream(name_of(1)))
+            self.assertEqual(current, stream)
+
+        before = current_handles([name_of(1)])
+        native.with_process_contexts(call_inside, 1, check)
+        in_thread(native.with_process_contexts, call_inside, 1, check)
+        self.assertEqual(current_handles([name_of(1)]), before)
 
     def test_python_inside_a_guard_cannot_set_a_stream_of_its_device(self):
         stream = Stream(name_of(1))

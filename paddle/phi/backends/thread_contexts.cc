@@ -54,6 +54,9 @@ struct Defaults {
 // thread may still free tensors and so look up contexts.
 struct Thread {
   ThreadContextGuard* newest_guard = nullptr;
+  // If set by a guard: lookups ignore this ThreadContextGuard and all older
+  // ones.
+  const ThreadContextGuard* hidden_guard = nullptr;
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
@@ -83,8 +86,12 @@ Found Find(const ThreadContexts& contexts, const Place& place) {
   return found == contexts.end() ? nullptr : &found->second;
 }
 
-Found FindInGuards(const Thread& thread, const Place& place) {
-  for (const auto* guard = thread.newest_guard; guard != nullptr;
+// Searches the guards from the newest one to the last before `end`.
+Found FindInGuards(const Thread& thread,
+                   const ThreadContextGuard* end,
+                   const Place& place) {
+  for (const auto* guard = thread.newest_guard;
+       guard != nullptr && guard != end;
        guard = guard->Older()) {
     if (guard->Context()->GetPlace() == place) return &guard->Context();
   }
@@ -102,12 +109,16 @@ const Defaults* DefaultsOf(const Thread& thread) {
 
 // Returns all contexts that take precedence over the process's on the thread.
 ThreadContexts AllContextsOf(const Thread& thread) {
-  if (thread.only != nullptr) return *thread.only;
   // In the order of precedence: emplace and insert keep existing entries.
   ThreadContexts all;
-  for (const auto* guard = thread.newest_guard; guard != nullptr;
+  for (const auto* guard = thread.newest_guard;
+       guard != nullptr && guard != thread.hidden_guard;
        guard = guard->Older()) {
     all.emplace(guard->Context()->GetPlace(), guard->Context());
+  }
+  if (thread.only != nullptr) {
+    all.insert(thread.only->begin(), thread.only->end());
+    return all;
   }
   if (thread.own != nullptr) all.insert(thread.own->begin(), thread.own->end());
   if (const auto* defaults = DefaultsOf(thread)) {
@@ -118,8 +129,10 @@ ThreadContexts AllContextsOf(const Thread& thread) {
 
 // Like FindThreadContext, for places other than the CPU.
 Found FindDeviceContext(const Thread& thread, const Place& place) {
+  if (const auto found = FindInGuards(thread, thread.hidden_guard, place)) {
+    return found;
+  }
   if (thread.only != nullptr) return Find(*thread.only, place);
-  if (const auto found = FindInGuards(thread, place)) return found;
   if (thread.own != nullptr) {
     if (const auto found = Find(*thread.own, place)) return found;
   }
@@ -278,7 +291,7 @@ ThreadContextGuard::~ThreadContextGuard() {
 
 void EnforceNoContextGuard(const Place& place) {
   PADDLE_ENFORCE_EQ(
-      FindInGuards(this_thread, place),
+      FindInGuards(this_thread, nullptr, place),
       nullptr,
       common::errors::PreconditionNotMet(
           "The stream of %s cannot be set on this thread: C++ code is inside a "
@@ -349,10 +362,13 @@ int64_t ThreadContextsId() {
 
 ProcessContextsGuard::ProcessContextsGuard()
     : outer_(std::exchange(this_thread.only, &kNone)),
+      outer_hidden_guard_(
+          std::exchange(this_thread.hidden_guard, this_thread.newest_guard)),
       outer_host_(std::exchange(this_thread.guarded_host, nullptr)) {}
 
 ProcessContextsGuard::~ProcessContextsGuard() {
   this_thread.only = outer_;
+  this_thread.hidden_guard = outer_hidden_guard_;
   this_thread.guarded_host = outer_host_;
 }
 
@@ -393,17 +409,20 @@ OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
       pairs_(IsCapturing() ? ContextPairs()
                            : OnDifferentStreams(CurrentContexts(), contexts_)),
       outer_(this_thread.only),
+      outer_hidden_guard_(this_thread.hidden_guard),
       outer_host_(this_thread.guarded_host) {
   for (const auto& [own, inside] : pairs_) {
     WaitForStream(inside.get(), own.get());
   }
   if (IsCapturing()) return;
   this_thread.only = &contexts_;
+  this_thread.hidden_guard = this_thread.newest_guard;
   this_thread.guarded_host = nullptr;
 }
 
 OrderedContextsGuard::~OrderedContextsGuard() {
   this_thread.only = outer_;
+  this_thread.hidden_guard = outer_hidden_guard_;
   this_thread.guarded_host = outer_host_;
   for (const auto& [own, inside] : pairs_) {
     try {

@@ -42,9 +42,9 @@ class Stream;
 // never changes. The exception is the process's context, which the main thread
 // binds to the stream that it sets.
 //
-// A lookup returns the first of these, unless a guard overrides it: the
-// thread's newest ProcessContextsGuard or OrderedContextsGuard, or for the CPU
-// a HostContextGuard:
+// A lookup returns the first of these. A ProcessContextsGuard or
+// OrderedContextsGuard hides all of them except the ThreadContextGuards created
+// inside it. For the CPU, a HostContextGuard overrides the lookup:
 //   - the context of the thread's newest ThreadContextGuard for the place;
 //   - the context that the calling thread has set for the place. The place may
 //     be the CPU, although the CPU has no streams;
@@ -90,8 +90,8 @@ PADDLE_API void UseHostContext(DeviceContext* context);
 PADDLE_API void UseThreadContexts(const ThreadContexts* contexts);
 
 // While the guard exists, its thread's lookups find `context` for the context's
-// place. Requires: the guard is destroyed on the thread that created it. The
-// place is not the CPU.
+// place, unless a newer guard overrides it. Requires: the guard is destroyed on
+// the thread that created it. The place is not the CPU.
 class PADDLE_API ThreadContextGuard {
  public:
   explicit ThreadContextGuard(std::shared_ptr<DeviceContext> context);
@@ -158,7 +158,8 @@ PADDLE_API Allocator* FindThreadAllocator(const Place& place);
 PADDLE_API int64_t ThreadContextsId();
 
 // While the guard exists, its thread's lookups find the process's contexts
-// only. Requires: the guard is destroyed on the thread that created it.
+// only, except for the places of newer ThreadContextGuards. Requires: the guard
+// is destroyed on the thread that created it.
 class PADDLE_API ProcessContextsGuard {
  public:
   ProcessContextsGuard();
@@ -168,6 +169,7 @@ class PADDLE_API ProcessContextsGuard {
 
  private:
   const ThreadContexts* const outer_;
+  const ThreadContextGuard* const outer_hidden_guard_;
   DeviceContext* const outer_host_;
 };
 
@@ -202,7 +204,8 @@ class PADDLE_API WorkerContextsGuard {
 };
 
 // While the guard exists, its thread's lookups find `contexts`, and the
-// process's contexts for all other places, the CPU included. The guard orders
+// process's contexts for all other places, the CPU included, except for the
+// places of newer ThreadContextGuards. The guard orders
 // the work on each device: the work inside runs after the thread's earlier work
 // and before its later work. Does nothing while the thread captures a CUDA
 // graph, which belongs to the thread's own context.
@@ -222,6 +225,7 @@ class PADDLE_API OrderedContextsGuard {
   // meanwhile.
   const ContextPairs pairs_;
   const ThreadContexts* const outer_;
+  const ThreadContextGuard* const outer_hidden_guard_;
   DeviceContext* const outer_host_;
 };
 

@@ -175,6 +175,48 @@ ISOLATED_TEST(ThreadContextsTest,
 }
 
 ISOLATED_TEST(ThreadContextsTest,
+              GuardsThatOverrideLookupsHideOnlyOlderThreadContextGuards) {
+  const auto make = [] { return std::make_shared<phi::CPUContext>(Device(0)); };
+  const auto found = [] { return phi::FindThreadContext(Device(0)); };
+  const Context first = make(), second = make(), third = make();
+  const phi::ThreadContextGuard outer(first);
+  {
+    const phi::ProcessContextsGuard process;
+    EXPECT_EQ(found(), nullptr);
+    EXPECT_TRUE(phi::CurrentContexts().empty());
+    const phi::ThreadContextGuard inside_process(second);
+    EXPECT_EQ(found(), second.get());
+    {
+      const phi::OrderedContextsGuard ordered(phi::CurrentContexts());
+      {
+        const phi::ThreadContextGuard inside_ordered(third);
+        EXPECT_EQ(found(), third.get());
+        EXPECT_EQ(phi::CurrentContexts(),
+                  (phi::ThreadContexts{{Device(0), third}}));
+      }
+      EXPECT_EQ(found(), second.get());
+    }
+    EXPECT_EQ(found(), second.get());
+  }
+  EXPECT_EQ(found(), first.get());
+}
+
+ISOLATED_TEST(ThreadContextsTest,
+              AHiddenThreadContextGuardCanBeReplacedInsideTheOverride) {
+  const auto make = [] { return std::make_shared<phi::CPUContext>(Device(0)); };
+  auto outer = std::make_unique<phi::ThreadContextGuard>(make());
+  const Context inside = make();
+  {
+    const phi::ProcessContextsGuard process;
+    outer = std::make_unique<phi::ThreadContextGuard>(inside);
+    EXPECT_EQ(phi::FindThreadContext(Device(0)), inside.get());
+  }
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), inside.get());
+  outer.reset();
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+}
+
+ISOLATED_TEST(ThreadContextsTest,
               AThreadsOwnHostContextIsFoundOnlyOnThatThread) {
   const Context host = NewContext();
   phi::UseHostContext(host.get());
