@@ -129,18 +129,32 @@ void Dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyMethodDef methods[] = {{"get", Get, METH_NOARGS, nullptr},
-                         {"get_local", GetLocal, METH_NOARGS, nullptr},
-                         {"set_local", SetLocal, METH_O, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"get",
+     Get,
+     METH_NOARGS,
+     "Returns the calling thread's own value, else the process's."},
+    {"get_local",
+     GetLocal,
+     METH_NOARGS,
+     "Returns the calling thread's own value, or UNSET."},
+    {"set_local",
+     SetLocal,
+     METH_O,
+     "Sets the calling thread's own value; UNSET removes it."},
+    {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef members[] = {
-    {"process", T_OBJECT_EX, offsetof(ThreadValue, process), 0, nullptr},
+    {"process",
+     T_OBJECT_EX,
+     offsetof(ThreadValue, process),
+     0,
+     "The process's value."},
     {"any_thread_has_set",
      T_BOOL,
      offsetof(ThreadValue, any_thread_has_set),
      0,
-     nullptr},
+     "Whether a thread has ever set its own value. Once True, it stays True."},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot slots[] = {{Py_tp_init, reinterpret_cast<void*>(Init)},
@@ -162,13 +176,9 @@ PyType_Spec spec = {
 
 bool AddThreadValue(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
-  // The module's name differs where it is a separate extension module.
-  PyObject* name = PyObject_GetAttrString(module, "__name__");
   const bool is_added =
-      type != nullptr && name != nullptr &&
-      PyObject_SetAttrString(type, "__module__", name) == 0 &&
+      type != nullptr &&
       PyObject_SetAttrString(module, "ThreadValue", type) == 0;
-  Py_XDECREF(name);
   Py_XDECREF(type);
   return is_added;
 }
