@@ -161,6 +161,20 @@ class TestAccelerators(ErrorTestCase):
         for wrong in ("cpu", "nonsense:0", "custom_cpu:99", "custom_cpu:x"):
             self.check_is_refused(wrong, f"'{wrong}'", converters=statistics)
 
+    def test_default_of_memory_statistics_is_the_current_device(self):
+        kept = []
+        expected = {name: name for name in self.devices[:-1]}
+        if self.kind != "gpu":  # CUDA has a current device of its own.
+            expected["cpu"] = self.devices[0]
+        for index, (current, name) in enumerate(expected.items()):
+            # A different amount on each device.
+            kept.append(paddle.zeros([1 << 12 << index], device=current))
+            with paddle.device.device(current):
+                self.assertEqual(
+                    paddle.device.cuda.memory_allocated(),
+                    paddle.device.memory_allocated(name),
+                )
+
     def test_tensor_cuda_takes_the_index_of_an_accelerator(self):
         for index, name in enumerate(self.devices[:-1]):
             there = paddle.zeros([1]).to("cpu").cuda(index)

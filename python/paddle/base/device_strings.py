@@ -87,13 +87,14 @@ _TYPES = {
 }
 
 
-def _with_devices(reason: str) -> str:
+def with_devices(reason: str) -> str:
+    """Returns an error message: a reason and the devices that exist."""
     devices = ", ".join(device_names())
     return f"{reason} The devices of this process are {devices}."
 
 
 def _error(reason: str) -> ValueError:
-    return ValueError(_with_devices(reason))
+    return ValueError(with_devices(reason))
 
 
 # Paddle 3.3.0 raises a ValueError in some functions and a TypeError in others.
@@ -110,7 +111,7 @@ def error_of_type(device: object) -> DeviceTypeError:
     if isinstance(device, core.Place):
         wanted = "of the type that this function is for"
     return DeviceTypeError(
-        _with_devices(
+        with_devices(
             f"The device must be {wanted}, but received {device!r} of type "
             f"{type(device).__name__}."
         )
@@ -156,7 +157,7 @@ def checked_index(index: int) -> int:
         number = None
     if number is None:
         raise DeviceTypeError(
-            _with_devices(
+            with_devices(
                 "A device index must be an integer, but received "
                 f"{index!r} of type {type(index).__name__}."
             )
@@ -192,7 +193,7 @@ def name_of_index(index: int, current: str) -> str:
 def error_of_streams(place: object) -> TypeError:
     """Returns the error for a device that does not have streams."""
     return TypeError(
-        _with_devices(
+        with_devices(
             "The device must be a GPU, an XPU or a custom device, which have "
             f"streams, but received {place!r}."
         )
@@ -213,28 +214,8 @@ def check_has_streams(place: core.Place) -> None:
 def error_of_module(device: object) -> RuntimeError:
     """Returns the error for a device that `paddle` has no module for."""
     return RuntimeError(
-        _with_devices(f"Paddle has no module for the device {device!r}.")
+        with_devices(f"Paddle has no module for the device {device!r}.")
     )
-
-
-def stream_priority(priority: int, levels: dict[int, int]) -> int:
-    """
-    Returns the level that Paddle creates a stream of a priority with. `levels`
-    has the levels of all priorities: 1 is high, 2 is normal.
-
-    Raises:
-        ValueError: there is no such priority.
-    """
-    try:
-        level = levels.get(priority)
-    except TypeError:  # It cannot be hashed.
-        level = None
-    if level is None:
-        raise ValueError(
-            "The priority of a stream must be 1 or -1 (high), or 0 or 2 "
-            f"(normal), but received {priority!r}."
-        )
-    return level
 
 
 def parse_index(index: str, device: str) -> int:
@@ -425,6 +406,11 @@ def _place_among(kind: str, device: str | int | core.Place) -> core.Place:
     return place_of(name) if isinstance(name, str) else checked_place(name)
 
 
+def _first_custom_type() -> str:
+    """Returns the first type that a plugin registered, or "cpu" if none did."""
+    return (core.get_all_custom_device_type() or ["cpu"])[0]
+
+
 def custom_device_id(device: str | int | core.Place | None) -> int:
     """
     Returns the index of a device for `paddle.device.custom_device`. That module
@@ -437,7 +423,7 @@ def custom_device_id(device: str | int | core.Place | None) -> int:
     """
     if device is None:
         return 0
-    kind = (core.get_all_custom_device_type() or ["cpu"])[0]
+    kind = _first_custom_type()
     place = _place_among(kind, device)
     if not place.is_custom_place():
         raise _error(
@@ -476,7 +462,8 @@ def accelerator_id(device: str | int | core.Place | None) -> int:
     """
     Returns the index of a device for functions that support GPUs or, where
     Paddle is compiled without CUDA, the devices of the first plugin. None means
-    the current GPU, or the plugin's device 0.
+    the current device of that type, or device 0 if the current device is
+    another one.
 
     Raises:
         DeviceTypeError: `device` cannot be a device.
@@ -484,6 +471,13 @@ def accelerator_id(device: str | int | core.Place | None) -> int:
     """
     if core.is_compiled_with_cuda():
         return id_of_type("gpu", device)
+    if device is None:
+        current = paddle.framework._current_expected_place()
+        if (
+            current.is_custom_place()
+            and current.custom_device_type() == _first_custom_type()
+        ):
+            return current.custom_device_id()
     return custom_device_id(device)
 
 
