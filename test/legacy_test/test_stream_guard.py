@@ -165,6 +165,21 @@ class TestStreamOfAnotherDevice(StreamTestCase):
                     raise KeyError
         self.assertEqual(set_devices, [7, 0, 1, 0, 7])
 
+    def test_current_device_of_cuda_is_not_set_if_it_is_the_stream_s(self):
+        stream = Stream(self.devices[0])
+        stand_in = SimpleNamespace(
+            CUDAPlace=type(stream.device),
+            get_cuda_current_device_id=lambda: 0,
+            set_cuda_current_device_id=mock.Mock(),
+        )
+        with mock.patch.object(stream_scope, "core", stand_in):
+            with stream_guard(stream):
+                self.assertEqual(
+                    handle(paddle.device.current_stream()), handle(stream)
+                )
+        stand_in.set_cuda_current_device_id.assert_not_called()
+        self.assertEqual(self.current(), self.defaults)
+
     def test_device_is_restored_after_an_error(self):
         @self.on_main_and_child
         def enter():
@@ -295,9 +310,10 @@ class TestSeveralStreams(StreamTestCase):
 
     def test_two_streams_of_one_device_are_refused(self):
         twice = [*self.streams, Stream(self.accelerators[1])]
-        with self.assertRaisesRegex(ValueError, self.accelerators[1]):
-            stream_guard(twice).__enter__()
-        self.assertEqual(self.current(), self.defaults)
+        with mock.patch.object(streams, "set_stream") as set_stream:
+            with self.assertRaisesRegex(ValueError, self.accelerators[1]):
+                stream_guard(twice).__enter__()
+        set_stream.assert_not_called()
 
     def test_an_object_other_than_a_stream_is_refused_and_changes_nothing(self):
         def enter():

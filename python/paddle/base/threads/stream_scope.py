@@ -42,6 +42,8 @@ __all__ = []
 def _check_one_per_device(streams: Sequence[Stream]) -> None:
     by_place: dict[int, Stream] = {}
     for stream in streams:
+        if not hasattr(stream, "stream_base"):
+            continue  # Not a stream: setting it raises the error.
         first = by_place.setdefault(hash(stream.device), stream)
         if first is not stream:
             raise ValueError(
@@ -62,21 +64,32 @@ def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     return lambda: streams_of_threads.set_stream(previous)
 
 
+def _gpu_to_leave(place: core.Place | None) -> int | None:
+    """
+    Returns the index of CUDA's current device if it has to be switched for work
+    on a place, else None. CUDA creates events on its own current device, not on
+    Paddle's.
+    """
+    if not isinstance(place, core.CUDAPlace):
+        return None
+    before = core.get_cuda_current_device_id()
+    return None if before == place.get_device_id() else before
+
+
 def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
+    # An object without a device is no stream: _swap raises the error.
+    place = getattr(stream, "device", None)
+    gpu_before = _gpu_to_leave(place)
     restore = _swap(stream, set_stream)
-    place = stream.device
     current = current_place.get()
     # Place's own operator compares hashes, too, but is slower.
     is_current = place is current or hash(place) == hash(current)
-    is_gpu = isinstance(place, core.CUDAPlace)
-    if is_current and not is_gpu:
+    if is_current and gpu_before is None:
         return restore
     with contextlib.ExitStack() as stack:
         stack.callback(restore)
-        if is_gpu:
-            # CUDA creates events on its own current device, not on Paddle's.
-            before = core.get_cuda_current_device_id()
-            stack.callback(core.set_cuda_current_device_id, before)
+        if gpu_before is not None:
+            stack.callback(core.set_cuda_current_device_id, gpu_before)
             core.set_cuda_current_device_id(place.get_device_id())
         if not is_current:
             stack.callback(set_place, current_place.saved())
@@ -87,10 +100,10 @@ def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
 def _enter_several(
     streams: Sequence[Stream], set_stream: SetStream
 ) -> Callable[[], Any]:
+    _check_one_per_device(streams)
     with contextlib.ExitStack() as stack:
         for stream in streams:
             stack.callback(_swap(stream, set_stream))
-        _check_one_per_device(streams)
         return stack.pop_all().close
 
 
